@@ -16,7 +16,8 @@ import fasttrain
 from fasttrain.games.skullking.game import SkullKingGame
 
 SRC = Path(fasttrain.__file__).parent
-APART = ("games/", "kernels/", "jit.py", "threads.py", "kernel_cache.py")  # compiled code and rules of a game
+# Compiled code, rules of a game, and what a run sets in torch: optimizers that step without torch's compiler.
+APART = ("games/", "kernels/", "jit.py", "threads.py", "kernel_cache.py", "runs/")
 
 
 def passed(iteration: Callable[[], Any]) -> dict[str, int]:

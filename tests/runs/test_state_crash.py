@@ -10,6 +10,7 @@ import pytest
 from stable_baselines3 import PPO
 
 from conftest import Finished, RunCommand
+from fasttrain.errors import EnvError
 from fasttrain.saving import rests
 from resume_cases import episodes_of
 
@@ -103,7 +104,12 @@ def test_a_crash_is_gone_on_from_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("exit", "SystemExit: 3"), ("memory", "not enough memory: 9 TiB"), ("ctrl", "KeyboardInterrupt")]
+    ("kind", "told"),
+    [
+        ("exit", "called sys.exit(3): let it raise an error"),
+        ("memory", "not enough memory: 9 TiB"),
+        ("ctrl", "KeyboardInterrupt"),
+    ],
 )
 def test_whatever_ends_it(kind: str, told: str, fasttrain: RunCommand):
     done = crashed(fasttrain, *PPO_SMALL, f"env.kwargs.kind={kind}", LAST)
@@ -137,6 +143,8 @@ def test_a_state_too_large_to_keep_is_taken_as_the_error_left_it(
 def test_before_the_first_update_there_is_nothing_to_save(fasttrain: RunCommand, tmp_path: Path):
     with pytest.raises(ValueError, match="the board fell"):
         fasttrain(*PPO_SMALL, "env.kwargs.kind=error", "env.kwargs.last=0")
+    told = fasttrain(*PPO_SMALL, "env.kwargs.kind=exit", "env.kwargs.last=0")
+    assert (told.exit_code, "an env or a callback called sys.exit(3)" in told.err) == (EnvError.exit_code, True)
     assert json.loads((tmp_path / "run0" / "summary.json").read_text())["status"] == "crashed"
     assert not (tmp_path / "run0" / "model.zip").exists()
     assert not (tmp_path / "run0" / "checkpoints").exists()

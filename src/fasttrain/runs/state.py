@@ -317,9 +317,11 @@ def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoR
         BaseException: `error` before that, when there is nothing to go on from.
     """
     told = error
-    if isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
+    if isinstance(error, SystemExit):
+        told = EnvError(f"an env or a callback called sys.exit({error.code!r}): let it raise an error that says why")
+    elif isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
         told = EnvError("a worker process died; what it said stands above")
-        told.__cause__ = error
+    told.__cause__ = error if told is not error else told.__cause__
     summary = run.folder / "summary.json"
     before = read_json(summary)
     content = {"schema": SUMMARY_SCHEMA, "version": __version__, "status": "crashed", "error": repr(told),
