@@ -73,7 +73,7 @@ class OwnChoice(DQNPolicy):
         (actor(activation_fn=torch.nn.ReLU, net_arch={"pi": [3], "vf": [5, 6]}, share_features_extractor=False), None),
         (actor(actions=PAIR), None),
         (actor(net_arch=[]), NO_MLP),
-        (actor(actions=spaces.MultiBinary(2)), "neither a plain policy with discrete actions nor one"),
+        (actor(actions=spaces.MultiBinary(2)), "the policy is not SB3's own, or its actions are neither"),
         (actor(actions=spaces.Box(-1, 1, (2,))), None),
         (actor(WIDE), "observations are float64; kernels would serve a float32 Box"),
         (

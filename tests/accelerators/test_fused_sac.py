@@ -17,7 +17,7 @@ from fasttrain.accelerators import eligible
 from fasttrain.accelerators.eligible import unsupported_reason
 from fasttrain.accelerators.fused_sac import FusedSACEngine
 from fasttrain.algos.engine import EngineSettings
-from fasttrain.errors import EnvError
+from fasttrain.errors import ConfigError, EnvError
 from toys import RandomEnv, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -198,3 +198,19 @@ def test_an_engine_is_changed_in_mid_run():
     model.learn(20, reset_num_timesteps=False)
     assert model.engine.kind == "kernels"
     assert model.engine.gradient_updates == model._n_updates
+
+
+def test_what_is_frozen_stays_as_it_is_while_the_rest_learns():
+    model = made("kernels")
+    frozen, learned = model.critic.qf1[0].bias.requires_grad_(False), model.critic.qf1[0].weight
+    before = frozen.clone(), learned.detach().clone()
+    model.learn(30)
+    assert model.engine.kind == "torch"
+    assert torch.equal(frozen, before[0])
+    assert not torch.equal(learned, before[1])
+
+
+@pytest.mark.parametrize("kind", ["torch", "kernels"])
+def test_settings_that_it_does_not_serve_are_refused(kind: str):
+    with pytest.raises(ConfigError, match="SAC computes in float32, uncompiled"):
+        made(EngineSettings(kind=kind, compile_mode="default"))

@@ -96,7 +96,16 @@ def test_what_is_not_reproduced_stays_on_torch():
     assert "Softer.loss is overridden" in own.engine.unsupported_reason
     assert own.learn(80).logger.name_to_value["train/small"] > 0
     for model in (made(use_sde=True), made(actions=spaces.Box(-1, 1, (2, 2)))):
-        assert "neither a plain policy with discrete actions nor one with a vector" in unsupported_reason(model)
+        assert "the policy is not SB3's own, or its actions are neither" in unsupported_reason(model)
     frozen = made(engine="kernels")
     frozen.policy.log_std.requires_grad = False
     assert unsupported_reason(frozen) == "the parameter log_std is frozen"
+
+
+def test_without_a_guard_no_action_is_drawn_from_means_that_are_not_finite():
+    model = made()
+    model.engine.guard = None
+    with torch.no_grad():
+        model.policy.action_net.bias[0] = torch.nan
+    with pytest.raises(ValueError, match="Expected parameter"):  # torch's words
+        model.engine.act(np.zeros((2, 5), np.float32), None)

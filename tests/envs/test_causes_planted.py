@@ -118,8 +118,12 @@ def test_one_env_alone_needs_no_copy() -> None:
 
 
 def test_another_process_plays_a_copy(tmp_path: Path) -> None:
-    with played_beside(EnvSpec(id="CartPole-v1"), str(tmp_path)):
-        pass
+    (tmp_path / "chatty.py").write_text(
+        "import gymnasium\nprint('hello')\nmake = lambda: gymnasium.make('CartPole-v1')"
+    )
+    for spec in (EnvSpec(id="CartPole-v1"), EnvSpec(entry_point="chatty:make")):
+        with played_beside(spec, str(tmp_path)):
+            pass
     with pytest.raises(PlayError, match="another process"), played_beside(EnvSpec(id="NoSuch-v0"), str(tmp_path)):
         pass
 
@@ -147,6 +151,21 @@ def test_a_range_of_actions_that_changes_nothing(bound: float, codes: list[str])
     result = checkup(lambda: Pushed(bound), max_seconds=20.0, max_steps=100)
     assert [finding.code for finding in result.findings] == codes
     assert all(re.search(r" 0.125| 0.000\d+ times", finding.message) for finding in result.findings)
+
+
+class Strict(Pushed):
+    """Takes numbers from 1 to 2 and no others."""
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Box(1.0, 2.0, (1,), np.float32)
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), action
+        return super().step(action - 1.5)
+
+
+def test_no_action_is_tried_that_the_space_has_not() -> None:
+    assert checkup(Strict, max_seconds=20.0, max_steps=100).findings == ()
 
 
 class Own(Room):

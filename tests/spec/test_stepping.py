@@ -198,7 +198,10 @@ def test_what_is_said_of_masks_to_an_algorithm_that_reads_none(
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["eval_every=500"], "evaluations play 8 games with the training's engines, whose own games wait"),
+        (
+            ["eval_every=500"],
+            "evaluations play 8 games with the training's engines; the training's wait meanwhile",
+        ),
         (
             ["eval_every=500", "daemons.games_per_daemon=2"],
             "=2: evaluations end the training's games",

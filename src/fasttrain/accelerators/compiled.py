@@ -22,8 +22,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from fasttrain.accelerators.contract import changed
-from fasttrain.accelerators.eligible import storage_of
+from fasttrain.accelerators.contract import changed, storage_of
 from fasttrain.algos.engine import network_values
 from fasttrain.algos.grouped import groups_of
 from fasttrain.algos.losses import Coefficients, Terms, normalized, ppo_terms, with_loss
@@ -124,7 +123,7 @@ class Compiled(ABC):
 
 
 class CompiledPPO(Compiled):
-    """The loss of a minibatch of PPO, and the outputs of a policy whose actions are choices."""
+    """The loss of a minibatch of PPO, and the outputs of a policy that acts by its networks alone."""
 
     reproduces = ("loss",)
 

@@ -44,3 +44,8 @@ def _is_foreign(thing: Any) -> bool:
     homes = [getattr(code, "__module__", None), getattr(code, "__globals__", {}).get("__name__")]
     written = [home.partition(".")[0] for home in homes if home]
     return not written or any(home not in LIBRARIES for home in written)
+
+
+def storage_of(algorithm: Any) -> Any:
+    """What the algorithm learns from."""
+    return algorithm.replay_buffer if hasattr(algorithm, "replay_buffer") else algorithm.rollout_buffer

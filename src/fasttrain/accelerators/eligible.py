@@ -21,7 +21,7 @@ from stable_baselines3.sac.policies import Actor
 from torch import nn
 
 from fasttrain.accelerators import kernels, kernels_q, kernels_recurrent
-from fasttrain.accelerators.contract import Contract, changed
+from fasttrain.accelerators.contract import Contract, changed, storage_of
 from fasttrain.accelerators.fused_sac import FusedSACEngine
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.accelerators.kernels_q import KernelQEngine
@@ -107,11 +107,6 @@ def kernels_of(algorithm: Any) -> type[Engine]:
     return REPRODUCED[_kind_of(algorithm.policy)].engine
 
 
-def storage_of(algorithm: Any) -> Any:
-    """What the algorithm learns from."""
-    return algorithm.replay_buffer if hasattr(algorithm, "replay_buffer") else algorithm.rollout_buffer
-
-
 class Watch:
     """Whether an answer may be another by now: sizes and identities that DQN compares at every update, in 3 µs.
 
@@ -172,7 +167,7 @@ def _changed_policy(policy: Any) -> str:
 def _other_actor_critic(policy: Any) -> str:
     stock = hasattr(policy, "lstm_actor") or is_unchanged(policy)
     if not stock or networks_of(policy, policy.action_space) is None:
-        return "neither a plain policy with discrete actions nor one with a vector of continuous ones"
+        return "the policy is not SB3's own, or its actions are neither discrete nor a Box with one axis"
     layers = type(policy.mlp_extractor)
     return "" if layers is MlpExtractor else f"the hidden layers are a {layers.__name__}, a class of their own"
 
@@ -212,7 +207,7 @@ def _other_soft_actor_critic(policy: Any) -> str:
         return "gSDE is computed on PyTorch" if actor.use_sde else "actions are not drawn from a squashed Gaussian"
     for extractor in (actor.features_extractor, *(each.features_extractor for each in critics)):
         if type(extractor) not in (FlattenExtractor, CombinedExtractor) or [*extractor.parameters()]:
-            return f"features come from a {type(extractor).__name__}, which learns"
+            return f"features come from a {type(extractor).__name__}; fused_update serves flat observations alone"
     return ""
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fasttrain.accelerators.layout import KINDS
 from fasttrain.algos.causes import why_no_action
-from fasttrain.algos.engine import Acted, Engine, EngineSettings, Statistics
+from fasttrain.algos.engine import Acted, Engine, EngineSettings, Statistics, refuse_settings
 from fasttrain.algos.sac import SACStep, SACWork
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.replay_storage import ReplayBatch
@@ -95,6 +95,7 @@ class FusedSACEngine(Engine):
     kind: ClassVar[str] = "kernels"
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        refuse_settings(settings, "SAC")
         super().__init__(policy, settings, before)
         actor, critic, target = policy.actor, policy.critic, policy.critic_target
         self._trunk = Chain.of(actor.latent_pi, open_end=False)

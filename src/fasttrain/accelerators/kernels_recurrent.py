@@ -11,8 +11,7 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from fasttrain.accelerators.kernels import CPU, KernelEngine, noted_calls, zeros
 from fasttrain.accelerators.layout import Place, lay_out
-from fasttrain.algos.engine import Engine, EngineSettings
-from fasttrain.algos.recurrent import check_settings
+from fasttrain.algos.engine import Engine, EngineSettings, refuse_settings
 from fasttrain.batch import Float32Array, Int64Array
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.sequences import Memory
@@ -27,7 +26,7 @@ class SequenceKernelEngine(KernelEngine):
     """Of a recurrent policy that `eligible.py` allows; `memory` is a `Memory`, acting gives the states after it."""
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        check_settings(settings)
+        refuse_settings(settings, "a policy that remembers")
         super().__init__(policy, settings, before)
 
     def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:

@@ -61,6 +61,19 @@ class EngineSettings:
         return replace(self, threads=1, pin_memory=False) == EngineSettings()
 
 
+def refuse_settings(settings: EngineSettings, who: str) -> None:
+    """Refuse what no engine of `who` does.
+
+    Raises:
+        ConfigError: such a setting is there.
+    """
+    if settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode is not None:
+        raise ConfigError(
+            f"{who} computes in float32, uncompiled, each minibatch in one part: leave amp_dtype, compile_mode and "
+            "gradient_accumulation out"
+        )
+
+
 class Stored(NamedTuple):
     """What a rollout keeps of a vector step, where the networks computed it; `n` of N envs."""
 

@@ -127,7 +127,7 @@ def find_kernels() -> tuple[Any, str]:
     """The module that knows what kernels reproduce; or None, and why there are none."""
     try:
         return import_module(f"{ACCELERATORS}.eligible"), ""
-    except ImportError as error:  # their code stands on private parts of numba
+    except (ImportError, AttributeError) as error:  # their code stands on private parts of numba
         return None, f"compiled kernels cannot be imported with this version of numba ({error})"
 
 

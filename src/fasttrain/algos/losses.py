@@ -1,4 +1,6 @@
-"""The maths of PPO: log-probabilities of masked discrete actions and the terms of the loss. Arrays in, arrays out.
+"""The maths of PPO: log-probabilities of masked discrete and of continuous actions, and the terms of the loss.
+
+Arrays in, arrays out.
 
 Every value and every gradient is what SB3 and sb3-contrib compute, by the same floating-point operations in the same
 order; only the way there is shorter. Legend: B rows, A actions, K sub-actions of a MultiDiscrete space.

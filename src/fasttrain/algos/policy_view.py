@@ -42,7 +42,7 @@ _MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, Ma
 
 
 Outputs = tuple[Tensor, Tensor]  # logits or means (B, A), and values (B, 1)
-OUTPUT = "the policy's output (logits)"  # in messages
+OUTPUT = "the policy's output (logits or means)"  # in messages
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
 
 
@@ -156,6 +156,8 @@ class GaussianView(NetworkView):
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
         scale = self._scale(outputs)
         actions = outputs + torch.empty_like(outputs).normal_() * scale
+        if not torch.isfinite(actions.sum()):
+            raise ValueError("Expected parameters of a Gaussian that are finite")  # as torch's Normal does
         return actions, losses.gaussian_log_prob(outputs, scale, actions)
 
     def rate(

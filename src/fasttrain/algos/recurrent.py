@@ -28,7 +28,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from fasttrain.algos.engine import Acted, Engine, EngineSettings, Stored, TorchEngine
+from fasttrain.algos.engine import Acted, Engine, EngineSettings, Stored, TorchEngine, refuse_settings
 from fasttrain.algos.losses import Evaluated, value_loss_of_square
 from fasttrain.algos.policy_view import PolicyView, networks_of
 from fasttrain.algos.ppo import _PPO, collect
@@ -185,24 +185,11 @@ def must_be_padded(policy: Any) -> bool:
     return policy.lstm_actor.dropout > 0 or any(isinstance(module, _MEETS_PADDING) for module in policy.modules())
 
 
-def check_settings(settings: EngineSettings) -> None:
-    """Refuse what no engine of a recurrent policy does.
-
-    Raises:
-        ConfigError: such a setting is there.
-    """
-    if settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode is not None:
-        raise ConfigError(
-            "a policy that remembers computes in float32, uncompiled, each minibatch in one part: leave amp_dtype, "
-            "compile_mode and gradient_accumulation out"
-        )
-
-
 class RecurrentEngine(TorchEngine):
     """Of a recurrent actor-critic; `memory` is a `Memory`, what comes of acting the states after it."""
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        check_settings(settings)
+        refuse_settings(settings, "a policy that remembers")
         super().__init__(policy, settings, before)
 
     def new_view(self) -> PaddedView:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fasttrain.algos.causes import bad_gradients, blame, check_step, listed, why_replay
-from fasttrain.algos.engine import Acted, Engine, Statistics
+from fasttrain.algos.engine import Acted, Engine, EngineSettings, Statistics, refuse_settings
 from fasttrain.algos.fast import Fast, left_out, note_episodes
 from fasttrain.algos.losses import checked
 from fasttrain.algos.step import TorchStep, faster_adam, gradient_norm
@@ -68,6 +68,10 @@ class SACEngine(Engine):
     """The engine of the plain update, which acts as the policy itself does."""
 
     kind = "torch"
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        refuse_settings(settings, "SAC")
+        super().__init__(policy, settings, before)
 
     def act(self, observations: Any, action_masks: Any, memory: Any = None) -> Acted:
         actions, _ = self.policy.predict(observations)
@@ -192,7 +196,7 @@ class SAC(Fast, stable_baselines3.SAC):
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Actions (N, A) as the envs get them, and as replay stores them: from -1 to 1."""
         engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
-        random = self.num_timesteps < learning_starts
+        random = self.num_timesteps < learning_starts and not (self.use_sde and self.use_sde_at_warmup)
         if engine.kind == "torch" and not (random and self.collector.local_random_actions):
             return self._sample_action(learning_starts, action_noise, count)
         if random:
@@ -335,7 +339,7 @@ class SAC(Fast, stable_baselines3.SAC):
 
 
 class SACStep(TorchStep):
-    """The same for several optimizers, which step one after the other in every update.
+    """The optimizers' steps of SAC's updates: in each the critics' first, then the actor's and the entropy's weight's.
 
     Guarded, each steps only where its loss and its gradients are finite.
     """
@@ -385,5 +389,6 @@ class SACStep(TorchStep):
 
 
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
-    """All that they change."""
-    return [each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]]
+    """All that they change; what is frozen, they do not."""
+    found = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
+    return [each for each in found if each.requires_grad]

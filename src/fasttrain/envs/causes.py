@@ -10,6 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -30,7 +31,8 @@ Beside = Callable[[], AbstractContextManager[None]]  # another process plays a c
 Again = Callable[[int, int, int, bool], Difference | None]
 PAST_STEPS = 20  # of an episode before the one that is compared
 HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 14, 8, 4
-BESIDE_S = 10.0  # the longest that another process plays beside
+BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # the longest that another process plays beside; and that it takes to begin
+PLAYING = b"fasttrain: playing beside"  # what it says then
 
 
 def unseeded(difference: Difference, again: Again) -> Finding:
@@ -183,7 +185,7 @@ def interference(playing: Playing, recorded: Sequence[Frame], deadline: float, s
         return fault.what
     except Exception as error:
         return f"a second copy cannot be built ({error})"
-    return "" if difference is None else f"{difference} was another one"
+    return "" if difference is None else f"{difference} differs"
 
 
 def interference_from_outside(beside: Beside, playing: Playing, recorded: Sequence[Frame], deadline: float) -> bool:
@@ -215,14 +217,18 @@ def played_beside(spec: object, folder: str) -> Iterator[None]:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path}, cwd=folder,
     )  # fmt: skip
+    waiting = threading.Timer(BUILT_BESIDE_S, process.kill)  # for a port, or a licence that this process has
+    waiting.start()
     try:
         with suppress(OSError):  # it ended; what it says tells why
             process.stdin.write(pickle.dumps((spec, folder)))  # type: ignore[union-attr]
             process.stdin.close()  # type: ignore[union-attr]
-        if process.stdout.readline().strip() != b"playing":  # type: ignore[union-attr]
+        if not any(PLAYING in line for line in process.stdout or ()):  # between lines that the env prints
             raise PlayError("raised", "another process could not play a second copy")
+        waiting.cancel()
         yield
     finally:
+        waiting.cancel()
         process.kill()
         process.wait()
         process.stdout.close()  # type: ignore[union-attr]
@@ -236,7 +242,7 @@ def play_beside() -> None:
     play, until = Play(lambda: make_env(spec, folder)), time.monotonic() + BESIDE_S
     turns = _endless(play)
     next(turns)
-    sys.stdout.write("playing\n")
+    sys.stdout.buffer.write(b"\n" + PLAYING + b"\n")
     sys.stdout.flush()
     while time.monotonic() < until:
         next(turns)
@@ -250,9 +256,9 @@ def always_one_seed(play: Play) -> Iterator[Finding]:
         number, generator = (getattr(inner, name, None) for name in ("_np_random_seed", "_np_random"))
         if number in (None, -1, seed) or not isinstance(generator, np.random.Generator):
             return
-        states.append((number, generator.bit_generator.state))
+        states.append((number, str(generator.bit_generator.state)))  # of some kinds it holds arrays
         generator.random()  # one that reset() does not seed is in another state the second time
-    undrawn = seeding.np_random(number)[0].bit_generator.state
+    undrawn = str(seeding.np_random(number)[0].bit_generator.state)
     if states[0] == states[1] != (number, undrawn):
         text = f"reset(seed=…) seeds np_random with {number} whatever it is given, so all episodes begin alike"
         yield found("unseeded_randomness", text)
@@ -264,26 +270,29 @@ def always_one_seed(play: Play) -> Iterator[Finding]:
 def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
     """Whether the outer part of a Box of actions changes nothing.
 
-    From one start, an action at the bounds is held, then half of it, and so on: whether the episodes are the same.
+    From one start, an action at the bounds is held, then one half as far from the middle of the Box, and so on: whether
+    the episodes are the same.
     """
     space = play.action_space
     if not isinstance(space, spaces.Box) or not np.isfinite([space.low, space.high]).all():
         return
-    rng, alike = np.random.default_rng(SEED), list[int]()
+    rng, alike, tried = np.random.default_rng(SEED), list[int](), 0
     for seed in range(SEED + 1, SEED + 1 + STARTS):
+        tried += 1
         corner = np.where(rng.random(space.shape) < 0.5, space.low, space.high)
         first = _held(play, seed, corner.astype(space.dtype))
-        smaller = (_held(play, seed, (corner * 0.5**half).astype(space.dtype)) for half in range(1, HALVINGS + 1))
+        middle = (space.low + space.high) / 2  # of a Box around 0: 0
+        towards = (middle + (corner - middle) * 0.5**half for half in range(1, HALVINGS + 1))
+        smaller = (_held(play, seed, action.astype(space.dtype)) for action in towards)
         if (half := next((half for half, episode in enumerate(smaller, 1) if episode != first), 0)) > 0:
             alike.append(half)  # else the action does not matter there, or only its sign
         if time.perf_counter() > deadline or min(alike, default=2) < 2:
             break
     if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:
         declared, share = f"{space.low.min():g} to {space.high.max():g}", 0.5 ** (min(alike) - 1)
-        text = (
-            f"actions at the bounds of the declared Box ({declared}) and {share:g} times as large ones did the same in "
-        )
-        yield found("unused_range", f"{text}{len(alike)} of {len(alike)} episodes: the range beyond changes nothing")
+        same = f"in {len(alike)} of {tried} episodes, actions at the bounds of the declared Box ({declared}) had the"
+        text = f"{same} same effect as actions {share:g} times as far from its middle: what lies beyond changes nothing"
+        yield found("unused_range", text)
 
 
 def _held(play: Play, seed: int, action: object) -> list[tuple[Any, ...]]:

@@ -316,6 +316,6 @@ class _Checkup:
             self.beside, self._playing, self.recorder.frames[:MOST_FRAMES_BESIDE], time.perf_counter() + causes.BESIDE_S
         )
         where = "on this machine" if outside else "in one process"
-        text = f"two copies of the env {where} influence each other: with another one played in turns, {what}"
+        text = f"two copies of the env {where} influence each other: when both are played in turns, {what}"
         self.findings.append(found("copies_not_independent", text))
         return "machine" if outside else "process"

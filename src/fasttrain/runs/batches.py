@@ -91,8 +91,8 @@ def check_batch(
     if late and (config.engine == "stock" or not config.algo.spec.has_fast):
         raise ConfigError(
             f"{what} resets in the step after an episode's end, and algo={config.algo.name} with "
-            f"engine={config.engine} would learn from these steps: take engine=fast with ppo, maskable_ppo or dqn, or "
-            "env.backend=gymnasium"
+            f"engine={config.engine} would learn from these steps: take engine=fast with ppo, maskable_ppo, dqn or "
+            "sac, or env.backend=gymnasium"
         )
     if late and config.algo.spec.recurrent:
         raise ConfigError(

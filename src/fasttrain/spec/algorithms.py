@@ -163,8 +163,6 @@ RECURRENT: dict[str, Any] = {
     "lacks": {"use_amp": "policies that remember compute in float32",
               "use_compile": "policies that remember are not compiled"},
 }  # fmt: skip
-SAC_LACKS = {"use_amp": "it computes in float32", "use_compile": "it is not compiled",
-             "pin_memory": "it copies as stock does"}  # fmt: skip
 
 
 def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False, **more: Any) -> AlgorithmSpec:

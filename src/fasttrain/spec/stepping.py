@@ -289,7 +289,7 @@ def _games_of_evaluations(context: Context) -> str:
     daemons, per_daemon = shared_out(config.daemons, config.num_envs, context.machine.cores)
     guests, most = evaluation_envs(config), config.daemons.games_per_daemon
     if most == "auto" or daemons * per_daemon - config.num_envs >= guests:
-        return f"evaluations play {guests} games with the training's engines, whose own games wait"
+        return f"evaluations play {guests} games with the training's engines; the training's wait meanwhile"
     return f"daemons.games_per_daemon={most}: evaluations end the training's games, which begin anew after them"
 
 

@@ -170,7 +170,8 @@ class DaemonVecEnv(SlotVecEnv):
             worker.send("reset", {self._first + row: seeds[row] for row in share})
         self.host.ended &= self._first > 0
         self.clear_slots()
-        while sum(kind == READY for kind, _ in self._news.values()) < self.num_envs:
+        rows = range(self.num_envs)
+        while not all(self._news.get(row, (None, None))[0] == READY for row in rows):
             self._hear(LOOK_EVERY_S)
         self._news.clear()
         return copy_observations(self.slots.observations)
