@@ -22,6 +22,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
 from stable_baselines3.common.utils import polyak_update, should_collect_more_steps
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.sac.policies import SACPolicy
 from torch import Tensor
 from torch.nn import functional
 
@@ -69,7 +70,7 @@ class SACEngine(Engine):
 
     kind = "torch"
 
-    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+    def __init__(self, policy: SACPolicy, settings: EngineSettings, before: Engine | None = None) -> None:
         refuse_settings(settings, "SAC")
         super().__init__(policy, settings, before)
 
