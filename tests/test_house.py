@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 50_720, "modules": 229, ": Any": 691}
+CEILINGS = {"lines": 50_719, "modules": 229, ": Any": 691}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -25,7 +25,7 @@ PATH_CEILINGS = {
     "kernels": {"files": 15, "functions": 107, "lines": 1112},
     "recurrent": {"files": 17, "functions": 123, "lines": 1142},
     "dqn": {"files": 15, "functions": 87, "lines": 906},
-    "sac": {"files": 13, "functions": 65, "lines": 696},
+    "sac": {"files": 13, "functions": 65, "lines": 697},
 }
 
 

@@ -302,7 +302,7 @@ def test_guests_sit_beside_the_training_until_a_daemon_takes_no_more(tmp_path: P
         for _ in range(2):
             with pytest.raises(GameLostError, match="closed the connection"):
                 await pool.seat(Pig(), guest=True)
-        text = "daemon 0 takes 3 games at once: each evaluation ends the training's games and begins new ones"
+        text = "daemon 0 takes 3 games at once: evaluations end the training's games"
         assert (told, pool.most) == ([("takes", text), ("guests", None)], 3)
         waits = asyncio.ensure_future(pool.seat(Pig(), guest=True))
         await asyncio.sleep(0)

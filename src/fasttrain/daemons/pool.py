@@ -221,8 +221,7 @@ class Pool:
         if self._guests_away >= TURNED_AWAY:
             if (most := max(self.per_daemon, playing(daemon))) < self.most:
                 self.most = most
-                text = f"{daemon.name} takes {most} games at once: each evaluation ends the training's games and begins"
-                self._tell("takes", f"{text} new ones")
+                self._tell("takes", f"{daemon.name} takes {most} games at once: evaluations end the training's games")
             self._tell("guests", None)
         return lives
 

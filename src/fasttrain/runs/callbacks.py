@@ -260,7 +260,7 @@ def sequences_line(model: Any) -> str:
     if not isinstance(storage, RecurrentStorage) or not storage.full:
         return ""
     count, stock, groups = storage.padding(model.batch_size)
-    laid = getattr(getattr(model.engine, "head", None), "layout", "")  # kernels have no head, and pad nothing
+    laid = getattr(getattr(model.engine, "view", None), "layout", "")  # kernels have no view, and pad nothing
     ours = {"padded": stock, "grouped": groups}.get(laid, 0.0)
     return f"sequences: {count:.1f} a minibatch; {100 * ours:.0f} % padding, in stock's layout {100 * stock:.0f} %"
 
