@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 50_719, "modules": 229, ": Any": 691}
+CEILINGS = {"lines": 50_730, "modules": 229, ": Any": 691}
 
 
 def test_src_is_not_above_its_ceilings() -> None:

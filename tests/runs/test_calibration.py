@@ -136,6 +136,23 @@ def test_measuring_changes_nothing(monkeypatch: pytest.MonkeyPatch, algo: tuple[
     assert expected_s(plan.config, model) > 100
 
 
+@pytest.mark.parametrize("algo", [PPO, DQN], ids=["ppo", "dqn"])
+def test_each_way_is_really_what_computes(monkeypatch: pytest.MonkeyPatch, algo: tuple[str, ...]):
+    plan, model = run_of(algo=algo)
+    computed: list[tuple[str, Any]] = []
+
+    def told(config: Any, *arguments: Any) -> Any:
+        trial = build_algorithm(config, *arguments)
+        computed.append((config.fused_update, trial))
+        return trial
+
+    monkeypatch.setattr(module, "build_algorithm", told)
+    costs, _ = measured(ways_of(plan, model), model)
+    assert all(cost > 0 for cost in costs.values())
+    kinds = [(asked, trial.engine.kind) for asked, trial in computed if trial._n_updates > 0]
+    assert set(kinds) == {("on", "kernels"), ("off", "torch")}
+
+
 def test_what_is_tried_has_as_many_zeros_and_legal_actions_as_the_env(monkeypatch: pytest.MonkeyPatch):
     kinds = spaces.Box(-1, 1, (400,), np.float32), spaces.MultiDiscrete([300, 100])
     blank = module._Blank(*kinds, True, (0.15, 0.05))
