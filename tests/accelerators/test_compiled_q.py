@@ -109,6 +109,18 @@ def test_what_does_not_compile_is_said_and_goes_eagerly():
     assert model.engine.gradient_updates == 2 * 16
 
 
+def test_a_loss_that_is_set_on_the_model_later_is_what_learns():
+    model = toy_model(COMPILE)
+    with_compiler(model, counting(calls := []))
+    model.learn(100)
+    calls.clear()
+    model.loss = lambda batch, evaluated: {"mine": evaluated.current.square().mean()}
+    with pytest.warns(UserWarning, match="torch.compile: DQN.loss is set on the instance; training goes on without"):
+        model.learn(100)
+    assert calls == []
+    assert "train/mine" in model.logger.name_to_value
+
+
 def test_other_sizes_are_compiled_anew():
     model = toy_model(COMPILE)
     with_compiler(model, counting(calls := []))

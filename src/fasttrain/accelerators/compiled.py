@@ -69,11 +69,11 @@ def prepare(model: Any, env: VecEnv) -> str:
     if engine.kind == "kernels" or not isinstance(storage_of(model), RolloutStorage | ReplayStorage):
         return ""
     kind = CompiledQ if hasattr(model, "replay_buffer") else CompiledPPO
-    before, sizes = engine.compiled, kind.sizes_of(model, env)
-    if before is not None and (before.failure or before.sizes == sizes):
+    before, sizes, own = engine.compiled, kind.sizes_of(model, env), changed(model, kind.reproduces)
+    if before is not None and (before.failure or (before.sizes == sizes and not own)):
         return ""
     engine.compiled = compiled = kind(engine, before and before.compiler)
-    if own := changed(model, kind.reproduces):
+    if own:
         compiled.failure = f"torch.compile: {own.partition(':')[0]}"
     else:
         compiled.compile(model, sizes)
