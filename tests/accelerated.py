@@ -18,6 +18,7 @@ from fasttrain.algos.policy_view import PolicyView
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.algos.recurrent import RecurrentPPO
 from fasttrain.buffers.rollout import RolloutBatch
+from fasttrain.buffers.stock import as_stock
 from toys import RandomEnv, seeded_vec, toy_gym_vec
 
 SETTINGS = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0}
@@ -50,7 +51,7 @@ def filled(model: Any) -> Any:
 
 
 def a_batch(model: Any, size: int = 20) -> RolloutBatch:
-    return next(model.rollout_buffer.minibatches(size))
+    return next(model.rollout_buffer.storage.minibatches(size))
 
 
 def batch_of(observations: Any, actions: Any, action_masks: Any) -> RolloutBatch:
@@ -111,6 +112,6 @@ def minibatch_terms(work: PPOWork, view: PolicyView, batch: RolloutBatch) -> Ter
 def updated_by(engine: Any, storage: Any, work: PPOWork) -> Statistics:
     """The plain update of a recurrent policy, or the kernels', without a model around it."""
     learner: Any = RecurrentPPO.__new__(RecurrentPPO)
-    learner.engine_now, learner.work, learner.rollout_buffer = lambda: engine, lambda: work, storage
+    learner.engine_now, learner.work, learner.rollout_buffer = lambda: engine, lambda: work, as_stock(storage)
     done: Statistics = learner.update()
     return done

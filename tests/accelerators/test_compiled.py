@@ -21,7 +21,7 @@ one_thread = pytest.fixture(autouse=True)(single_thread)
 @pytest.mark.parametrize("parts", [2, 3, 7, 50, 90])
 def test_gradients_and_statistics_are_those_of_the_whole(parts: int):
     model = filled(masked_model(EngineSettings(), ent_coef=0.01, clip_range_vf=0.1))
-    model.rollout_buffer._log_probs += 0.3 * torch.randn(16, 5)  # so that ratios are clipped
+    model.rollout_buffer.storage._log_probs += 0.3 * torch.randn(16, 5)  # so that ratios are clipped
     whole, expected = one_step(model)
     model.use_engine(EngineSettings(gradient_accumulation=parts))
     summed, found = one_step(model)

@@ -186,7 +186,7 @@ def test_rows_learned_from_are_the_rows_stored(masked: bool):
     model.use_engine("kernels")
     for _ in range(2):  # the second rollout must not be made of the first
         model.learn(16 * env.num_envs, reset_num_timesteps=False)
-        storage: Any = model.rollout_buffer
+        storage: Any = model.rollout_buffer.storage
         rows = model.engine._rows_of_rollout(storage)
         seen = storage.observations.reshape(16 * env.num_envs, -1)
         masks = storage.masks.reshape(len(seen), -1) if masked else np.ones((len(seen), 2), np.bool_)
@@ -245,7 +245,7 @@ def test_an_update_that_is_not_finite_leaves_the_weights_alone():
     model.learn(256)
     model.engine.guard = None  # with it: tests/faults/test_nan.py
     before = {name: value.clone() for name, value in model.policy.state_dict().items()}
-    model.rollout_buffer._advantages[3, 2] = torch.nan
+    model.rollout_buffer.storage._advantages[3, 2] = torch.nan
     with pytest.raises(EnvError, match="not finite"):
         model.train()
     assert all(torch.equal(value, before[name]) for name, value in model.policy.state_dict().items())

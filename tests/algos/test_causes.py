@@ -18,7 +18,7 @@ one_thread = pytest.fixture(autouse=True)(single_thread)
 
 def test_data_comes_before_weights_before_what_was_made_of_them():
     model = filled(MaskablePPO("MlpPolicy", toy_gym_vec(), **SETTINGS))
-    storage = model.rollout_buffer
+    storage = model.rollout_buffer.storage
     assert why_rollout(model.policy, storage, "the loss") == "the loss"
     with torch.no_grad():
         model.policy.mlp_extractor.policy_net[-2].bias[:] = 100.0  # all features are 1
@@ -43,7 +43,7 @@ def test_dict_observations_by_key():
     space = spaces.Dict({"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3)})
     env = seeded_vec(lambda: RandomEnv(space, spaces.Discrete(2)))
     model = filled(PPO("MultiInputPolicy", env, **(SETTINGS | {"batch_size": 16})))
-    storage = model.rollout_buffer
+    storage = model.rollout_buffer.storage
     assert why_rollout(model.policy, storage, "the loss") == "the loss"
     storage._observations["a"][3, 2, 0] = -np.inf
     assert why_rollout(model.policy, storage, "") == "the observation 'a' of env 2 in row 3 of the rollout is -inf"

@@ -71,7 +71,7 @@ def test_an_update_says_what_it_came_to(kind: str):
     assert done.norms.shape == (8,)
     assert np.isfinite(done.norms).all()
     assert model.engine.gradient_updates == 8
-    assert done.terms["explained_variance"] == explained(model.rollout_buffer)["explained_variance"]
+    assert done.terms["explained_variance"] == explained(model.rollout_buffer.storage)["explained_variance"]
 
 
 @KINDS
@@ -94,7 +94,7 @@ def test_without_a_guard_no_norm_is_kept(kind: str):
 def test_who_is_to_blame_is_named_and_the_weights_stay(kind: str):
     model = filled(masked_model(EngineSettings(kind=kind)))
     before = [parameter.detach().clone() for parameter in model.policy.parameters()]
-    model.rollout_buffer._returns[:] = np.nan
+    model.rollout_buffer.storage._returns[:] = np.nan
     done = model.update()
     assert (done.steps, done.skipped, done.blamed) == (0, 8, "the loss")
     assert (model.engine.gradient_updates, model.engine.skipped_steps) == (0, 8)

@@ -61,7 +61,7 @@ def test_every_stored_row_is_a_real_transition(shared: SharedMemoryVecEnv, kerne
     watch = Watch()
     policy = {name: value.clone() for name, value in model.policy.state_dict().items()}
     model.learn(NUM_ENVS * NUM_STEPS, watch)
-    storage: Any = model.rollout_buffer
+    storage: Any = model.rollout_buffer.storage
     number, episode, steps, _ = np.moveaxis(storage.observations, -1, 0)
     actions, starts = storage.actions[..., 0], storage.episode_starts.astype(bool)
     assert (number == np.arange(NUM_ENVS)).all()

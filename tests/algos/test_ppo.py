@@ -125,7 +125,7 @@ def test_masks_are_respected_and_can_be_left_out(use_masking: bool):
 
     env = NativeVecEnv(ToyGame() if use_masking else NoMasks())
     model = MaskablePPO("MlpPolicy", env, **SETTINGS).learn(400, use_masking=use_masking)
-    assert model.rollout_buffer.masks.all() == (not use_masking)
+    assert model.rollout_buffer.storage.masks.all() == (not use_masking)
 
 
 def test_a_state_without_legal_action_counts_as_all_legal_and_is_told_once():
@@ -173,7 +173,7 @@ def test_ppo_ignores_masks():
             self.slots.action_masks[index] = True
 
     model = PPO("MlpPolicy", NativeVecEnv(AnyAction()), **SETTINGS).learn(40)
-    assert model.rollout_buffer.masks is None
+    assert model.rollout_buffer.storage.masks is None
 
 
 @pytest.mark.parametrize(
@@ -249,14 +249,14 @@ def test_set_env_and_another_number_of_envs(tmp_path: Path):
     model.save(tmp_path / "model")
     loaded = MaskablePPO.load(tmp_path / "model", env=native(3), batch_size=12)
     loaded.learn(24)
-    assert loaded.rollout_buffer.settings[:2] == (8, 3)
+    assert loaded.rollout_buffer.storage.settings[:2] == (8, 3)
 
 
 def test_n_steps_can_change_between_rollouts():
     model = MaskablePPO("MlpPolicy", native(), **SETTINGS).learn(40)
     model.n_steps = 4
     model.learn(20)
-    assert model.rollout_buffer.settings[:2] == (4, 5)
+    assert model.rollout_buffer.storage.settings[:2] == (4, 5)
 
 
 def test_normalised_envs_are_normalised():

@@ -42,7 +42,7 @@ def collected(model_class: type = MaskablePPO, **kwargs):
 @pytest.mark.parametrize("model_class", [PPO, MaskablePPO])
 def test_ratio_is_one_before_the_first_step(model_class):
     model = collected(model_class)
-    batch = next(model.rollout_buffer.minibatches(20))
+    batch = next(model.rollout_buffer.storage.minibatches(20))
     terms = minibatch_terms(model.work(), view_of(model.policy, model.action_space), batch)
     assert abs(terms["approx_kl"].item()) < 1e-6
     assert terms["clip_fraction"].item() == 0
@@ -129,7 +129,7 @@ def test_phases_of_the_clock():
 def test_explained_variance_is_computed_in_the_order_of_sb3():
     model = collected()
     model.train()
-    storage = model.rollout_buffer
+    storage = model.rollout_buffer.storage
     values, returns = storage.values.T.reshape(-1), storage.returns.T.reshape(-1)
     expected = 1 - np.var(returns - values) / np.var(returns)
     assert model.logger.name_to_value["train/explained_variance"] == pytest.approx(float(expected))

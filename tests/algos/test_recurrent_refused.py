@@ -57,7 +57,7 @@ def test_memory_is_what_walking_through_each_envs_decisions_gives(pigs: DaemonVe
     model.collect_rollouts(pigs, model._init_callback(None), model.rollout_buffer, STEPS)
     assert pigs.times().refused > 5
     rollout = model.rollout_buffer
-    out = rollout._left_out if schedule == "lockstep" else np.zeros((STEPS, ENVS), np.bool_)
+    out = rollout.storage._left_out if schedule == "lockstep" else np.zeros((STEPS, ENVS), np.bool_)
     assert (out.sum() > 5) == (schedule == "lockstep")
     assert (out & (rollout.episode_starts != 0)).any() or schedule != "lockstep", "a first decision was refused too"
     seen, starts = torch.from_numpy(rollout.observations), torch.from_numpy(rollout.episode_starts)

@@ -13,7 +13,7 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from fasttrain.buffers import recurrent
 from fasttrain.buffers.recurrent import RecurrentStorage
-from fasttrain.buffers.stock import rollout_class
+from fasttrain.buffers.stock import as_stock
 
 STEPS, ENVS, LAYERS, UNITS = 7, 3, 2, 4
 BOX = spaces.Box(-1, 1, (2,), np.float32)
@@ -25,12 +25,12 @@ def filled(space: spaces.Space[Any] = BOX, own_critic: bool = True, **more: Any)
     keyed = isinstance(space, spaces.Dict)
     settings = {"gamma": 0.9, "gae_lambda": 0.8, "device": torch.device("cpu")}
     shape = (LAYERS, UNITS)
-    ours = rollout_class(space, False, True)(
+    ours = RecurrentStorage(
         STEPS, ENVS, space, spaces.MultiDiscrete([3, 2]), state_shape=shape, own_critic=own_critic, **settings, **more
     )
     kind: Any = RecurrentDictRolloutBuffer if keyed else RecurrentRolloutBuffer
     stock = kind(STEPS, space, spaces.MultiDiscrete([3, 2]), (STEPS, LAYERS, ENVS, UNITS), n_envs=ENVS, **settings)
-    assert isinstance(ours, kind)
+    assert isinstance(as_stock(ours), kind)
     rng = np.random.default_rng(1)
     for step in range(STEPS):
         seen: Any = rng.random((ENVS, 2)).astype(np.float32)
@@ -43,7 +43,7 @@ def filled(space: spaces.Space[Any] = BOX, own_critic: bool = True, **more: Any)
         given = torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
         stock.add(seen, actions, rewards, starts, *given, lstm_states=states)
         tensors = {key: torch.from_numpy(part) for key, part in seen.items()} if keyed else torch.from_numpy(seen)
-        RecurrentStorage.add(ours, tensors, torch.from_numpy(actions), rewards, starts, *given, None, states)
+        ours.add(tensors, torch.from_numpy(actions), rewards, starts, *given, None, states)
     last, dones = np.array([0.1, 0.2, 0.3], np.float32), np.array([True, False, False])
     stock.compute_returns_and_advantage(torch.from_numpy(last), dones)
     ours.compute_returns_and_advantages(last, dones)
@@ -69,7 +69,7 @@ def test_padded_minibatches_are_stocks(space: spaces.Space[Any], own_critic: boo
         np.random.seed(epoch)
         found = list(ours.sequences(size))
         np.random.seed(epoch)
-        assert len(found) == len(wanted) == len(list(ours.get(size)))
+        assert len(found) == len(wanted) == len(list(as_stock(ours).get(size)))
         for batch, other in zip(found, wanted, strict=True):
             kept = other.mask > 0
             assert same(batch.observations, other.observations)
@@ -106,7 +106,7 @@ def test_grouped_minibatches_have_the_same_rows_in_sequences(size: int | None):
                 assert not any(ours.episode_starts[at] for at in column[1:])
                 begun = ours.episode_starts[column[0]]
                 state = batch.sequences.states.vf[1][:, group.sequences][:, number].numpy()
-                stored = ours.cell_states_vf[column[0][0], :, column[0][1]]
+                stored = as_stock(ours).cell_states_vf[column[0][0], :, column[0][1]]
                 assert np.array_equal(state, np.zeros_like(stored) if begun else stored)
                 covered += len(column)
         assert covered == len(batch.returns)

@@ -11,7 +11,8 @@ from gymnasium import spaces
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 
-from fasttrain.buffers.stock import StockRollout, rollout_class
+from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.buffers.stock import as_stock
 
 STEPS, ENVS = 5, 3
 BOX = spaces.Box(-1, 1, (3,), np.float32)
@@ -34,16 +35,15 @@ def drawn(space: Any) -> Any:
     return np.stack([space.sample() for _ in range(ENVS)])
 
 
-def both(name: str, steps: int = STEPS) -> tuple[Any, StockRollout]:
+def both(name: str, steps: int = STEPS) -> tuple[Any, Any]:
     """Stock's buffer and ours after the same calls of stock's `add`."""
     kind, seen, acted, width = CASES[name]
     seen.seed(1)
     acted.seed(2)
     rng = np.random.default_rng(3)
     stock = kind(STEPS, seen, acted, "cpu", 0.9, 0.99, ENVS)
-    ours = rollout_class(seen, width is not None)(
-        STEPS, ENVS, seen, acted, device=torch.device("cpu"), gamma=0.99, gae_lambda=0.9, mask_width=width
-    )
+    settings: Any = {"device": torch.device("cpu"), "gamma": 0.99, "gae_lambda": 0.9, "mask_width": width}
+    ours = as_stock(RolloutStorage(STEPS, ENVS, seen, acted, **settings))
     for _ in range(steps):
         step = (
             drawn(seen), drawn(acted), rng.standard_normal(ENVS).astype(np.float32), rng.random(ENVS) < 0.3,
@@ -126,7 +126,7 @@ def test_what_is_assigned_reaches_the_samples_and_the_update(name: str):
     np.random.seed(7)
     assert_same(next(iter(ours.get(4)))._asdict(), expected._asdict())
     np.random.seed(7)
-    batch = next(ours.minibatches(4))
+    batch = next(ours.storage.minibatches(4))
     assert torch.equal(batch.advantages, expected.advantages)
 
 
@@ -134,7 +134,7 @@ def test_arrays_in_stocks_dtype_alias_the_storage():
     _, ours = both("plain")
     ours.advantages[:] = 5.0
     ours.actions[:] = 1
-    batch = next(ours.minibatches())
+    batch = next(ours.storage.minibatches())
     assert (batch.advantages == 5.0).all()
     assert (batch.actions == 1).all()
 

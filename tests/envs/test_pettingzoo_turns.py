@@ -112,7 +112,7 @@ def test_what_is_stored_is_what_a_game_by_hand_gives(game: str, options: dict[st
         gae_lambda=LAMBDA, seed=3, engine=kind,
     )  # fmt: skip
     model.learn(1)
-    storage: Any = model.rollout_buffer
+    storage: Any = model.rollout_buffer.storage
     chosen = storage.actions.reshape(STEPS, copies, seats)
     learned = np.zeros(STEPS * copies * seats, bool)
     learned[storage.rows] = True

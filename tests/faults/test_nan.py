@@ -202,7 +202,7 @@ def test_a_gradient_that_overflows_is_named(kind: str, fused: bool):
 @pytest.mark.parametrize("kind", ["ppo", "maskable_ppo"])
 def test_bad_rows_cost_their_minibatches_alone(kind: str, fused: bool, value: float):
     model, lines = trained(kind, fused, batch_size=10)
-    model.rollout_buffer._advantages[3, 2] = value
+    model.rollout_buffer.storage._advantages[3, 2] = value
     before, updates = fingerprint(model), model.engine.gradient_updates
     model.train()
     assert model.engine.gradient_updates == updates + 6

@@ -437,7 +437,7 @@ def test_masked_ppo_learns_with_every_row_at_its_pace(make: Make):
     assert model.num_timesteps == 3 * 4 * 32
     assert env.times().decisions + env.times().lost >= 3 * 4 * 32
     assert env.times().lost
-    lost = 4 * 32 - len(model.rollout_buffer.rows)
+    lost = 4 * 32 - len(model.rollout_buffer.storage.rows)
     assert 0 <= lost <= env.times().lost, "what a fault ended is never drawn"
     assert np.isfinite(model.rollout_buffer.advantages).all()
 

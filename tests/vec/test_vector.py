@@ -76,7 +76,7 @@ def test_ppo_learns_from_all_transitions_and_no_reset(engine: str, cut: bool):
     env = made(num_envs=3, cut=cut)
     model = PPO("MlpPolicy", env, n_steps=16, batch_size=8, n_epochs=2, seed=0, engine=engine)
     model.learn(3 * 16)
-    rollout: Any = model.rollout_buffer
+    rollout: Any = model.rollout_buffer.storage
     real = env.venv.calls * 3 - env.venv.only_resets
     assert env.venv.only_resets > 0
     assert model.num_timesteps == real
@@ -97,7 +97,7 @@ def test_returns_stop_at_the_end_of_an_episode(mode: str, engine: str):
     exact = {"gae_lambda": 1.0, "gamma": 1.0}
     model = PPO("MlpPolicy", made(1, mode=mode), n_steps=24, batch_size=8, n_epochs=1, seed=0, engine=engine, **exact)
     model.learn(24)
-    rollout: Any = model.rollout_buffer
+    rollout: Any = model.rollout_buffer.storage
     counts, returns = rollout._observations[""].reshape(-1, 2)[:, 1].numpy(), rollout.returns.reshape(-1)
     assert returns[rollout.rows] == pytest.approx(3 - counts[rollout.rows], abs=1e-5)
     assert len(rollout.rows) == (18 if mode == "NextStep" else 24)

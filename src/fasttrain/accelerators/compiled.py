@@ -143,15 +143,16 @@ class CompiledPPO(Compiled):
 
     @staticmethod
     def sizes_of(model: Any, env: VecEnv) -> tuple[int, ...]:
-        rollout, groups = model.rollout_buffer, groups_of(model, model.collector.source_of(env))
+        rollout, groups = model.rollout_buffer.storage, groups_of(model, model.collector.source_of(env))
         acting = {env.num_envs, *(rows.stop - rows.start for rows in (groups.rows if groups else ()))}
         total = rollout.num_steps * rollout.num_envs
         return min(model.batch_size or total, total), *sorted(acting)
 
     def compile(self, model: Any, sizes: tuple[int, ...]) -> None:
         with self.compiling(sizes):
-            self._compile_acting(model.rollout_buffer, sizes[1:])
-            self._compile_loss(model.rollout_buffer, model.work())
+            rollout = model.rollout_buffer.storage
+            self._compile_acting(rollout, sizes[1:])
+            self._compile_loss(rollout, model.work())
 
     def _compile_acting(self, rollout: RolloutStorage, sizes: tuple[int, ...]) -> None:
         """On observations of the storage's first step, whatever they are, repeated to the number of rows wanted."""

@@ -48,4 +48,6 @@ def _is_foreign(thing: Any) -> bool:
 
 def storage_of(algorithm: Any) -> Any:
     """What the algorithm learns from."""
-    return algorithm.replay_buffer if hasattr(algorithm, "replay_buffer") else algorithm.rollout_buffer
+    if hasattr(algorithm, "replay_buffer"):
+        return algorithm.replay_buffer
+    return getattr(algorithm.rollout_buffer, "storage", algorithm.rollout_buffer)

@@ -27,8 +27,9 @@ from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.losses import Evaluated, checked, ppo_terms, value_loss, with_loss
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.step import PPOStep, micro_batches
+from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
-from fasttrain.buffers.stock import STOCK_ROLLOUTS, rollout_class
+from fasttrain.buffers.stock import as_stock, is_stock
 from fasttrain.errors import EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
@@ -41,6 +42,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     """What PPO and MaskablePPO share."""
 
     _plain = TorchEngine
+    rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
     _masked: ClassVar[bool]
     _value_loss = staticmethod(value_loss)
 
@@ -58,8 +60,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """
         if not has_stock_buffer(self):
             return super().train()
-        rollout: Any = self.rollout_buffer
-        if not len(rollout.rows):
+        if not len(self.rollout_buffer.storage.rows):
             warnings.warn("a rollout without a transition: in each of its steps every env only began an episode or did "
                           "not decide. Its update is skipped; take a larger n_steps", stacklevel=2)  # fmt: skip
             return None
@@ -71,7 +72,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     def update(self) -> Statistics:
         """All epochs over the filled rollout, fewer where `target_kl` is exceeded."""
         engine: Any = self.engine_now()
-        rollout: Any = self.rollout_buffer
+        rollout: RolloutStorage = self.rollout_buffer.storage
         work, own_loss = self.work(), type(self).loss is not _PPO.loss or "loss" in vars(self)
         if engine.kind == "kernels":
             return engine.update(rollout, work)  # type: ignore[no-any-return]
@@ -173,17 +174,18 @@ class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
 
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
-    """False for a rollout buffer class of the user's own: what it does is unknown, so SB3's own loops must serve it."""
-    return model.rollout_buffer_class in (None, *STOCK_ROLLOUTS) and not model.rollout_buffer_kwargs
+    """False for a rollout buffer of the user's own: what it does is unknown, so SB3's own loops must serve it."""
+    return is_stock(model.rollout_buffer) and not model.rollout_buffer_kwargs
 
 
 def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
     """The model's storage for T × N transitions; allocated anew where steps, envs, gamma or lambda have changed."""
-    current: Any = model.rollout_buffer
+    current: RolloutStorage | None = getattr(model.rollout_buffer, "storage", None)
     wanted = (num_steps, num_envs, model.gamma, model.gae_lambda)
-    if isinstance(current, RolloutStorage) and current.settings == wanted:
+    if current is not None and current.settings == wanted:
         return current
-    storage = rollout_class(model.observation_space, model._masked, bool(further := model.remembered()))(
+    kind: Any = RecurrentStorage if (further := model.remembered()) else RolloutStorage
+    storage: RolloutStorage = kind(
         num_steps,
         num_envs,
         model.observation_space,
@@ -194,7 +196,7 @@ def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
         mask_width=sum(action_dims(model.action_space)) if model._masked else None,
         **further,
     )
-    model.rollout_buffer = storage  # type: ignore[assignment]
+    model.rollout_buffer = as_stock(storage)
     return storage
 
 
@@ -212,8 +214,8 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     if model.use_sde:
         policy.reset_noise(env.num_envs)
     callback.update_locals(  # names of stock's loop that stay: once, and not at every step
-        {"self": model, "env": env, "callback": callback, "rollout_buffer": rollout, "use_masking": use_masking,
-         "n_rollout_steps": n_rollout_steps, "action_masks": None, "n_steps": 0}
+        {"self": model, "env": env, "callback": callback, "rollout_buffer": model.rollout_buffer,
+         "use_masking": use_masking, "n_rollout_steps": n_rollout_steps, "action_masks": None, "n_steps": 0}
     )  # fmt: skip
     with clock.phase("log"):
         callback.on_rollout_start()  # before the rollout's random numbers are drawn: checkpoints are taken there
@@ -275,10 +277,9 @@ def _in_lockstep(
         clock.enter("buffer")
         note_episodes(model, infos, dones)
         bootstrap_truncated(engine, model.gamma, finished, rewards, stored.values, rollout, step, after)
-        # The storage's own `add`, for tensors; the buffer's is stock's, for arrays.
         starts: Any = model._last_episode_starts
-        RolloutStorage.add(
-            rollout, stored.observations, stored.actions, rewards, starts, stored.values, stored.log_probs,
+        rollout.add(
+            stored.observations, stored.actions, rewards, starts, stored.values, stored.log_probs,
             stored.action_masks, stored.memory,
         )  # fmt: skip
         if (resets := source.slots.resets) is not None:
@@ -338,7 +339,7 @@ def _log(model: Any, done: Statistics) -> None:
     if model.engine.skipped_steps:
         record("train/skipped_steps", model.engine.skipped_steps)
     if model.engine.guard is not None:
-        why = lambda: why_rollout(model.policy, model.rollout_buffer, done.blamed)  # noqa: E731
+        why = lambda: why_rollout(model.policy, model.rollout_buffer.storage, done.blamed)  # noqa: E731
         model.engine.guard.note(model, done.norms, why, expected=done.expected_skips)
 
 

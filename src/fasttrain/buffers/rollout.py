@@ -128,6 +128,7 @@ class RolloutStorage:
         mask_width: int | None = None,
     ) -> None:
         self.num_steps, self.num_envs, self.device = num_steps, num_envs, device
+        self.observation_space, self.action_space, self.mask_width = observation_space, action_space, mask_width
         self.gamma, self.gae_lambda = gamma, gae_lambda
         self.pos, self.full = 0, False
         self._left_out: BoolArray | None = None  # (T, N) rows that are no transitions

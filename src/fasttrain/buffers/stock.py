@@ -1,7 +1,7 @@
 """The storages of a rollout and of replay as callbacks and users' own code know them: instances of SB3's buffers.
 
-`RolloutStorage` and `ReplayStorage` do the work; here are only the names, dtypes and samples that stock has, over the
-same memory.
+`RolloutStorage` and `ReplayStorage` do the work. Of a rollout SB3's look is a view, which gives stock's names, dtypes
+and samples over the same memory; a replay storage is a buffer of SB3's, because users name and derive such classes.
 """
 
 from __future__ import annotations
@@ -34,79 +34,87 @@ from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import ConfigError, EnvSpecError
 
-STOCK_ROLLOUTS = (RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer)
-_SHARED = (
-    "buffer_size", "observation_space", "action_space", "obs_shape", "action_dim", "pos", "full", "device", "n_envs",
-    "gae_lambda", "gamma", "generator_ready", "observations", "actions", "rewards", "returns", "episode_starts",
-    "values", "log_probs", "advantages",
+# --- a rollout
+
+_LIVE = (  # names of stock's that the storage has, or that are made of its arrays
+    "pos", "full", "gamma", "gae_lambda", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns",
+    "observations", "actions", "action_masks",
+    "hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf",
 )  # fmt: skip
 
-_STATES = ("hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf")
+
+def _live(name: str) -> Any:
+    """A field of the storage; what is assigned to one of its tensors is copied into it."""
+
+    def read(self: RolloutView) -> Any:
+        return getattr(self.storage, name)
+
+    def write(self: RolloutView, given: Any) -> None:
+        stored = getattr(self.storage, f"_{name}", None)
+        if stored is None:
+            setattr(self.storage, name, given)
+        else:
+            _assign(stored, given)
+
+    return property(read, write, doc=f"`{name}` of the storage.")
 
 
-def _assignable(name: str) -> Any:
-    """A scalar array (T, N) of the storage; what is assigned is copied into it."""
-    read: Any = getattr(RolloutStorage, name).fget
+def _state(place: int) -> Any:
+    def read(self: RolloutView) -> NDArray[Any]:
+        states: Any = self.storage._states  # type: ignore[attr-defined]  # missing where nothing is remembered
+        stored: NDArray[Any] = states[place % len(states)].transpose(1, 2).cpu().numpy()
+        return stored
 
-    def write(self: StockRollout, given: Any) -> None:
-        _assign(getattr(self, f"_{name}"), given)
-
-    return property(read, write, doc=getattr(RolloutStorage, name).__doc__)
+    return property(read, doc="What was remembered before each step, (T, L, N, H).")
 
 
 def _assign(stored: Tensor, given: Any) -> None:
     stored.copy_(torch.as_tensor(np.asarray(given)).reshape(stored.shape))
 
 
-class StockRollout(RolloutStorage):
-    """A storage with the interface of SB3's rollout buffers.
+class RolloutView:
+    """A `RolloutStorage` with the interface of SB3's rollout buffers; `as_stock` makes it an instance of one.
 
     Unlike there, the arrays keep their shape (T, N, ...) after `get`, so that `generator_ready` stays False, and
     `reset` clears nothing. Off the CPU `values`, `returns`, `advantages`, `log_probs`, `actions` and `observations`
-    are copies: assign them as a whole to change them.
-
-    Args:
-        as `RolloutStorage`.
+    are copies: assign them as a whole to change them. So are masks everywhere.
     """
 
     stock: ClassVar[type[RolloutBuffer]]  # whose instance it is
-    shared: ClassVar[tuple[str, ...]] = _SHARED  # what an instance of it has
 
-    def __init__(
-        self,
-        num_steps: int,
-        num_envs: int,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-        **settings: Any,
-    ) -> None:
-        super().__init__(num_steps, num_envs, observation_space, action_space, **settings)
-        self.buffer_size, self.n_envs = num_steps, num_envs
-        self.observation_space, self.action_space = observation_space, action_space
-        self.obs_shape, self.action_dim = get_obs_shape(observation_space), get_action_dim(action_space)
+    def __init__(self, storage: RolloutStorage) -> None:
+        self.storage = storage
+        self.buffer_size, self.n_envs, self.device = storage.num_steps, storage.num_envs, storage.device
+        self.observation_space, self.action_space = storage.observation_space, storage.action_space
+        self.obs_shape, self.action_dim = get_obs_shape(self.observation_space), get_action_dim(self.action_space)
         self.generator_ready = False
-        if self.masks is not None:
-            self.mask_dims = self.masks.shape[-1]
+        if storage.mask_width is not None:
+            self.mask_dims = storage.mask_width
+        if isinstance(storage, RecurrentStorage):
+            self.hidden_state_shape = self.hidden_states_pi.shape
 
-    values = _assignable("values")
-    returns = _assignable("returns")
-    advantages = _assignable("advantages")
-    log_probs = _assignable("log_probs")
+    def __reduce__(self) -> tuple[Any, ...]:
+        return as_stock, (self.storage,)
+
+    pos, full, gamma, gae_lambda = map(_live, ("pos", "full", "gamma", "gae_lambda"))
+    rewards, episode_starts, values = map(_live, ("rewards", "episode_starts", "values"))
+    log_probs, advantages, returns = map(_live, ("log_probs", "advantages", "returns"))
+    hidden_states_pi, cell_states_pi, hidden_states_vf, cell_states_vf = map(_state, range(4))
 
     @property
     def actions(self) -> NDArray[Any]:
         """Actions (T, N, K) in the space's dtype, before any clipping."""
-        return super().actions.astype(self.action_space.dtype, copy=False)
+        return self.storage.actions.astype(self.action_space.dtype, copy=False)
 
     @actions.setter
     def actions(self, given: NDArray[Any]) -> None:
-        _assign(self._actions, given)
+        _assign(self.storage._actions, given)
 
     @property
     def observations(self) -> Observations:
         """Observations (T, N, ...) in the space's dtype."""
         space: Any = self.observation_space
-        found = super().observations
+        found = self.storage.observations
         if isinstance(found, dict):
             return {key: part.astype(space[key].dtype, copy=False) for key, part in found.items()}
         return found.astype(space.dtype, copy=False)
@@ -114,8 +122,24 @@ class StockRollout(RolloutStorage):
     @observations.setter
     def observations(self, given: Observations) -> None:
         parts = given if isinstance(given, dict) else {"": given}
-        for key, stored in self._observations.items():
+        for key, stored in self.storage._observations.items():
             _assign(stored, parts[key])
+
+    @property
+    def action_masks(self) -> NDArray[Any]:
+        """Masks (T, N, A) as float32; 1.0 where an action is legal."""
+        if self.storage.masks is None:
+            raise AttributeError("action_masks: the algorithm has none")
+        return self.storage.masks.astype(np.float32)
+
+    @action_masks.setter
+    def action_masks(self, given: NDArray[Any]) -> None:
+        stored: Any = self.storage._action_masks
+        _assign(stored, np.asarray(given) != 0)
+
+    def reset(self) -> None:
+        """Start filling from the first step again."""
+        self.storage.reset()
 
     def add(
         self,
@@ -132,110 +156,44 @@ class StockRollout(RolloutStorage):
         keyed = isinstance(obs, dict)
         seen = {key: torch.as_tensor(part) for key, part in obs.items()} if keyed else torch.as_tensor(obs)
         legal = None if action_masks is None else torch.as_tensor(np.asarray(action_masks) != 0)
-        super().add(seen, torch.as_tensor(action), reward, episode_start, value, log_prob, legal, lstm_states)
+        self.storage.add(seen, torch.as_tensor(action), reward, episode_start, value, log_prob, legal, lstm_states)
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: BoolArray) -> None:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), dones (N,)."""
-        self.compute_returns_and_advantages(last_values.detach().cpu().numpy(), dones)
-
-    def as_stock(self) -> RolloutBuffer:
-        """SB3's own buffer over these arrays; it shares their memory."""
-        buffer = object.__new__(self.stock)
-        buffer.__dict__.update({name: getattr(self, name) for name in self.shared})
-        return buffer
+        self.storage.compute_returns_and_advantages(last_values.detach().cpu().numpy(), dones)
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Samples of one epoch: SB3's own, in SB3's order."""
-        yield from self.as_stock().get(batch_size)
+        """Samples of one epoch: SB3's own, in SB3's order, of SB3's own buffer over these arrays."""
+        buffer = object.__new__(self.stock)
+        vars(buffer).update({name: getattr(self, name) for name in (*vars(self), *_LIVE) if hasattr(self, name)})
+        yield from buffer.get(batch_size)
 
 
-class _Maskable(StockRollout):
-    """With the masks as stock has them."""
-
-    shared = (*_SHARED, "action_masks", "mask_dims")
-
-    @property
-    def action_masks(self) -> NDArray[Any]:
-        """Masks (T, N, A) as float32, a copy; 1.0 where an action is legal."""
-        masks: Any = self.masks
-        return masks.astype(np.float32)  # type: ignore[no-any-return]
-
-    @action_masks.setter
-    def action_masks(self, given: NDArray[Any]) -> None:
-        stored: Any = self._action_masks
-        _assign(stored, np.asarray(given) != 0)
+_PLAIN, _MASKABLE, _RECURRENT = (
+    (RolloutBuffer, DictRolloutBuffer),
+    (MaskableRolloutBuffer, MaskableDictRolloutBuffer),
+    (RecurrentRolloutBuffer, RecurrentDictRolloutBuffer),
+)
+# Of the stock class that stands last in a view's line of classes nothing but `size`, `extend` and helpers is left.
+_VIEWS: dict[Any, Any] = {
+    stock: type(f"{stock.__name__}View", (RolloutView, stock), {"stock": stock})
+    for stock in (*_PLAIN, *_MASKABLE, *_RECURRENT)
+}
 
 
-# The storage stands before stock's class, of which nothing but `size`, `extend` and helpers is left.
-class PlainRollout(StockRollout, RolloutBuffer):  # type: ignore[misc]
-    """Of PPO."""
-
-    stock = RolloutBuffer
-
-
-class DictRollout(StockRollout, DictRolloutBuffer):  # type: ignore[misc]
-    """Of PPO with Dict observations."""
-
-    stock = DictRolloutBuffer
+def as_stock(storage: RolloutStorage) -> Any:
+    """The storage as an instance of the buffer that stock's algorithm would have in its place; it shares the memory."""
+    kinds: Any = _PLAIN if storage.mask_width is None else _MASKABLE
+    kinds = _RECURRENT if isinstance(storage, RecurrentStorage) else kinds
+    return _VIEWS[kinds[isinstance(storage.observation_space, spaces.Dict)]](storage)
 
 
-class MaskableRollout(_Maskable, MaskableRolloutBuffer):  # type: ignore[misc]
-    """Of MaskablePPO."""
-
-    stock = MaskableRolloutBuffer
-
-
-class MaskableDictRollout(_Maskable, MaskableDictRolloutBuffer):  # type: ignore[misc]
-    """Of MaskablePPO with Dict observations."""
-
-    stock = MaskableDictRolloutBuffer
+def is_stock(buffer: Any) -> bool:
+    """Whether it is a view, or a rollout buffer of SB3's own that one may take the place of."""
+    return isinstance(buffer, RolloutView) or type(buffer) in _VIEWS
 
 
-def _stored_state(place: int) -> Any:
-    def read(self: _Recurrent) -> NDArray[Any]:
-        stored: NDArray[Any] = self._states[place % len(self._states)].transpose(1, 2).cpu().numpy()
-        return stored
-
-    return property(read)
-
-
-class _Recurrent(StockRollout, RecurrentStorage):
-    """With the states as stock has them: (T, L, N, H) each."""
-
-    shared = (*_SHARED, "hidden_state_shape", *_STATES)
-
-    def __init__(
-        self, num_steps: int, num_envs: int, *spaces: Any, state_shape: tuple[int, int], **further: Any
-    ) -> None:
-        super().__init__(num_steps, num_envs, *spaces, state_shape=state_shape, **further)
-        layers, units = state_shape
-        self.hidden_state_shape = (num_steps, layers, num_envs, units)
-
-    hidden_states_pi, cell_states_pi = _stored_state(0), _stored_state(1)
-    hidden_states_vf, cell_states_vf = _stored_state(2), _stored_state(3)
-
-
-class RecurrentRollout(_Recurrent, RecurrentRolloutBuffer):  # type: ignore[misc]
-    """Of RecurrentPPO, and with masks of MaskableRecurrentPPO."""
-
-    stock = RecurrentRolloutBuffer
-
-
-class RecurrentDictRollout(_Recurrent, RecurrentDictRolloutBuffer):  # type: ignore[misc]
-    """The same with Dict observations."""
-
-    stock = RecurrentDictRolloutBuffer
-
-
-def rollout_class(observation_space: spaces.Space[Any], masked: bool, recurrent: bool = False) -> type[StockRollout]:
-    """That which stock's algorithm would take."""
-    keyed = isinstance(observation_space, spaces.Dict)
-    if recurrent:
-        return RecurrentDictRollout if keyed else RecurrentRollout
-    if keyed:
-        return MaskableDictRollout if masked else DictRollout
-    return MaskableRollout if masked else PlainRollout
-
+# --- replay
 
 STOCK_REPLAYS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
 

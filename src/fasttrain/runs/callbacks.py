@@ -256,7 +256,7 @@ def score_of(info: Mapping[str, Any]) -> float | None:
 
 def sequences_line(model: Any) -> str:
     """What the last rollout of a policy that remembers was cut into; empty of any other."""
-    storage = getattr(model, "rollout_buffer", None)
+    storage = getattr(getattr(model, "rollout_buffer", None), "storage", None)
     if not isinstance(storage, RecurrentStorage) or not storage.full:
         return ""
     count, stock, groups = storage.padding(model.batch_size)
