@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 50_730, "modules": 229, ": Any": 691}
+CEILINGS = {"lines": 50_586, "modules": 230, ": Any": 687}  # a module for the loop that DQN and SAC had each
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -21,11 +21,11 @@ def test_src_is_not_above_its_ceilings() -> None:
 
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
-    "ppo": {"files": 13, "functions": 127, "lines": 1184},
-    "kernels": {"files": 15, "functions": 107, "lines": 1112},
-    "recurrent": {"files": 17, "functions": 123, "lines": 1142},
-    "dqn": {"files": 15, "functions": 87, "lines": 906},
-    "sac": {"files": 13, "functions": 65, "lines": 697},
+    "ppo": {"files": 13, "functions": 118, "lines": 1159},
+    "kernels": {"files": 14, "functions": 100, "lines": 1082},
+    "recurrent": {"files": 17, "functions": 115, "lines": 1121},
+    "dqn": {"files": 15, "functions": 82, "lines": 897},
+    "sac": {"files": 13, "functions": 63, "lines": 696},
 }
 
 

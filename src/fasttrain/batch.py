@@ -260,4 +260,4 @@ class Slots:
     @property
     def transitions(self) -> int:
         """How many the step brought: one per env that did not only reset."""
-        return self.num_envs if self.resets is None else self.num_envs - int(np.count_nonzero(self.resets))
+        return len(self.rewards) - (0 if self.resets is None else int(np.count_nonzero(self.resets)))

@@ -169,7 +169,7 @@ def reference_loss(model: Any, rollout: Any, steps: Any, envs: Any, states: Any)
             latent_vf = cells["pi"].detach() if policy.shared_lstm else policy.critic(raw)
         logits = policy.action_net(policy.mlp_extractor.forward_actor(cells["pi"]))
         value = policy.value_net(policy.mlp_extractor.forward_critic(latent_vf))
-        legal = torch.from_numpy(rollout.masks[step, env])[None]
+        legal = torch.from_numpy(rollout.storage.masks[step, env])[None]
         parts = zip(logits.split(dims, 1), legal.split(dims, 1), rollout.actions[step, env].reshape(-1), strict=True)
         log_prob, entropy = 0.0, 0.0
         for part, allowed, action in parts:

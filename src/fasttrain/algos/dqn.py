@@ -7,46 +7,37 @@ double Q-learning and prioritized replay.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import stable_baselines3
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
-from stable_baselines3.common.utils import should_collect_more_steps
-from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.dqn.policies import DQNPolicy
 from torch import Tensor
 from torch.nn import functional
 
-from fasttrain.algos.causes import check_step, why_replay
-from fasttrain.algos.engine import Engine, QWork, Statistics, TorchQEngine, network_values
-from fasttrain.algos.fast import AnyDiscrete, Came, Fast, left_out, next_states, note_episodes, read_masks
-from fasttrain.algos.losses import checked
+from fasttrain.algos.engine import QWork, Statistics, TorchQEngine, network_values
+from fasttrain.algos.fast import AnyDiscrete, Came, read_masks
+from fasttrain.algos.off_policy import OffPolicy, without_threads_left
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
-from fasttrain.algos.step import TorchStep
-from fasttrain.batch import BoolArray, opened
-from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
+from fasttrain.algos.step import TorchStep, checked
+from fasttrain.batch import LAST_MASKS, BoolArray, each_array, opened
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
-from fasttrain.buffers.stock import STOCK_REPLAYS, refuse_foreign_buffer, replay_of, storage_of
+from fasttrain.buffers.stock import refuse_foreign_buffer
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.vec.base import SlotSource, slots_of
+from fasttrain.vec.base import SlotSource, copy_observations
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
 CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # whose methods `_choose` reproduces
 LOGGED = ("loss", "n_updates", "skipped_steps")  # no names of terms
-SelfDQN = TypeVar("SelfDQN", bound="DQN")
 
 
 class Evaluated(NamedTuple):
@@ -57,7 +48,7 @@ class Evaluated(NamedTuple):
     target: Tensor  # (B, 1) the TD target of `current`
 
 
-class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
+class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     """Drop-in for `stable_baselines3.DQN`. A zip of a plain network loads there.
 
     A subclass that adds a term to the loss, here that of conservative Q-learning (Kumar et al. 2020):
@@ -80,7 +71,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
     """
 
     _plain = TorchQEngine
-    _updates_often = True
+    learn = without_threads_left(stable_baselines3.DQN.learn)
 
     def __init__(
         self,
@@ -104,128 +95,49 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         several = isinstance(self.action_space, spaces.MultiDiscrete)
         if several:
             self.policy_class = BRANCHING.get(self.policy_class, self.policy_class)
-        if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
-            masked = self.use_masking and self.env is not None and slots_of(self.env).masked
-            self.replay_buffer = replay_of(self, sum(self.dims) if masked else None)
         super()._setup_model()
-        self._attach()
         own = {f"{type(self).__name__}.{name} is overridden": getattr(type(self), name) is not getattr(DQN, name)
                for name in ("evaluate", "loss")}  # fmt: skip
         extras = {"double_q=True": self.double_q, "loss='mse'": self.loss_kind == "mse", "prioritized":
                   self.prioritized is not None, "MultiDiscrete actions": several, **own}  # fmt: skip
         refuse_foreign_buffer(self.replay_buffer, extras)
 
-    # --- collecting
+    # --- acting, in the loop of `off_policy.py`
 
-    def collect_rollouts(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        train_freq: TrainFreq,
-        replay_buffer: ReplayBuffer,
-        action_noise: ActionNoise | None = None,
-        learning_starts: int = 0,
-        log_interval: int | None = None,
-    ) -> RolloutReturn:
-        """Act, step and store, until there is enough for the next update."""
-        source = self.collector.source_of(env)
-        masked = self.use_masking and source.masked
-        storage: Any = self.replay_buffer
-        if masked or not isinstance(storage, ReplayStorage):
-            storage = storage_of(self, sum(self.dims) if masked else None)
-        if storage is None:  # a buffer of a class that is none of ours: SB3's own loop serves it
-            return super().collect_rollouts(
-                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-            )
-        if failure := self.prepare(env):
-            warnings.warn(f"{failure}; training goes on without", stacklevel=3)
-        callback.update_locals(  # names of stock's loop that stay: once, and not at every step
-            {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
-             "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
-             "continue_training": True}
-        )  # fmt: skip
-        with self.collector.clock.phase("buffer"):
-            return self._collect(source, storage, masked, callback, train_freq, learning_starts, log_interval)
-
-    def _collect(
-        self,
-        source: SlotSource,
-        storage: ReplayStorage,
-        masked: bool,
-        callback: BaseCallback,
-        train_freq: TrainFreq,
-        learning_starts: int,
-        log_interval: int | None,
-    ) -> RolloutReturn:
-        collector, clock, space = self.collector, self.collector.clock, self.action_space
-        num_steps, num_episodes = 0, 0
-        self.policy.set_training_mode(False)
-        with clock.phase("log"):
-            callback.on_rollout_start()  # it may exchange the engine
-        while should_collect_more_steps(train_freq, num_steps, num_episodes):
-            clock.enter("env_step")  # reading the masks is the env's work
-            masks = opened(read_masks(collector, source, space, self.num_timesteps), self.dims) if masked else None
-            clock.enter("action")
-            actions = self._choose(source.num_envs, masks, learning_starts)
-            came = collector.step(source, actions)
-            self.num_timesteps += source.slots.transitions
-            num_steps += 1
-            if self.engine.guard is not None:  # last observations are stored, even of episodes that ended by the rules
-                normalizer = self._vec_normalize_env
-                check_step(came.observations, came.rewards, source.slots.finished, self.num_timesteps, normalizer)
-            clock.enter("log")
-            callback.update_locals(
-                {"num_collected_steps": num_steps, "num_collected_episodes": num_episodes, "actions": actions,
-                 "buffer_actions": actions, "new_obs": came.observations, "rewards": came.rewards,
-                 "dones": came.dones, "infos": came.infos}
-            )  # fmt: skip
-            if not callback.on_step():
-                return RolloutReturn(num_steps * source.num_envs, num_episodes, continue_training=False)
-            clock.enter("buffer")
-            note_episodes(self, came.infos, came.dones)
-            self._store(source, storage, masked, actions, came)
-            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-            self._on_step()  # exploration rate and target network
-            for _ in range(np.count_nonzero(came.dones)):
-                num_episodes += 1
-                self._episode_num += 1
-                if log_interval is not None and self._episode_num % log_interval == 0:
-                    self.dump_logs()
-        with clock.phase("log"):
-            callback.on_rollout_end()
-        return RolloutReturn(num_steps * source.num_envs, num_episodes, continue_training=True)
-
-    def _choose(self, count: int, masks: BoolArray | None, learning_starts: int) -> NDArray[Any]:  # (N,) or (N, K)
+    def _choose(
+        self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
         """ε-greedy as SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
-        if masks is None and self._chooses_itself():
-            return self._sample_action(learning_starts, None, count)[0]
-        if self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
-            return random_actions(self.action_space, count, masks, self.collector.local_random_actions)
-        engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
-        return engine.act(self._last_obs, masks).actions
-
-    def _chooses_itself(self) -> bool:
-        """Whether a method of the user's chooses the actions: it is asked as SB3 asks it. Takes 0.5 µs."""
+        collector, count, masks = self.collector, source.num_envs, None
+        if self.use_masking and source.masked:
+            collector.clock.enter("env_step")  # reading the masks is the env's work
+            masks = opened(read_masks(collector, source, self.action_space, self.num_timesteps), self.dims)
+            collector.clock.enter("action")
         asked = (self._sample_action, self.predict, self.policy._predict)
-        return any(getattr(method, "__module__", "") not in CHOOSING for method in asked)
+        if masks is None and any(getattr(method, "__module__", "") not in CHOOSING for method in asked):
+            actions = self._sample_action(learning_starts, None, count)[0]  # a method of the user's chooses
+        elif self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
+            actions = random_actions(self.action_space, count, masks, collector.local_random_actions)
+        else:
+            engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
+            actions = engine.act(self._last_obs, masks).actions
+        return actions, actions
 
-    def _store(
-        self, source: SlotSource, storage: ReplayStorage, masked: bool, actions: NDArray[Any], came: Came
-    ) -> None:
+    def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], came: Came) -> None:
         """One transition per env that made one. What VecNormalize changed is stored as the env gave it, as SB3 does."""
+        dims = self.dims if self.use_masking and source.masked else None
+        if dims is None and self._store_transition.__module__ != OffPolicyAlgorithm.__module__:
+            return super()._store(source, storage, actions, came)  # a method of the user's stores
         normalizer, slots = self._vec_normalize_env, source.slots
         seen, rewards = came.observations, came.rewards
         if normalizer is None:
             self._last_original_obs = self._last_obs
         else:
             seen, rewards = normalizer.get_original_obs(), normalizer.get_original_reward()
-        next_obs, next_masks = next_states(source, seen, normalizer, self.dims if masked else None)
+        next_obs, next_masks = next_states(source, seen, normalizer, dims)
         timeouts = slots.truncations & ~slots.terminations
         before: Any = self._last_original_obs
-        with storage.lock:
-            storage.put(before, next_obs, actions, rewards, came.dones, timeouts, next_masks)
-            if any(none := left_out(slots)):
-                storage.discard(*none)
+        storage.put(before, next_obs, actions, rewards, came.dones, timeouts, next_masks)
         self._last_obs = came.observations
         if normalizer is not None:
             self._last_original_obs = seen
@@ -266,7 +178,8 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
                     step.backward(loss)
                     clock.enter("optim")
                     step.apply(loss)
-                    step.noted.append({name: term.detach() for name, term in {**terms, "loss": loss}.items()})
+                    noted = {"loss": loss} if terms.keys() == {"td_loss"} else {**terms, "loss": loss}
+                    step.noted.append({name: term.detach() for name, term in noted.items()})
                     clock.enter("replay_sample")
                     if batch.indices is not None:  # of prioritized replay
                         errors = (evaluated.current.detach() - evaluated.target).abs().mean(dim=1).cpu().numpy()
@@ -304,23 +217,6 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             return {"td_loss": error(evaluated.current, target)}
         return {"td_loss": (batch.weights * error(evaluated.current, target, reduction="none")).mean()}
 
-    def _record(self, engine: Engine, done: Statistics) -> None:
-        """Log means in float64 of float32 scalars, as SB3 takes them, of the updates that were not skipped."""
-        engine.clock.enter("log")
-        self._n_updates += done.epochs
-        record, only = self.logger.record, done.terms.keys() == {"td_loss", "loss"}
-        for name, values in done.terms.items():
-            if only and name == "td_loss":  # is the loss
-                continue
-            if done.skipped and len(values) == len(done.norms):  # a term need not be in every batch
-                values = values[np.isfinite(done.norms)]
-            record(f"train/{name}", float(values.mean(dtype=np.float64)) if len(values) else np.nan)
-        record("train/n_updates", self._n_updates, exclude="tensorboard")
-        if engine.skipped_steps:
-            record("train/skipped_steps", engine.skipped_steps)
-        if engine.guard is not None:
-            engine.guard.note(self, done.norms, lambda: why_replay(self, done.blamed), expected=done.expected_skips)
-
     # --- acting outside of training
 
     def predict(
@@ -345,7 +241,7 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
             actions = best.reshape(-1, *(self.action_space.shape or ()))
         return (actions if vectorized else actions[0]), state
 
-    # --- what a plain run does not use: compiled code, batches drawn ahead, buffers made for masks
+    # --- what a plain run does not use: compiled kernels
 
     def _by_kernels(self, engine: Any, gradient_steps: int, batch_size: int) -> Statistics:
         """All updates in one call. Raises EnvError: the loss is not finite and nothing is guarded."""
@@ -358,34 +254,29 @@ class DQN(Fast, stable_baselines3.DQN, AnyDiscrete):
         """The updates that kernels shall compute, by the model's settings."""
         return QWork(gradient_steps, batch_size, self.double_q, self.loss_kind, self.gamma, self.max_grad_norm)
 
-    def replay(self) -> Replay:
-        """The buffer as updates ask for batches of it."""
-        buffer: Any = self.replay_buffer
-        return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
 
-    def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
-        """Draw the next update's batches in a thread; see `Prefetching`.
+def next_states(
+    source: SlotSource, observations: Any, normalizer: Any, dims: Sequence[int] | None
+) -> tuple[Any, BoolArray | None]:  # (N, ...), (N, A)
+    """The states that a vector step led to, as replay stores them: of an episode that ended, its last one.
 
-        `deterministic`: the batches of a run without a thread. These depend on every number drawn before them, so that
-        none can be drawn ahead.
-        """
-        self.collector.sampler.close()
-        self.collector.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
-
-    def learn(
-        self: SelfDQN,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 4,
-        tb_log_name: str = "DQN",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> SelfDQN:
-        """As SB3's; whatever ends it, no thread is left behind."""
-        self.collector.watch = None
-        try:
-            return super().learn(
-                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
-            )
-        finally:
-            self.collector.sampler.close()
+    Args:
+        observations: after the step; of an env whose episode ended, the first of the next one.
+        normalizer: SB3's VecNormalize, whose changes are taken back, or None.
+        dims: sizes of the sub-actions, where masks are wanted. Those of a last state are what the env told of it, or
+            all legal; so are all choices of a sub-action that has no legal one.
+    """
+    finished = source.slots.finished
+    masks = None if dims is None else np.array(source.read_masks())
+    if masks is not None:
+        masks[source.slots.terminations | source.slots.truncations] = True
+    if finished:
+        observations = copy_observations(observations)
+    for episode in finished:
+        last, env, legal = episode.final_observation, episode.env_index, episode.info.get(LAST_MASKS)
+        if last is not None:
+            last = last if normalizer is None else normalizer.unnormalize_obs(last)
+            each_array(lambda part, row, env=env: part.__setitem__(env, row), observations, last)
+        if masks is not None and legal is not None and episode.truncated:
+            masks[env] = legal
+    return observations, None if masks is None or dims is None else opened(masks, dims)

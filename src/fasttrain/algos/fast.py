@@ -6,7 +6,6 @@ is saved, so that a zip holds nothing that stock SB3 does not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
@@ -21,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.engine import Engine, EngineSettings
 from fasttrain.algos.policy_view import action_dims
-from fasttrain.batch import LAST_MASKS, BoolArray, EmptyMasks, FinishedEpisode, Float32Array, Slots, each_array, opened
+from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Float32Array, each_array
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
 from fasttrain.errors import EnvError, EnvSpecError
@@ -166,8 +165,14 @@ class Collector:
         source.step_slots(actions)
         self.clock.enter("buffer")
         slots = source.slots
+        observations: Any = slots.observations
+        if source.reuses_arrays and place is None:
+            observations = copy_observations(observations)
+        elif source.reuses_arrays:
+            each_array(np.copyto, place, observations)
+            observations = place
         rewards = np.array(slots.rewards, np.float32)
-        return Came(_kept(source, place), rewards, slots.terminations | slots.truncations, source.infos())
+        return Came(observations, rewards, slots.terminations | slots.truncations, source.infos())
 
 
 def read_masks(
@@ -192,50 +197,6 @@ def read_masks(
     if place is None:
         return np.array(masks)
     np.copyto(place, masks)
-    return place
-
-
-def next_states(
-    source: SlotSource, observations: Any, normalizer: Any, dims: Sequence[int] | None
-) -> tuple[Any, BoolArray | None]:  # (N, ...), (N, A)
-    """The states that a vector step led to, as replay stores them: of an episode that ended, its last one.
-
-    Args:
-        observations: after the step; of an env whose episode ended, the first of the next one.
-        normalizer: SB3's VecNormalize, whose changes are taken back, or None.
-        dims: sizes of the sub-actions, where masks are wanted. Those of a last state are what the env told of it, or
-            all legal; so are all choices of a sub-action that has no legal one.
-    """
-    finished = source.slots.finished
-    masks = None if dims is None else np.array(source.read_masks())
-    if masks is not None:
-        masks[source.slots.terminations | source.slots.truncations] = True
-    if finished:
-        observations = copy_observations(observations)
-    for episode in finished:
-        last, env, legal = episode.final_observation, episode.env_index, episode.info.get(LAST_MASKS)
-        if last is not None:
-            last = last if normalizer is None else normalizer.unnormalize_obs(last)
-            each_array(lambda part, row, env=env: part.__setitem__(env, row), observations, last)
-        if masks is not None and legal is not None and episode.truncated:
-            masks[env] = legal
-    return observations, None if masks is None or dims is None else opened(masks, dims)
-
-
-def left_out(slots: Slots) -> tuple[list[int], list[int], list[int]]:
-    """Of envs whose step was none: lost by a fault, or at rest; and those that rest next, within an episode."""
-    resets, rests = ([] if rows is None else np.flatnonzero(rows).tolist() for rows in (slots.resets, slots.rests))
-    lost = [episode.env_index for episode in slots.finished if episode.lost]
-    return lost, resets, [env for env in rests if not (slots.terminations[env] or slots.truncations[env])]
-
-
-def _kept(source: SlotSource, place: Any) -> Any:
-    observations = source.slots.observations
-    if not source.reuses_arrays:
-        return observations
-    if place is None:
-        return copy_observations(observations)
-    each_array(np.copyto, place, observations)
     return place
 
 

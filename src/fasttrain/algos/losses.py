@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from fasttrain.buffers.rollout import RolloutBatch
-from fasttrain.errors import ConfigError
 
 Terms = dict[str, Tensor]  # scalars () by the names under which they are logged
 ILLEGAL_LOGIT = -1e8  # sb3-contrib's stand-in for minus infinity
@@ -280,31 +279,6 @@ def ppo_terms(
         "entropy_loss": entropy_loss(evaluated.entropy, evaluated.log_probs),
         "value_loss": value_loss(evaluated.values, batch.returns, batch.old_values, clip_range_vf),
     }
-
-
-def checked(model: Any, terms: Any, taken: Collection[str], seam: str = "loss") -> Terms:
-    """What the model's `loss`, or that `seam`, returned.
-
-    Raises:
-        ConfigError: it is no dict of scalar tensors, nothing can be learned from it, or a name is one of `taken`.
-    """
-    if fault := _fault_of(terms, taken):
-        raise ConfigError(f"{type(model).__name__}.{seam} returned {fault}")
-    return terms  # type: ignore[no-any-return]
-
-
-def _fault_of(terms: Any, taken: Collection[str]) -> str:
-    if not isinstance(terms, dict) or not terms:
-        return f"{terms!r:.60}, not a dict of named scalar tensors"
-    for name, term in terms.items():
-        if name in taken:
-            return f"the term {name!r}: that name is taken"
-        if not isinstance(term, Tensor) or term.dim():
-            form = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-            return f"the term {name!r}: it is {form}, not a scalar tensor: take its mean"
-    if not any(term.requires_grad for term in terms.values()):
-        return "terms without a gradient: make them of what `evaluated` says of the network that learns"
-    return ""
 
 
 def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: Any) -> Terms:

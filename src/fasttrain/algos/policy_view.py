@@ -103,20 +103,15 @@ class NetworkView(PolicyView):
 
     def outputs(self, observations: TensorObservations) -> Outputs:
         """Of the action net (B, A), and values (B, 1): all that networks compute, float32 whatever they compute in."""
-        if self.precision is None:
-            return self._outputs(observations)
-        with self.precision.autocast():
-            outputs, values = self._outputs(observations)
-        return outputs.float(), values.float()
-
-    def _outputs(self, observations: TensorObservations) -> Outputs:
-        policy, extractor = self.policy, self.policy.mlp_extractor
-        features = policy.extract_features(observations)
-        if policy.share_features_extractor:
-            latent_pi, latent_vf = extractor(features)
-        else:
-            latent_pi, latent_vf = extractor.forward_actor(features[0]), extractor.forward_critic(features[1])
-        return policy.action_net(latent_pi), policy.value_net(latent_vf)
+        policy, extractor, precision = self.policy, self.policy.mlp_extractor, self.precision
+        with nullcontext() if precision is None else precision.autocast():
+            features = policy.extract_features(observations)
+            if policy.share_features_extractor:
+                latent_pi, latent_vf = extractor(features)
+            else:
+                latent_pi, latent_vf = extractor.forward_actor(features[0]), extractor.forward_critic(features[1])
+            outputs, values = policy.action_net(latent_pi), policy.value_net(latent_vf)
+        return (outputs, values) if precision is None else (outputs.float(), values.float())
 
 
 class CategoricalView(NetworkView):

@@ -13,7 +13,6 @@ import numpy as np
 import sb3_contrib
 import stable_baselines3
 import torch
-from numpy.typing import NDArray
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -24,12 +23,12 @@ from fasttrain.algos.causes import check_actions, check_rollout, check_step, why
 from fasttrain.algos.engine import Acted, Engine, PPOWork, Statistics, TorchEngine
 from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
 from fasttrain.algos.grouped import GroupedRollout, groups_of
-from fasttrain.algos.losses import Evaluated, checked, ppo_terms, value_loss, with_loss
+from fasttrain.algos.losses import Evaluated, ppo_terms, value_loss, with_loss
 from fasttrain.algos.policy_view import action_dims
-from fasttrain.algos.step import PPOStep, micro_batches
+from fasttrain.algos.step import PPOStep, checked, micro_batches
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
-from fasttrain.buffers.stock import as_stock, is_stock
+from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
@@ -81,7 +80,6 @@ class _PPO(Fast, OnPolicyAlgorithm):
         clock.enter("other")
         with step.stepping():
             for batch in step.minibatches(rollout):
-                step.forget_gradients()
                 for part, share in micro_batches(batch, engine.settings.gradient_accumulation):
                     clock.enter("train_fwd")
                     if compiled is None:
@@ -175,7 +173,8 @@ class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
     """False for a rollout buffer of the user's own: what it does is unknown, so SB3's own loops must serve it."""
-    return is_stock(model.rollout_buffer) and not model.rollout_buffer_kwargs
+    buffer = model.rollout_buffer
+    return isinstance(buffer, RolloutView) or (type(buffer) in STOCK_ROLLOUTS and not model.rollout_buffer_kwargs)
 
 
 def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
@@ -206,9 +205,16 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     if model._last_obs is None or model._last_episode_starts is None:
         raise RuntimeError("there is no observation to start from: call learn(), which resets the env first")
     rollout = storage_of(model, n_rollout_steps, env.num_envs)
-    if failure := model.prepare(env):
+    if model.engine.settings.compile_mode is not None and (failure := model.prepare(env)):
         warnings.warn(f"{failure}; training goes on without", stacklevel=4)
-    source = _source(model, env, model._last_episode_starts, use_masking)
+    source = model.collector.source_of(env)
+    if use_masking and not source.masked:
+        raise NoMasksError(
+            f"{type(env).__name__} has no action masks: give the env an action_masks() method, wrap it in "
+            "sb3_contrib's ActionMasker, or call learn(use_masking=False)"
+        )
+    if isinstance(source, SlotAdapter):
+        source.begin_episodes(np.asarray(model._last_episode_starts, np.bool_))
     policy.set_training_mode(False)
     rollout.reset()
     if model.use_sde:
@@ -304,18 +310,6 @@ def _act(model: _PPO, engine: Engine, masks: Any) -> tuple[Acted, Any]:
     return acted, acted.stored
 
 
-def _source(model: _PPO, env: VecEnv, episode_starts: NDArray[Any], use_masking: bool) -> SlotSource:
-    source = model.collector.source_of(env)
-    if use_masking and not source.masked:
-        raise NoMasksError(
-            f"{type(env).__name__} has no action masks: give the env an action_masks() method, wrap it in "
-            "sb3_contrib's ActionMasker, or call learn(use_masking=False)"
-        )
-    if isinstance(source, SlotAdapter):
-        source.begin_episodes(np.asarray(episode_starts, np.bool_))
-    return source
-
-
 def _log(model: Any, done: Statistics) -> None:
     """Log an update under SB3's names, and each further term of the loss; the guard counts updates that were lost."""
     terms, record = done.terms, model.logger.record
@@ -323,10 +317,12 @@ def _log(model: Any, done: Statistics) -> None:
         last_kl = terms["approx_kl"][-1]
         model.logger.info(f"Early stopping at step {done.epochs - 1} due to reaching max kl: {last_kl:.2f}")
     model._n_updates += done.epochs
+    # In float64 of float32 scalars, as SB3 takes means of Python floats.
+    means = {name: float(np.mean(values.astype(np.float64))) for name, values in terms.items()}
     for name in sorted({*terms} - NOT_TERMS):
-        record(f"train/{name}", _mean(terms[name]))
+        record(f"train/{name}", means[name])
     record("train/approx_kl", np.mean(terms["approx_kl"]))
-    record("train/clip_fraction", _mean(terms["clip_fraction"]))
+    record("train/clip_fraction", means["clip_fraction"])
     record("train/loss", float(terms["loss"][-1]))
     record("train/explained_variance", float(terms["explained_variance"][0]))
     if hasattr(model.policy, "log_std"):
@@ -341,8 +337,3 @@ def _log(model: Any, done: Statistics) -> None:
     if model.engine.guard is not None:
         why = lambda: why_rollout(model.policy, model.rollout_buffer.storage, done.blamed)  # noqa: E731
         model.engine.guard.note(model, done.norms, why, expected=done.expected_skips)
-
-
-def _mean(terms: NDArray[Any]) -> float:
-    """In float64 of float32 scalars, as SB3 takes it of Python floats."""
-    return float(np.mean(terms.astype(np.float64)))

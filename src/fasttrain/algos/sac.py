@@ -7,38 +7,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
 from functools import reduce
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import stable_baselines3
 import torch
 from numpy.typing import NDArray
-from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
-from stable_baselines3.common.type_aliases import MaybeCallback, RolloutReturn, TrainFreq
-from stable_baselines3.common.utils import polyak_update, should_collect_more_steps
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.sac.policies import SACPolicy
 from torch import Tensor
 from torch.nn import functional
 
-from fasttrain.algos.causes import bad_gradients, blame, check_step, listed, why_replay
-from fasttrain.algos.engine import Acted, Engine, EngineSettings, Statistics, refuse_settings
-from fasttrain.algos.fast import Fast, left_out, note_episodes
-from fasttrain.algos.losses import checked
-from fasttrain.algos.step import TorchStep, faster_adam, gradient_norm
-from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
+from fasttrain.algos.causes import bad_gradients, blame, listed
+from fasttrain.algos.engine import Acted, Engine, EngineSettings, refuse_settings
+from fasttrain.algos.off_policy import OffPolicy, without_threads_left
+from fasttrain.algos.step import TorchStep, checked, gradient_norm
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
-from fasttrain.buffers.stock import STOCK_REPLAYS, refuse_foreign_buffer, replay_of
+from fasttrain.buffers.stock import refuse_foreign_buffer
 from fasttrain.vec.base import SlotSource
 
 LOGGED = ("ent_coef", "n_updates", "skipped_steps")  # no names of terms
 OF_ACTOR = ("actor_loss", "ent_coef_loss")  # no names of the critics' terms
-SelfSAC = TypeVar("SelfSAC", bound="SAC")
 
 
 class Evaluated(NamedTuple):
@@ -79,7 +71,7 @@ class SACEngine(Engine):
         return Acted(self.policy.scale_action(actions), memory=memory)
 
 
-class SAC(Fast, stable_baselines3.SAC):
+class SAC(OffPolicy, stable_baselines3.SAC):
     """Drop-in for `stable_baselines3.SAC`. A zip loads there.
 
     Two networks learn one after the other, so the loss has two seams. A subclass that adds a term to the critics'
@@ -99,110 +91,27 @@ class SAC(Fast, stable_baselines3.SAC):
     """
 
     _plain = SACEngine
-    _updates_often = True
-    prioritized: ClassVar[None] = None  # of replay: all transitions alike
+    learn = without_threads_left(stable_baselines3.SAC.learn)
 
     def _setup_model(self) -> None:
-        if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
-            self.replay_buffer = replay_of(self, None)
         super()._setup_model()
-        self._attach()
         own = {f"{type(self).__name__}.{name} is overridden": getattr(type(self), name) is not getattr(SAC, name)
                for name in ("evaluate", "critic_loss", "actor_loss")}  # fmt: skip
         refuse_foreign_buffer(self.replay_buffer, own)
 
-    # --- collecting
-
-    def collect_rollouts(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        train_freq: TrainFreq,
-        replay_buffer: ReplayBuffer,
-        action_noise: ActionNoise | None = None,
-        learning_starts: int = 0,
-        log_interval: int | None = None,
-    ) -> RolloutReturn:
-        """Act, step and store, until there is enough for the next update."""
-        source = self.collector.source_of(env)
-        if not isinstance(self.replay_buffer, ReplayStorage):  # of a class that is none of ours
-            return super().collect_rollouts(
-                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
-            )
-        callback.update_locals(  # names of stock's loop that stay: once, and not at every step
-            {"self": self, "env": env, "callback": callback, "train_freq": train_freq,
-             "replay_buffer": self.replay_buffer, "action_noise": action_noise, "learning_starts": learning_starts,
-             "log_interval": log_interval, "continue_training": True}
-        )  # fmt: skip
-        with self.collector.clock.phase("buffer"):
-            return self._collect(source, callback, train_freq, action_noise, learning_starts, log_interval)
-
-    def _collect(
-        self,
-        source: SlotSource,
-        callback: BaseCallback,
-        train_freq: TrainFreq,
-        action_noise: ActionNoise | None,
-        learning_starts: int,
-        log_interval: int | None,
-    ) -> RolloutReturn:
-        collector, clock, num_envs = self.collector, self.collector.clock, source.num_envs
-        storage: Any = self.replay_buffer
-        num_steps, num_episodes = 0, 0
-        self.policy.set_training_mode(False)
-        if self.use_sde:
-            self.actor.reset_noise(num_envs)
-        with clock.phase("log"):
-            callback.on_rollout_start()  # it may exchange the engine
-        while should_collect_more_steps(train_freq, num_steps, num_episodes):
-            clock.enter("action")
-            if self.use_sde and self.sde_sample_freq > 0 and num_steps % self.sde_sample_freq == 0:
-                self.actor.reset_noise(num_envs)
-            actions, buffer_actions = self._choose(num_envs, action_noise, learning_starts)
-            came = collector.step(source, actions)
-            self.num_timesteps += source.slots.transitions
-            num_steps += 1
-            if self.engine.guard is not None:  # last observations are stored, even of episodes that ended by the rules
-                normalizer = self._vec_normalize_env
-                check_step(came.observations, came.rewards, source.slots.finished, self.num_timesteps, normalizer)
-            clock.enter("log")
-            callback.update_locals(
-                {"num_collected_steps": num_steps, "num_collected_episodes": num_episodes, "actions": actions,
-                 "buffer_actions": buffer_actions, "new_obs": came.observations, "rewards": came.rewards,
-                 "dones": came.dones, "infos": came.infos}
-            )  # fmt: skip
-            if not callback.on_step():
-                return RolloutReturn(num_steps * num_envs, num_episodes, continue_training=False)
-            clock.enter("buffer")
-            note_episodes(self, came.infos, came.dones)
-            with storage.lock:
-                self._store_transition(storage, buffer_actions, came.observations, came.rewards, came.dones, came.infos)
-                if any(none := left_out(source.slots)):
-                    storage.discard(*none)
-            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-            self._on_step()
-            for env in np.flatnonzero(came.dones):
-                num_episodes += 1
-                self._episode_num += 1
-                if action_noise is not None:
-                    action_noise.reset(**({"indices": [env]} if num_envs > 1 else {}))
-                if log_interval is not None and self._episode_num % log_interval == 0:
-                    self.dump_logs()
-        with clock.phase("log"):
-            callback.on_rollout_end()
-        return RolloutReturn(num_steps * num_envs, num_episodes, continue_training=True)
+    # --- acting, in the loop of `off_policy.py`
 
     def _choose(
-        self, count: int, action_noise: ActionNoise | None, learning_starts: int
+        self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Actions (N, A) as the envs get them, and as replay stores them: from -1 to 1."""
         engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
         random = self.num_timesteps < learning_starts and not (self.use_sde and self.use_sde_at_warmup)
         if engine.kind == "torch" and not (random and self.collector.local_random_actions):
-            return self._sample_action(learning_starts, action_noise, count)
+            return self._sample_action(learning_starts, action_noise, source.num_envs)
         if random:
             space: Any = self.action_space  # one draw gives the numbers of N draws
-            drawn = space.np_random.uniform(space.low, space.high, (count, *space.shape)).astype(space.dtype)
+            drawn = space.np_random.uniform(space.low, space.high, (source.num_envs, *space.shape)).astype(space.dtype)
             scaled = self.policy.scale_action(drawn)
         else:
             scaled = engine.act(self._last_obs, None).actions
@@ -289,19 +198,7 @@ class SAC(Fast, stable_baselines3.SAC):
         torch._foreach_add_(targets, critics, alpha=self.tau)
         polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
 
-    def _record(self, engine: Engine, done: Statistics) -> None:
-        """Log means in float64 of float32 scalars, as SB3 takes them, of the updates that were not skipped."""
-        engine.clock.enter("log")
-        self._n_updates += done.epochs
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        for name, values in done.terms.items():
-            self.logger.record(f"train/{name}", float(values.mean(dtype=np.float64)))
-        if engine.skipped_steps:
-            self.logger.record("train/skipped_steps", engine.skipped_steps)
-        if engine.guard is not None:
-            engine.guard.note(self, done.norms, lambda: why_replay(self, done.blamed))
-
-    # --- what accelerators and prefetching ask
+    # --- what accelerators ask
 
     def work(self, gradient_steps: int, batch_size: int) -> SACWork:
         """The updates that an accelerator shall compute, by the model's settings."""
@@ -309,34 +206,6 @@ class SAC(Fast, stable_baselines3.SAC):
         ent_coef: Any = self.log_ent_coef if learned else self.ent_coef_tensor
         return SACWork(gradient_steps, batch_size, self.gamma, self.tau, self.target_update_interval,
                        float(self.target_entropy), ent_coef, self.ent_coef_optimizer)  # fmt: skip
-
-    def replay(self) -> Replay:
-        """The buffer as updates ask for batches of it."""
-        buffer: Any = self.replay_buffer
-        return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
-
-    def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
-        """Draw the next update's batches in a thread; see `Prefetching`. `deterministic`: none can be drawn ahead."""
-        self.collector.sampler.close()
-        self.collector.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
-
-    def learn(
-        self: SelfSAC,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 4,
-        tb_log_name: str = "SAC",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> SelfSAC:
-        """As SB3's; whatever ends it, no thread is left behind."""
-        self.collector.watch = None
-        try:
-            return super().learn(
-                total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar
-            )
-        finally:
-            self.collector.sampler.close()
 
 
 class SACStep(TorchStep):
@@ -346,15 +215,7 @@ class SACStep(TorchStep):
     """
 
     def __init__(self, engine: Engine, optimizers: list[torch.optim.Optimizer]) -> None:
-        super().__init__(engine, math.inf)
-        self.optimizers = optimizers
-
-    @contextmanager
-    def stepping(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for optimizer in self.optimizers:
-                stack.enter_context(faster_adam(optimizer, not self.engine.settings.exact))
-            yield
+        super().__init__(engine, math.inf, optimizers)
 
     def begin(self) -> None:
         """The next update."""

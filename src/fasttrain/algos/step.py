@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from fasttrain.algos.engine import PPOWork, Statistics, explained
 from fasttrain.algos.losses import Terms, normalized
 from fasttrain.batch import select_rows
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.errors import ConfigError
 
 
 class TorchStep:
@@ -25,10 +26,14 @@ class TorchStep:
     Args:
         engine: whose policy learns.
         max_grad_norm: to which gradients are clipped.
+        optimizers: None: the policy's one.
     """
 
-    def __init__(self, engine: Any, max_grad_norm: float) -> None:
+    def __init__(
+        self, engine: Any, max_grad_norm: float, optimizers: list[torch.optim.Optimizer] | None = None
+    ) -> None:
         self.engine, self.clock, self.max_grad_norm = engine, engine.clock, max_grad_norm
+        self.optimizers = [engine.policy.optimizer] if optimizers is None else optimizers
         self.guarded = engine.guard is not None
         self.parameters = list(engine.policy.parameters())
         self.norms: list[Tensor] = []  # of gradients, where steps are watched; not finite: no step was taken
@@ -36,14 +41,13 @@ class TorchStep:
         self.taken = 0
         self.blamed = ""  # loss or gradient that was not finite first, where the host could see it
 
-    def stepping(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
         """Adam as it shall step inside; a saved optimizer is a stock one."""
-        return faster_adam(self.engine.policy.optimizer, not self.engine.settings.exact)
-
-    def forget_gradients(self) -> None:
-        """The next `backward` makes gradients anew and adds to none."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        with ExitStack() as stack:
+            for optimizer in self.optimizers:
+                stack.enter_context(faster_adam(optimizer, not self.engine.settings.exact))
+            yield
 
     def backward(self, loss: Tensor, share: float = 1.0) -> None:
         """Add the gradients of the loss, which counts as much as its `share` of the minibatch; scaled in float16."""
@@ -89,12 +93,14 @@ class PPOStep(TorchStep):
         self.work, self.epochs, self.last_epoch, self.stopped = work, 0, 0, False
 
     def minibatches(self, rollout: RolloutStorage) -> Iterator[RolloutBatch]:
-        """All minibatches of all epochs, advantages normalised."""
+        """All minibatches of all epochs, advantages normalised; of each gradients are made anew."""
         for _ in range(self.work.n_epochs):
             self.epochs, self.last_epoch = self.epochs + 1, len(self.noted)
             self.clock.enter("buffer")
             for batch in self.engine.batches(rollout, self.work.batch_size):
                 self.noted.append({})
+                for parameter in self.parameters:
+                    parameter.grad = None
                 yield normalized(batch, self.work.normalize_advantage)
                 self.clock.enter("buffer")
 
@@ -109,6 +115,31 @@ class PPOStep(TorchStep):
         done = self.read()
         terms = {**done.terms, "approx_kl": done.terms["approx_kl"][self.last_epoch :], **explained(rollout)}
         return replace(done, terms=terms, epochs=self.epochs, stopped=self.stopped)
+
+
+def checked(model: Any, terms: Any, taken: Collection[str], seam: str = "loss") -> Terms:
+    """What the model's `loss`, or that `seam`, returned.
+
+    Raises:
+        ConfigError: it is no dict of scalar tensors, nothing can be learned from it, or a name is one of `taken`.
+    """
+    if fault := _fault_of(terms, taken):
+        raise ConfigError(f"{type(model).__name__}.{seam} returned {fault}")
+    return terms  # type: ignore[no-any-return]
+
+
+def _fault_of(terms: Any, taken: Collection[str]) -> str:
+    if not isinstance(terms, dict) or not terms:
+        return f"{terms!r:.60}, not a dict of named scalar tensors"
+    for name, term in terms.items():
+        if name in taken:
+            return f"the term {name!r}: that name is taken"
+        if not isinstance(term, Tensor) or term.dim():
+            form = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
+            return f"the term {name!r}: it is {form}, not a scalar tensor: take its mean"
+    if not any(term.requires_grad for term in terms.values()):
+        return "terms without a gradient: make them of what `evaluated` says of the network that learns"
+    return ""
 
 
 def micro_batches(batch: RolloutBatch, parts: int) -> Iterator[tuple[RolloutBatch, float]]:

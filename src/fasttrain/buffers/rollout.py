@@ -130,6 +130,7 @@ class RolloutStorage:
         self.num_steps, self.num_envs, self.device = num_steps, num_envs, device
         self.observation_space, self.action_space, self.mask_width = observation_space, action_space, mask_width
         self.gamma, self.gae_lambda = gamma, gae_lambda
+        self.settings = num_steps, num_envs, gamma, gae_lambda  # what it was made for
         self.pos, self.full = 0, False
         self._left_out: BoolArray | None = None  # (T, N) rows that are no transitions
         self._discrete = isinstance(action_space, spaces.Discrete)
@@ -156,11 +157,6 @@ class RolloutStorage:
         self.episode_starts: Float32Array = np.zeros(rows, np.float32)
         # Row of the stored (T, N) layout for each place in SB3's env-major flattening.
         self._env_major = np.arange(num_steps * num_envs).reshape(rows).T.reshape(-1)
-
-    @property
-    def settings(self) -> tuple[int, int, float, float]:
-        """What the storage was made for: T, N, gamma, lambda."""
-        return self.num_steps, self.num_envs, self.gamma, self.gae_lambda
 
     @property
     def values(self) -> Float32Array:

@@ -169,28 +169,21 @@ class RolloutView:
         yield from buffer.get(batch_size)
 
 
-_PLAIN, _MASKABLE, _RECURRENT = (
-    (RolloutBuffer, DictRolloutBuffer),
-    (MaskableRolloutBuffer, MaskableDictRolloutBuffer),
-    (RecurrentRolloutBuffer, RecurrentDictRolloutBuffer),
-)
-# Of the stock class that stands last in a view's line of classes nothing but `size`, `extend` and helpers is left.
-_VIEWS: dict[Any, Any] = {
-    stock: type(f"{stock.__name__}View", (RolloutView, stock), {"stock": stock})
-    for stock in (*_PLAIN, *_MASKABLE, *_RECURRENT)
-}
+# Of stock's class nothing but `size`, `extend` and helpers is left in a view.
+STOCK_ROLLOUTS: tuple[type[RolloutBuffer], ...] = (
+    RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer, RecurrentRolloutBuffer,
+    RecurrentDictRolloutBuffer,
+)  # fmt: skip
+_VIEWS: list[Any] = [
+    type(f"{each.__name__}View", (RolloutView, each), {"stock": each, "__module__": __name__})
+    for each in STOCK_ROLLOUTS
+]
 
 
 def as_stock(storage: RolloutStorage) -> Any:
     """The storage as an instance of the buffer that stock's algorithm would have in its place; it shares the memory."""
-    kinds: Any = _PLAIN if storage.mask_width is None else _MASKABLE
-    kinds = _RECURRENT if isinstance(storage, RecurrentStorage) else kinds
-    return _VIEWS[kinds[isinstance(storage.observation_space, spaces.Dict)]](storage)
-
-
-def is_stock(buffer: Any) -> bool:
-    """Whether it is a view, or a rollout buffer of SB3's own that one may take the place of."""
-    return isinstance(buffer, RolloutView) or type(buffer) in _VIEWS
+    kind = 2 if isinstance(storage, RecurrentStorage) else int(storage.mask_width is not None)
+    return _VIEWS[2 * kind + isinstance(storage.observation_space, spaces.Dict)](storage)
 
 
 # --- replay

@@ -1,0 +1,199 @@
+"""Collecting for replay: the loop in which DQN and SAC act, step and store, and what they log of an update.
+
+Each of them has what it is by itself: how it chooses (`_choose`), what it learns from a batch, and the update.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.type_aliases import RolloutReturn, TrainFreq
+from stable_baselines3.common.utils import should_collect_more_steps
+from stable_baselines3.common.vec_env import VecEnv
+
+from fasttrain.algos.causes import check_step, why_replay
+from fasttrain.algos.engine import Engine, Statistics
+from fasttrain.algos.fast import Came, Fast, note_episodes
+from fasttrain.batch import Slots
+from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
+from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.buffers.stock import STOCK_REPLAYS, replay_of, storage_of
+from fasttrain.vec.base import SlotSource, slots_of
+
+Learn = TypeVar("Learn", bound=Callable[..., Any])
+
+
+def without_threads_left(learn: Learn) -> Learn:
+    """The `learn` of a class of SB3's; whatever ends it, nothing goes on in the background."""
+
+    @wraps(learn)
+    def learned(self: OffPolicy, *args: Any, **kwargs: Any) -> Any:
+        self.collector.watch = None
+        try:
+            return learn(self, *args, **kwargs)
+        finally:
+            self.collector.sampler.close()
+
+    return learned  # type: ignore[return-value]
+
+
+class OffPolicy(Fast, OffPolicyAlgorithm):
+    """What DQN and SAC share. A replay buffer of a class that is none of ours (HER's) is served by SB3's own loops."""
+
+    _updates_often = True
+    dims: list[int]  # sizes of the sub-actions that masks are of
+    use_masking = False
+    prioritized: Mapping[str, Any] | None = None  # arguments of prioritized replay; None: all transitions are alike
+
+    def _setup_model(self) -> None:
+        if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
+            masked = self.use_masking and self.env is not None and slots_of(self.env).masked
+            self.replay_buffer = replay_of(self, sum(self.dims) if masked else None)
+        super()._setup_model()
+        self._attach()
+
+    # --- collecting
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: ReplayBuffer,
+        action_noise: ActionNoise | None = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        """Act, step and store, until there is enough for the next update."""
+        source = self.collector.source_of(env)
+        masked = self.use_masking and source.masked
+        storage: Any = self.replay_buffer
+        if masked or not isinstance(storage, ReplayStorage):
+            storage = storage_of(self, sum(self.dims) if masked else None)
+        if storage is None:
+            return super().collect_rollouts(
+                env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
+            )
+        if self.engine.settings.compile_mode is not None and (failure := self.prepare(env)):
+            warnings.warn(f"{failure}; training goes on without", stacklevel=3)
+        callback.update_locals(  # names of stock's loop that stay: once, and not at every step
+            {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
+             "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
+             "continue_training": True}
+        )  # fmt: skip
+        with self.collector.clock.phase("buffer"):
+            return self._collect(source, storage, callback, train_freq, action_noise, learning_starts, log_interval)
+
+    def _collect(
+        self,
+        source: SlotSource,
+        storage: ReplayStorage,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        action_noise: ActionNoise | None,
+        learning_starts: int,
+        log_interval: int | None,
+    ) -> RolloutReturn:
+        collector, clock, num_envs = self.collector, self.collector.clock, source.num_envs
+        actor: Any = self.actor if self.use_sde else None
+        num_steps, num_episodes = 0, 0
+        self.policy.set_training_mode(False)
+        if actor is not None:
+            actor.reset_noise(num_envs)
+        with clock.phase("log"):
+            callback.on_rollout_start()  # it may exchange the engine
+        while should_collect_more_steps(train_freq, num_steps, num_episodes):
+            clock.enter("action")
+            if actor is not None and self.sde_sample_freq > 0 and num_steps % self.sde_sample_freq == 0:
+                actor.reset_noise(num_envs)
+            actions, buffer_actions = self._choose(source, action_noise, learning_starts)
+            came = collector.step(source, actions)
+            self.num_timesteps += source.slots.transitions
+            num_steps += 1
+            if self.engine.guard is not None:  # last observations are stored, even of episodes that ended by the rules
+                normalizer = self._vec_normalize_env
+                check_step(came.observations, came.rewards, source.slots.finished, self.num_timesteps, normalizer)
+            clock.enter("log")
+            callback.update_locals(
+                {"num_collected_steps": num_steps, "num_collected_episodes": num_episodes, "actions": actions,
+                 "buffer_actions": buffer_actions, "new_obs": came.observations, "rewards": came.rewards,
+                 "dones": came.dones, "infos": came.infos}
+            )  # fmt: skip
+            if not callback.on_step():
+                return RolloutReturn(num_steps * num_envs, num_episodes, continue_training=False)
+            clock.enter("buffer")
+            note_episodes(self, came.infos, came.dones)
+            with storage.lock:
+                self._store(source, storage, buffer_actions, came)
+                if any(none := left_out(source.slots)):
+                    storage.discard(*none)
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+            self._on_step()  # of DQN: exploration rate and target network
+            for env in np.flatnonzero(came.dones):
+                num_episodes += 1
+                self._episode_num += 1
+                if action_noise is not None:
+                    action_noise.reset(**({"indices": [env]} if num_envs > 1 else {}))
+                if log_interval is not None and self._episode_num % log_interval == 0:
+                    self.dump_logs()
+        with clock.phase("log"):
+            callback.on_rollout_end()
+        return RolloutReturn(num_steps * num_envs, num_episodes, continue_training=True)
+
+    @abstractmethod
+    def _choose(
+        self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Actions (N, ...) as the envs get them, and as replay stores them; before `learning_starts` random ones."""
+
+    def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], came: Came) -> None:
+        """One transition of each env, as SB3 stores them."""
+        self._store_transition(storage, actions, *came)
+
+    # --- learning
+
+    def replay(self) -> Replay:
+        """The buffer as updates ask for batches of it."""
+        buffer: Any = self.replay_buffer
+        return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
+
+    def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
+        """Draw the next update's batches in a thread; see `Prefetching`.
+
+        `deterministic`: the batches of a run without a thread. These depend on every number drawn before them, so that
+        none can be drawn ahead.
+        """
+        self.collector.sampler.close()
+        self.collector.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
+
+    def _record(self, engine: Engine, done: Statistics) -> None:
+        """Log means in float64 of float32 scalars, as SB3 takes them, of the updates that were not skipped."""
+        engine.clock.enter("log")
+        self._n_updates += done.epochs
+        record = self.logger.record
+        for name, values in done.terms.items():
+            if done.skipped and len(values) == len(done.norms):  # a term need not be in every batch
+                values = values[np.isfinite(done.norms)]
+            record(f"train/{name}", float(values.mean(dtype=np.float64)) if len(values) else np.nan)
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        if engine.skipped_steps:
+            record("train/skipped_steps", engine.skipped_steps)
+        if engine.guard is not None:
+            engine.guard.note(self, done.norms, lambda: why_replay(self, done.blamed), expected=done.expected_skips)
+
+
+def left_out(slots: Slots) -> tuple[list[int], list[int], list[int]]:
+    """Of envs whose step was none: lost by a fault, or at rest; and those that rest next, within an episode."""
+    resets, rests = ([] if rows is None else np.flatnonzero(rows).tolist() for rows in (slots.resets, slots.rests))
+    lost = [episode.env_index for episode in slots.finished if episode.lost]
+    return lost, resets, [env for env in rests if not (slots.terminations[env] or slots.truncations[env])]
