@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Else each of the hundreds of processes that the tests start would compile fasttrain anew, half a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+import hypothesis
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -38,6 +39,10 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import key_of, normalise, variables
 from fasttrain.spec.reading import from_mapping
 from fasttrain.vec import crew, process, stock
+
+# No test measures time: the first example of a test may wait for a compiler, and all of them for a busy core.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_configure() -> None:

@@ -7,7 +7,7 @@ tested against. The other forms are for `rounding` kernels and say what they rel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numba
 import numba.extending
@@ -15,6 +15,13 @@ from numba import types
 
 from fasttrain.errors import ConfigError
 from fasttrain.kernel_cache import KEEPS, KernelCache
+
+if TYPE_CHECKING:
+    from llvmlite import ir
+    from numba.core.typing.templates import Signature
+
+    Values = Sequence[ir.Value]
+    Code = tuple[Signature, Callable[..., ir.Value]]  # of an intrinsic: its types, and what writes a call of it
 
 if cast(Any, numba.config).DISABLE_JIT:
     raise ConfigError("NUMBA_DISABLE_JIT is set: fasttrain's kernels need numba's compiler; unset that variable")
@@ -84,6 +91,6 @@ def njit_inline(function: F) -> F:
     return _kernel(function, inline="always", **_RELAXED)
 
 
-def intrinsic(function: Callable[..., Any]) -> Any:
+def intrinsic(function: Callable[..., Code]) -> Any:
     """numba's `intrinsic`: a function of types that returns a signature and the LLVM code for a call of it."""
     return numba.extending.intrinsic(function)

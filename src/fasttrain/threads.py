@@ -16,7 +16,7 @@ import platform
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from numba.core.typing.context import Context
     from numba.core.typing.templates import Signature
 
-    Values = Sequence[ir.Value]
-    Code = tuple[Signature, Callable[..., ir.Value]]  # of an intrinsic: its types, and what writes a call of it
+    from fasttrain.jit import Code, Values
 
 R = TypeVar("R")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.algos.guard import Guard, restore
+from fasttrain.algos.guard import KEEP_EVERY, Guard, restore
 from fasttrain.errors import ConfigError, DivergedError
 
 BAD, HALF, GOOD = np.array([np.nan, np.inf]), np.array([1.0, np.nan]), np.array([1.0, 1.0])
@@ -87,6 +87,17 @@ def test_a_copy_brings_back_weights_and_optimizer_in_place():
     after = (*policy.parameters(), *policy.optimizer.state[policy.weight].values())
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert addresses == [parameter.data_ptr() for parameter in policy.parameters()]
+
+
+def test_a_rollback_goes_to_weights_that_many_good_updates_came_after():
+    (guard, _), model = a_guard(at_limit="rollback", max_skipped=1), a_model()
+    for weight, updates in ((1.0, 1), (2.0, KEEP_EVERY), (3.0, 1)):
+        nn.init.constant_(model.policy.weight, weight)
+        guard.note(model, np.ones(updates), why)
+    for _ in range(2):
+        guard.note(model, BAD, why)
+    assert guard.rollbacks == 1
+    assert torch.all(model.policy.weight == 1.0)
 
 
 def test_nothing_is_copied_unless_a_rollback_is_wanted():

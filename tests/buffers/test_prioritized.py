@@ -169,7 +169,7 @@ def test_a_late_update_of_a_recycled_slot_is_dropped():
     assert buffer.update_priorities(before.indices, np.full(4, 0.1)) == 4
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.integers(2, 12),
     st.integers(1, 3),

@@ -101,7 +101,7 @@ def _after(stock: Any, batch_size: int) -> float:
     return np.random.random()
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(
     seed=st.integers(0, 2**31),
     n_steps=st.sampled_from([1, 2, 3, 5, 7, 8, 9, 16, 20, 33, 128]),

@@ -66,7 +66,7 @@ def fill_both(stock: Any, ours: RolloutStorage, rng: np.random.Generator, mask_w
     ours.compute_returns_and_advantages(last_values, dones)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     steps=st.integers(1, 12),

@@ -59,7 +59,7 @@ def assert_sums(tree: SumTree) -> None:
         assert not here[len(a) :].any()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(updates(WHOLE), st.data())
 def test_as_a_plain_list(case: tuple, data: Any):
     tree, plain = applied(*case)
@@ -75,7 +75,7 @@ def test_as_a_plain_list(case: tuple, data: Any):
     assert find(tree, prefixes).tolist() == expected
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(updates(ANY), st.lists(st.floats(0, 1), max_size=20))
 def test_with_rounding_never_a_leaf_of_zero(case: tuple, shares: list[float]):
     tree, plain = applied(*case)

@@ -41,7 +41,7 @@ def test_kernels_play_by_the_plain_rules(action_mode: str, opponent: str, roster
     assert reasons.total() >= 3
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(
     seed=st.integers(0, 2**63),
     opponent=st.sampled_from(["random", "greedy", "planner", "self"]),

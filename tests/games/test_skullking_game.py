@@ -166,7 +166,7 @@ GAMES = {2: 150, 3: 110, 4: 75, 5: 40, 6: 30, 7: 25, 8: 20}
 
 
 @pytest.mark.parametrize("num_players", GAMES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(opponents=OPPONENTS, seed=st.integers(0, 2**32))
 def test_games_agree_with_the_reference(num_players: int, opponents: Any, seed: int) -> None:
     count = GAMES[num_players]

@@ -258,7 +258,7 @@ def _agree(cards: list[int], hand: list[int], as_pirate: bool) -> None:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.permutations(range(74)), st.integers(1, 8), st.integers(1, 10), st.booleans())
 def test_random_tricks_agree_with_the_reference(deck: list[int], count: int, held: int, as_pirate: bool) -> None:
     _agree(deck[:count], deck[count : count + held], as_pirate)

@@ -40,7 +40,7 @@ def random_array(seed: int, *shape: int) -> Float32Array:
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**16))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_products_equal_numpys(tiles: int, pads: int, k: int, seed: int):
     rows, n = TILE_ROWS * tiles, PAD * pads
     wide = random_array(seed, rows + 1, k + 3)  # a view of a larger array, as the layers of `Scratch` are
@@ -57,7 +57,7 @@ def test_products_equal_numpys(tiles: int, pads: int, k: int, seed: int):
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 30), st.integers(0, 2**16))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_weight_gradient_is_a_product_with_a_transposed_view(tiles: int, pads: int, rows: int, seed: int):
     k, n = TILE_ROWS * tiles, PAD * pads
     inputs, d, gradient = random_array(seed, rows, k), random_array(seed + 1, rows, n), random_array(seed + 2, k, n)
@@ -81,7 +81,7 @@ def test_a_product_in_pieces(k: int, n: int):
 
 
 @given(st.integers(0, 11), st.integers(1, 13), st.integers(0, 2**16))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_sparse_rows_equal_dense_ones(nonzero: int, pads: int, seed: int):
     n, before, after = PAD * pads, 2, 3  # entries of other rows stand before and after
     places = np.random.default_rng(seed).choice(12, nonzero + before + after).astype(np.int32)

@@ -43,7 +43,7 @@ where_nonzero = from_python(where_nonzero)
 @given(
     st.sampled_from([0, 1, 6, 300]), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**16), st.integers(1, 2)
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_compress_keeps_what_counts(count: int, inputs: int, actions: int, seed: int, threads: int):
     rng = np.random.default_rng(seed)
     observations = rng.standard_normal((count, inputs)).astype(np.float32)

@@ -145,7 +145,7 @@ def fused_gradients(
     normalize=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_gradients_equal_autograds(
     inputs: int, actions: Any, pi: list[int], vf: list[int], activation: type[torch.nn.Module], batch: int,
     threads: int, clip_range_vf: float, normalize: bool, seed: int,

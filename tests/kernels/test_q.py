@@ -149,7 +149,7 @@ def worst_error(policy: Any, batches: QBatches, settings: QSettings, ours: QSett
     weighted=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_gradients_equal_autograds(
     inputs: int, dims: Any, arch: list[int], activation: Any, batch: int, dueling: bool, double: bool, huber: bool,
     masked: bool, weighted: bool, seed: int,

@@ -79,7 +79,7 @@ def test_lowest_bit_and_count(bits: int):
 
 
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**16))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_dots_of_some_rows(pads: int, count: int, seed: int):
     rng = np.random.default_rng(seed)
     w = rng.standard_normal((10, PAD * pads)).astype(np.float32)

@@ -82,7 +82,7 @@ FLAT_SPACES = st.one_of(
 DICT_SPACES = st.dictionaries(st.sampled_from("abcdef"), FLAT_SPACES, min_size=1, max_size=4).map(spaces.Dict)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.one_of(FLAT_SPACES, DICT_SPACES), FLAT_SPACES, st.integers(0, 2**31 - 10), st.integers(1, 3))
 def test_any_spaces_bring_the_numbers_of_dummy_vec_env(
     observation_space: spaces.Space, action_space: spaces.Space, seed: int, num_envs: int

@@ -34,7 +34,7 @@ def test_messages_of_any_size_come_whole(ends: tuple[Channel, Channel], size: in
     sender.join()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.binary(max_size=3 * PIECE_BYTES), max_size=5))
 def test_messages_come_in_order_and_apart(payloads: list[bytes]):
     ours, theirs = pair()

@@ -11,9 +11,9 @@ processor is the one that numba compiles for (NUMBA_CPU_NAME and NUMBA_CPU_FEATU
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -22,6 +22,15 @@ from numba.core.registry import cpu_target
 from numba.np import arrayobj
 
 from fasttrain.jit import intrinsic
+
+if TYPE_CHECKING:
+    from numba.core.base import BaseContext
+    from numba.core.typing.context import Context
+    from numba.core.typing.templates import Signature
+
+    from fasttrain.jit import Code, Values
+
+    Kind = types.Type  # of an argument
 
 cgutils: Any = untyped_cgutils
 
@@ -65,50 +74,50 @@ _RELAXED = ("contract", "reassoc", "nsz")
 class _Code:
     """A few words for writing LLVM code: arguments as pointers and strides, vector loads, sums in registers."""
 
-    def __init__(self, context: Any, builder: Any, signature: Any, arguments: Any) -> None:
+    def __init__(self, context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> None:
         self.context, self.builder = context, builder
         self.signature, self.arguments = signature, arguments
 
-    def pointer(self, position: int, row: Any = None, column: Any = None) -> Any:
+    def pointer(self, position: int, row: ir.Value | None = None, column: ir.Value | None = None) -> ir.Value:
         """Address of element (row, column), or (column,), of the array argument at `position`."""
         array = self._array(position)
         strides = cgutils.unpack_tuple(self.builder, array.strides)
-        offset = self._number(0)
+        offset = self.number(0)
         for index, stride in zip((column,) if row is None else (row, column), strides, strict=True):
             offset = self.builder.add(offset, self.builder.mul(index, stride))
         return cgutils.pointer_add(self.builder, array.data, offset, array.data.type)
 
-    def stride(self, position: int, axis: int) -> Any:
+    def stride(self, position: int, axis: int) -> ir.Value:
         """Bytes from one element to the next along `axis`."""
         return cgutils.unpack_tuple(self.builder, self._array(position).strides)[axis]
 
-    def item(self, pointer: Any) -> Any:
+    def item(self, pointer: ir.Value) -> ir.Value:
         return self.builder.load(pointer)
 
-    def along(self, pointer: Any, size_bytes: Any) -> Any:
+    def along(self, pointer: ir.Value, size_bytes: ir.Value) -> ir.Value:
         return cgutils.pointer_add(self.builder, pointer, size_bytes, pointer.type)
 
-    def times(self, index: Any, factor: Any) -> Any:
+    def times(self, index: ir.Value, factor: ir.Value) -> ir.Value:
         return self.builder.mul(index, factor)
 
-    def load(self, pointer: Any, vector: int = 0) -> Any:
+    def load(self, pointer: ir.Value, vector: int = 0) -> ir.Value:
         """LANES floats; `vector` counts registers from the pointer on."""
         return self.builder.load(self._as_vector(pointer, vector), align=4)
 
-    def store(self, value: Any, pointer: Any, vector: int = 0) -> None:
+    def store(self, value: ir.Value, pointer: ir.Value, vector: int = 0) -> None:
         self.builder.store(value, self._as_vector(pointer, vector), align=4)
 
-    def splat(self, number: Any) -> Any:
+    def splat(self, number: ir.Value) -> ir.Value:
         """The number in every lane."""
         nothing = ir.Constant(_VECTOR, ir.Undefined)
         first = self.builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
         return self.builder.shuffle_vector(first, nothing, zeros)
 
-    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+    def multiply_add(self, a: ir.Value, b: ir.Value, c: ir.Value) -> ir.Value:
         return self.builder.fadd(self.builder.fmul(a, b, flags=_RELAXED), c, flags=_RELAXED)
 
-    def sum(self, value: Any) -> Any:
+    def sum(self, value: ir.Value) -> ir.Value:
         """Sum over the lanes."""
         for half in (LANES // 2**n for n in range(1, LANES.bit_length())):
             lanes = [(lane + half) % LANES for lane in range(LANES)]
@@ -116,65 +125,67 @@ class _Code:
             value = self.builder.fadd(value, other, flags=_RELAXED)
         return self.builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
-    def interleaved(self, a: Any, b: Any, begin: int) -> Any:
+    def interleaved(self, a: ir.Value, b: ir.Value, begin: int) -> ir.Value:
         """The lanes of half a vector from `begin` on, of a and b in turn."""
         lanes = [lane + of * LANES for lane in range(begin, begin + LANES // 2) for of in (0, 1)]
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
 
-    def cell(self, value: Any) -> Any:
+    def cell(self, value: ir.Value) -> ir.Value:
         """A variable; LLVM keeps it in a register."""
         return cgutils.alloca_once_value(self.builder, value)
 
     @contextmanager
-    def loop(self, begin: Any, end: Any) -> Iterator[Any]:
-        with cgutils.for_range_slice(self.builder, begin, end, self._number(1), _INDEX) as (index, _):
+    def loop(self, begin: ir.Value, end: ir.Value) -> Iterator[ir.Value]:
+        with cgutils.for_range_slice(self.builder, begin, end, self.number(1), _INDEX) as (index, _):
             yield index
 
-    def zero(self) -> Any:
+    def zero(self) -> ir.Value:
         return ir.Constant(_VECTOR, [0.0] * LANES)
 
-    def number(self, value: int) -> Any:
-        return self._number(value)
+    def number(self, value: int) -> ir.Value:
+        return ir.Constant(_INDEX, value)
 
-    def length(self, position: int) -> Any:
+    def length(self, position: int) -> ir.Value:
         """Rows of the array argument at `position`."""
         return cgutils.unpack_tuple(self.builder, self._array(position).shape)[0]
 
-    def wide(self, value: Any) -> Any:
+    def wide(self, value: ir.Value) -> ir.Value:
         """An int32 as int64."""
         return self.builder.sext(value, _INDEX)
 
-    def nothing(self) -> Any:
+    def nothing(self) -> ir.Value:
         return self.context.get_dummy_value()
 
-    def _number(self, value: int) -> Any:
-        return ir.Constant(_INDEX, value)
-
-    def _array(self, position: int) -> Any:
+    def _array(self, position: int) -> ir.Value:
         kind = self.signature.args[position]
         return self.context.make_array(kind)(self.context, self.builder, self.arguments[position])
 
-    def _as_vector(self, pointer: Any, vector: int) -> Any:
-        moved = self.builder.gep(pointer, [self._number(vector * LANES)])
+    def _as_vector(self, pointer: ir.Value, vector: int) -> ir.Value:
+        moved = self.builder.gep(pointer, [self.number(vector * LANES)])
         return self.builder.bitcast(moved, _VECTOR.as_pointer())
+
+
+def written(write: Callable[[_Code], ir.Value]) -> Callable[..., ir.Value]:
+    """`write` as numba calls what writes an intrinsic's code."""
+    return lambda context, builder, signature, arguments: write(_Code(context, builder, signature, arguments))
 
 
 def _tile(vectors: int) -> Any:
     """An intrinsic for `vectors` registers of columns."""
 
     @intrinsic
-    def tile(typing: Any, a: Any, i: Any, b: Any, j: Any, start: Any, down: Any, out: Any) -> Any:
+    def tile(typing: Context, a: Kind, i: Kind, b: Kind, j: Kind, start: Kind, down: Kind, out: Kind) -> Code:
         """out[i:i+height, j:j+width] = the same part of `start` + a[i:i+height] @ b[:, j:j+width].
 
         `down`: rows of `start` from one row to the next, 1, or 0 for one that serves them all. The rows of `a` may be
         strided, and `out` may be `start`.
         """
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            _write_tile(_Code(context, builder, signature, arguments), vectors)
-            return context.get_dummy_value()
+        def write(code: _Code) -> ir.Value:
+            _write_tile(code, vectors)
+            return code.nothing()
 
-        return types.void(a, types.int64, b, types.int64, start, types.int64, out), generate
+        return types.void(a, types.int64, b, types.int64, start, types.int64, out), written(write)
 
     return tile
 
@@ -202,13 +213,13 @@ def _write_tile(code: _Code, vectors: int) -> None:
 def _gather(vectors: int) -> Any:
     @intrinsic
     def sum_rows(
-        typing: Any, values: Any, rows: Any, begin: Any, end: Any, w: Any, j: Any, start: Any, out: Any
-    ) -> Any:
+        typing: Context, values: Kind, rows: Kind, begin: Kind, end: Kind, w: Kind, j: Kind, start: Kind, out: Kind
+    ) -> Code:
         """out[j:j+width] = start[j:j+width] + values[begin:end] @ w[rows[begin:end], j:j+width]."""
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = _Code(context, builder, signature, arguments)
-            begin, end, j = arguments[2], arguments[3], arguments[5]
+        def write(code: _Code) -> ir.Value:
+            builder = code.builder
+            begin, end, j = code.arguments[2], code.arguments[3], code.arguments[5]
             begun, target = code.pointer(6, column=j), code.pointer(7, column=j)
             sums = [code.cell(code.load(begun, v)) for v in range(vectors)]
             with code.loop(begin, end) as m:
@@ -221,19 +232,20 @@ def _gather(vectors: int) -> Any:
             return code.nothing()
 
         index = types.int64
-        return types.void(values, rows, index, index, w, index, start, out), generate
+        return types.void(values, rows, index, index, w, index, start, out), written(write)
 
     return sum_rows
 
 
 def _scatter(vectors: int) -> Any:
     @intrinsic
-    def add_to_rows(typing: Any, values: Any, rows: Any, begin: Any, end: Any, d: Any, j: Any, out: Any) -> Any:
+    def add_to_rows(
+        typing: Context, values: Kind, rows: Kind, begin: Kind, end: Kind, d: Kind, j: Kind, out: Kind
+    ) -> Code:
         """out[rows[begin:end], j:j+width] += outer(values[begin:end], d[j:j+width])."""
 
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            code = _Code(context, builder, signature, arguments)
-            begin, end, j = arguments[2], arguments[3], arguments[5]
+        def write(code: _Code) -> ir.Value:
+            begin, end, j = code.arguments[2], code.arguments[3], code.arguments[5]
             source = code.pointer(4, column=j)
             kept = [code.load(source, v) for v in range(vectors)]
             with code.loop(begin, end) as m:
@@ -243,34 +255,35 @@ def _scatter(vectors: int) -> Any:
                     code.store(code.multiply_add(value, d_vector, code.load(row, v)), row, v)
             return code.nothing()
 
-        return types.void(values, rows, types.int64, types.int64, d, types.int64, out), generate
+        return types.void(values, rows, types.int64, types.int64, d, types.int64, out), written(write)
 
     return add_to_rows
 
 
 @intrinsic
-def panel(typing: Any) -> Any:
+def panel(typing: Context) -> Code:
     """(PANEL,) floats of the caller's stack, whatever is in them."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def write(code: _Code) -> ir.Value:
+        builder = code.builder
         data = cgutils.alloca_once(builder, ir.ArrayType(_FLOAT, PANEL))
-        array = context.make_array(signature.return_type)(context, builder)
+        array = code.context.make_array(code.signature.return_type)(code.context, builder)
         size, item = ir.Constant(_INDEX, PANEL), ir.Constant(_INDEX, 4)
         start = builder.bitcast(data, _FLOAT.as_pointer())
         populate: Any = arrayobj.populate_array
         populate(array, data=start, shape=[size], strides=[item], itemsize=item, meminfo=None)
         return array._getvalue()
 
-    return types.Array(types.float32, 1, "C")(), generate
+    return types.Array(types.float32, 1, "C")(), written(write)
 
 
 @intrinsic
-def dot_rows(typing: Any, w: Any, rows: Any, begin: Any, end: Any, h: Any, size: Any, out: Any) -> Any:
+def dot_rows(typing: Context, w: Kind, rows: Kind, begin: Kind, end: Kind, h: Kind, size: Kind, out: Kind) -> Code:
     """out[m - begin] = dot(w[rows[m]], h[:size]) for m from begin to end."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = _Code(context, builder, signature, arguments)
-        begin, end, size = arguments[2], arguments[3], arguments[5]
+    def write(code: _Code) -> ir.Value:
+        builder = code.builder
+        begin, end, size = code.arguments[2], code.arguments[3], code.arguments[5]
         vectors = builder.sdiv(size, code.number(LANES))
         h_start, width = code.pointer(4, column=code.number(0)), code.number(4 * LANES)
         total = code.cell(code.zero())
@@ -285,37 +298,36 @@ def dot_rows(typing: Any, w: Any, rows: Any, begin: Any, end: Any, h: Any, size:
             builder.store(code.sum(builder.load(total)), code.pointer(6, column=builder.sub(m, begin)))
         return code.nothing()
 
-    return types.void(w, rows, types.int64, types.int64, h, types.int64, out), generate
+    return types.void(w, rows, types.int64, types.int64, h, types.int64, out), written(write)
 
 
 @intrinsic
-def transpose_tile(typing: Any, a: Any, at: Any, down: Any, out: Any, to: Any, across: Any) -> Any:
+def transpose_tile(typing: Context, a: Kind, at: Kind, down: Kind, out: Kind, to: Kind, across: Kind) -> Code:
     """out[to + c × across + r] = a[at + r × down + c] for r and c below `LANES`; vectors, steps in floats.
 
     A matrix of 256 × 256 takes 14 µs, number by number 100.
     """
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = _Code(context, builder, signature, arguments)
-        _, at, down, _, to, across = arguments
-        rows = [code.load(code.pointer(0, column=builder.add(at, code.times(code.number(r), down)))) for r in _LANES]
+    def write(code: _Code) -> ir.Value:
+        add, (_, at, down, _, to, across) = code.builder.add, code.arguments
+        rows = [code.load(code.pointer(0, column=add(at, code.times(code.number(r), down)))) for r in _LANES]
         for _ in range(LANES.bit_length() - 1):  # each time the first half of the rows is shuffled into the second
             pairs = [(rows[r], rows[r + LANES // 2]) for r in range(LANES // 2)]
             rows = [code.interleaved(*pair, begin) for pair in pairs for begin in (0, LANES // 2)]
         for c in _LANES:
-            code.store(rows[c], code.pointer(3, column=builder.add(to, code.times(code.number(c), across))))
+            code.store(rows[c], code.pointer(3, column=add(to, code.times(code.number(c), across))))
         return code.nothing()
 
-    return types.void(a, types.int64, types.int64, out, types.int64, types.int64), generate
+    return types.void(a, types.int64, types.int64, out, types.int64, types.int64), written(write)
 
 
 @intrinsic
-def nonzero_bits(typing: Any, x: Any, at: Any) -> Any:
+def nonzero_bits(typing: Context, x: Kind, at: Kind) -> Code:
     """Bit n is set where x[at + n] is not zero, n below `GROUP`; for contiguous float32 and bool arrays."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = _Code(context, builder, signature, arguments)
-        start = code.pointer(0, column=arguments[1])
+    def write(code: _Code) -> ir.Value:
+        builder = code.builder
+        start = code.pointer(0, column=code.arguments[1])
         item = start.type.pointee
         group = builder.load(builder.bitcast(start, ir.VectorType(item, GROUP).as_pointer()), align=1)
         if item == _FLOAT:
@@ -324,44 +336,45 @@ def nonzero_bits(typing: Any, x: Any, at: Any) -> Any:
             found = builder.icmp_unsigned("!=", group, ir.Constant(group.type, [0] * GROUP))
         return builder.zext(builder.bitcast(found, ir.IntType(GROUP)), _INDEX)
 
-    return types.int64(x, types.int64), generate
+    return types.int64(x, types.int64), written(write)
 
 
 @intrinsic
-def lowest_bit(typing: Any, bits: Any) -> Any:
+def lowest_bit(typing: Context, bits: Kind) -> Code:
     """Position of the lowest set bit of a number that is not zero."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
+    def write(code: _Code) -> ir.Value:
+        return code.builder.cttz(code.arguments[0], ir.Constant(ir.IntType(1), 1))
 
-    return types.int64(types.int64), generate
+    return types.int64(types.int64), written(write)
 
 
 @intrinsic
-def count_bits(typing: Any, bits: Any) -> Any:
+def count_bits(typing: Context, bits: Kind) -> Code:
     """How many bits are set."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
+    def write(code: _Code) -> ir.Value:
+        return code.builder.ctpop(code.arguments[0])
 
-    return types.int64(types.int64), generate
+    return types.int64(types.int64), written(write)
 
 
 @intrinsic
-def fetch(typing: Any, x: Any, begin: Any, end: Any) -> Any:
+def fetch(typing: Context, x: Kind, begin: Kind, end: Kind) -> Code:
     """Ask for x[begin:end], 4 bytes each, to be brought into the cache; goes on at once."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        code = _Code(context, builder, signature, arguments)
+    def write(code: _Code) -> ir.Value:
+        builder = code.builder
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        with cgutils.for_range_slice(builder, arguments[1], arguments[2], code.number(16), _INDEX) as (index, _):
+        _, begin, end = code.arguments
+        with cgutils.for_range_slice(builder, begin, end, code.number(16), _INDEX) as (index, _):
             pointer = builder.bitcast(code.pointer(0, column=index), byte)
             builder.call(function, [pointer, ir.Constant(number, 0), ir.Constant(number, 3), ir.Constant(number, 1)])
         return code.nothing()
 
-    return types.void(x, types.int64, types.int64), generate
+    return types.void(x, types.int64, types.int64), written(write)
 
 
 wide_tile, narrow_tile = _tile(TILE_VECTORS), _tile(1)
