@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -38,3 +39,14 @@ def test_a_method_set_on_an_instance_counts_unless_it_is_its_own():
     assert changed(model, ("train",)) == ""
     model.train = lambda: None
     assert changed(model, ("train",)) == "PPO.train is set on the instance: compiled kernels compute PPO's own train"
+
+
+def test_a_librarys_method_in_a_wrapper_of_the_users_counts(monkeypatch: pytest.MonkeyPatch):
+    plain = PPO.train
+
+    @functools.wraps(plain)
+    def counted(self: PPO) -> None:
+        plain(self)
+
+    monkeypatch.setattr(PPO, "train", counted)
+    assert changed(bare(PPO), ("train",)) == "PPO.train is overridden: compiled kernels compute PPO's own train"

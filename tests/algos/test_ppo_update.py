@@ -66,6 +66,14 @@ def test_target_kl_stops_before_the_step_that_would_exceed_it():
     assert model._n_updates == 1
 
 
+@pytest.mark.parametrize(("moved", "stops"), [(1.45, False), (1.55, True)])
+def test_an_update_may_move_one_and_a_half_times_the_target(moved: float, stops: bool):
+    model = collected(target_kl=0.01)
+    step = PPOStep(model.engine, model.work())
+    step.noted.append({"approx_kl": torch.tensor(moved * 0.01)})
+    assert step.diverged() == stops
+
+
 def test_no_divergence_no_stop():
     model = collected(target_kl=1e9)
     seen = count_steps(model)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasttrain.algos.step import clip_gradients, faster_adam, gradient_norm, step_clipped
+from fasttrain.algos.step import clip_gradients, faster_adam, gradient_norm, micro_batches, step_clipped
+from fasttrain.buffers.rollout import RolloutBatch
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -115,3 +116,13 @@ def test_gradients_of_several_types_are_clipped_together():
     torch.nn.utils.clip_grad_norm_(theirs, 0.5)
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_parts_of_a_batch_weigh_as_much_as_their_rows():
+    columns = (torch.arange(7.0) for _ in range(5))
+    batch = RolloutBatch(torch.zeros(7, 2), *columns, None)
+    parts = list(micro_batches(batch, 3))
+    assert [len(part.returns) for part, _ in parts] == [3, 2, 2]
+    mean = sum(share * part.returns.mean() for part, share in parts)
+    assert float(mean) == pytest.approx(float(batch.returns.mean()))
+    assert [len(part.returns) for part, _ in micro_batches(batch, 9)] == [1] * 7
