@@ -20,10 +20,10 @@ from fasttrain.errors import ConfigError
 from fasttrain.saving.model_state import load_model_state, model_state
 
 
-def model(kind: Any, width: int = 8, fused: bool = False) -> Any:
+def model(kind: Any, width: int = 8, fused: bool = False, **policy: Any) -> Any:
     env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 2)
     more: dict[str, Any] = {"n_steps": 16, "batch_size": 8} if kind is PPO else {"buffer_size": 50, "prioritized": {}}
-    made = kind("MlpPolicy", env, seed=1, policy_kwargs={"net_arch": [width]}, device="cpu", **more)
+    made = kind("MlpPolicy", env, seed=1, policy_kwargs={"net_arch": [width], **policy}, device="cpu", **more)
     made.set_logger(Logger(None, []))
     if fused:
         made.use_engine("kernels")
@@ -50,6 +50,38 @@ def test_a_fresh_model_is_where_the_other_was(kind: Any, fused: bool):
     assert len(fresh.ep_info_buffer) == len(trained.ep_info_buffer)
     assert fresh._last_obs is not trained._last_obs
     assert fresh.logger.name_to_value["train/loss"] == 0.25
+
+
+class Slowing(torch.optim.Optimizer):
+    """An optimizer of the user's, which keeps a number and a tensor for all parameters together."""
+
+    def __init__(self, params: Any, lr: float = 1e-3, eps: float = 1e-5) -> None:
+        super().__init__(params, {"lr": lr, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.state["calls"] = np.int64(self.state.get("calls", 0) + 1)
+        self.state["sum"] = self.state.get("sum", torch.zeros(2)) + 1.0
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["momentum"] = 0.9 * state.get("momentum", 0.0) + parameter.grad
+                parameter.sub_(state["momentum"] * self.state["sum"][0], alpha=group["lr"] / self.state["calls"])
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adafactor, Slowing])
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_another_optimizer_goes_on_where_it_was(kind: Any, optimizer: Any):
+    trained, fresh = (model(kind, optimizer_class=optimizer) for _ in range(2))
+    trained.learn(64, log_interval=None)
+    state, arrays = model_state(trained)
+    load_model_state(fresh, travelled(state), {name: array.copy() for name, array in arrays.items()})
+    for each in (trained, fresh):
+        for parameter in each.policy.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        each.policy.optimizer.step()
+    ours, theirs = (each.policy.state_dict() for each in (fresh, trained))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 class Keep(BaseCallback):

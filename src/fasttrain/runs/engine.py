@@ -22,7 +22,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.fast import Fast, find_kernels
-from fasttrain.algos.guard import Guard
+from fasttrain.algos.guard import Guard, optimizers_of
 from fasttrain.algos.policy_view import StockView
 from fasttrain.buffers import n_step, prioritized
 from fasttrain.errors import EXIT_DONE, ConfigError
@@ -77,7 +77,8 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     if not isinstance(model, Fast):
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
-    if settings.fused_adam and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
+    fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
+    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
     model.engine.guard = Guard(plan.config.guard.at_limit) if plan.config.nan_guard else None

@@ -7,6 +7,7 @@ random stream of the action space, the replay buffer, what the engine counts. No
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,7 @@ COUNTERS = (
     "exploration_rate",
 )  # fmt: skip
 OPTIMIZER = "policy.optimizer"  # the one that most algorithms have
+SHARED = "shared"  # in place of a parameter's number: what an optimizer keeps for all of them, under names
 SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 
 
@@ -117,12 +119,14 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
 def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer) -> State:
     """Its tensors into `arrays`; its settings."""
     numbers: dict[str, Any] = {}
-    for index, parameter in enumerate(_parameters(optimizer)):
-        for name, value in optimizer.state.get(parameter, {}).items():
+    states = {str(index): optimizer.state.get(each, {}) for index, each in enumerate(_parameters(optimizer))}
+    states[SHARED] = {name: value for name, value in optimizer.state.items() if isinstance(name, str)}
+    for index, own in states.items():
+        for name, value in own.items():
             if isinstance(value, torch.Tensor):
                 arrays[f"{prefix}/{index}/{name}"] = _host(value)
             else:
-                numbers[f"{index}/{name}"] = value
+                numbers[f"{index}/{name}"] = plain(value)
     groups = [
         {name: plain(value) for name, value in group.items() if name != "params" and _is_plain(value)}
         for group in optimizer.param_groups
@@ -150,22 +154,34 @@ def _load_optimizer(
             if name in group and name != "params":
                 group[name] = tuple(value) if isinstance(group[name], tuple) else value
     parameters = _parameters(optimizer)
+
+    def owner(index: str) -> Any:
+        return None if index == SHARED else parameters[_checked(index, len(parameters))]
+
     for place, array in inside(arrays, prefix).items():
         index, _, name = place.partition("/")
-        _put_state(optimizer, parameters[_checked(index, len(parameters))], name, array)
+        _put_state(optimizer, owner(index), name, array)
     for place, value in state["numbers"].items():
         index, _, name = place.partition("/")
-        optimizer.state[parameters[_checked(index, len(parameters))]][name] = value
+        (optimizer.state if index == SHARED else optimizer.state[owner(index)])[name] = value
 
 
-def _put_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, name: str, array: NDArray[Any]) -> None:
-    state = optimizer.state[parameter]
+def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, array: NDArray[Any]) -> None:
+    """Of a parameter, or what the optimizer keeps for all of them (None)."""
+    state: Any = optimizer.state if parameter is None else optimizer.state[parameter]
     if isinstance(state.get(name), torch.Tensor):
         _put(state[name], array, name)
         return
     _check_finite(array, name)
     tensor = torch.from_numpy(np.array(array))
-    if tensor.ndim and tensor.shape != parameter.shape:
+    if parameter is None:
+        state[name] = tensor
+        return
+    # Adafactor keeps means of rows and columns: of size 1 along an axis.
+    fits = tensor.ndim == parameter.ndim and all(
+        map(operator.contains, ((1, n) for n in parameter.shape), tensor.shape)
+    )
+    if tensor.ndim and not fits:
         raise ConfigError(f"the checkpoint's {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
     state[name] = tensor if name == "step" else tensor.to(parameter.device)
 
