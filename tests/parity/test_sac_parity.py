@@ -11,6 +11,7 @@ import stable_baselines3
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from stable_baselines3.her import HerReplayBuffer
 
@@ -58,6 +59,17 @@ class Track(gymnasium.Env[Any, Any]):
         return -np.abs(achieved - desired).sum(-1)
 
 
+class Normed(BaseFeaturesExtractor):
+    """Its running means are no parameters; the target critics' follow those of the critics."""
+
+    def __init__(self, observation_space: Any) -> None:
+        super().__init__(observation_space, 3)
+        self.norm = torch.nn.BatchNorm1d(3)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        return self.norm(observations)
+
+
 def tracks(count: int, kind: str = "vector") -> VecEnv:
     return DummyVecEnv([lambda: Track(kind)] * count)
 
@@ -92,6 +104,7 @@ def assert_equal(ours: Any, stock: Any) -> None:
         (2, {"use_sde": True, "sde_sample_freq": 3, "use_sde_at_warmup": True}),
         (1, {"action_noise": OrnsteinUhlenbeckActionNoise(np.zeros(2), 0.1 * np.ones(2))}),
         (1, {"learning_rate": lambda left: left * 1e-3, "policy_kwargs": {"n_critics": 3, "net_arch": []}}),
+        (1, {"policy_kwargs": {"features_extractor_class": Normed, "net_arch": [8]}}),
         (1, {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}),
     ],
 )
