@@ -9,7 +9,7 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 50_622, "modules": 230, ": Any": 569}  # lines: numba's types, named; any optimizer's state
+CEILINGS = {"lines": 50_622, "modules": 230, ": Any": 571}  # lines: numba's types, named; any optimizer's state
 
 
 def test_src_is_not_above_its_ceilings() -> None:
