@@ -104,6 +104,20 @@ def test_text_becomes_one_line_that_can_be_written() -> None:
     assert one_line("x" * 500) == "x" * 399 + "…"
 
 
+def test_an_env_does_not_close_the_output(tmp_path: Path) -> None:
+    code = """
+import sys
+from fasttrain.terminal import let_output_end
+let_output_end()
+for stream in (sys.stdout, sys.stderr):
+    stream.write("one ")
+    stream.close()
+    print("two", file=stream)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "one two\n", "one two\n")
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device there")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_below_the_output_costs_what_is_printed_alone(unbuffered: str, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 import threading
-import traceback
 from contextlib import suppress
 
 from fasttrain import put_behind_python
@@ -31,8 +30,6 @@ def main() -> int:
         sys.stderr.write("fasttrain: stopped before anything could be saved\n")
         return 130
     except ImportError as error:
-        if not _is_ours(error):  # an env's or a callback's own
-            raise
         way_out = "fasttrain needs it: install fasttrain again, or rename a file here that has a package's name"
         sys.stderr.write(f"fasttrain: error: {' '.join(str(error).split())}: {way_out}\n")
         return 2
@@ -40,12 +37,6 @@ def main() -> int:
     atexit.register(leaving.set)
     threading.Thread(target=_leave_threads, args=(ended, leaving), daemon=True).start()
     return ended[0]
-
-
-def _is_ours(error: ImportError) -> bool:
-    """Whether an installed package could not import something, and not a file of the user's."""
-    file = traceback.extract_tb(error.__traceback__)[-1].filename
-    return file.startswith(os.path.dirname(__file__)) or "-packages" in file
 
 
 def _leave_threads(ended: list[int], leaving: threading.Event) -> None:

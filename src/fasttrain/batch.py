@@ -122,6 +122,9 @@ def opened(action_masks: BoolArray, dims: Sequence[int]) -> BoolArray:  # (N, A)
     return action_masks
 
 
+NO_LEGAL_ACTION = "End the episode in such a state, offer a pass action, or take env.on_empty_mask=all_legal"
+
+
 class EmptyMasks:
     """Counts the masks that leave a (sub-)action without a legal choice, and tells of the first.
 
@@ -157,10 +160,7 @@ class EmptyMasks:
         named = ", ".join(f"{env}{_head(action_masks[row], dims)}" for env, row in zip(of, rows, strict=True))
         what = f"no legal action{whose} in env {named} at step {self.step:,}: the action mask is False for every choice"
         if self.raises:
-            raise EnvError(
-                f"{what} there. End the episode in such a state, offer a pass action, or take "
-                "env.on_empty_mask=all_legal"
-            )
+            raise EnvError(f"{what} there. {NO_LEGAL_ACTION}")
         if not self.count:
             self.say(f"{what}; all count as legal there, as in sb3-contrib (env.on_empty_mask=raise: an error)")
         self.count += len(rows)

@@ -122,7 +122,7 @@ class _Lasting(io.FileIO):
 
 
 def let_output_end() -> None:
-    """stdout and stderr of this process never raise because nothing can be written there."""
+    """stdout and stderr of this process never raise because nothing can be written there; no env closes them."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         raw = getattr(getattr(old, "buffer", None), "raw", getattr(old, "buffer", None))
@@ -130,7 +130,9 @@ def let_output_end() -> None:
             lasting = _Lasting(number, "w", closefd=False)
             whole = lasting if raw is old.buffer else io.BufferedWriter(lasting)
             form = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
-            setattr(sys, name, io.TextIOWrapper(whole, **form))
+            stream = io.TextIOWrapper(whole, **form)
+            stream.close = stream.flush  # type: ignore[method-assign]
+            setattr(sys, name, stream)
 
 
 def speak_its_letters() -> None:

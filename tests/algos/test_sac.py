@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,11 @@ class Careful(fasttrain.SAC):
         return super().actor_loss(batch, evaluated) | {"bc_loss": imitation}
 
 
-def made(kind: Any = fasttrain.SAC, engine: str = "torch", **changes: Any) -> Any:
-    acting = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 0.5], np.float32))
+ACTING = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 0.5], np.float32))
+
+
+def made(kind: Any = fasttrain.SAC, engine: str = "torch", acting: spaces.Box = ACTING, **changes: Any) -> Any:
+    acting = copy.deepcopy(acting)  # it has a stream of its own
     env = DummyVecEnv([lambda: RandomEnv(spaces.Box(-1.0, 1.0, (3,), np.float32), acting)] * 2)
     return kind("MlpPolicy", env, engine=engine, policy_kwargs={"net_arch": [8]}, **{**SETTINGS, **changes})
 
@@ -80,14 +84,19 @@ def test_a_foreign_buffer_does_not_pass_by_an_overridden_loss():
         made(Careful, replay_buffer_class=Foreign)
 
 
-def test_random_actions_in_one_draw_are_those_of_many():
-    alone, together = made(), made()
+WHOLE = spaces.Box(np.array([-1, 0], np.int8), np.array([1, 2], np.int8), dtype=np.int8)
+
+
+@pytest.mark.parametrize("acting", [ACTING, WHOLE], ids=str)
+def test_random_actions_in_one_draw_are_those_of_many(acting: spaces.Box):
+    alone, together = made(acting=acting), made(acting=acting)
     together.collector.local_random_actions = True
     together.action_space.sample = None  # type: ignore[method-assign]
     for model in (alone, together):
         model.learn(30)
-    np.testing.assert_array_equal(together.replay_buffer.actions[:10], alone.replay_buffer.actions[:10])
-    assert np.abs(alone.replay_buffer.actions[:10]).min() > 0
+    drawn = alone.replay_buffer.actions[:10]
+    np.testing.assert_array_equal(together.replay_buffer.actions[:10], drawn)
+    assert np.unique(drawn).tolist() == [-1, 0, 1] if acting is WHOLE else np.abs(drawn).min() > 0
 
 
 @pytest.mark.parametrize("engine", ["torch", "kernels"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -14,7 +16,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.envs.causes import played_beside, refused
+from fasttrain.envs import causes
+from fasttrain.envs.causes import HALVINGS, STARTS, played_beside, refused
 from fasttrain.envs.checkup import CheckupResult, checkup
 from fasttrain.envs.make import EnvSpec
 from fasttrain.envs.probe import Play, PlayError
@@ -151,6 +154,15 @@ def test_a_range_of_actions_that_changes_nothing(bound: float, codes: list[str])
     result = checkup(lambda: Pushed(bound), max_seconds=20.0, max_steps=100)
     assert [finding.code for finding in result.findings] == codes
     assert all(re.search(r" 0.125| 0.000\d+ times", finding.message) for finding in result.findings)
+
+
+def test_no_action_is_tried_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(causes, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    for deadline, found in ((15 * HALVINGS * STARTS, 1), (100, 0), (-1, 0)):
+        play = Play(lambda: Pushed(8000.0))
+        assert len(list(causes.unused_range(play, next(clock) + deadline))) == found
+        assert play.total_steps <= max(deadline, 0)
 
 
 class Strict(Pushed):

@@ -199,6 +199,25 @@ def test_wrappers_that_cannot_be_used(write_module: WriteModule, entry: str, tex
     assert sys.modules["game_make_u"].Game.closed is True  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [("Discrete(3, dtype=np.int32)", np.int64(2)), ("MultiDiscrete([2, 3], dtype=np.int16)", np.array([1, 2]))],
+)
+def test_actions_are_of_the_integers_of_their_space(write_module: WriteModule, space: str, given: Any) -> None:
+    write_module(
+        "exact",
+        "import gymnasium, numpy as np\n"
+        "from gymnasium.spaces import Box, Discrete, MultiDiscrete\n"
+        "class Exact(gymnasium.Env):\n"
+        "    observation_space = Box(0, 1, (1,), np.float32)\n"
+        f"    action_space = {space}\n"
+        "    def step(self, action):\n"
+        "        assert self.action_space.contains(action), action\n"
+        "        return np.zeros(1, np.float32), 0.0, False, False, {}\n",
+    )
+    make_env(EnvSpec(entry_point="exact:Exact", use_masks=False)).step(given)
+
+
 def test_masks_are_found_and_lean_info_lies_outside(write_module: WriteModule) -> None:
     env = make_env(EnvSpec(id=taxi(), lean_info=True, needs_masks=True))
     assert isinstance(env, LeanInfo)

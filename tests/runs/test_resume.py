@@ -228,3 +228,15 @@ def test_a_process_that_is_stopped_or_killed_and_resumed_equals_one_that_was_not
         row["return"] for row in rows_of(whole / "episodes.csv")
     ]
     assert not list((folder / "checkpoints").glob(".*"))
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_noise_goes_on_where_it_was(num_envs: int, fasttrain: RunCommand):
+    done = fasttrain("+profile=speed", "algo=td3", "algo.action_noise=ornstein-uhlenbeck_0.5", "env.id=Pendulum-v1",
+                     f"num_envs={num_envs}", "vec_env=dummy", "warmup_steps=16", "algo.net_arch=[8]", "checkup=off",
+                     "total_timesteps=60", "checkpoint_every=40", "eval.episodes=0")  # fmt: skip
+    newest = done.folder / "checkpoints" / "step_000000000060"
+    shutil.move(newest, done.folder / "whole")
+    assert fasttrain("resume", f"run={done.folder}").exit_code == 0
+    with np.load(newest / "arrays.npz") as found, np.load(done.folder / "whole" / "arrays.npz") as wanted:
+        assert all(np.array_equal(found[name], wanted[name]) for name in wanted)

@@ -4,6 +4,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fasttrain.perf.clock import PhaseClock
@@ -16,11 +17,13 @@ from fasttrain.runs.state import (
     load_curve,
     load_progress,
     load_stopping,
+    place_of,
     progress_state,
     stopping_state,
 )
 from fasttrain.runs.stopping import Stopping
 from fasttrain.spec.config import StopConfig
+from toys import toy_gym_vec
 
 
 def travelled(state: Any) -> Any:
@@ -78,3 +81,12 @@ def test_intervals_go_on_and_changed_ones_begin_from_here():
     load_callback(fresh, again, state, progress)
     assert (fresh._log.following, again._snapshot.following) == (30, 40)
     assert fresh._evaluate.following == 280, "the next multiple of 70"
+
+
+def test_the_place_of_an_error_is_named_once():
+    env = toy_gym_vec(2)
+    env.reset()
+    env.envs[1].step = lambda action: (np.zeros(7), 0.0, False, False, {})  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="broadcast") as caught:
+        env.step(np.zeros(2, np.int64))
+    assert place_of(caught.value) == "env 1, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -141,8 +142,11 @@ def test_a_state_too_large_to_keep_is_taken_as_the_error_left_it(
 
 
 def test_before_the_first_update_there_is_nothing_to_save(fasttrain: RunCommand, tmp_path: Path):
-    with pytest.raises(ValueError, match="the board fell"):
-        fasttrain(*PPO_SMALL, "env.kwargs.kind=error", "env.kwargs.last=0")
+    fell = fasttrain(*PPO_SMALL, "env.kwargs.kind=error", "env.kwargs.last=0")
+    *traceback, told = fell.err.splitlines()
+    assert fell.exit_code == EnvError.exit_code
+    assert re.match(r"fasttrain: error: env \d, step \d+ of its episode, ValueError: the board fell \(fall", told)
+    assert len(traceback) < 30, "the end of it, where the user's own code is"
     told = fasttrain(*PPO_SMALL, "env.kwargs.kind=exit", "env.kwargs.last=0")
     assert (told.exit_code, "an env or a callback called sys.exit(3)" in told.err) == (EnvError.exit_code, True)
     assert json.loads((tmp_path / "run0" / "summary.json").read_text())["status"] == "crashed"

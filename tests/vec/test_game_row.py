@@ -197,6 +197,15 @@ def test_a_fault_cuts_the_game_and_no_other(stage: Make, fault: Any, tmp_path: P
     assert [one.words[SPENT[name]] for name in ("lost", "lost_decisions")] == [1, 1]
 
 
+@pytest.mark.parametrize("before", [(), (Decision([1], BOTH),), (Decision([1], [0]),)])
+@pytest.mark.parametrize("fault", [Decision([1], []), Decision([1], [False] * 3), Refused([])], ids=str)
+def test_a_decision_without_a_legal_action_may_be_an_error(stage: Make, before: Any, fault: Any):
+    one = stage(*(before or [Decision([1], BOTH)] * isinstance(fault, Refused)), fault)
+    one.table.empty_raises = True
+    with pytest.raises(EnvError, match=r"no legal action in env 0, game 0, .*on_empty_mask=all_legal"):
+        one.play(0, 0)
+
+
 def test_a_game_that_does_not_begin_is_tried_again_with_another_seed(stage: Make):
     lost = GameLostError("closed", "gone")
     one = stage(lost, Refused(), Decision([1], reward=float("inf")), Decision([4], reward=0.5), Decision([5]))

@@ -208,6 +208,10 @@ class Bad(Walker):
         return self.change(super().step(action))
 
 
+def leave(answer: Any) -> Any:
+    raise GeneratorExit
+
+
 def bad(position: int, value: Any) -> Callable[[Any], Any]:
     return lambda answer: (*answer[:position], value, *answer[position + 1 :])
 
@@ -220,7 +224,7 @@ def bad(position: int, value: Any) -> Callable[[Any], Any]:
         (bad(0, np.zeros((4, 1), np.float32)), r"the observation has shape \(4, 1\)"),
         (bad(0, [1, 2, 3]), r"the observation has shape \(3,\)"),
         (bad(0, None), r"the observation has shape \(\)"),
-        (bad(0, ["a"] * 4), "could not convert string to float"),
+        (bad(0, ["a"] * 4), "the observation, .'a', .*, does not fit its space: ValueError: could not convert string"),
         (bad(1, float("inf")), "the reward is not finite"),
         (bad(1, None), "the reward None, a NoneType; return a number"),
         (bad(1, "1.5"), "the reward '1.5', a str; return a number"),
@@ -228,6 +232,7 @@ def bad(position: int, value: Any) -> Callable[[Any], Any]:
         (bad(4, [1]), "an info of type list, expected a dict"),
         (lambda answer: answer[:4], r"step\(\) returned 4 values, expected 5 values \(env.wrappers=.* adapts"),
         (lambda answer: None, r"step\(\) returned NoneType, expected 5 values"),
+        (leave, r"^GeneratorExit \(tests/vec/test_worker_envs.py:\d+, in leave"),
     ],
 )
 def test_answers_that_are_refused(change: Callable[[Any], Any], message: str):
@@ -274,10 +279,13 @@ def test_one_key_of_a_dict_is_named():
 
     class Half(Sampler):
         def step(self, action: Any) -> Any:
-            return {"a": np.zeros(2), "b": np.full(2, np.nan) if action else np.zeros(3)}, 0.0, False, False, {}
+            seen = ({"b": np.zeros(3)}, {"b": np.full(2, np.nan)}, {})[int(action)]
+            return {"a": np.zeros(2), **seen}, 0.0, False, False, {}
 
-    rows = Rows([lambda: Half(space, spaces.Discrete(2))])
+    rows = Rows([lambda: Half(space, spaces.Discrete(3))])
     rows.reset(0)
+    with pytest.raises(NeedsRestartError, match="the observation, .*, does not fit its space: KeyError: 'b'"):
+        rows.step(2)
     with pytest.raises(NeedsRestartError, match="the observation 'b' is not finite"):
         rows.step(1)
     with pytest.raises(NeedsRestartError, match="the observation 'b' has shape"):

@@ -111,8 +111,9 @@ class SAC(OffPolicy, stable_baselines3.SAC):
             return self._sample_action(learning_starts, action_noise, source.num_envs)
         if random:
             space: Any = self.action_space  # one draw gives the numbers of N draws
-            drawn = space.np_random.uniform(space.low, space.high, (source.num_envs, *space.shape)).astype(space.dtype)
-            scaled = self.policy.scale_action(drawn)
+            size, whole = (source.num_envs, *space.shape), space.dtype.kind != "f"  # numbers, of which `high` is one
+            drawn = space.np_random.uniform(space.low, space.high.astype(np.float64) + whole, size)
+            scaled = self.policy.scale_action((np.floor(drawn) if whole else drawn).astype(space.dtype))
         else:
             scaled = engine.act(self._last_obs, None).actions
         if action_noise is not None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
 # No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
 UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
+LAST_FRAMES = 6  # of a traceback: where the user's code is
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
 usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report|warmup] [key=value …] [-m]
@@ -108,9 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             way_out = "raise the limit of this shell (ulimit -n 1024), or take fewer envs or workers"
             return _report(error, ConfigError.exit_code, f"{error}: {way_out}")
         if error.errno not in UNWRITABLE:
-            raise
+            return _report_users(error)
         unnamed = "" if error.filename else " (no file is named: perhaps /dev/shm, where semaphores of workers lie)"
         return _report(error, EXIT_CRASHED, f"{error}{unnamed}; make room, or let it be written there")
+    except BaseException as error:
+        return _report_users(error)
 
 
 def refuse_while_imported() -> None:
@@ -141,15 +144,26 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _report(error: Exception, code: int, text: str = "") -> int:
+def _report(error: BaseException, code: int, text: str = "", raised: BaseException | None = None) -> int:
+    """Say it in one line; before it the end of the traceback of what somebody's code `raised`."""
     from fasttrain.terminal import shown
 
+    raised = error.__cause__ if isinstance(error, CrashedError) else raised
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
-    elif isinstance(error, CrashedError) and not isinstance(error.__cause__, (FastTrainError, MemoryError)):
-        traceback.print_exception(error.__cause__)  # of the user's own code
+    elif raised is not None and not isinstance(raised, (FastTrainError, MemoryError)):
+        traceback.print_exception(raised, limit=-LAST_FRAMES)
     terminal.tell(f"fasttrain: error: {shown(text or str(error))}")
     return code
+
+
+def _report_users(error: BaseException) -> int:
+    """Report what the user's own code raised; raise what none of it did."""
+    state, user_code = (sys.modules.get(f"fasttrain.{name}") for name in ("runs.state", "envs.user_code"))
+    place = "" if state is None else state.place_of(error)
+    if user_code is None or not (place or user_code.users_frames(error)):
+        raise error
+    return _report(error, EXIT_CRASHED, f"{place}{user_code.blame(error)}", error)
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -25,6 +25,7 @@ Legal = Union[Sequence[int], BoolArray, None]  # noqa: UP007 - read at run time 
 MOST_NOTES = 100_000  # in a row, without a decision
 MOST_REWARD = float(np.finfo(np.float32).max)
 MOST_MS = 1e9
+NO_ACTION = "no legal action"  # the cause that env.on_empty_mask=raise makes an error
 COUNTED = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -258,7 +259,8 @@ def mask_of(legal: Legal, width: int) -> BoolArray:
         else:
             mask[given.astype(np.int64)] = True
     if len(mask) != width or not mask.any():
-        raise GameLostError("bad decision", f"legal actions {legal!s:.80} of {width}")
+        cause = NO_ACTION if len(mask) == width else "bad decision"
+        raise GameLostError(cause, f"legal actions {legal!s:.80} of {width}")
     return mask
 
 

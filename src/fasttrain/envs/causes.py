@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import seeding
+from numpy.typing import NDArray
 
 from fasttrain.envs.findings import Finding, found
 from fasttrain.envs.masks import is_legal
@@ -271,29 +272,34 @@ def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
     """Whether the outer part of a Box of actions changes nothing.
 
     From one start, an action at the bounds is held, then one half as far from the middle of the Box, and so on: whether
-    the episodes are the same.
+    the episodes are the same. A start that is not through at the deadline does not count.
     """
     space = play.action_space
     if not isinstance(space, spaces.Box) or not np.isfinite([space.low, space.high]).all():
         return
+
+    def held(seed: int, action: NDArray[Any]) -> list[tuple[Any, ...]]:
+        moments = play.episode(seed, HELD_STEPS, lambda _: action.astype(space.dtype))
+        return [frame_of(moment)[1:4] for moment in itertools.takewhile(in_time, moments)]
+
+    def in_time(_: object = None) -> bool:
+        return time.perf_counter() <= deadline
+
     rng, alike, tried = np.random.default_rng(SEED), list[int](), 0
-    for seed in range(SEED + 1, SEED + 1 + STARTS):
-        tried += 1
+    for seed in itertools.takewhile(in_time, range(SEED + 1, SEED + 1 + STARTS)):
         corner = np.where(rng.random(space.shape) < 0.5, space.low, space.high)
-        first = _held(play, seed, corner.astype(space.dtype))
-        middle = (space.low + space.high) / 2  # of a Box around 0: 0
+        first, middle = held(seed, corner), (space.low + space.high) / 2  # of a Box around 0: 0
         towards = (middle + (corner - middle) * 0.5**half for half in range(1, HALVINGS + 1))
-        smaller = (_held(play, seed, action.astype(space.dtype)) for action in towards)
-        if (half := next((half for half, episode in enumerate(smaller, 1) if episode != first), 0)) > 0:
-            alike.append(half)  # else the action does not matter there, or only its sign
-        if time.perf_counter() > deadline or min(alike, default=2) < 2:
+        other = (half for half, action in enumerate(towards, 1) if not in_time() or held(seed, action) != first)
+        half = next(other, 0)
+        if not in_time():
+            break
+        tried += 1
+        alike += [half] if half else []  # else the action does not matter there, or only its sign
+        if min(alike, default=2) < 2:
             break
     if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:
         declared, share = f"{space.low.min():g} to {space.high.max():g}", 0.5 ** (min(alike) - 1)
         same = f"in {len(alike)} of {tried} episodes, actions at the bounds of the declared Box ({declared}) had the"
         text = f"{same} same effect as actions {share:g} times as far from its middle: what lies beyond changes nothing"
         yield found("unused_range", text)
-
-
-def _held(play: Play, seed: int, action: object) -> list[tuple[Any, ...]]:
-    return [frame_of(moment)[1:4] for moment in play.episode(seed, HELD_STEPS, lambda _: action)]

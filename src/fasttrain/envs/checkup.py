@@ -276,12 +276,13 @@ class _Checkup:
     def _other_actions(self, costs: ProbeResult) -> None:
         try:
             with self._playing(3, 3, self.lent) as play:  # one build less; fresh or not, its seeds must do the same
-                branches = Branches(play, costs, self._deadline())
+                deadline = self._deadline()
+                branches = Branches(play, costs, deadline)
                 branches.run(self.recorder.frames[0])
                 if any(not pair.rewards_identical for pair in branches.pairs):  # though all episodes return the same
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
-                self.findings += [*causes.unused_range(play, self._later(0.2)), *causes.always_one_seed(play)]
+                self.findings += [*causes.unused_range(play, deadline), *causes.always_one_seed(play)]
                 if not branches.in_time:
                     self.not_checked.append(f"what other actions change: time for {len(branches.pairs)} comparisons")
             if branches.carries_over is not None:

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium import spaces
 
 from fasttrain.envs import masks, wrappers
@@ -130,6 +131,9 @@ def wrapped_core(env: Env, spec: EnvSpec) -> Env:
                 env = wrappers.DictActions(env, env.action_space)
             except EnvSpecError as error:
                 raise EnvSpecError(f"{spec.option}: {error}") from None
+        elif isinstance(space := env.action_space, (spaces.Discrete, spaces.MultiDiscrete)) and space.dtype != np.int64:
+            # A space of int32 contains none of the int64 that SB3 hands it.
+            env = gymnasium.wrappers.TransformAction(env, lambda action: np.asarray(action, space.dtype)[()], space)
         env = _with_masks(env, spec)
         if spec.action_repeat > 1:
             env = wrappers.ActionRepeat(env, spec.action_repeat, masked=isinstance(env, masks.ActionMasks))

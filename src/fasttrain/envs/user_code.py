@@ -97,11 +97,16 @@ def blame(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return text  # carries file and line already
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
-    users = [frame for frame in frames if not frame.filename.startswith(_LIBRARY_FOLDERS)]
-    if not (users or frames):
+    if not frames:
         return text
-    frame = (users or frames)[-1]
+    frame = (users_frames(error) or frames)[-1]
     return f"{text} ({_short_path(frame.filename)}:{frame.lineno}, in {frame.name})"
+
+
+def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where an error came through, without our files and installed ones."""
+    others = (*_LIBRARY_FOLDERS, *_OUR_FOLDERS, "<frozen")
+    return [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
 
 
 def findable(folder: str) -> None:

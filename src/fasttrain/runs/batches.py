@@ -128,6 +128,7 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
         return DaemonVecEnv(
             str(env.entry_point), env_kwargs(config), num_envs, config.daemons, usable_cores(), workers, folder,
             config.engine != "stock", plays_itself(config), guests, env_kwargs(evaluated(config)) if guests else None,
+            env.on_empty_mask == "raise",
         )  # fmt: skip
     kwargs = arguments(env_kwargs(config), "env.kwargs.")
     if env.backend == "envpool":

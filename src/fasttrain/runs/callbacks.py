@@ -52,6 +52,12 @@ class Interval:
         return True
 
 
+def wandering(model: object) -> list[Any]:
+    """The action noise that goes on from step to step, of each env: Ornstein-Uhlenbeck's."""
+    noise = getattr(model, "action_noise", None)
+    return [one for one in getattr(noise, "noises", [noise]) if hasattr(one, "noise_prev")]
+
+
 class RunCallback(BaseCallback):
     """Its own time is phase `log`, evaluation and checkpoints have theirs."""
 
@@ -62,6 +68,7 @@ class RunCallback(BaseCallback):
         self.enemy_turn_ms = 0.0  # of Python envs that report info["perf"]["enemy_turn_ms"]
         self.stopped: Stop | None = None  # before the horizon, by a rule of `stop` or a signal
         self.at_rest = True  # False: stopped within a rollout
+        self.noise = list[Any]()  # of a resumed run: where the noise of each env was
         self._log = Interval(config.log_every)
         self._evaluate = Interval(config.eval_every)
         self._checkpoint = Interval(config.checkpoint_every)
@@ -83,6 +90,8 @@ class RunCallback(BaseCallback):
         self._updates_before = progress.updates
         self.run.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
+        for noise, was in zip(wandering(self.model), self.noise, strict=False):  # learn() begins all noise anew
+            noise.noise_prev = was
 
     def _count_update(self, *_: object) -> None:
         self.run.progress.updates += 1

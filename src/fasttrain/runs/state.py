@@ -26,10 +26,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from fasttrain import __version__
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import inside, under
-from fasttrain.envs.retrace import Retrace
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
-from fasttrain.runs.callbacks import Interval, RunCallback, SnapshotCallback
+from fasttrain.runs.callbacks import Interval, RunCallback, SnapshotCallback, wandering
 from fasttrain.runs.folders import way_on
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
 from fasttrain.runs.stopping import Block, Plateau, Stopping
@@ -187,6 +186,7 @@ def snapshot(run: Any, broken: bool = False) -> Snapshot:
             "progress": progress_state(run.progress),
             "stopping": stopping_state(run.stopping),
             "callback": callback_state(run.callback, run.snapshots),
+            "noise": [plain(noise.noise_prev) for noise in wandering(model)],
             "best_reward": None if run.evaluator.best_reward == float("-inf") else float(run.evaluator.best_reward),
             "evaluations": plain(run.evaluator.log.rows),
             "episodes_file": run.episodes.position(),
@@ -252,6 +252,9 @@ def _restore(
     other_seed = (run.config.seed + SEED_STRIDE * (1 + len(own["resumed_at"]))) % 2**31
     begun = load_env_state(model.env, state["envs"], inside(arrays, "envs"), other_seed, traced(run.config), lost)
     load_model_state(model, state["model"], inside(arrays, "model"))
+    rows = [] if begun is None else begun.rows
+    noise = [np.array(was, np.float64).reshape(model.action_space.shape) for was in own.get("noise", ())]
+    run.callback.noise = [np.zeros_like(was) if row in rows else was for row, was in enumerate(noise)]
     if begun is not None:
         begin_anew(model, begun)
     load_progress(run.progress, own["progress"])
@@ -260,7 +263,7 @@ def _restore(
     run.evaluator.best_reward = float("-inf") if own["best_reward"] is None else float(own["best_reward"])
     run.resumed_at = [*own["resumed_at"], int(model.num_timesteps)]
     load_random_state(state["random"], inside(arrays, "random"))
-    return [] if begun is None else begun.rows, lost
+    return rows, lost
 
 
 def begin_anew(model: Any, begun: NewEpisodes) -> None:
@@ -371,14 +374,12 @@ def _is_again(before: dict[str, Any], now: dict[str, Any]) -> bool:
 
 def place_of(error: BaseException) -> str:
     """`env 3, step 12 of its episode, `, as far as the traceback knows."""
-    places, trace = [], error.__traceback__
+    trace = error.__traceback__
     while trace is not None:
-        frame = trace.tb_frame
-        itself = frame.f_locals.get("self")
-        if isinstance(itself, DummyVecEnv) and "env_idx" in frame.f_locals:
-            index = frame.f_locals["env_idx"]
-            places.append(f"env {index}")
-            if isinstance(env := itself.envs[index], Retrace):
-                places.append(f"step {env.steps_begun} of its episode" if env.steps_begun else "its reset")
+        itself, index = (trace.tb_frame.f_locals.get(name) for name in ("self", "env_idx"))
+        if isinstance(itself, DummyVecEnv) and index is not None:
+            begun = getattr(itself.envs[index], "steps_begun", None)  # of a `Retrace`
+            step = "" if begun is None else f"step {begun} of its episode, " if begun else "its reset, "
+            return f"env {index}, {step}"
         trace = trace.tb_next
-    return "".join(f"{place}, " for place in places)
+    return ""

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.batch import Int64Array, each_array, select_rows
+from fasttrain.batch import NO_LEGAL_ACTION, Int64Array, each_array, select_rows
 from fasttrain.daemons.game import (
     MOST_REWARD,
+    NO_ACTION,
     Decision,
     EngineGame,
     Outcome,
@@ -86,6 +87,7 @@ class Table:
     names: Iterator[int]  # a number for each game that no other one has
     tally: Tally
     two_sided: bool = False  # somebody here decides for the other side too
+    empty_raises: bool = False  # a decision without a legal action is an error, not a lost game
     guest: bool = False  # the games are of an evaluation
     actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # done once the trainer has acted
 
@@ -312,6 +314,9 @@ class Row:
     def _note_loss(self, error: GameLostError) -> None:
         """Count it, keep what was said, and give the seat up: its channel cannot be trusted any more."""
         words, seat = self.table.words, self.seat
+        if error.cause == NO_ACTION and self.table.empty_raises:
+            where = f"in env {self.row}, game {self.number}, after {self.length:,} decisions"
+            raise EnvError(f"{NO_ACTION} {where}: {error}. {NO_LEGAL_ACTION}: such a game is lost then") from error
         words[SPENT["lost"]] += 1
         words[SPENT["lost_decisions"]] += self.length
         self.table.tally.lost[error.cause] += 1

@@ -56,6 +56,7 @@ class DaemonVecEnv(SlotVecEnv):
         asks_again: False for learners that cannot be asked the same decision twice: SB3's own loops.
         two_sided: the game asks for the other side's decisions too (`SelfPlayVecEnv` has somebody make them).
         guests: how many games `guests()` has, at most `num_envs`; made with `guest_kwargs`, if these are others.
+        empty_raises: a decision without a legal action is an error, and not a lost game.
 
     Raises:
         EnvSpecError: the class cannot be made, or the first engine does not come up.
@@ -75,6 +76,7 @@ class DaemonVecEnv(SlotVecEnv):
         two_sided: bool = False,
         guests: int = 0,
         guest_kwargs: dict[str, Any] | None = None,
+        empty_raises: bool = False,
     ) -> None:
         if sys.platform == "win32":
             raise EnvSpecError("env.backend=daemons needs Linux or macOS: take WSL")
@@ -90,6 +92,7 @@ class DaemonVecEnv(SlotVecEnv):
                 GamesSettings(
                     entry_point, kwargs, os.getcwd(), str(self.folder), settings, worker, self.num_workers,
                     len(rows), len(daemons), self.per_daemon, cores, asks_again, two_sided, num_envs, guest_kwargs,
+                    empty_raises,
                 )
             )
             for worker, (rows, daemons) in enumerate(

@@ -58,6 +58,7 @@ class GamesSettings:
     two_sided: bool = False  # somebody here decides for the other side too
     first_guest: int = 1 << 31  # rows from this one on are games of evaluations
     guest_kwargs: dict[str, Any] | None = None  # None: `kwargs`
+    empty_raises: bool = False  # a decision of a training's game without a legal action is an error
 
 
 class Ready(NamedTuple):
@@ -132,12 +133,14 @@ class Worker(asyncio.Protocol):
             arrays, words, action_space, settings.daemons, self.pool, Records(folder / f"games{suffix}.jsonl"),
             Records(folder / f"failed_games{suffix}.jsonl"), self._tell, settings.asks_again,
             itertools.count(settings.worker, settings.num_workers), self.pool.tally, settings.two_sided,
+            settings.empty_raises,
         )  # fmt: skip
         # What evaluations play is not counted, and its names take none from the training's games.
         names = itertools.count(FIRST_GUEST + settings.worker, settings.num_workers)
         self.guests = replace(
-            self.table, words=np.zeros_like(words), names=names, tally=Tally(), two_sided=False, guest=True
-        )
+            self.table, words=np.zeros_like(words), names=names, tally=Tally(), two_sided=False, empty_raises=False,
+            guest=True,
+        )  # fmt: skip
 
     async def run(self, connection: Connection) -> None:
         """Until the trainer closes the line or is gone."""

@@ -88,7 +88,7 @@ class Worker:
         self.settings = settings
         try:
             factories, envs, masks = self._build(kept)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             self.guard.check(error)
             whole = str(error) if isinstance(error, EnvSpecError) else blame(error)  # ours is a whole message already
             self._send(failure_of(error, env_index=self.settings.first)._replace(spec=True, text=whole))
@@ -197,7 +197,7 @@ class Worker:
         except NeedsRestartError as error:
             self.control[ROW] = NO_ROW
             return FAILED, pack(error.failure)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             missing = isinstance(error, AttributeError)
             return RESULT, pack(failure_of(error, env_index=0)._replace(missing=missing))
 
@@ -257,7 +257,7 @@ def _answer(errand: Callable[[Any, list[Env]], Any], memory: object, kept: list[
     try:
         answer: bytes = cloudpickle.dumps(errand(memory, kept))  # spaces may be of classes that pickle cannot name
         return answer
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         return pack(failure_of(error, env_index=0)._replace(spec=isinstance(error, EnvSpecError)))
 
 

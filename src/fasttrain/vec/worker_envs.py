@@ -169,7 +169,7 @@ class EnvRows:
             try:
                 extra = {"options": options[row]} if options[row] else {}
                 info = self._begin(row, env.reset(seed=seeds[row], **extra))
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 raise NeedsRestartError(self._failure(row, None, error)) from error
             infos.append(_packed(info))
         self.current[0] = NO_ROW
@@ -195,7 +195,7 @@ class EnvRows:
             self._steps[row] += 1  # before: a step that fails has its number too
             try:
                 self._take(row, env, env.step(action))
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self._fail(row, action, error)
         self.current[0] = NO_ROW
         bad = self._bad_rows()
@@ -258,11 +258,15 @@ class EnvRows:
 
     def _write(self, row: int, into: Any, observation: Any) -> None:
         """Assign one observation. NumPy would stretch a wrong shape silently, (1,) into (3,) say."""
-        if isinstance(into, dict):
-            for key, part in into.items():
-                _assign(part, row, observation[key], self._shapes[key], f" {key!r}")
-        else:
-            _assign(into, row, observation, self._shapes, "")
+        try:
+            if isinstance(into, dict):
+                for key, part in into.items():
+                    _assign(part, row, observation[key], self._shapes[key], f" {key!r}")
+            else:
+                _assign(into, row, observation, self._shapes, "")
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            text = f"the observation, {observation!s:.80}, does not fit its space: {blame(error)}"
+            raise BadDataError(text) from error
 
     def _keep(self, row: int, info: dict[str, Any], keys: tuple[str, ...]) -> None:
         """Numbers travel in the arrays, anything else as a record."""
@@ -304,7 +308,7 @@ class EnvRows:
             raise NeedsRestartError(failure) from error
         try:
             self._rebuild(row, failure)
-        except (Exception, SystemExit) as again:
+        except BaseException as again:
             raise NeedsRestartError(self._failure(row, action, again)) from again
 
     def _rebuild(self, row: int, failure: Failure) -> None:
@@ -316,7 +320,7 @@ class EnvRows:
         arrays.info_kinds[row] = ABSENT
         place = slice(row, row + 1)
         each_array(np.copyto, select_rows(arrays.final_observations, place), select_rows(self._before, place))
-        with contextlib.suppress(Exception, SystemExit):
+        with contextlib.suppress(BaseException):
             self.envs[row].close()
         self.envs[row] = env = self.factories[row]()
         self._mask_methods[row] = self.masks.method_of(env)
