@@ -260,10 +260,8 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
         sweep.stopped = True
     finally:
         sys.argv = previous_argv
-        if previous_full is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = previous_full
+        os.environ.pop("HYDRA_FULL_ERROR", None)  # unless an env has cleared them all
+        os.environ.update({} if previous_full is None else {"HYDRA_FULL_ERROR": previous_full})
     if failed:
         raise failed[0]
     if sweep is not None:

@@ -321,7 +321,8 @@ def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoR
     """
     told = error
     if isinstance(error, SystemExit):
-        told = EnvError(f"an env or a callback called sys.exit({error.code!r}): let it raise an error that says why")
+        who = place_of(error) or "an env or a callback "
+        told = EnvError(f"{who}called sys.exit({error.code!r}): let it raise an error that says why")
     elif isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
         told = EnvError("a worker process died; what it said stands above")
     told.__cause__ = error if told is not error else told.__cause__

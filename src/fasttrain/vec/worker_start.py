@@ -57,7 +57,7 @@ def inherited(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)  # an env may clear them all
             else:
                 os.environ[name] = value
 
