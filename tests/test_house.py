@@ -9,7 +9,9 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-CEILINGS = {"lines": 50_622, "modules": 230, ": Any": 571}  # lines: numba's types, named; any optimizer's state
+# lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a legal
+# action in any command, and for where action noise was
+CEILINGS = {"lines": 50_670, "modules": 230, ": Any": 571}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -25,7 +27,7 @@ PATH_CEILINGS = {
     "kernels": {"files": 14, "functions": 100, "lines": 1082},
     "recurrent": {"files": 17, "functions": 115, "lines": 1121},
     "dqn": {"files": 15, "functions": 82, "lines": 897},
-    "sac": {"files": 13, "functions": 63, "lines": 696},
+    "sac": {"files": 13, "functions": 63, "lines": 697},  # a Box of whole numbers reaches its `high`
 }
 
 

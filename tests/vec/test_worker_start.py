@@ -28,6 +28,7 @@ def test_the_trainers_environment_is_put_back(monkeypatch: pytest.MonkeyPatch):
     before = dict(os.environ)
     with inherited(ONE_THREAD):
         assert all(os.environ[name] == "1" for name in ONE_THREAD)
+        del os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]  # as an env may
     assert dict(os.environ) == before
     with suppress(KeyError), inherited(ONE_THREAD):
         raise KeyError

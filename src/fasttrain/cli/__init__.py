@@ -221,6 +221,8 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from fasttrain.vec.worker_start import inherited
+
     compose.register()
     normalised = normalise(arguments, os.environ)
     sweep = _sweep(command, arguments)
@@ -245,11 +247,10 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
             failed[0].__cause__ = error
         running.clear()
 
-    previous_argv, previous_full = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = ["fasttrain", *normalised]
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us; the messages below replace Hydra's
+    previous_argv, sys.argv = sys.argv, ["fasttrain", *normalised]
     try:
-        task()
+        with inherited({"HYDRA_FULL_ERROR": "1"}):  # exceptions reach us; the messages below replace Hydra's
+            task()
     except Exception as error:
         if running or isinstance(error, BrokenPipeError):
             raise
@@ -260,8 +261,6 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
         sweep.stopped = True
     finally:
         sys.argv = previous_argv
-        os.environ.pop("HYDRA_FULL_ERROR", None)  # unless an env has cleared them all
-        os.environ.update({} if previous_full is None else {"HYDRA_FULL_ERROR": previous_full})
     if failed:
         raise failed[0]
     if sweep is not None:

@@ -56,10 +56,8 @@ def inherited(values: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)  # an env may clear them all
-            else:
-                os.environ[name] = value
+            os.environ.pop(name, None)  # an env may have cleared them all
+            os.environ.update({} if value is None else {name: value})
 
 
 def hold_signals() -> Any:
