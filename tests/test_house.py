@@ -9,8 +9,8 @@ import pytest
 from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
-# lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a legal
-# action in any command, and for where action noise was
+# lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a
+# legal action in any command, and for where action noise was.
 CEILINGS = {"lines": 50_670, "modules": 230, ": Any": 571}
 
 
