@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from fasttrain.accelerators.compiled import CompiledPPO, CompiledQ
 from fasttrain.algos.engine import EngineSettings, PPOWork, Statistics
-from fasttrain.algos.losses import Terms, normalized, ppo_terms, value_loss, with_loss
+from fasttrain.algos.losses import Terms, normalized, ppo_terms, with_loss
 from fasttrain.algos.policy_view import PolicyView
 from fasttrain.algos.ppo import PPO, MaskablePPO
 from fasttrain.algos.recurrent import RecurrentPPO
@@ -98,10 +98,10 @@ def counting(calls: list[str]) -> Callable[[Callable[..., Any]], Callable[..., A
     return compiler
 
 
-def loss_terms(view: PolicyView, batch: RolloutBatch, numbers: Any, value_loss: Any = value_loss) -> Terms:
+def loss_terms(view: PolicyView, batch: RolloutBatch, numbers: Any) -> Terms:
     """The loss of a minibatch whose advantages are used as they are, in SB3's order of operations."""
     evaluated = view.evaluate(batch, entropy_gradient=True)
-    terms = ppo_terms(batch, evaluated, numbers.clip_range, numbers.clip_range_vf, value_loss)
+    terms = ppo_terms(batch, evaluated, numbers.clip_range, numbers.clip_range_vf)
     return with_loss(terms, batch, evaluated, numbers)
 
 

@@ -265,6 +265,17 @@ class Foreign(ReplayBuffer):
     """One of the user's own."""
 
 
+class OwnStorage(ReplayStorage):
+    """One of the user's own, of ours."""
+
+
+def test_a_storage_without_priorities_does_not_pass_by_prioritized():
+    with pytest.raises(ConfigError, match="prioritized with a OwnStorage, which draws in its own way: derive it from"):
+        fasttrain.DQN(
+            "MlpPolicy", DummyVecEnv([Forbidding]), replay_buffer_class=OwnStorage, prioritized={}, **SETTINGS
+        )
+
+
 @pytest.mark.parametrize(
     ("settings", "window"),
     [

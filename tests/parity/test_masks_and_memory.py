@@ -26,7 +26,7 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 import fasttrain
 from accelerated import loss_terms
 from fasttrain.algos.engine import EngineSettings
-from fasttrain.algos.losses import Coefficients, normalized, value_loss_of_square
+from fasttrain.algos.losses import Coefficients, normalized
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.recurrent_policies import MaskableRecurrentActorCriticPolicy
 from fasttrain.batch import each_array
@@ -239,7 +239,7 @@ def test_c_loss_and_gradients_are_those_of_a_walk_step_by_step(actions: str, lst
             batch = doubled(given)
             places = [int(np.flatnonzero(rollout.returns.reshape(-1) == value)[0]) for value in given.returns]
             steps, envs = np.divmod(places, rollout.n_envs)
-            terms = loss_terms(head, normalized(batch, True), numbers, value_loss_of_square)
+            terms = loss_terms(head, normalized(batch, True), numbers)
             gradients = torch.autograd.grad(terms["loss"], parameters, allow_unused=True)
             expected = reference_loss(model, rollout, steps, envs, states)
             wanted = torch.autograd.grad(expected, parameters, allow_unused=True)
@@ -265,12 +265,12 @@ def test_what_stands_in_padding_changes_nothing():
     batch = normalized(next(iter(model.rollout_buffer.storage.sequences(41))), True)
     gaps = np.setdiff1d(np.arange(len(batch.actions)), batch.sequences.kept.numpy())
     assert len(gaps) > 3
-    clean = loss_terms(head, batch, numbers, value_loss_of_square)
+    clean = loss_terms(head, batch, numbers)
     assert batch.action_masks[gaps].all()
     assert not batch.observations[gaps].any()
     wanted = torch.autograd.grad(clean["loss"], list(model.policy.parameters()))
     batch.observations[gaps], batch.actions[gaps] = 7.0, 1
-    dirty = loss_terms(head, batch, numbers, value_loss_of_square)
+    dirty = loss_terms(head, batch, numbers)
     assert torch.equal(clean["loss"], dirty["loss"])
     for one, other in zip(wanted, torch.autograd.grad(dirty["loss"], list(model.policy.parameters())), strict=True):
         assert torch.equal(one, other)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, reduce
 from typing import Any, NamedTuple
 
@@ -270,14 +270,14 @@ def ppo_terms(
     evaluated: Evaluated,
     clip_range: Any,
     clip_range_vf: Any,
-    value_loss: Callable[..., Tensor] = value_loss,
 ) -> Terms:
     """The terms of PPO's loss under SB3's names, each a scalar without its weight."""
+    of_values = value_loss if batch.sequences is None else value_loss_of_square
     ratio = torch.exp(evaluated.log_probs - batch.old_log_probs)
     return {
         "policy_gradient_loss": policy_loss(batch.advantages, ratio, clip_range),
         "entropy_loss": entropy_loss(evaluated.entropy, evaluated.log_probs),
-        "value_loss": value_loss(evaluated.values, batch.returns, batch.old_values, clip_range_vf),
+        "value_loss": of_values(evaluated.values, batch.returns, batch.old_values, clip_range_vf),
     }
 
 

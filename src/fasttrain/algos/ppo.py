@@ -23,7 +23,7 @@ from fasttrain.algos.causes import check_actions, check_rollout, check_step, why
 from fasttrain.algos.engine import Acted, Engine, PPOWork, Statistics, TorchEngine
 from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
 from fasttrain.algos.grouped import GroupedRollout, groups_of
-from fasttrain.algos.losses import Evaluated, ppo_terms, value_loss, with_loss
+from fasttrain.algos.losses import Evaluated, ppo_terms, with_loss
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.step import PPOStep, checked, micro_batches
 from fasttrain.buffers.recurrent import RecurrentStorage
@@ -43,7 +43,6 @@ class _PPO(Fast, OnPolicyAlgorithm):
     _plain = TorchEngine
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
     _masked: ClassVar[bool]
-    _value_loss = staticmethod(value_loss)
 
     def _setup_model(self) -> None:
         super()._setup_model()
@@ -112,7 +111,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
             evaluated: what the policy, as it is now, says of these rows.
         """
         work = self.work()
-        return ppo_terms(batch, evaluated, work.clip_range, work.clip_range_vf, self._value_loss)
+        return ppo_terms(batch, evaluated, work.clip_range, work.clip_range_vf)
 
     def work(self) -> PPOWork:
         """The update that the model's settings and schedules ask for now."""

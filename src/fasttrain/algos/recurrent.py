@@ -29,7 +29,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from fasttrain.algos.engine import Acted, Engine, EngineSettings, Stored, TorchEngine, refuse_settings
-from fasttrain.algos.losses import Evaluated, value_loss_of_square
+from fasttrain.algos.losses import Evaluated
 from fasttrain.algos.policy_view import PolicyView, networks_of
 from fasttrain.algos.ppo import _PPO, collect
 from fasttrain.algos.recurrent_policies import (
@@ -223,7 +223,6 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
 
     _plain = RecurrentEngine
     _masked = False
-    _value_loss = staticmethod(value_loss_of_square)
     unsquashes = False  # stock's loop only clips what gSDE has squashed
     _last_lstm_states: RNNStates  # type: ignore[assignment]
 

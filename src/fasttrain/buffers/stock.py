@@ -249,16 +249,26 @@ def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
 
 
 def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
-    """Raise where a buffer that is none of ours would pass by what was asked for: SB3's own loops serve it.
+    """Raise where a buffer would pass by what was asked for: SB3's own loops serve one that is none of ours.
 
     Raises:
         ConfigError: something that SB3's update cannot do was asked for.
     """
     names = ", ".join(name for name, given in asked.items() if given)
+    if (
+        asked.get("prioritized")
+        and isinstance(buffer, ReplayStorage)
+        and not isinstance(buffer, PrioritizedReplayBuffer)
+    ):
+        raise ConfigError(
+            f"prioritized with a {type(buffer).__name__}, which draws in its own way: derive it from "
+            "fasttrain.buffers.prioritized.PrioritizedReplayBuffer, or leave prioritized out"
+        )
     if names and not isinstance(buffer, ReplayStorage):
         raise ConfigError(
             f"{names} with replay_buffer_class={type(buffer).__name__}: SB3's own update, which serves such a buffer, "
-            "cannot do that; leave replay_buffer_class out, or derive it from fasttrain's ReplayStorage"
+            "cannot do that; leave replay_buffer_class out, or derive it from "
+            "fasttrain.buffers.replay_storage.ReplayStorage"
         )
 
 
