@@ -11,7 +11,7 @@ from transition_path import PATHS
 SRC = Path(__file__).resolve().parent.parent / "src"
 # lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a
 # legal action in any command, and for where action noise was.
-CEILINGS = {"lines": 50_678, "modules": 230, ": Any": 571}
+CEILINGS = {"lines": 50_679, "modules": 230, ": Any": 571}
 
 
 def test_src_is_not_above_its_ceilings() -> None:

@@ -27,7 +27,8 @@ from toys import single_thread, toy_gym_vec
 one_thread = pytest.fixture(autouse=True)(single_thread)
 BOX, TWO, PAIR = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2), spaces.MultiDiscrete([2, 2])
 WIDE = spaces.Box(-1.0, 1.0, (4,), np.float64)
-NO_MLP, NO_ADAM = "not an MLP of tanh or relu layers", "the optimizer is {} of 1 groups, not a plain Adam"
+NO_MLP = "not an MLP of tanh or relu layers"
+NO_ADAM = "the optimizer is {}: compiled kernels compute a plain Adam of one group"
 NOT_CALLED = "has a hook or a method of its own, which compiled kernels would not call"
 
 

@@ -29,7 +29,7 @@ from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
 from fasttrain.accelerators.layout import KINDS, activations_of, heads_of, linears_of, shapes_of
 from fasttrain.algos.engine import Engine, PPOWork, QWork
 from fasttrain.algos.guard import optimizers_of
-from fasttrain.algos.policy_view import is_unchanged, networks_of
+from fasttrain.algos.policy_view import CategoricalView, GaussianView, is_unchanged, networks_of
 from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork
 from fasttrain.algos.sac import SACWork
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -73,6 +73,7 @@ _SAC = Contract(  # it asks the storage for batches and lets the optimizers step
                     "ent_coef", "ent_coef_optimizer")},
 )  # fmt: skip
 REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN, "soft actor-critic": _SAC}
+VIEWS = (CategoricalView, GaussianView)  # distributions that the kernels know
 ADAM = ("lr", "betas", "eps", "foreach", "fused")  # its options that the kernels know; the last two only round
 
 # What an update takes by kernels / by torch, in µs for each row of the rollout; two LSTMs, one thread. 248 inputs,
@@ -166,7 +167,7 @@ def _changed_policy(policy: Any) -> str:
 
 def _other_actor_critic(policy: Any) -> str:
     stock = hasattr(policy, "lstm_actor") or is_unchanged(policy)
-    if not stock or networks_of(policy, policy.action_space) is None:
+    if not stock or type(networks_of(policy, policy.action_space)) not in VIEWS:
         return "the policy is not SB3's own, or its actions are neither discrete nor a Box with one axis"
     layers = type(policy.mlp_extractor)
     return "" if layers is MlpExtractor else f"the hidden layers are a {layers.__name__}, a class of their own"
@@ -294,7 +295,7 @@ def _odd_optimizer(policy: Any) -> str:
     optimizer, learned = policy.optimizer, _learned(policy)
     group, *more = optimizer.param_groups
     if type(optimizer) is not torch.optim.Adam or more:
-        return f"the optimizer is {type(optimizer).__name__} of {1 + len(more)} groups, not a plain Adam"
+        return f"the optimizer is {type(optimizer).__name__}: compiled kernels compute a plain Adam of one group"
     if options := [name for name in optimizer.defaults if group.get(name) and name not in ADAM]:
         return f"compiled kernels do not know Adam's option {options[0]}"
     if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in _STEP_HOOKS):
