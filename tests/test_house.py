@@ -11,7 +11,7 @@ from transition_path import PATHS
 SRC = Path(__file__).resolve().parent.parent / "src"
 # lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a
 # legal action in any command, and for where action noise was.
-CEILINGS = {"lines": 50_679, "modules": 230, ": Any": 571}
+CEILINGS = {"lines": 50_658, "modules": 230, ": Any": 565}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -23,9 +23,9 @@ def test_src_is_not_above_its_ceilings() -> None:
 
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
-    "ppo": {"files": 13, "functions": 118, "lines": 1159},
-    "kernels": {"files": 14, "functions": 100, "lines": 1082},
-    "recurrent": {"files": 17, "functions": 115, "lines": 1121},
+    "ppo": {"files": 13, "functions": 117, "lines": 1155},
+    "kernels": {"files": 14, "functions": 100, "lines": 1079},
+    "recurrent": {"files": 17, "functions": 114, "lines": 1116},
     "dqn": {"files": 15, "functions": 82, "lines": 897},
     "sac": {"files": 13, "functions": 63, "lines": 697},  # a Box of whole numbers reaches its `high`
 }

@@ -90,7 +90,7 @@ def test_padded_and_in_groups_they_say_the_same(case: str, cell: str):
     assert not must_be_padded(policy)
     for head in (PaddedView(policy), UnpaddedView(policy)):
         np.random.seed(0)
-        for batch in model.rollout_buffer.storage.sequences(40, head.layout):
+        for batch in model.rollout_buffer.storage.minibatches(40, head.layout):
             values, log_probs, entropy, _ = head.evaluate(batch, True)
             assert (batch.sequences.states.pi[1].shape[-1] == 0) is (cell != "lstm")
             weight = batch.advantages

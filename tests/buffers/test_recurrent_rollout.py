@@ -67,7 +67,7 @@ def test_padded_minibatches_are_stocks(space: spaces.Space[Any], own_critic: boo
         np.random.seed(epoch)
         wanted = list(stock.get(size))
         np.random.seed(epoch)
-        found = list(ours.sequences(size))
+        found = list(ours.minibatches(size))
         np.random.seed(epoch)
         assert len(found) == len(wanted) == len(list(as_stock(ours).get(size)))
         for batch, other in zip(found, wanted, strict=True):
@@ -86,9 +86,9 @@ def test_padded_minibatches_are_stocks(space: spaces.Space[Any], own_critic: boo
 def test_grouped_minibatches_have_the_same_rows_in_sequences(size: int | None):
     ours, _ = filled()
     np.random.seed(2)
-    padded = list(ours.sequences(size))
+    padded = list(ours.minibatches(size))
     np.random.seed(2)
-    for batch, other in zip(ours.sequences(size, laid="grouped"), padded, strict=True):
+    for batch, other in zip(ours.minibatches(size, "grouped"), padded, strict=True):
         assert sorted(batch.returns.tolist()) == sorted(other.returns.tolist())
         assert len(batch.observations) == len(batch.returns)
         place = {value: tuple(np.argwhere(ours.returns == value)[0]) for value in batch.returns.numpy()}
@@ -116,7 +116,7 @@ def test_a_row_that_is_left_out_ends_its_sequence():
     ours, _ = filled()
     ours.episode_starts[:] = 0
     ours.leave_out(3, [1])
-    batch = next(iter(ours.sequences(None)))
+    batch = next(iter(ours.minibatches(None)))
     assert len(batch.returns) == STEPS * ENVS - 1
     whole = batch.sequences.states.pi[
         0

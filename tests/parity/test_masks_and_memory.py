@@ -235,7 +235,7 @@ def test_c_loss_and_gradients_are_those_of_a_walk_step_by_step(actions: str, lst
         model.use_engine(settings)
         head = model.engine.new_view()
         np.random.seed(4)
-        for given in rollout.storage.sequences(41, laid):
+        for given in rollout.storage.minibatches(41, laid):
             batch = doubled(given)
             places = [int(np.flatnonzero(rollout.returns.reshape(-1) == value)[0]) for value in given.returns]
             steps, envs = np.divmod(places, rollout.n_envs)
@@ -262,7 +262,7 @@ def test_where_nothing_was_learned_yet_ratios_are_one():
 def test_what_stands_in_padding_changes_nothing():
     model = model_of(fasttrain.MaskableRecurrentPPO, masked(SPACES["multi-discrete"])).learn(96)
     head, numbers = model.engine.new_view(), Coefficients(0.2, None, 0.01, 0.5)
-    batch = normalized(next(iter(model.rollout_buffer.storage.sequences(41))), True)
+    batch = normalized(next(iter(model.rollout_buffer.storage.minibatches(41))), True)
     gaps = np.setdiff1d(np.arange(len(batch.actions)), batch.sequences.kept.numpy())
     assert len(gaps) > 3
     clean = loss_terms(head, batch, numbers)

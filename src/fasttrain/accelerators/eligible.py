@@ -43,7 +43,7 @@ _PPO = Contract(
     algorithm=("train", "update", "collect_rollouts", "work", "loss", "memory", "remember", "remembered"),
     policy=("__call__", "forward", "evaluate_actions", "predict_values", "extract_features",
             "_get_action_dist_from_latent", "_process_sequence", "forward_actor", "forward_critic"),
-    storage=("add", "put", "compute_returns_and_advantages", "minibatches", "sequences", "draw_order", "rows",
+    storage=("add", "put", "compute_returns_and_advantages", "minibatches", "draw_order", "rows",
              "observations", "masks", "scalars", "begins", "past"),
     stored=RolloutStorage,
     work={PPOWork: ("n_epochs", "batch_size", "clip_range", "clip_range_vf", "ent_coef", "vf_coef",

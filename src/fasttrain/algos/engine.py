@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,7 +26,7 @@ from fasttrain.algos.guard import NOT_FINITE, Guard
 from fasttrain.algos.policy_view import LOST, OUTPUT, action_dims, view_of
 from fasttrain.algos.q_networks import greedy
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, each_array, inside, under
-from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
+from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.setting import did_you_mean
@@ -248,7 +248,7 @@ class Transfer:
 
 
 class TorchEngine(Engine):
-    """Of an actor-critic policy."""
+    """Of an actor-critic; where it remembers, `memory` is a `Memory`, and what comes of acting the states after it."""
 
     kind: ClassVar[str] = "torch"
 
@@ -261,11 +261,6 @@ class TorchEngine(Engine):
         """The shortest way through the policy as it is now."""
         return view_of(self.policy, self.policy.action_space, self.precision)
 
-    def batches(self, data: Any, batch_size: int | None) -> Iterator[RolloutBatch]:
-        """One epoch's minibatches."""
-        found: Iterator[RolloutBatch] = data.minibatches(batch_size)
-        return found
-
     def begin(self, rollout: Any = None) -> None:
         self.view = self.new_view()
         if self.compiled is not None:
@@ -275,8 +270,10 @@ class TorchEngine(Engine):
         with torch.no_grad():
             seen = self.transfer.observations(observations)
             masks = None if action_masks is None else self.transfer.masks(action_masks)
-            actions, values, log_probs = self._drawn(seen, masks)
-        return Acted(actions.cpu().numpy(), Stored(seen, actions, values, log_probs, masks), memory)
+            remembered = (memory,) if self.view.layout else ()
+            actions, values, log_probs, *after = self._drawn(seen, masks, *remembered)
+        stored = Stored(seen, actions, values, log_probs, masks, memory.states if remembered else None)
+        return Acted(actions.cpu().numpy(), stored, after[0] if after else memory)
 
     def _drawn(self, observations: TensorObservations, masks: Tensor | None, *memory: Any) -> Any:
         """A failure to draw from what is not finite is told with the place."""
@@ -291,7 +288,8 @@ class TorchEngine(Engine):
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         with torch.no_grad():
-            found: Float32Array = self.view.values(obs_as_tensor(observations, self.device)).cpu().numpy()
+            seen, remembered = obs_as_tensor(observations, self.device), (memory,) if self.view.layout else ()
+            found: Float32Array = self.view.values(seen, *remembered).cpu().numpy()
         return found.reshape(-1)
 
 

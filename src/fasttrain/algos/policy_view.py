@@ -53,6 +53,8 @@ class PolicyView(ABC):
         precision: that the networks compute in; None: float32.
     """
 
+    layout = ""  # of the sequences that it rates, where it remembers
+
     def __init__(self, policy: Any, precision: Precision | None = None) -> None:
         self.policy, self.precision = policy, precision
         self.maskable = isinstance(getattr(policy, "action_dist", None), MaskableDistribution)

@@ -11,7 +11,7 @@ sb3-contrib has no masked class: a zip of ours loads by `fasttrain.MaskableRecur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import sb3_contrib
@@ -24,11 +24,10 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import BernoulliDistribution
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
-from fasttrain.algos.engine import Acted, Engine, EngineSettings, Stored, TorchEngine, refuse_settings
+from fasttrain.algos.engine import Engine, EngineSettings, TorchEngine, refuse_settings
 from fasttrain.algos.losses import Evaluated
 from fasttrain.algos.policy_view import PolicyView, networks_of
 from fasttrain.algos.ppo import _PPO, collect
@@ -40,7 +39,7 @@ from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
-from fasttrain.batch import BoolArray, Float32Array, each_array
+from fasttrain.batch import each_array
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.buffers.sequences import Memory, rows_of_states
 from fasttrain.errors import ConfigError
@@ -186,7 +185,7 @@ def must_be_padded(policy: Any) -> bool:
 
 
 class RecurrentEngine(TorchEngine):
-    """Of a recurrent actor-critic; `memory` is a `Memory`, what comes of acting the states after it."""
+    """Of a recurrent actor-critic."""
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         refuse_settings(settings, "a policy that remembers")
@@ -195,24 +194,6 @@ class RecurrentEngine(TorchEngine):
     def new_view(self) -> PaddedView:
         exact = self.settings.exact or must_be_padded(self.policy)
         return PaddedView(self.policy) if exact else UnpaddedView(self.policy)
-
-    def batches(self, data: Any, batch_size: int | None) -> Iterator[RolloutBatch]:
-        found: Iterator[RolloutBatch] = data.sequences(batch_size, self.view.layout)
-        return found
-
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
-        with torch.no_grad():
-            seen = self.transfer.observations(observations)
-            masks = None if action_masks is None else self.transfer.masks(action_masks)
-            actions, values, log_probs, after = self._drawn(seen, masks, memory)
-        stored = Stored(seen, actions, values, log_probs, masks, memory.states)
-        return Acted(actions.cpu().numpy(), stored, after)
-
-    def values(self, observations: Any, memory: Any = None) -> Float32Array:
-        with torch.no_grad():
-            seen = obs_as_tensor(observations, self.device)
-            found: Float32Array = self.view.values(seen, memory).cpu().numpy()
-        return found.reshape(-1)
 
 
 # --- the algorithms

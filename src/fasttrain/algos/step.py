@@ -97,7 +97,7 @@ class PPOStep(TorchStep):
         for _ in range(self.work.n_epochs):
             self.epochs, self.last_epoch = self.epochs + 1, len(self.noted)
             self.clock.enter("buffer")
-            for batch in self.engine.batches(rollout, self.work.batch_size):
+            for batch in rollout.minibatches(self.work.batch_size, self.engine.view.layout):
                 self.noted.append({})
                 for parameter in self.parameters:
                     parameter.grad = None

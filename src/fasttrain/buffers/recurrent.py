@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,8 +29,6 @@ from fasttrain.buffers.sequences import (
     sequences_of,
     timed_places,
 )
-
-Layout = Literal["padded", "grouped"]
 
 
 class RecurrentStorage(RolloutStorage):
@@ -82,15 +80,15 @@ class RecurrentStorage(RolloutStorage):
         order: Int64Array = np.concatenate([rows[split:], rows[:split]])
         return order
 
-    def sequences(self, batch_size: int | None = None, laid: Layout = "padded") -> Iterator[RolloutBatch]:
+    def minibatches(self, batch_size: int | None = None, layout: str = "padded") -> Iterator[RolloutBatch]:
         """One epoch: minibatches of stock's rows, each cut into sequences.
 
         Args:
-            laid: padded: observations, actions and masks as stock lays them out, zeros in between (masks: all legal),
+            layout: padded: observations, actions and masks as stock lays them out, zeros in between (masks: all legal),
                 so that every sum has its order. grouped: nothing in between, the longest sequence first. The scalars
                 never have padding.
         """
-        lay = {"padded": self._padded, "grouped": self._grouped}[laid]
+        lay = {"padded": self._padded, "grouped": self._grouped}[layout]
         order = self.draw_order()
         size = batch_size or len(order)
         begins = self.begins(order)
