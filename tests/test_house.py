@@ -10,8 +10,8 @@ from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 # lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a
-# legal action in any command, and for where action noise was.
-CEILINGS = {"lines": 50_658, "modules": 230, ": Any": 565}
+# legal action in any command, and for where action noise was; 482 for SAC's update as kernels, in place of torch's.
+CEILINGS = {"lines": 51_140, "modules": 231, ": Any": 568}
 
 
 def test_src_is_not_above_its_ceilings() -> None:

@@ -51,10 +51,10 @@ def test_moving_changes_no_number(kind: Any):
     for index, state in policy.optimizer.state_dict()["state"].items():
         for name, value in state.items():
             torch.testing.assert_close(value, optimizer["state"][index][name], rtol=0, atol=0)
-    kernels.online.zero_()
-    for view in kernels.views_of(kernels.online):
+    kernels.flat.values.zero_()
+    for view in kernels.flat.views_of(kernels.flat.values):
         view += 1.0
-    assert kernels.online.max() == 1.0, "no two parameters share a place"
+    assert kernels.flat.values.max() == 1.0, "no two parameters share a place"
     assert all(bool((parameter == 1.0).all()) for parameter in policy.q_net.parameters())
 
 
@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_not_acted_on():
     kernels = KernelQEngine(make_policy(), EngineSettings())
     with pytest.raises(EnvError, match="the observation of env 0, 1 is not finite"):
         kernels.act(np.full((2, 4), np.nan, np.float32), None)
-    kernels.online.fill_(torch.nan)
+    kernels.flat.values.fill_(torch.nan)
     with pytest.raises(EnvError, match="Q-values. is not finite although its inputs are: parameter q_net.q_net.0"):
         kernels.act(np.zeros((2, 4), np.float32), None)
 
@@ -123,7 +123,7 @@ def test_a_module_is_loaded_in_place_and_an_optimizer_is_not():
     eager_step(other, 1)
     policy.load_state_dict(other.state_dict())
     assert kernels.fits(policy)
-    torch.testing.assert_close(kernels.views_of(kernels.online)[0], other.q_net.q_net[0].weight.detach())
+    torch.testing.assert_close(kernels.flat.views_of(kernels.flat.values)[0], other.q_net.q_net[0].weight.detach())
     policy.optimizer.load_state_dict(other.optimizer.state_dict())
     assert not kernels.fits(policy)
     again = KernelQEngine(policy, EngineSettings())

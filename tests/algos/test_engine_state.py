@@ -110,7 +110,7 @@ def test_another_engine_goes_on_from_its_state(kind: str):
     assert other.engine.gradient_updates == 4
     state, arrays = model.engine.state()
     assert arrays, "copies for a rollback"
-    other.engine.load(json.loads(json.dumps(state)), arrays)
+    other.engine.load(json.loads(json.dumps(state)), arrays, other)
     assert other.engine.gradient_updates == model.engine.gradient_updates == 8
     assert other.engine.guard.state()[0] == model.engine.guard.state()[0]
 
@@ -122,5 +122,5 @@ def test_without_a_guard_there_are_the_counters(kind: str):
     state, arrays = engine.state()
     assert arrays == {}
     other = masked_model(EngineSettings(kind=kind)).engine
-    other.load(state, arrays)
+    other.load(state, arrays, None)
     assert other.skipped_steps == 3

@@ -83,7 +83,7 @@ def test_a_copy_brings_back_weights_and_optimizer_in_place():
     before = [tensor.clone() for tensor in (*policy.parameters(), *policy.optimizer.state[policy.weight].values())]
     policy(torch.ones(1, 2)).sum().backward()
     policy.optimizer.step()
-    restore(policy, guard._copies[0])
+    restore(SimpleNamespace(policy=policy), guard._copies[0])
     after = (*policy.parameters(), *policy.optimizer.state[policy.weight].values())
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert addresses == [parameter.data_ptr() for parameter in policy.parameters()]
@@ -120,7 +120,7 @@ def test_a_guard_goes_on_where_another_was():
 
     other, lines = a_guard(at_limit="rollback", max_skipped=3)
     later = a_model()
-    other.load(state, arrays, later.policy)
+    other.load(state, arrays, later)
     assert other.state()[0] == state
     other.note(later, BAD, why)
     assert other.rollbacks == 1
@@ -135,4 +135,4 @@ def test_what_another_policy_kept_is_refused():
     state, arrays = one.state()
     wrong = {name: np.zeros((3, 3), np.float32) for name in arrays}
     with pytest.raises(ConfigError, match="this run needs"):
-        a_guard()[0].load(state, wrong, a_model().policy)
+        a_guard()[0].load(state, wrong, a_model())

@@ -116,9 +116,9 @@ def fused_gradients(policy: Any, batches: QBatches, settings: QSettings) -> tupl
     kernels = KernelQEngine(policy, EngineSettings())
     errors = np.zeros(batches.rows.shape, np.float32)
     scratch, pieces = kernels._scratch, kernels.pieces
-    lay_ahead(kernels.target.numpy(), pieces, scratch.target)
-    loss = update_gradient(0, kernels.online.numpy(), kernels.layout, pieces, batches, settings, scratch, errors)
-    return kernels.views_of(torch.from_numpy(scratch.gradient)), loss, errors[0]
+    lay_ahead(kernels.target.values.numpy(), pieces, scratch.target)
+    loss = update_gradient(0, kernels.flat.values.numpy(), kernels.layout, pieces, batches, settings, scratch, errors)
+    return kernels.flat.views_of(torch.from_numpy(scratch.gradient)), loss, errors[0]
 
 
 def worst_error(policy: Any, batches: QBatches, settings: QSettings, ours: QSettings | None = None) -> float:
@@ -224,8 +224,8 @@ def test_what_is_not_finite_reaches_the_loss_and_does_not_stay(field: str):
     kernels, before = KernelQEngine(policy, EngineSettings()), copy.deepcopy(policy)
     assert not np.isfinite(trained(kernels, batches._replace(**{field: spoilt}))[0]).any()
     policy.load_state_dict(before.state_dict())
-    kernels.exp_avg.zero_()
-    kernels.exp_avg_sq.zero_()
+    kernels.flat.exp_avg.zero_()
+    kernels.flat.exp_avg_sq.zero_()
     assert np.isfinite(trained(kernels, batches)[0]).all()
     assert all(bool(parameter.isfinite().all()) for parameter in policy.parameters())
 
@@ -235,7 +235,7 @@ def test_layers_laid_out_and_collected(dueling: bool):
     """Every weight stands where the layer's inputs meet its outputs, in whole tiles and beside them; else zero."""
     policy = make_policy(19, 5, [33, 70], dueling)
     kernels = KernelQEngine(policy, EngineSettings())
-    online, layout, pieces, scratch = kernels.online.numpy(), kernels.layout, kernels.pieces, kernels._scratch
+    online, layout, pieces, scratch = kernels.flat.values.numpy(), kernels.layout, kernels.pieces, kernels._scratch
     lay_ahead(online, pieces, scratch.online)
     lay_back(online, pieces, scratch.back)
     net = policy.q_net

@@ -126,9 +126,9 @@ def test_what_a_guard_goes_back_to_is_of_the_policy_that_is_trained():
     again, same = model_state(fresh)
     assert travelled(again) == travelled(state)
     assert all(same[name].tobytes() == array.tobytes() for name, array in arrays.items())
-    restore(fresh.policy, fresh.engine.guard._copies[0])
+    restore(fresh, fresh.engine.guard._copies[0])
     with pytest.raises(ConfigError, match="arrays to roll back to"):
-        fresh.engine.guard.load(state["guard"], {}, fresh.policy)
+        fresh.engine.guard.load(state["guard"], {}, fresh)
 
 
 def test_tensors_are_filled_in_place():

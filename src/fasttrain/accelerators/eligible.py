@@ -20,12 +20,12 @@ from stable_baselines3.dqn.policies import QNetwork
 from stable_baselines3.sac.policies import Actor
 from torch import nn
 
-from fasttrain.accelerators import kernels, kernels_q, kernels_recurrent
+from fasttrain.accelerators import kernels, kernels_q, kernels_recurrent, kernels_sac
 from fasttrain.accelerators.contract import Contract, changed, storage_of
-from fasttrain.accelerators.fused_sac import FusedSACEngine
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
+from fasttrain.accelerators.kernels_sac import KernelSACEngine
 from fasttrain.accelerators.layout import KINDS, activations_of, heads_of, linears_of, shapes_of
 from fasttrain.algos.engine import Engine, PPOWork, QWork
 from fasttrain.algos.guard import optimizers_of
@@ -60,9 +60,9 @@ _DQN = Contract(
     work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
 )  # fmt: skip
 _RECURRENT = _PPO._replace(engine=SequenceKernelEngine, calls=kernels_recurrent.kernel_calls)
-_SAC = Contract(  # it asks the storage for batches and lets the optimizers step, so that these may be of any class
-    engine=FusedSACEngine,
-    calls=list,
+_SAC = Contract(  # it asks the storage for batches, which may be of any class
+    engine=KernelSACEngine,
+    calls=kernels_sac.kernel_calls,
     algorithm=("train", "collect_rollouts", "work", "evaluate", "critic_loss", "actor_loss", "replay", "predict",
                "_sample_action", "_move_targets"),
     policy=("__call__", "forward", "predict", "_predict", "action_log_prob", "get_action_dist_params",
@@ -123,7 +123,7 @@ class Watch:
         optimizers = optimizers_of(algorithm.policy)
         self._owned += [*map(vars, optimizers)]
         self._hooks += [getattr(each, name) for each in optimizers for name in _STEP_HOOKS]
-        self._learned = _learned(algorithm.policy)
+        self._learned = [each for _, own in _learned(algorithm.policy) for each in own]
         self._was = self._state()
 
     def holds(self, algorithm: Any) -> bool:
@@ -149,11 +149,11 @@ def _kind_of(policy: Any) -> str:
     return "Q-network" if hasattr(policy, "q_net") else "recurrent" if hasattr(policy, "lstm_actor") else "actor-critic"
 
 
-def _learned(policy: Any) -> list[nn.Parameter]:
-    """The parameters that the optimizers should have."""
+def _learned(policy: Any) -> list[tuple[torch.optim.Optimizer, list[nn.Parameter]]]:
+    """Each optimizer, and the parameters that it should have."""
     if hasattr(policy, "critic_target"):
-        return [*policy.actor.parameters(), *policy.critic.parameters()]
-    return [*getattr(policy, "q_net", policy).parameters()]
+        return [(each.optimizer, [*each.parameters()]) for each in (policy.actor, policy.critic)]
+    return [(policy.optimizer, [*getattr(policy, "q_net", policy).parameters()])]
 
 
 def _elsewhere(policy: Any) -> str:
@@ -221,6 +221,10 @@ def _odd_chains(policy: Any) -> str:
     plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
     if not plain or len(kinds) > 1 or not kinds <= set(KINDS) or not all(len(chain) % 2 for chain in chains):
         return "not an MLP of tanh or relu layers"
+    if any(len(chain) == 1 for chain in chains):
+        return "a network without a hidden layer"
+    if len({tuple(each.shape for each in net.parameters()) for net in nets}) > 1:
+        return "the critics are not alike"
     placed = {id(each) for layer in linear for each in (layer.weight, layer.bias)}
     extra = [name for name, each in policy.named_parameters() if id(each) not in placed]
     return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
@@ -292,23 +296,23 @@ def _odd_layers(policy: Any) -> str:
 
 
 def _odd_optimizer(policy: Any) -> str:
-    optimizer, learned = policy.optimizer, _learned(policy)
-    group, *more = optimizer.param_groups
-    if type(optimizer) is not torch.optim.Adam or more:
-        return f"the optimizer is {type(optimizer).__name__}: compiled kernels compute a plain Adam of one group"
-    if options := [name for name in optimizer.defaults if group.get(name) and name not in ADAM]:
-        return f"compiled kernels do not know Adam's option {options[0]}"
-    if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in _STEP_HOOKS):
-        return "the optimizer's steps have a hook, which compiled kernels would not call"
-    if {*map(id, group["params"])} != {*map(id, learned)}:
-        return "the optimizer does not have the policy's parameters"
+    for optimizer, learned in _learned(policy):
+        group, *more = optimizer.param_groups
+        if type(optimizer) is not torch.optim.Adam or more:
+            return f"the optimizer is {type(optimizer).__name__}: compiled kernels compute a plain Adam of one group"
+        if options := [name for name in optimizer.defaults if group.get(name) and name not in ADAM]:
+            return f"compiled kernels do not know Adam's option {options[0]}"
+        if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in _STEP_HOOKS):
+            return "the optimizer's steps have a hook, which compiled kernels would not call"
+        if {*map(id, group["params"])} != {*map(id, learned)}:
+            return "the optimizer does not have the policy's parameters"
     return _held(policy)
 
 
 def _held(policy: Any) -> str:
     """A parameter that is not free to learn."""
     names = {id(each): name for name, each in policy.named_parameters()}
-    for each in _learned(policy):
+    for each in (each for _, own in _learned(policy) for each in own):
         if not each.requires_grad or each._backward_hooks or each._post_accumulate_grad_hooks:
             return f"the parameter {names[id(each)]} {'has a hook' if each.requires_grad else 'is frozen'}"
     return ""
@@ -320,5 +324,5 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "actor-critic": (_elsewhere, _changed_policy, _other_actor_critic, *_NETS),
     "recurrent": (_odd_lstm, _elsewhere, _changed_policy, _other_actor_critic, *_NETS),
     "Q-network": (_elsewhere, _changed_policy, _other_q_network, *_NETS),
-    "soft actor-critic": (_elsewhere, _changed_policy, _other_soft_actor_critic, _watched, _odd_chains, _held),
+    "soft actor-critic": (_elsewhere, _changed_policy, _other_soft_actor_critic, _watched, _odd_chains, _odd_optimizer),
 }

@@ -26,7 +26,7 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.acting import act_rows
-from fasttrain.kernels.nets import Layout, Lists, Rows, compress, empty_lists
+from fasttrain.kernels.nets import Constants, Layout, Lists, Rows, compress, empty_lists
 from fasttrain.kernels.ppo import (
     APPROX_KL,
     CLIPPED,
@@ -72,6 +72,7 @@ class KernelEngine(Engine):
         flat = (self.parameters, self._exp_avg, self._exp_avg_sq)  # every parameter has its place in each
         self._views = [(place, tuple(place.of(each) for each in flat)) for place in self._places]
         self._scratch: dict[int, Scratch] = {}  # by number of parts
+        self._constants = constants_of(self._row_size)
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._acted, self._learned = empty_lists(0, 0, 0), empty_lists(0, 0, 0)  # of the rows of now, of a rollout's
         self._order: Int64Array = np.arange(0)
@@ -294,7 +295,7 @@ class KernelEngine(Engine):
         """Working memory for as many parts as pay for `count` rows."""
         parts = max(1, min(self.max_threads, count // ROWS_PER_THREAD))
         if parts not in self._scratch:
-            width, block = int(self.layout.dims.sum()), BLOCK if self._row_size <= WIDE else WIDE_BLOCK
+            width, block = int(self.layout.dims.sum()), len(self._constants.every)
             self._scratch[parts] = Scratch(
                 activations=zeros(parts, block, self._row_size),
                 deltas=zeros(parts, block, self._row_size),
@@ -304,9 +305,7 @@ class KernelEngine(Engine):
                 statistics=np.zeros((parts, NUM_STATISTICS)),
                 values=zeros(parts, 1),
                 moments=np.zeros(2),
-                zeros=zeros(self._row_size),
-                ones=torch.ones(block).numpy(),
-                every=torch.arange(block, dtype=torch.int32).numpy(),
+                **self._constants._asdict(),
             )
         return self._scratch[parts]
 
@@ -327,6 +326,12 @@ def _loss_settings(work: PPOWork) -> LossSettings:
         normalize_advantage=work.normalize_advantage,
         target_kl=-1.0 if work.target_kl is None else work.target_kl,
     )
+
+
+def constants_of(row_size: int) -> Constants:
+    """For blocks of rows of so many activations."""
+    block = BLOCK if row_size <= WIDE else WIDE_BLOCK
+    return Constants(zeros(row_size), torch.ones(block).numpy(), torch.arange(block, dtype=torch.int32).numpy())
 
 
 def zeros(*shape: int) -> Float32Array:

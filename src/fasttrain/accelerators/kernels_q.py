@@ -14,11 +14,10 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
-from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
-from torch import Tensor
+from stable_baselines3.dqn.policies import DQNPolicy
 
-from fasttrain.accelerators.kernels import BLOCK, WIDE, WIDE_BLOCK, adam_of, zeros
-from fasttrain.accelerators.layout import keys_of, make_pieces, make_q_layout, shapes_of
+from fasttrain.accelerators.kernels import adam_of, constants_of, zeros
+from fasttrain.accelerators.layout import Chain, Flat, keys_of
 from fasttrain.algos.causes import blame, why_no_action
 from fasttrain.algos.engine import Acted, Engine, EngineSettings, QWork, Statistics
 from fasttrain.algos.q_networks import DuelingQNetwork
@@ -49,36 +48,19 @@ class KernelQEngine(Engine):
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
         self._keys, self._shape = keys_of(policy.q_net.features_extractor), policy.action_space.shape or ()
-        self.layout, layers_size, row_size = make_q_layout(policy.q_net)
-        self.pieces = make_pieces(policy.q_net, self.layout)
-        self._shapes = shapes_of(policy.q_net)
-        size = sum(shape.numel() for shape in self._shapes)
+        chain, target = Chain.of_q_net(policy.q_net), Chain.of_q_net(policy.q_net_target)
+        self.layout, layers_size, row_size = chain.layout()
+        self.pieces = chain.pieces(self.layout)
         self.dueling = isinstance(policy.q_net, DuelingQNetwork)
         self.actions, self.inputs = int(self.layout.dims.sum()), int(policy.q_net.features_dim)
-        self.online, self.target, self.exp_avg, self.exp_avg_sq = (torch.zeros(size) for _ in range(4))
-        self._flat: list[Any] = [t.numpy() for t in (self.online, self.target, self.exp_avg, self.exp_avg_sq)]
-        self._steps = torch.zeros(len(self._shapes))
-        self._taken = self._steps.numpy()
-        self._found: list[tuple[Any, Any, Any]] = []  # a dictionary, a key, and what must be there
-        self._addresses: list[tuple[Tensor, int]] = []
-        self._move(policy.q_net, self.online)
-        self._move(policy.q_net_target, self.target)
-        self._move_state(policy.optimizer)
-        self._found += [
-            (module._modules, name, child) for module in policy.modules() for name, child in module._modules.items()
-        ]
+        self.flat, self.target = Flat(chain.parameters, policy, policy.modules()), Flat(target.parameters)
+        size = len(self.flat.values)
         self._scratch = _make_scratch(self.layout, size, layers_size, row_size)
         self._bad = np.full(1, -1)  # place of the first gradient in an update that was not finite
 
     def fits(self, policy: Any) -> bool:
-        """Whether every tensor still is where it was put.
-
-        `load_state_dict` of a module writes in place; that of an optimizer, `.to()` and a new head do not. Two hidden
-        layers take 7 µs, an update 40.
-        """
-        if policy is not self.policy or any(owner.get(key) is not value for owner, key, value in self._found):
-            return False
-        return all(tensor.data_ptr() == address for tensor, address in self._addresses)
+        """Whether every tensor still is where it was put."""
+        return policy is self.policy and self.flat.holds() and self.target.holds()
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
         """The best legal actions; where none is legal 0."""
@@ -98,8 +80,8 @@ class KernelQEngine(Engine):
             _check_shapes(action_masks=(masks, (count, self.actions)))
         values = np.empty((count, self.actions), np.float32)
         actions = np.empty((count, len(self.layout.dims)), np.int64)
-        total = self._call(act_rows, seen, masks, self._flat[0], self.layout, self.pieces, self.dueling, self._scratch,
-                           values, actions)  # fmt: skip
+        total = self._call(act_rows, seen, masks, self.flat.arrays[0], self.layout, self.pieces, self.dueling,
+                           self._scratch, values, actions)  # fmt: skip
         if not np.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
@@ -127,7 +109,7 @@ class KernelQEngine(Engine):
         self.clock.enter("log")
         first, blamed = np.flatnonzero(np.isnan(norms)), ""
         if len(first):
-            blamed = blame(bool(np.isfinite(losses[first[0]])), self._name_at(int(self._bad[0])))
+            blamed = blame(bool(np.isfinite(losses[first[0]])), self.flat.name_at(int(self._bad[0]), self.policy))
         watched, taken = (norms if guarded else np.zeros(0)), work.gradient_steps - len(first)
         return self.counted(Statistics({"loss": losses}, watched, taken, work.gradient_steps, blamed=blamed))
 
@@ -149,33 +131,22 @@ class KernelQEngine(Engine):
             batches = batches._replace(discounts=np.full(batches.rows.shape, work.gamma, np.float32))
         self._check(batches)
         adam = adam_of(self.policy.optimizer, work.max_grad_norm)
-        online, target, exp_avg, exp_avg_sq = self._flat
+        (online, *moments), target = self.flat.arrays, self.target.arrays[0]
         count = len(batches.rows)
         losses, errors, norms = np.zeros(count), np.zeros(batches.rows.shape, np.float32), np.empty(count)
-        first_step = int(self._taken[0]) + 1
+        first_step = self.flat.steps + 1
         settings = QSettings(work.double_q, work.loss == "huber", self.dueling)
         self._bad[0] = -1
-        taken = self._call(train_updates, batches, online, target, exp_avg, exp_avg_sq, first_step, self.layout,
+        taken = self._call(train_updates, batches, online, target, *moments, first_step, self.layout,
                            self.pieces, settings, adam, self._scratch, losses, errors, norms, guarded,
                            self._bad)  # fmt: skip
         if taken < 0:
             raise IndexError("a sampled row is not in the storage, or an action is not one of the policy's")
-        self._taken.fill(first_step - 1 + taken)
+        self.flat.stepped(taken)
         return losses, errors, norms
 
     def _call(self, kernel: Any, *arguments: Any) -> Any:
         return kernel(*arguments)
-
-    def _name_at(self, index: int) -> str:
-        """The parameter that stands there in the flat vectors."""
-        names = [name for name, _ in self.policy.q_net.named_parameters()]
-        ends = np.cumsum([shape.numel() for shape in self._shapes])
-        return f"q_net.{names[int(np.searchsorted(ends, index, side='right'))]}"
-
-    def views_of(self, flat: Tensor) -> list[Tensor]:
-        """The parts of a vector (P,), say of gradients, that belong to the parameters of a net, in their shapes."""
-        parts = flat.split([shape.numel() for shape in self._shapes])  # type: ignore[no-untyped-call]
-        return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def _check(self, batches: QBatches) -> None:
         """The kernels check no shape."""
@@ -198,29 +169,6 @@ class KernelQEngine(Engine):
         if batches.weights.size:
             _check_shapes(weights=(batches.weights, shape))
 
-    def _move(self, net: QNetwork, flat: Tensor) -> None:
-        """Parameters into `flat`."""
-        for parameter, view in zip(net.parameters(), self.views_of(flat), strict=True):
-            view.copy_(parameter.detach())
-            parameter.data = view
-            self._addresses.append((parameter, view.data_ptr()))
-        for module in net.modules():
-            self._found += [(module._parameters, name, parameter) for name, parameter in module._parameters.items()]
-
-    def _move_state(self, optimizer: torch.optim.Optimizer) -> None:
-        """Adam's state into flat vectors."""
-        views = (self._steps.unbind(), self.views_of(self.exp_avg), self.views_of(self.exp_avg_sq))
-        for parameter, *own in zip(self.policy.q_net.parameters(), *views, strict=True):
-            state = optimizer.state[parameter]
-            for name, view in zip(("step", "exp_avg", "exp_avg_sq"), own, strict=True):
-                if name in state:
-                    view.copy_(state[name])
-                state[name] = view
-                self._found.append((state, name, view))
-                self._addresses.append((view, view.data_ptr()))
-            self._found.append((optimizer.state, parameter, state))
-        self._found += [(vars(self.policy), "optimizer", optimizer), (vars(optimizer), "state", optimizer.state)]
-
 
 def _check_shapes(**arrays: tuple[NDArray[Any], tuple[int, ...]]) -> None:
     for name, (array, shape) in arrays.items():
@@ -229,7 +177,8 @@ def _check_shapes(**arrays: tuple[NDArray[Any], tuple[int, ...]]) -> None:
 
 
 def _make_scratch(layout: Layout, size: int, layers_size: int, row_size: int) -> QScratch:
-    block = BLOCK if row_size <= WIDE else WIDE_BLOCK
+    constants = constants_of(row_size)
+    block = len(constants.every)
     return QScratch(
         inputs=zeros(block, layout.inputs),
         activations=zeros(block, row_size),
@@ -241,9 +190,7 @@ def _make_scratch(layout: Layout, size: int, layers_size: int, row_size: int) ->
         target=zeros(layers_size),
         sums=zeros(layers_size),
         gradient=zeros(size),
-        zeros=zeros(row_size),
-        ones=torch.ones(block).numpy(),
-        every=torch.arange(block, dtype=torch.int32).numpy(),
+        constants=constants,
     )
 
 

@@ -211,8 +211,8 @@ class Engine(ABC):
         state["guard"], kept = self.guard.state()
         return state, under("guard", kept)
 
-    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from there, once policy and optimizer are as they were.
+    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], model: Any) -> None:
+        """Go on from there, once the model's policy and optimizers are as they were.
 
         Raises:
             ConfigError: what was kept is not of this policy.
@@ -222,7 +222,7 @@ class Engine(ABC):
         if self.scaler is not None and state.get("scaler"):
             self.scaler.load_state_dict(dict(state["scaler"]))
         if self.guard is not None and "guard" in state:
-            self.guard.load(state["guard"], inside(arrays, "guard"), self.policy)
+            self.guard.load(state["guard"], inside(arrays, "guard"), model)
 
 
 # --- on PyTorch

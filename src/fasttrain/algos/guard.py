@@ -26,6 +26,10 @@ from fasttrain.errors import ConfigError, DivergedError
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
 COUNTED = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")
 MAX_SKIPPED = 10  # rounds of updates in a row (a rollout's, a vector step's) that may be lost
+KEPT = {
+    True: "weights and optimizer are as they were",
+    False: "the actor is as it was, and critics step where their own loss and gradient are finite",
+}
 KEEP_EVERY = 1000  # updates between two copies of weights and optimizer for a rollback: 60 µs of a second or more
 
 
@@ -68,15 +72,15 @@ class Guard:
         }
         return {**counted, "copies": len(self._copies)}, arrays
 
-    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], policy: Any) -> None:
-        """Go on from there, once the policy and its optimizer are as they were.
+    def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], model: Any) -> None:
+        """Go on from there, once the model's policy and optimizers are as they were.
 
         Raises:
             ConfigError: what was kept is not of this policy.
         """
         for name in COUNTED:
             setattr(self, name, type(getattr(self, name))(state[name]))
-        self._copies = [_copy(policy) for _ in range(min(2, int(state["copies"])))]
+        self._copies = [_copy(model) for _ in range(min(2, int(state["copies"])))]
         if (kept := sum(map(len, self._copies))) != len(arrays):
             raise ConfigError(f"the checkpoint has {len(arrays)} arrays to roll back to, this policy {kept}")
         for number, copy in enumerate(self._copies):
@@ -100,7 +104,7 @@ class Guard:
             self.in_a_row = 0
             if len(norms):
                 self.rolled_back = False
-                self._keep(model.policy, len(norms))
+                self._keep(model, len(norms))
             return
         bad = int(np.count_nonzero(~np.isfinite(norms)))
         self.skipped += bad
@@ -110,14 +114,14 @@ class Guard:
         elif not expected and self.skipped >= self._silent_below:
             self._silent_below = 2 * self.skipped
             self.say(
-                f"[GUARD] step {model.num_timesteps:,}: {bad:,} of {len(norms):,} updates skipped: {why()}; weights "
-                f"and optimizer are as they were ({self.skipped:,} skipped so far)"
+                f"[GUARD] step {model.num_timesteps:,}: {bad:,} of {len(norms):,} updates skipped: {why()}; "
+                f"{KEPT[_is_whole(model)]} ({self.skipped:,} skipped so far)"
             )
 
     def _give_up(self, model: Any, why: str) -> None:
         rounds = f"no update could be applied in {self.in_a_row} rounds in a row"
         if self.at_limit == "rollback" and self._copies and not self.rolled_back:
-            restore(model.policy, self._copies[0])
+            restore(model, self._copies[0])
             self._copies = self._copies[:1]
             self.rollbacks += 1
             self.in_a_row, self.rolled_back = 0, True
@@ -125,37 +129,46 @@ class Guard:
             return
         again = " again after going back to the last good weights" if self.rolled_back else ""
         raise DivergedError(
-            f"{rounds}{again}, at step {model.num_timesteps}: {why}. The weights are those of the last good update; "
+            f"{rounds}{again}, at step {model.num_timesteps}: {why}. The weights "
+            f"{'' if _is_whole(model) else 'of the actor '}are those of the last good update; "
             "lower algo.learning_rate, scale rewards and observations, or look at what was named"
         )
 
-    def _keep(self, policy: Any, updates: int) -> None:
+    def _keep(self, model: Any, updates: int) -> None:
         """Copies for a rollback, of now and of `KEEP_EVERY` good updates ago."""
         if self.at_limit != "rollback":
             return
         self.since_copy += updates
         if self.since_copy >= KEEP_EVERY or not self._copies:
             self.since_copy = 0
-            self._copies = [*self._copies[-1:], _copy(policy)]
+            self._copies = [*self._copies[-1:], _copy(model)]
 
 
-def _copy(policy: Any) -> list[Tensor]:
-    return [value.clone() for value in _tensors_of(policy)]
+def _copy(model: Any) -> list[Tensor]:
+    return [value.clone() for value in _tensors_of(model)]
 
 
 @torch.no_grad()
-def restore(policy: Any, copy: list[Tensor]) -> None:
-    """Weights and optimizer as they were, in place: whoever holds the tensors sees the old values."""
-    for place, value in zip(_tensors_of(policy), copy, strict=True):
+def restore(model: Any, copy: list[Tensor]) -> None:
+    """Weights and optimizers as they were, in place: whoever holds the tensors sees the old values."""
+    for place, value in zip(_tensors_of(model), copy, strict=True):
         place.copy_(value)
 
 
-def _tensors_of(policy: Any) -> list[Tensor]:
-    """Weights and buffers, then the optimizers'."""
-    groups = [(each, group) for each in optimizers_of(policy) for group in each.param_groups]
+def _tensors_of(model: Any) -> list[Tensor]:
+    """Weights and buffers, the weight of the entropy where SAC learns it, then what the optimizers hold."""
+    entropy = getattr(model, "ent_coef_optimizer", None)
+    learned = [] if entropy is None else [each for group in entropy.param_groups for each in group["params"]]
+    optimizers = [*optimizers_of(model.policy), *([] if entropy is None else [entropy])]
+    groups = [(each, group) for each in optimizers for group in each.param_groups]
     states = [optimizer.state.get(p, {}) for optimizer, group in groups for p in group["params"]]
     kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-    return [*policy.state_dict().values(), *kept]
+    return [*model.policy.state_dict().values(), *learned, *kept]
+
+
+def _is_whole(model: Any) -> bool:
+    """Whether an update is one step; SAC's critics take theirs before it is known whether the actor can."""
+    return hasattr(model.policy, "optimizer")
 
 
 def optimizers_of(policy: Any) -> list[torch.optim.Optimizer]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int32Array, Int64Array, QBatches
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches
 from fasttrain.jit import njit_inline, njit_inner, njit_relaxed
 from fasttrain.kernels.dense import (
     activate,
@@ -33,7 +33,17 @@ from fasttrain.kernels.dense import (
     through_activation,
     worst_of,
 )
-from fasttrain.kernels.nets import Layout, add_slope, forward_hidden, greedy_row, join, layer_of, padded_rows, value_of
+from fasttrain.kernels.nets import (
+    Constants,
+    Layout,
+    add_slope,
+    forward_hidden,
+    greedy_row,
+    join,
+    layer_of,
+    padded_rows,
+    value_of,
+)
 from fasttrain.kernels.ppo import AdamSettings
 from fasttrain.kernels.simd import LANES, fetch, transpose_tile
 
@@ -61,9 +71,7 @@ class QScratch(NamedTuple):
     target: Float32Array  # (F,) the target net's, forward
     sums: Float32Array  # (F,) of the gradient, for the way back
     gradient: Float32Array  # (P,)
-    zeros: Float32Array  # (S,)
-    ones: Float32Array  # (BLOCK,)
-    every: Int32Array  # (BLOCK,) 0, 1, 2, …
+    constants: Constants
 
 
 # One row per parameter tensor (outputs, inputs); a bias is (1, outputs). It begins at FROM in (P,); in (F,) it begins
@@ -100,9 +108,8 @@ def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array) -> 
         at, outputs, inputs = pieces[p, FROM], pieces[p, OUTPUTS], pieces[p, INPUTS]
         back, down = pieces[p, BACK], pieces[p, DOWN]
         for j in range(outputs):
-            copy(
-                parameters[at + j * inputs : at + (j + 1) * inputs], layers[back + j * down : back + j * down + inputs]
-            )
+            row, begin = layers[back + j * down : back + j * down + inputs], at + j * inputs
+            copy(parameters[begin : begin + inputs], row)
 
 
 @njit_inner
@@ -112,9 +119,8 @@ def collect(layers: Float32Array, pieces: Pieces, parameters: Float32Array) -> N
         at, outputs, inputs = pieces[p, FROM], pieces[p, OUTPUTS], pieces[p, INPUTS]
         back, down = pieces[p, BACK], pieces[p, DOWN]
         for j in range(outputs):
-            copy(
-                layers[back + j * down : back + j * down + inputs], parameters[at + j * inputs : at + (j + 1) * inputs]
-            )
+            row, begin = layers[back + j * down : back + j * down + inputs], at + j * inputs
+            copy(row, parameters[begin : begin + inputs])
 
 
 @njit_inline
@@ -173,14 +179,8 @@ def target_block(
     q_values = q_values_of(scratch.activations, layout)
     gather(batches.next_observations, batches.next_rows[update, begin:end], scratch.inputs)
     for net in range(0 if settings.double else 1, 2):
-        forward(
-            scratch.online if net == 0 else scratch.target,
-            layout,
-            settings.dueling,
-            scratch.inputs,
-            count,
-            scratch.activations,
-        )
+        layers = scratch.online if net == 0 else scratch.target
+        forward(layers, layout, settings.dueling, scratch.inputs, count, scratch.activations)
         if net == 0 or not settings.double:
             for r in range(count):
                 greedy_row(q_values[r], batches.next_masks[update, begin + r], dims, chosen[r])
@@ -234,26 +234,55 @@ def error_block(
 
 
 @njit_inner
-def backward(layout: Layout, count: int, scratch: QScratch) -> None:
-    """Gradients of all layers from the head's deltas, added to `scratch.sums`."""
-    deltas, head = scratch.deltas, layout.depth[NET]
+def backward(
+    back: Float32Array, layout: Layout, count: int, inputs: Float32Array, activations: Float32Array,
+    deltas: Float32Array, constants: Constants, sums: Float32Array,
+) -> None:  # fmt: skip
+    """Gradients of all layers, added to `sums` (F,), from the head's in `deltas`; `back` has the layers themselves."""
+    head, zeros, ones, every = layout.depth[NET], constants.zeros, constants.ones, constants.every
     padded = padded_rows(count)
     for layer in range(head, -1, -1):
         column, n, at = layout.columns[NET, layer], layout.sizes[NET, layer], layout.weights[NET, layer]
         if layer < head:
             for r in range(padded):
-                outputs = scratch.activations[r, column : column + n]
+                outputs = activations[r, column : column + n]
                 through_activation(deltas[r, column : column + n], outputs, layout.kind)
         k = layout.sizes[NET, layer - 1] if layer > 0 else layout.inputs
         below = layout.columns[NET, layer - 1] if layer > 0 else 0
-        x = scratch.activations[:padded, below : below + k] if layer > 0 else scratch.inputs[:padded, :k]
+        x = activations[:padded, below : below + k] if layer > 0 else inputs[:padded, :k]
         d = deltas[:padded, column : column + n]
-        bias = scratch.sums[layout.biases[NET, layer] : layout.biases[NET, layer] + n]
-        sum_rows(scratch.ones, scratch.every, 0, padded, d, bias, bias)
-        add_product(d.T, x, n, scratch.sums[at : at + n * k].reshape((n, k)))
+        bias = sums[layout.biases[NET, layer] : layout.biases[NET, layer] + n]
+        sum_rows(ones, every, 0, padded, d, bias, bias)
+        add_product(d.T, x, n, sums[at : at + n * k].reshape((n, k)))
         if layer > 0:
-            w = scratch.back[at : at + n * k].reshape((n, k))
-            set_product(d, w, scratch.zeros[:k], padded, deltas[:, below : below + k])
+            w = back[at : at + n * k].reshape((n, k))
+            set_product(d, w, zeros[:k], padded, deltas[:, below : below + k])
+
+
+@njit_inner
+def to_inputs(
+    back: Float32Array, layout: Layout, chosen: Int64Array, activations: Float32Array, deltas: Float32Array, first: int,
+    zeros: Float32Array, by_inputs: Float32Array,
+) -> None:  # fmt: skip
+    """Gradients of the chosen rows' first Q-values by the inputs from `first` on, into as many rows of `by_inputs`."""
+    head, count = layout.depth[NET], len(chosen)
+    padded = padded_rows(count)
+    for layer in range(head, -1, -1):
+        column, n, at = layout.columns[NET, layer], layout.sizes[NET, layer], layout.weights[NET, layer]
+        d = deltas[:, column : column + n]
+        for r in range(padded):
+            if layer == head:
+                d[r, :] = 0.0
+                d[r, 0] = 1.0 if r < count else 0.0
+            elif r < count:
+                through_activation(d[r], activations[chosen[r], column : column + n], layout.kind)
+        if layer > 0:
+            k, below = layout.sizes[NET, layer - 1], layout.columns[NET, layer - 1]
+            w = back[at : at + n * k].reshape((n, k))
+            set_product(d, w, zeros[:k], padded, deltas[:, below : below + k])
+        else:
+            w = back[at : at + n * layout.inputs].reshape((n, layout.inputs))[:, first:]
+            set_product(d, w, zeros[: layout.inputs - first], padded, by_inputs[:, first:])
 
 
 @njit_inner
@@ -278,7 +307,8 @@ def update_gradient(
         gather(batches.observations, batches.rows[update, begin:end], scratch.inputs)
         forward(scratch.online, layout, settings.dueling, scratch.inputs, end - begin, scratch.activations)
         total += error_block(update, begin, end, layout, batches, settings, scratch, errors)
-        backward(layout, end - begin, scratch)
+        backward(scratch.back, layout, end - begin, scratch.inputs, scratch.activations, scratch.deltas,
+                 scratch.constants, scratch.sums)  # fmt: skip
     collect(scratch.sums, pieces, scratch.gradient)
     return float(total / batch)
 

@@ -110,7 +110,6 @@ def _is_open(plan: RunSpec, model: Fast) -> bool:
         asked["fused_update"] == "auto"
         and not asked["engine_switch_at"]  # in mid-run it was asked for by step
         and (config.fused_update == "on" or wide)
-        and config.algo.spec.compiled
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"
         and model.unsupported_reason() is None
@@ -228,7 +227,7 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
     own: dict[str, Any] = (
         {"rollout_size": rows, "n_steps": None, "n_epochs": 1}
         if on_policy
-        else {"buffer_size": 8 * rows, "exploration_fraction": 1e-9}
+        else {"buffer_size": 8 * rows, **({"exploration_fraction": 1e-9} if algo.spec.stretches else {})}
     )
     small: dict[str, Any] = {"schedule": "lockstep", "prefetch": "off", "warmup_steps": num_envs}
     masked = slots_of(model.env).masked

@@ -307,7 +307,7 @@ def settle_threads(plan: RunSpec, model: Any) -> RunSpec:
     open_ = row.requested == "auto" and threads != 1 and not row.reason.startswith(MEASURED)
     if not open_ or config.deterministic or model.device.type != "cpu":
         return plan
-    if config.fused_update == "on" and config.algo.spec.compiled:
+    if config.fused_update == "on":
         torch.set_num_threads(1)
         return plan.after(
             "torch_threads", 1, "the networks are computed by compiled kernels, with threads of their own"

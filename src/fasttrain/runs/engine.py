@@ -44,7 +44,7 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
     """What the effective flags ask of the engine."""
     config, asked = plan.config, plan.row("torch_threads").requested
     fused, kernels_on, cores = plan.row("fused_update"), config.fused_update == "on", usable_cores()
-    several = kernels_on and config.algo.spec.on_policy  # threads; a Q-network's batch is too small for more than one
+    several = kernels_on and config.algo.spec.kernels != "Q-network"  # threads: its batch is too small for them
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
@@ -98,11 +98,8 @@ PAYS_S = 30.0  # a run that ends sooner gains nothing: compiling takes 8 to 40 s
 
 def learner_calls(config: Config) -> list[KernelCall]:
     """The kernels that this run acts and learns by; none where it has no compiled ones."""
-    if config.fused_update != "on" or not config.algo.spec.compiled:
-        return []
-    spec, (eligible, _) = config.algo.spec, find_kernels()
-    kind = "Q-network" if spec.off_policy else "recurrent" if spec.recurrent else "actor-critic"
-    return [] if eligible is None else eligible.REPRODUCED[kind].calls()
+    eligible, _ = find_kernels() if config.fused_update == "on" else (None, "")
+    return [] if eligible is None else eligible.REPRODUCED[config.algo.spec.kernels].calls()
 
 
 def replay_calls(config: Config) -> list[KernelCall]:

@@ -105,7 +105,7 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
         if isinstance(source, SlotAdapter) and "source/returns" in arrays:
             load_into(source._returns, arrays, "source/returns")
             load_into(source._lengths, arrays, "source/lengths")
-        engine.load(state, arrays)
+        engine.load(state, arrays, model)
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
         for name, tensor in _lstm_tensors(lstm).items():
             _put(tensor, arrays[name], name)

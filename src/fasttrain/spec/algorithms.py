@@ -70,7 +70,7 @@ class AlgorithmSpec:
     flags: Mapping[str, Any] = field(default_factory=dict)  # its own values of flags, unless they are typed
     extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # keys of ours: name → (type, default)
     lacks: Mapping[str, str] = field(default_factory=dict)  # flags that its fast class does not serve, and why
-    compiled: bool = True  # fused_update is compiled kernels; False: torch's products without autograd
+    kernels: str = "actor-critic"  # that compute `fused_update`: a key of `eligible.REPRODUCED`
     hidden: int = 64  # units of its widest layer, if none are given
 
     @property
@@ -156,6 +156,7 @@ DQN_TIERS = {
 RECURRENT: dict[str, Any] = {
     "on_policy": True,
     "recurrent": True,
+    "kernels": "recurrent",
     "policies": ("MlpLstmPolicy", "CnnLstmPolicy", "MultiInputLstmPolicy"),
     "exports": "logits",
     "tiers": every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
@@ -211,6 +212,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             masks="may",
             actions=("Discrete", "MultiDiscrete"),
             stock_actions=("Discrete",),
+            kernels="Q-network",
             greedy=True,
             exports="q_values",
             tiers=DQN_TIERS,
@@ -262,7 +264,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             "stable_baselines3:SAC",
             3e-4,
             fast="fasttrain.algos.sac:SAC",
-            compiled=False,
+            kernels="soft actor-critic",
             lacks={
                 "use_amp": "SAC computes in float32",
                 "use_compile": "SAC is not compiled",

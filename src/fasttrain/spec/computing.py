@@ -162,7 +162,7 @@ def why_no_fused_kernels(context: Context) -> str:
         return f"use_amp is {effective['use_amp']}: the compiled kernels compute in float32"
     if effective["use_compile"] != "off":
         return "use_compile is on"
-    if (width := widest_layer(context.config)) > FUSED_PAYS_UP_TO_WIDTH and context.config.algo.spec.compiled:
+    if (width := widest_layer(context.config)) > FUSED_PAYS_UP_TO_WIDTH:
         return f"layers of {width:,} units: torch's own products are faster above {FUSED_PAYS_UP_TO_WIDTH:,}"
     if context.config.gradient_accumulation > 1:
         return f"gradient_accumulation={context.config.gradient_accumulation} goes the eager way"

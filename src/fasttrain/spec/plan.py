@@ -301,9 +301,7 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", ""
     if requested == "auto" and (unfit := computing.why_no_fused_kernels(context)):
         return "off", unfit
-    if not context.config.algo.spec.compiled:
-        return "on", "torch's own products, gradients without autograd"
-    if context.config.algo.spec.off_policy:
+    if context.config.algo.spec.kernels == "Q-network":
         return "on", "compiled kernels"
     if context.config.algo.spec.recurrent:
         return "on", "compiled kernels, sequences without padding"

@@ -1,0 +1,228 @@
+"""KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `kernels/sac.py`, in the same memory.
+
+Batches and random numbers are those that the plain path would draw, one update after the other, so that weights agree
+with it up to rounding (tests/accelerators/test_kernels_sac.py). The entropy's weight is one number: torch steps it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import preprocess_obs
+from stable_baselines3.sac.policies import SACPolicy
+
+from fasttrain.accelerators.kernels import adam_of, constants_of, zeros
+from fasttrain.accelerators.layout import Chain, Flat, padded
+from fasttrain.algos.causes import blame, why_no_action
+from fasttrain.algos.engine import Acted, Engine, EngineSettings, Statistics, refuse_settings
+from fasttrain.algos.sac import SACWork
+from fasttrain.algos.step import faster_adam
+from fasttrain.batch import Float32Array, Float64Array
+from fasttrain.buffers.prefetch import Replay
+from fasttrain.buffers.replay_storage import ReplayBatch
+from fasttrain.errors import EnvError
+from fasttrain.kernel_cache import KernelCall
+from fasttrain.kernels.sac import (
+    ACTOR_LOSS,
+    ACTOR_NORM,
+    CRITIC_LOSS,
+    CRITIC_NORM,
+    NUM_STATISTICS,
+    SHORT,
+    Learners,
+    Net,
+    SACBatch,
+    SACScratch,
+    SACSettings,
+    Update,
+    act_rows,
+    train_update,
+)
+from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
+
+ROWS_PER_THREAD = 64  # of a batch: so many rows go 15 times through a net
+NONE: Float32Array = np.zeros(0, np.float32)
+
+
+class KernelSACEngine(Engine):
+    """Of a SAC policy that `eligible.py` allows, whose tensors it moves into flat vectors. One call at a time."""
+
+    kind: ClassVar[str] = "kernels"
+
+    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        refuse_settings(settings, "SAC")
+        super().__init__(policy, settings, before)
+        actor, critic, target = policy.actor, policy.critic, policy.critic_target
+        chains = [Chain.of([*net][:-1], [net[-1]]) for net in critic.q_networks]
+        following = [each for net in target.q_networks for each in net.parameters()]
+        own = Chain.of([*actor.latent_pi], [actor.mu, actor.log_std])
+        self._actor = Flat(own.parameters, actor, policy.modules())
+        self._critics = Flat([each for chain in chains for each in chain.parameters], critic)
+        self._targets = Flat(following)
+        (layout, *self._of_actor), (q_layout, *self._of_critic) = own.layout(), chains[0].layout()
+        self._nets = Net(layout, own.pieces(layout)), Net(q_layout, chains[0].pieces(q_layout))
+        count = len(chains)
+        of_critics = [each.reshape(count, -1) for each in (*self._critics.arrays, self._targets.arrays[0])]
+        self._learners = Learners(*self._actor.arrays, *of_critics)
+        self._scratch: SACScratch | None = None
+        self._choice = ThreadChoice()
+
+    def fits(self, policy: Any) -> bool:
+        """Whether every tensor still is where it was put."""
+        return policy is self.policy and self._actor.holds() and self._critics.holds() and self._targets.holds()
+
+    def act(self, observations: Any, action_masks: Any, memory: Any = None) -> Acted:
+        """Draw actions from -1 to 1. Raises EnvError: one is not finite."""
+        seen = self._features(self.policy.obs_to_tensor(observations)[0])
+        noise = self._noise(len(seen))
+        batch, scratch = SACBatch(seen[None], noise, NONE, NONE, noise[None]), self._memory(len(seen))
+        if not math.isfinite(act_rows(batch, self._learners.actor, self._nets[0], scratch)):
+            what = "the actor's output"
+            raise EnvError(why_no_action(self.policy, observations, what) or f"{what} is not finite")
+        actions = scratch.drawn[0, : len(seen)].copy()
+        return Acted(actions.reshape(-1, *self.policy.action_space.shape), memory=memory)
+
+    @torch.no_grad()
+    def update(self, data: Replay, work: SACWork) -> Statistics:
+        """Updates, one after the other, of as many batches. A step that is not finite is not taken if guarded."""
+        guarded, blamed, entropy = self.guard is not None, "", work.ent_coef_optimizer
+        terms: list[dict[str, float]] = []
+        done = np.full((work.gradient_steps, NUM_STATISTICS), math.nan)
+        with nullcontext() if entropy is None else faster_adam(entropy, not self.settings.exact):
+            self.clock.enter("replay_sample")
+            for number, batch in enumerate(data.batches(work.gradient_steps, work.batch_size)):
+                self.clock.enter("train")
+                update, norms = self._update(batch, work, number), done[number, CRITIC_NORM:]
+                bad = self._train(update, done[number])
+                taken = ~(np.isnan(norms) & guarded)
+                self._critics.stepped(int(taken[0]))
+                if taken.all():
+                    self._actor.stepped(1)
+                    terms.append(self._learned(work, update.settings, done[number]))
+                else:
+                    blamed = blamed or self._blame(done[number], bad)
+                self.clock.enter("replay_sample")
+        self.clock.enter("log")
+        norms = done[:, CRITIC_NORM] + done[:, ACTOR_NORM] if guarded else np.zeros(0)
+        steps = work.gradient_steps - int(np.count_nonzero(np.isnan(norms)))
+        names = terms[0] if terms else ()
+        found = {name: np.array([each[name] for each in terms], np.float32) for name in names}
+        return self.counted(Statistics(found, norms, steps, work.gradient_steps, blamed=blamed))
+
+    def _update(self, batch: ReplayBatch, work: SACWork, number: int) -> Update:
+        """The one of that number, as the kernel takes it."""
+        learned, weight = work.ent_coef_optimizer is not None, work.ent_coef.detach()
+        tau = float(work.tau) if number % work.target_update_interval == 0 else 0.0
+        settings = SACSettings(
+            ent_coef=float(weight.exp() if learned else weight),
+            log_ent_coef=float(weight) if learned else 0.0,
+            target_entropy=work.target_entropy,
+            tau=tau,
+            actor_step=self._actor.steps + 1,
+            critic_step=self._critics.steps + 1,
+            guarded=self.guard is not None,
+        )
+        adams = [adam_of(each.optimizer, math.inf) for each in (self.policy.actor, self.policy.critic)]
+        return Update(self._batch(batch, work.gamma), self._learners, *self._nets, settings, *adams)
+
+    def _learned(self, work: SACWork, settings: SACSettings, statistics: Float64Array) -> dict[str, float]:
+        """Let the entropy's weight step, where it is learned; what is logged of the update."""
+        terms = {"ent_coef": settings.ent_coef, "critic_loss": statistics[CRITIC_LOSS],
+                 "actor_loss": statistics[ACTOR_LOSS]}  # fmt: skip
+        if work.ent_coef_optimizer is not None:
+            terms["ent_coef_loss"] = -settings.log_ent_coef * statistics[SHORT]
+            work.ent_coef.grad = torch.full_like(work.ent_coef, -statistics[SHORT])
+            work.ent_coef_optimizer.step()
+        return terms
+
+    def _blame(self, statistics: Float64Array, place: int) -> str:
+        flat, loss = (self._critics, CRITIC_LOSS) if math.isnan(statistics[CRITIC_NORM]) else (self._actor, ACTOR_LOSS)
+        return blame(math.isfinite(statistics[loss]), flat.name_at(place, self.policy))
+
+    def _batch(self, batch: ReplayBatch, gamma: float) -> SACBatch:
+        """Transitions as the kernel takes them, and the noise that the plain path would draw."""
+        features = np.stack([self._features(each) for each in (batch.observations, batch.next_observations)])
+        count = features.shape[1]
+        noise = np.stack([self._noise(count) for _ in range(2)])
+        discounts = (1 - batch.dones) * (gamma if batch.discounts is None else batch.discounts)
+        given = (batch.actions.reshape(noise.shape[1:]), batch.rewards.reshape(count), discounts.reshape(count))
+        actions, rewards, left = (np.ascontiguousarray(each.numpy(), np.float32) for each in given)
+        return SACBatch(features, actions, rewards, left, noise)
+
+    def _features(self, observations: Any) -> Float32Array:  # (B, F)
+        """The observations, flat: eligible policies make nothing else of them."""
+        policy = self.policy
+        given = preprocess_obs(observations, policy.observation_space, normalize_images=policy.normalize_images)
+        found: torch.Tensor = policy.actor.features_extractor(given)
+        return np.ascontiguousarray(found.numpy().reshape(-1, policy.actor.features_dim))
+
+    def _noise(self, count: int) -> Float32Array:  # (count, A), the numbers that SB3's distribution would draw
+        noise: Float32Array = torch.randn(count, self.policy.actor.mu.out_features).numpy()
+        return noise
+
+    def _train(self, update: Update, statistics: Float64Array) -> int:
+        """By the kernel, on threads where that pays."""
+        count = len(update.batch.rewards)
+        parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
+        on_threads, begun = parts > 1 and self._choice.next(), time.perf_counter()
+        place: int = run(train_update, parts if on_threads else 1, update, self._memory(count, parts), statistics)
+        self._choice.took(on_threads, time.perf_counter() - begun)
+        return place
+
+    def _memory(self, count: int, parts: int = 0) -> SACScratch:
+        """Working memory for `count` rows in so many parts, 0: in any."""
+        scratch = self._scratch
+        if scratch is None or scratch.inputs.shape[1] < count or (parts and len(scratch.sums) != parts):
+            rows = padded(max(count, 0 if scratch is None else scratch.inputs.shape[1]))
+            self._scratch = scratch = self._made(rows, max(1, parts))
+        return scratch
+
+    def _made(self, rows: int, parts: int) -> SACScratch:
+        (size, row_size), (q_size, q_row_size) = self._of_actor, self._of_critic
+        inputs, q_inputs = (net.layout.inputs for net in self._nets)
+        critics, dims = len(self._learners.critics), self.policy.actor.mu.out_features
+        constants = constants_of(max(row_size, q_row_size))
+        block = len(constants.every)
+        of_actor, of_critics = zeros(2, size), zeros(3, critics, q_size)
+        return SACScratch(
+            inputs=zeros(2, rows, inputs),
+            activations=zeros(2, rows, row_size),
+            drawn=zeros(2, rows, dims),
+            slopes=zeros(2, rows, dims),
+            log_probs=zeros(2, rows),
+            deltas=zeros(parts, block, row_size),
+            q_inputs=zeros(parts, block, q_inputs),
+            q_activations=zeros(parts, critics, block, q_row_size),
+            q_deltas=zeros(parts, block, q_row_size),
+            targets=zeros(parts, block),
+            chosen=np.zeros((parts, block), np.int64),
+            actor_ahead=of_actor[0],
+            actor_back=of_actor[1],
+            critics_ahead=of_critics[0],
+            critics_back=of_critics[1],
+            targets_ahead=of_critics[2],
+            actor_sums=zeros(parts, size),
+            critic_sums=zeros(parts, critics, q_size),
+            actor_gradient=np.zeros_like(self._learners.actor),
+            critic_gradients=np.zeros_like(self._learners.critics),
+            squares=np.zeros(critics),
+            sums=np.zeros((parts, NUM_STATISTICS)),
+            constants=constants,
+        )
+
+
+def kernel_calls() -> list[KernelCall]:
+    """Calls of the kernels that `KernelSACEngine` makes, on nets of no consequence."""
+    box, row, number = spaces.Box(-1.0, 1.0, (3,), np.float32), torch.zeros(1, 3), torch.zeros(1, 1)
+    batch, work = ReplayBatch(row, row, row, number, number), SACWork(1, 1, 0.99, 0.1, 1, -3.0, torch.ones(1), None)
+    with torch.random.fork_rng(devices=[]):
+        engine = KernelSACEngine(SACPolicy(box, box, lambda _: 1e-3, net_arch=[4, 4]), EngineSettings())
+        update, scratch = engine._update(batch, work, 0), engine._memory(1)
+    acting = KernelCall(act_rows, (update.batch, engine._learners.actor, engine._nets[0], scratch))
+    return [acting, KernelCall(train_update, (update, scratch, np.zeros(NUM_STATISTICS), new_team(), 0)), FOLLOW]
