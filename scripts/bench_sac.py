@@ -38,8 +38,9 @@ def learn(side: str, env: str, threads: int | None = None) -> dict[str, Any]:
         further = {"device": "cpu"}
     if side == "fasttrain":
         from fasttrain import SAC
+        from fasttrain.algos.engine import EngineSettings
 
-        further["engine"] = "kernels"
+        further["engine"] = EngineSettings(kind="kernels", threads=torch.get_num_threads())
     sizes = {name: WORK[name] for name in ("learning_starts", "batch_size")}
     model: Any = SAC("MlpPolicy", env, policy_kwargs={"net_arch": [256, 256]}, seed=0, **sizes, **further)
     model.learn(WORK["warmup"])
