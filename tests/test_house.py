@@ -10,8 +10,8 @@ from transition_path import PATHS
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 # lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a
-# legal action in any command, and for where action noise was; 482 for SAC's update as kernels, in place of torch's.
-CEILINGS = {"lines": 51_140, "modules": 231, ": Any": 568}
+# legal action in any command, and for where action noise was; 497 for SAC's update as kernels, in place of torch's.
+CEILINGS = {"lines": 51_158, "modules": 231, ": Any": 568}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -26,7 +26,7 @@ PATH_CEILINGS = {
     "ppo": {"files": 13, "functions": 117, "lines": 1155},
     "kernels": {"files": 14, "functions": 100, "lines": 1079},
     "recurrent": {"files": 17, "functions": 114, "lines": 1116},
-    "dqn": {"files": 15, "functions": 82, "lines": 897},
+    "dqn": {"files": 15, "functions": 82, "lines": 898},  # td_loss is the loss only where all batches say so
     "sac": {"files": 13, "functions": 63, "lines": 697},  # a Box of whole numbers reaches its `high`
 }
 

@@ -184,7 +184,11 @@ def wait_for(team: Int64Array, place: int, value: int) -> None:
 
 @njit_inner
 def open_pieces(team: Int64Array, pieces: int) -> None:
-    """They may be claimed from now on, by threads that are in the kernel already too. All of before are done."""
+    """They may be claimed from now on, by threads that are in the kernel already too. All of before are done.
+
+    A kernel always opens as many: a thread that is just looking for one of before would else read where its share
+    began then and where it ends now, and take a piece twice.
+    """
     team[PIECES], team[DONE] = pieces, 0
     for thread in range(team[SIZE]):
         tell(team, NEXT + LINE * thread, pieces * thread // team[SIZE] if pieces else NOTHING)

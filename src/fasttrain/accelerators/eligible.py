@@ -221,6 +221,8 @@ def _odd_chains(policy: Any) -> str:
     plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
     if not plain or len(kinds) > 1 or not kinds <= set(KINDS) or not all(len(chain) % 2 for chain in chains):
         return "not an MLP of tanh or relu layers"
+    if unknown := [kind for kind in kinds if KINDS[kind] not in ACTIVATIONS]:
+        return f"compiled kernels do not compute activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
     if any(len(chain) == 1 for chain in chains):
         return "a network without a hidden layer"
     if len({tuple(each.shape for each in net.parameters()) for net in nets}) > 1:

@@ -178,12 +178,13 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
                     step.backward(loss)
                     clock.enter("optim")
                     step.apply(loss)
-                    noted = {"loss": loss} if terms.keys() == {"td_loss"} else {**terms, "loss": loss}
-                    step.noted.append({name: term.detach() for name, term in noted.items()})
+                    step.noted.append({name: term.detach() for name, term in {**terms, "loss": loss}.items()})
                     clock.enter("replay_sample")
                     if batch.indices is not None:  # of prioritized replay
                         errors = (evaluated.current.detach() - evaluated.target).abs().mean(dim=1).cpu().numpy()
                         replay.rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
+            if all(noted.keys() == {"td_loss", "loss"} for noted in step.noted):  # td_loss is the loss
+                step.noted = [{"loss": noted["loss"]} for noted in step.noted]
             self._record(engine, engine.counted(step.read()))
 
     def evaluate(self, batch: ReplayBatch) -> Evaluated:

@@ -165,7 +165,8 @@ class RolloutView:
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
         """Samples of one epoch: SB3's own, in SB3's order, of SB3's own buffer over these arrays."""
         buffer = object.__new__(self.stock)
-        vars(buffer).update({name: getattr(self, name) for name in (*vars(self), *_LIVE) if hasattr(self, name)})
+        found = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # each is read once
+        vars(buffer).update({name: value for name, value in found.items() if value is not self})
         yield from buffer.get(batch_size)
 
 

@@ -105,7 +105,7 @@ def blame(error: BaseException) -> str:
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
     """Where an error came through, without our files and installed ones."""
-    others = (*_LIBRARY_FOLDERS, *_OUR_FOLDERS, "<frozen")
+    others = (*_LIBRARY_FOLDERS, *_OUR_FOLDERS, "<")  # code that was generated, as a dataclass's, tells nothing
     return [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
 
 

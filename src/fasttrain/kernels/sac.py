@@ -207,7 +207,8 @@ def lowest_rows(n: int, count: int, layout: Layout, activations: Float32Array, c
         own, lower = activations[n, r, column], 0
         for other in range(len(activations)):
             value = activations[other, r, column]
-            lower += value < own or (value == own and other < n)
+            nan = value != value  # which is the lowest, as for torch
+            lower += value < own or (nan and own == own) or (other < n and (nan or value == own))
         if lower == 0:
             chosen[found] = r
             found += 1
@@ -265,6 +266,14 @@ def lay_critic(n: int, nets: Learners, critic: Net, scratch: SACScratch) -> None
     """Its padded layers."""
     lay_ahead(nets.critics[n], critic.pieces, scratch.critics_ahead[n])
     lay_back(nets.critics[n], critic.pieces, scratch.critics_back[n])
+
+
+@njit_inner
+def pieces_of(stage: int, parts: int, critics: int) -> int:
+    """How many pieces a stage has; what is opened beyond them is no work."""
+    if stage in (VALUES, ACTOR):
+        return parts
+    return 2 * critics + 1 if stage == LAY else critics + 1 if stage == FOLLOW else critics
 
 
 @njit_inline
@@ -351,23 +360,24 @@ def train_update(
     that was the cause where a step was not taken.
     """
     stage, looks, critics, settings = LAY, 0, len(update.learners.critics), update.settings
+    parts = len(scratch.sums)
+    most = max(parts, pieces_of(LAY, parts, critics))
     begin_work(team, me, 0)
     while is_open(team) if me > 0 else stage < OVER:
         if me == 0:
             team[NOTE] = stage
-            pieces = len(scratch.sums) if stage in (VALUES, ACTOR) else critics
-            pieces = 2 * critics + 1 if stage == LAY else critics + 1 if stage == FOLLOW else pieces
-            open_pieces(team, pieces)
+            open_pieces(team, most)
         piece, came = claim(team, me), False
         while piece >= 0:
-            work_on(team[NOTE], piece, update, scratch, statistics)
+            if piece < pieces_of(team[NOTE], parts, critics):
+                work_on(team[NOTE], piece, update, scratch, statistics)
             fetch_add(team, DONE, 1)
             piece, came = claim(team, me), True
         if me > 0:
             looks = 0 if came else looks + 1
             rest(looks)
             continue
-        wait_for(team, DONE, pieces)
+        wait_for(team, DONE, most)
         stage = end_of(stage, len(update.batch.rewards), settings, scratch, statistics)
     end_work(team, me)
     if settings.guarded and math.isnan(statistics[CRITIC_NORM]):

@@ -91,7 +91,7 @@ class RunCallback(BaseCallback):
         self.run.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
         for noise, was in zip(wandering(self.model), self.noise, strict=False):  # learn() begins all noise anew
-            noise.noise_prev = was
+            noise.noise_prev = noise.noise_prev if was is None else was  # None: the env begins anew
 
     def _count_update(self, *_: object) -> None:
         self.run.progress.updates += 1

@@ -254,7 +254,7 @@ def _restore(
     load_model_state(model, state["model"], inside(arrays, "model"))
     rows = [] if begun is None else begun.rows
     noise = [np.array(was, np.float64).reshape(model.action_space.shape) for was in own.get("noise", ())]
-    run.callback.noise = [np.zeros_like(was) if row in rows else was for row, was in enumerate(noise)]
+    run.callback.noise = [None if row in rows else was for row, was in enumerate(noise)]
     if begun is not None:
         begin_anew(model, begun)
     load_progress(run.progress, own["progress"])
