@@ -75,11 +75,11 @@ def test_the_gradient_scaler_is_part_of_a_checkpoint():
     model.train()
     assert model.engine.skipped_steps > 0
     state, arrays = model.engine.state()
-    other, plain = masked_model(half).engine, masked_model(EngineSettings()).engine
-    other.load(state, arrays)
-    assert other.scaler.state_dict() == model.engine.scaler.state_dict()
-    plain.load(state, arrays)
-    assert (plain.scaler, plain.state()[0]["scaler"]) == (None, None)
+    other, plain = masked_model(half), masked_model(EngineSettings())
+    other.engine.load(state, arrays, other)
+    assert other.engine.scaler.state_dict() == model.engine.scaler.state_dict()
+    plain.engine.load(state, arrays, plain)
+    assert (plain.engine.scaler, plain.engine.state()[0]["scaler"]) == (None, None)
 
 
 def test_steps_are_watched_where_there_is_a_guard_or_a_scaler():
