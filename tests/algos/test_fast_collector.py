@@ -131,4 +131,4 @@ def test_empty_masks_are_counted_told_once_and_may_be_an_error():
 def test_masks_of_another_width_are_refused():
     source: Any = SimpleNamespace(read_masks=lambda: np.ones((2, 5), np.bool_))
     with pytest.raises(EnvError, match=r"returned 5 entries .* needs 4"):
-        read_masks(Collector(), source, spaces.Discrete(4), 0)
+        read_masks(Collector(), source, [4], 0)

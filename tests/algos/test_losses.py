@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from fasttrain.algos import losses
+from fasttrain.buffers.rollout import RolloutBatch
 
 LN2 = math.log(2.0)
 
@@ -167,36 +169,52 @@ def test_multi_samples_are_those_of_the_distributions():
     assert torch.equal(log_probs, distribution.log_prob(expected))
 
 
+def rows(advantages: list[float], **columns: Any) -> RolloutBatch:
+    """A batch with these advantages; what is not named is zero."""
+    zero = torch.zeros(len(advantages))
+    given = {"old_values": zero, "old_log_probs": zero, "returns": zero} | {
+        name: torch.tensor(values) for name, values in columns.items()
+    }
+    return RolloutBatch(zero, zero, advantages=torch.tensor(advantages), action_masks=None, **given)
+
+
+def evaluated(values: list[float], log_probs: Any, entropy: Any = None) -> losses.Evaluated:
+    return losses.Evaluated(torch.tensor(values), torch.as_tensor(log_probs), entropy)
+
+
 def test_normalised_advantages_by_hand():
     # mean 2, sample deviation 1
-    torch.testing.assert_close(losses.normalize(torch.tensor([1.0, 2.0, 3.0])), torch.tensor([-1.0, 0.0, 1.0]))
-    assert losses.normalize(torch.tensor([5.0])).tolist() == [5.0]
+    batch = losses.normalized(rows([1.0, 2.0, 3.0]), True)
+    torch.testing.assert_close(batch.advantages, torch.tensor([-1.0, 0.0, 1.0]))
+    assert losses.normalized(rows([5.0]), True).advantages.tolist() == [5.0]
 
 
 def test_policy_loss_by_hand():
-    advantages = torch.tensor([1.0, 1.0, -1.0, -1.0])
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
+    terms = losses.ppo_terms(rows([1.0, 1.0, -1.0, -1.0]), evaluated([0.0] * 4, ratio.log()), 0.2, None)
     # min(1.5, 1.2), min(0.5, 0.8), min(-1.5, -1.2), min(-0.5, -0.8)
-    expected = -(1.2 + 0.5 - 1.5 - 0.8) / 4
-    assert losses.policy_loss(advantages, ratio, 0.2).item() == pytest.approx(expected)
+    assert terms["policy_gradient_loss"].item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
 
 
-def test_value_loss_by_hand():
-    values, returns, old = torch.tensor([2.0, 0.0]), torch.tensor([1.0, 1.0]), torch.tensor([0.0, 0.5])
-    assert losses.value_loss(values, returns, old).item() == pytest.approx(1.0)
-    # predictions move to at most 0.1 from the old ones: 0.1 and 0.4
-    assert losses.value_loss(values, returns, old, 0.1).item() == pytest.approx((0.9**2 + 0.6**2) / 2)
+# predictions move to at most 0.1 from the old ones: 0.1 and 0.4
+@pytest.mark.parametrize(("clip", "expected"), [(None, 1.0), (0.1, (0.9**2 + 0.6**2) / 2)])
+@pytest.mark.parametrize("sequences", [None, "of a recurrent policy"])
+def test_value_loss_by_hand(sequences: Any, clip: float | None, expected: float):
+    batch = rows([0.0, 0.0], returns=[1.0, 1.0], old_values=[0.0, 0.5])._replace(sequences=sequences)
+    terms = losses.ppo_terms(batch, evaluated([2.0, 0.0], [0.0, 0.0]), 0.2, clip)
+    assert terms["value_loss"].item() == pytest.approx(expected)
 
 
-def test_entropy_loss_by_hand():
-    log_probs = torch.tensor([-1.0, -3.0])
-    assert losses.entropy_loss(torch.tensor([0.5, 1.5]), log_probs).item() == -1.0
-    assert losses.entropy_loss(None, log_probs).item() == -2.0
+@pytest.mark.parametrize(("entropy", "expected"), [(torch.tensor([0.5, 1.5]), -1.0), (None, -2.0)])
+def test_entropy_loss_by_hand(entropy: Any, expected: float):
+    terms = losses.ppo_terms(rows([0.0, 0.0]), evaluated([0.0, 0.0], [-1.0, -3.0], entropy), 0.2, None)
+    assert terms["entropy_loss"].item() == expected
 
 
 def test_statistics_by_hand():
-    ratio = torch.tensor([1.0, 2.0, 0.5, 1.1])
-    log_ratio = ratio.log()
+    ratio, one = torch.tensor([1.0, 2.0, 0.5, 1.1]), {"one": torch.ones(())}
+    numbers = losses.Coefficients(0.2, None, 0.0, 0.5)
+    terms = losses.with_loss(one, rows([0.0] * 4), evaluated([0.0] * 4, ratio.log()), numbers)
     expected = (0 + (1 - LN2) + (-0.5 + LN2) + (0.1 - math.log(1.1))) / 4
-    assert losses.approx_kl(ratio, log_ratio).item() == pytest.approx(expected, abs=1e-6)
-    assert losses.clip_fraction(ratio, 0.2).item() == 0.5
+    assert terms["approx_kl"].item() == pytest.approx(expected, abs=1e-6)
+    assert terms["clip_fraction"].item() == 0.5

@@ -98,9 +98,7 @@ def check_actions(
 
 
 def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
-    """What the vector steps of a rollout brought, at its end and before anything is learnt from it.
-
-    Once per rollout: a look at every step of 12 CartPoles took 2.3 % of PPO's time.
+    """The steps of a rollout that is not `finite`, one by one.
 
     Args:
         last: observations (N, ...) after the last step, which `storage` does not have.
@@ -109,8 +107,6 @@ def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> Non
     Raises:
         EnvError: as `check_step` of the first step at which something was not finite.
     """
-    if storage.finite() and all_finite(last):
-        return
     steps, seen = storage.num_steps, _keyed(storage.observations)
     for number in range(1, steps + 1):
         observations: Any = last

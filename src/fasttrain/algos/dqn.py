@@ -111,7 +111,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         collector, count, masks = self.collector, source.num_envs, None
         if self.use_masking and source.masked:
             collector.clock.enter("env_step")  # reading the masks is the env's work
-            masks = opened(read_masks(collector, source, self.action_space, self.num_timesteps), self.dims)
+            masks = opened(read_masks(collector, source, self.dims, self.num_timesteps), self.dims)
             collector.clock.enter("action")
         asked = (self._sample_action, self.predict, self.policy._predict)
         if masks is None and any(getattr(method, "__module__", "") not in CHOOSING for method in asked):

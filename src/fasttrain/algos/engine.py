@@ -168,7 +168,7 @@ class Engine(ABC):
     warmup_s: float  # compiling took so long, outside of every phase
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        self.policy, self.settings, self.device = policy, settings, policy.device
+        self.policy, self.settings, self.device, self.exact = policy, settings, policy.device, settings.exact
         self.clock = PhaseClock() if before is None else before.clock
         self.guard = Guard() if before is None else before.guard
         self.gradient_updates = 0 if before is None else before.gradient_updates
@@ -228,23 +228,15 @@ class Engine(ABC):
 # --- on PyTorch
 
 
-class Transfer:
-    """Plain copies, as SB3 makes them; or by way of page-locked memory, so that the host need not wait for them."""
-
-    def __init__(self, device: torch.device, pinned: bool = False) -> None:
-        self.device, self.pinned = device, pinned and device.type == "cuda"
-
-    def observations(self, observations: Any) -> TensorObservations:
-        """To the device; (N, ...) or a dict of them."""
-        return each_array(self._sent, observations) if self.pinned else obs_as_tensor(observations, self.device)
-
-    def masks(self, action_masks: BoolArray) -> Tensor:  # (N, A) bool
-        """To the device."""
-        return self._sent(action_masks) if self.pinned else torch.from_numpy(action_masks).to(self.device)
-
-    def _sent(self, array: NDArray[Any]) -> Tensor:
-        """torch keeps the page-locked copy until the device has read it."""
-        return torch.from_numpy(np.ascontiguousarray(array)).pin_memory().to(self.device, non_blocking=True)
+def to_device(
+    observations: Any, action_masks: BoolArray | None, device: torch.device, pinned: bool = False
+) -> tuple[TensorObservations, Tensor | None]:  # (N, ...) or a dict of them, (N, A)
+    """Plain copies, as SB3 makes them; or `pinned`: by way of page-locked memory, which the host need not wait for."""
+    if pinned:  # torch keeps the page-locked copy until the device has read it
+        given = each_array(np.ascontiguousarray, (observations, action_masks))
+        return each_array(lambda part: torch.from_numpy(part).pin_memory().to(device, non_blocking=True), given)  # type: ignore[no-any-return]
+    masks = None if action_masks is None else torch.from_numpy(action_masks).to(device)
+    return obs_as_tensor(observations, device), masks
 
 
 class TorchEngine(Engine):
@@ -254,7 +246,7 @@ class TorchEngine(Engine):
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
-        self.transfer = Transfer(self.device, settings.pin_memory)
+        self.pinned = settings.pin_memory and self.device.type == "cuda"
         self.view: Any = self.new_view()  # acts
 
     def new_view(self) -> Any:
@@ -267,24 +259,19 @@ class TorchEngine(Engine):
             self.compiled.attach(self.view)
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
-        with torch.no_grad():
-            seen = self.transfer.observations(observations)
-            masks = None if action_masks is None else self.transfer.masks(action_masks)
-            remembered = (memory,) if self.view.layout else ()
-            actions, values, log_probs, *after = self._drawn(seen, masks, *remembered)
-        stored = Stored(seen, actions, values, log_probs, masks, memory.states if remembered else None)
-        return Acted(actions.cpu().numpy(), stored, after[0] if after else memory)
-
-    def _drawn(self, observations: TensorObservations, masks: Tensor | None, *memory: Any) -> Any:
-        """A failure to draw from what is not finite is told with the place."""
+        seen, masks = to_device(observations, action_masks, self.device, self.pinned)
+        remembered = (memory,) if self.view.layout else ()
         try:
-            return self.view.act(observations, masks, *memory)
+            with torch.no_grad():
+                actions, values, log_probs, *after = self.view.act(seen, masks, *remembered)
         except (RuntimeError, ValueError) as error:  # torch.multinomial's and torch.distributions' own
             # On CUDA the failure is one of the device, which answers no question any more.
             told = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
             if self.guard is None or not told:
                 raise
-            raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST) from error
+            raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST) from error
+        stored = Stored(seen, actions, values, log_probs, masks, memory.states if remembered else None)
+        return Acted(actions.cpu().numpy(), stored, after[0] if after else memory)
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         with torch.no_grad():
@@ -300,13 +287,13 @@ class TorchQEngine(Engine):
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
-        self.transfer = Transfer(self.device, settings.pin_memory)
+        self.pinned = settings.pin_memory and self.device.type == "cuda"
         self._dims = action_dims(policy.action_space)
         self._shape = policy.action_space.shape or ()
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
-        values = self.q_values(self.transfer.observations(observations))
-        legal = None if action_masks is None else self.transfer.masks(action_masks)
+        seen, legal = to_device(observations, action_masks, self.device, self.pinned)
+        values = self.q_values(seen)
         best = greedy(values, legal, self._dims)
         chosen: NDArray[Any] = (best if self.guard is None else marked(best, values)).cpu().numpy()
         if self.guard is not None and chosen.flat[0] < 0:

@@ -6,6 +6,7 @@ is saved, so that a zip holds nothing that stock SB3 does not know.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
@@ -19,7 +20,6 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.engine import Engine, EngineSettings
-from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Float32Array, each_array
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.sequences import Memory
@@ -70,9 +70,6 @@ class Fast(BaseAlgorithm):
         if engine.kind != kind or not engine.fits(self.policy):
             self.engine = engine = self._made(engine.settings, engine)
         return engine
-
-    def blank_memory(self, num_envs: int) -> Any:
-        """What a policy that remembers knows of `num_envs` games that begin, a `Memory`; None of any other."""
 
     def time_with(self, clock: PhaseClock) -> None:
         """Spend training's time in the phases of `clock`."""
@@ -176,9 +173,12 @@ class Collector:
 
 
 def read_masks(
-    collector: Collector, source: SlotSource, action_space: spaces.Space[Any], step: int, place: BoolArray | None = None
+    collector: Collector, source: SlotSource, dims: Sequence[int], step: int, place: BoolArray | None = None
 ) -> BoolArray:
     """A checked copy of the masks (N, A), in `place` if given: the step that follows overwrites the slots.
+
+    Args:
+        dims: sizes of the sub-actions; A is their sum.
 
     Raises:
         EnvSpecError: there are none any more.
@@ -187,7 +187,6 @@ def read_masks(
     masks = source.read_masks()
     if masks is None:
         raise EnvSpecError(f"the env had action masks when training began and has none at step {step}")
-    dims = action_dims(action_space)
     if masks.shape[1] != sum(dims):
         raise EnvError(
             f"action_masks() returned {masks.shape[1]} entries per env at step {step}, but the action space "

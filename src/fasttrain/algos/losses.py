@@ -186,13 +186,6 @@ def gaussian_entropy(scale: Tensor) -> Tensor:  # (B, A) → (B,)
     return entropy
 
 
-def normalize(advantages: Tensor) -> Tensor:  # (B,) → (B,)
-    """Zero mean, unit (sample) deviation; a single advantage stays as it is."""
-    if len(advantages) < 2:
-        return advantages
-    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)
-
-
 class Coefficients(NamedTuple):
     """The numbers of PPO's loss. In compiled code they are scalar tensors, so that a schedule compiles nothing anew."""
 
@@ -217,52 +210,12 @@ class Evaluated(NamedTuple):
 
 
 def normalized(batch: RolloutBatch, wanted: bool) -> RolloutBatch:
-    """The batch with the advantages that the loss uses: normalised over the whole minibatch."""
-    return batch._replace(advantages=normalize(batch.advantages)) if wanted else batch
-
-
-def policy_loss(advantages: Tensor, ratio: Tensor, clip_range: float) -> Tensor:  # (B,), (B,) → ()
-    """PPO's clipped surrogate: minus the mean of the more pessimistic of the two objectives."""
-    clipped = advantages * torch.clamp(ratio, 1 - clip_range, 1 + clip_range)
-    return -torch.min(advantages * ratio, clipped).mean()
-
-
-def value_loss(
-    values: Tensor,  # (B,)
-    returns: Tensor,  # (B,)
-    old_values: Tensor,  # (B,)
-    clip_range: float | None = None,
-) -> Tensor:  # ()
-    """Mean squared error to the returns; with `clip_range` the prediction moves at most that far from the old one."""
-    if clip_range is not None:
-        values = old_values + torch.clamp(values - old_values, -clip_range, clip_range)
-    return functional.mse_loss(returns, values)
-
-
-def value_loss_of_square(
-    values: Tensor, returns: Tensor, old_values: Tensor, clip_range: float | None = None
-) -> Tensor:  # (B,), (B,), (B,) → ()
-    """The same by the operations of sb3-contrib's recurrent PPO, whose gradient rounds otherwise."""
-    if clip_range is not None:
-        values = old_values + torch.clamp(values - old_values, -clip_range, clip_range)
-    return torch.mean((returns - values) ** 2)
-
-
-def entropy_loss(entropy: Tensor | None, log_probs: Tensor) -> Tensor:  # (B,), (B,) → ()
-    """Minus the mean entropy; where the distribution has no closed form, estimated from the actions taken."""
-    return -torch.mean(-log_probs if entropy is None else entropy)
-
-
-@torch.no_grad()
-def approx_kl(ratio: Tensor, log_ratio: Tensor) -> Tensor:  # (B,), (B,) → ()
-    """Estimate of KL(old ‖ new) that is never negative: mean of (r - 1) - log r, http://joschu.net/blog/kl-approx.html"""
-    return torch.mean((ratio - 1) - log_ratio)
-
-
-@torch.no_grad()
-def clip_fraction(ratio: Tensor, clip_range: float) -> Tensor:  # (B,) → ()
-    """Share of the rows whose ratio lies outside the clip range."""
-    return torch.mean((torch.abs(ratio - 1) > clip_range).float())
+    """The batch with the advantages that the loss uses: zero mean and unit (sample) deviation over the minibatch. A
+    single advantage stays as it is."""
+    advantages = batch.advantages
+    if not wanted or len(advantages) < 2:
+        return batch
+    return batch._replace(advantages=(advantages - advantages.mean()) / (advantages.std() + 1e-8))
 
 
 def ppo_terms(
@@ -271,18 +224,33 @@ def ppo_terms(
     clip_range: Any,
     clip_range_vf: Any,
 ) -> Terms:
-    """The terms of PPO's loss under SB3's names, each a scalar without its weight."""
-    of_values = value_loss if batch.sequences is None else value_loss_of_square
+    """The terms of PPO's loss under SB3's names, each a scalar without its weight.
+
+    The policy's is the clipped surrogate: minus the mean of the more pessimistic of two objectives. The value's is the
+    squared error to the returns; with `clip_range_vf` the prediction moves at most that far from the old one. The
+    entropy's is minus its mean; where the distribution has no closed form, it is estimated from the actions taken.
+    """
+    advantages, values, old_values = batch.advantages, evaluated.values, batch.old_values
     ratio = torch.exp(evaluated.log_probs - batch.old_log_probs)
+    clipped = advantages * torch.clamp(ratio, 1 - clip_range, 1 + clip_range)
+    if clip_range_vf is not None:
+        values = old_values + torch.clamp(values - old_values, -clip_range_vf, clip_range_vf)
+    if batch.sequences is None:
+        value_loss = functional.mse_loss(batch.returns, values)
+    else:  # by the operations of sb3-contrib's recurrent PPO, whose gradient rounds otherwise
+        value_loss = torch.mean((batch.returns - values) ** 2)
     return {
-        "policy_gradient_loss": policy_loss(batch.advantages, ratio, clip_range),
-        "entropy_loss": entropy_loss(evaluated.entropy, evaluated.log_probs),
-        "value_loss": of_values(evaluated.values, batch.returns, batch.old_values, clip_range_vf),
+        "policy_gradient_loss": -torch.min(advantages * ratio, clipped).mean(),
+        "entropy_loss": -torch.mean(-evaluated.log_probs if evaluated.entropy is None else evaluated.entropy),
+        "value_loss": value_loss,
     }
 
 
 def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: Any) -> Terms:
     """The terms, the loss that is their weighted sum in their order, and how far the policy has moved, as SB3 logs it.
+
+    That is the share of the rows whose ratio lies outside the clip range, and an estimate of KL(old ‖ new) that is
+    never negative, http://joschu.net/blog/kl-approx.html
 
     Args:
         numbers: `Coefficients`, or a `PPOWork`. Terms without a weight among them have weight 1.
@@ -292,5 +260,6 @@ def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: 
     with torch.no_grad():
         log_ratio = evaluated.log_probs - batch.old_log_probs
         ratio = torch.exp(log_ratio)
-        moved = {"clip_fraction": clip_fraction(ratio, numbers.clip_range), "approx_kl": approx_kl(ratio, log_ratio)}
-    return {"loss": reduce(operator.add, parts), **terms, **moved}
+        clip_fraction = torch.mean((torch.abs(ratio - 1) > numbers.clip_range).float())
+        approx_kl = torch.mean((ratio - 1) - log_ratio)
+    return {"loss": reduce(operator.add, parts), **terms, "clip_fraction": clip_fraction, "approx_kl": approx_kl}

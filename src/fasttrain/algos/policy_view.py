@@ -51,12 +51,13 @@ class PolicyView(ABC):
 
     Args:
         precision: that the networks compute in; None: float32.
+        dims: sizes of the sub-actions, where there are several.
     """
 
     layout = ""  # of the sequences that it rates, where it remembers
 
-    def __init__(self, policy: Any, precision: Precision | None = None) -> None:
-        self.policy, self.precision = policy, precision
+    def __init__(self, policy: Any, precision: Precision | None = None, dims: Sequence[int] | None = None) -> None:
+        self.policy, self.precision, self.dims = policy, precision, dims
         self.maskable = isinstance(getattr(policy, "action_dist", None), MaskableDistribution)
 
     @abstractmethod
@@ -74,14 +75,9 @@ class PolicyView(ABC):
 
 
 class NetworkView(PolicyView):
-    """The policy's networks, called directly, and the distribution's own operations on what comes out of them.
+    """The policy's networks, called directly, and the distribution's own operations on what comes out of them."""
 
-    `acting` computes the networks' outputs in `act`; a compiled form of `outputs` may take its place.
-    """
-
-    def __init__(self, policy: Any, precision: Precision | None = None) -> None:
-        super().__init__(policy, precision)
-        self.acting: Callable[[TensorObservations], Outputs] = self.outputs
+    acting: Callable[[TensorObservations], Outputs] | None = None  # a compiled form of `outputs`, for `act`
 
     @abstractmethod
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -94,7 +90,7 @@ class NetworkView(PolicyView):
         """Log-probabilities and entropies (B,) of the action net's outputs (B, A)."""
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        outputs, values = self.acting(observations)
+        outputs, values = (self.acting or self.outputs)(observations)
         actions, log_probs = self.drawn(outputs, action_masks)
         return actions, values, log_probs
 
@@ -118,10 +114,6 @@ class NetworkView(PolicyView):
 
 class CategoricalView(NetworkView):
     """One categorical action per row (`dims` None), or K of them; the action net's outputs are logits."""
-
-    def __init__(self, policy: Any, dims: Sequence[int] | None, precision: Precision | None = None) -> None:
-        super().__init__(policy, precision)
-        self.dims = dims
 
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
         action_masks = self._masks(outputs, action_masks)
@@ -206,10 +198,10 @@ def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precisi
     """Of a policy whose distribution is one of choices, or a diagonal Gaussian over a vector; None of another."""
     kind: Any = type(policy.action_dist)
     if kind in _SINGLE:
-        return CategoricalView(policy, None, precision)
+        return CategoricalView(policy, precision)
     if kind is DiagGaussianDistribution and len(action_space.shape or ()) == 1:
         return GaussianView(policy, precision)
-    return CategoricalView(policy, action_dims(action_space), precision) if kind in _MULTI else None
+    return CategoricalView(policy, precision, action_dims(action_space)) if kind in _MULTI else None
 
 
 def is_unchanged(policy: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 import sb3_contrib
 import stable_baselines3
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
@@ -20,16 +21,16 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from fasttrain.algos.causes import check_actions, check_rollout, check_step, why_rollout
-from fasttrain.algos.engine import Acted, Engine, PPOWork, Statistics, TorchEngine
+from fasttrain.algos.engine import PPOWork, Statistics, TorchEngine
 from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
 from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.losses import Evaluated, ppo_terms, with_loss
 from fasttrain.algos.policy_view import action_dims
-from fasttrain.algos.step import PPOStep, checked, micro_batches
+from fasttrain.algos.step import PPOStep, checked, faster_adam, micro_batches
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
-from fasttrain.errors import EnvError, NoMasksError
+from fasttrain.errors import ConfigError, EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
 # What is logged of an update beside the terms of the loss, under names that no term may have.
@@ -42,21 +43,47 @@ class _PPO(Fast, OnPolicyAlgorithm):
 
     _plain = TorchEngine
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
-    _masked: ClassVar[bool]
+    _masked: ClassVar[bool]  # whether it takes action masks
+
+    dims: list[int]  # sizes of the sub-actions that masks are of
 
     def _setup_model(self) -> None:
+        self.dims = action_dims(self.action_space) if self._masked else []
         super()._setup_model()
         if has_stock_buffer(self):  # SB3's, which is freed, for ours
             storage_of(self, self.n_steps, self.n_envs)
         self._attach()
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        rollout_buffer: RolloutBuffer,
+        n_rollout_steps: int,
+        use_masking: bool | None = None,
+    ) -> bool:
+        """Fill the rollout buffer. `use_masking` is of algorithms with masks, which take them unless it is False."""
+        if not has_stock_buffer(self):
+            if self._masked and use_masking is None:  # there is no stock class with memory and masks
+                raise ConfigError(f"{type(self).__name__} needs its own rollout buffer; leave rollout_buffer alone")
+            masked = {} if use_masking is None else {"use_masking": use_masking}
+            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, **masked)
+        with self.collector.clock.phase("buffer"):
+            return collect(self, env, callback, n_rollout_steps, self._masked and use_masking is not False)
 
     def train(self) -> None:
         """Update on the filled rollout and log that under SB3's keys.
 
         Raises:
             DivergedError: round after round no update was finite; see `guard.py`.
+            ConfigError: the rollout is in a buffer that only SB3's own update reads, and `loss` is not SB3's.
         """
-        if not has_stock_buffer(self):
+        if not isinstance(self.rollout_buffer, RolloutView):  # one of the user's own, or a stock one that they filled
+            if has_own_loss(self):
+                raise ConfigError(
+                    f"{type(self).__name__}.loss with a rollout in a {type(self.rollout_buffer).__name__}: SB3's own "
+                    "update, which serves such a buffer, does not call it; leave rollout_buffer_class out"
+                )
             return super().train()
         if not len(self.rollout_buffer.storage.rows):
             warnings.warn("a rollout without a transition: in each of its steps every env only began an episode or did "
@@ -71,19 +98,20 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """All epochs over the filled rollout, fewer where `target_kl` is exceeded."""
         engine: Any = self.engine_now()
         rollout: RolloutStorage = self.rollout_buffer.storage
-        work, own_loss = self.work(), type(self).loss is not _PPO.loss or "loss" in vars(self)
+        work, own_loss, parts = self.work(), has_own_loss(self), engine.settings.gradient_accumulation
         if engine.kind == "kernels":
             return engine.update(rollout, work)  # type: ignore[no-any-return]
         compiled = None if engine.compiled is None else engine.compiled.loss_of(self, work)
         clock, view, step = engine.clock, engine.new_view(), PPOStep(engine, work)
         clock.enter("other")
-        with step.stepping():
+        with faster_adam(self.policy.optimizer, not engine.exact):
             for batch in step.minibatches(rollout):
-                for part, share in micro_batches(batch, engine.settings.gradient_accumulation):
+                for part, share in micro_batches(batch, parts) if parts > 1 else ((batch, 1.0),):
                     clock.enter("train_fwd")
                     if compiled is None:
                         evaluated = view.evaluate(part, entropy_gradient=own_loss or work.ent_coef != 0.0)
-                        terms = with_loss(checked(self, self.loss(part, evaluated), NOT_TERMS), part, evaluated, work)
+                        terms = self.loss(part, evaluated)
+                        terms = with_loss(checked(self, terms, NOT_TERMS) if own_loss else terms, part, evaluated, work)
                     else:
                         terms = compiled(part)
                     clock.enter("train_bwd")
@@ -126,9 +154,6 @@ class _PPO(Fast, OnPolicyAlgorithm):
     def memory(self) -> Any:
         """What the policy remembers where it is to act next: a `Memory`, if it does."""
 
-    def remember(self, states: Any) -> None:
-        """Take over what the policy remembers after a step."""
-
     def remembered(self) -> dict[str, Any]:
         """What the storage of a policy that remembers is made with besides."""
         return {}
@@ -139,14 +164,6 @@ class PPO(_PPO, stable_baselines3.PPO):
 
     _masked = False
 
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
-    ) -> bool:
-        if not has_stock_buffer(self):
-            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps)
-        with self.collector.clock.phase("buffer"):
-            return collect(self, env, callback, n_rollout_steps, use_masking=False)
-
 
 class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
     """Drop-in for `sb3_contrib.MaskablePPO`; `engine="kernels"` computes an MLP policy in compiled kernels.
@@ -156,18 +173,10 @@ class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
 
     _masked = True
 
-    def collect_rollouts(
-        self,
-        env: VecEnv,
-        callback: BaseCallback,
-        rollout_buffer: RolloutBuffer,
-        n_rollout_steps: int,
-        use_masking: bool = True,
-    ) -> bool:
-        if not has_stock_buffer(self):
-            return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, use_masking)
-        with self.collector.clock.phase("buffer"):
-            return collect(self, env, callback, n_rollout_steps, use_masking)
+
+def has_own_loss(model: _PPO) -> bool:
+    """Whether a subclass or somebody on the instance has put another `loss` in place of ours."""
+    return type(model).loss is not _PPO.loss or "loss" in vars(model)
 
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
@@ -191,7 +200,7 @@ def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
         device=model.device,
         gamma=model.gamma,
         gae_lambda=model.gae_lambda,
-        mask_width=sum(action_dims(model.action_space)) if model._masked else None,
+        mask_width=sum(model.dims) if model._masked else None,
         **further,
     )
     model.rollout_buffer = as_stock(storage)
@@ -243,70 +252,65 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
 
 
 def _in_lockstep(
-    model: _PPO, engine: Engine, source: SlotSource, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback
+    model: Any, engine: Any, source: SlotSource, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback
 ) -> bool:
     """T times: act for all envs, step all envs, store. False: the callback asked to stop."""
     collector, clock, policy = model.collector, model.collector.clock, model.policy
     guarded, normalizer = engine.guard is not None, model._vec_normalize_env
-    last: Any = model._last_obs
+    continuous = isinstance(model.action_space, spaces.Box)
+    last, memory = model._last_obs, model.memory()
     for step in range(rollout.num_steps):
         clock.enter("env_step")  # reading the masks is the env's work
         masks = None
         if use_masking:
-            masks = read_masks(collector, source, model.action_space, model.num_timesteps, rollout.place_masks(step))
+            masks = read_masks(collector, source, model.dims, model.num_timesteps, rollout.place_masks(step))
         clock.enter("action")
         if model.use_sde and model.sde_sample_freq > 0 and step % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)
-        acted, stored = _act(model, engine, masks)
-        after = acted.memory
-        clipped = clip_actions(model, acted.actions)
-        if guarded:
-            check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
+        try:
+            actions, stored, after = engine.act(last, masks, memory)
+        except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
+            if guarded:
+                check_step(last, np.zeros(1, np.float32), (), model.num_timesteps)
+            raise
+        clipped = actions
+        if continuous:
+            clipped = clip_actions(model, actions)
+            if guarded:
+                check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
         place = rollout.place_observations(step + 1) if collector.lends_observations else None
         last, rewards, dones, infos = collector.step(source, clipped, place)
         model.num_timesteps += source.slots.transitions
         finished = source.slots.finished
-        if guarded and (finished or normalizer is not None):
-            # Of last observations only those count that are going to be rated, and they are not kept; nor are the
-            # numbers that a normalizer was given.
-            cut = [episode for episode in finished if episode.truncated and not episode.lost]
-            check_step(last, rewards, cut, model.num_timesteps, normalizer)
+        cut = [episode for episode in finished if episode.truncated or episode.lost]
+        if guarded and (cut or normalizer is not None):  # neither last observations nor what it was given are kept
+            check_step(last, rewards, [episode for episode in cut if not episode.lost], model.num_timesteps, normalizer)
         clock.enter("log")
         callback.update_locals(
-            {"n_steps": step, "action_masks": masks, "obs_tensor": stored.observations, "actions": acted.actions,
+            {"n_steps": step, "action_masks": masks, "obs_tensor": stored.observations, "actions": actions,
              "values": stored.values, "log_probs": stored.log_probs, "clipped_actions": clipped, "new_obs": last,
              "rewards": rewards, "dones": dones, "infos": infos}
         )  # fmt: skip
         if not callback.on_step():
             return False
         clock.enter("buffer")
-        note_episodes(model, infos, dones)
-        bootstrap_truncated(engine, model.gamma, finished, rewards, stored.values, rollout, step, after)
-        starts: Any = model._last_episode_starts
+        if finished:
+            note_episodes(model, infos, dones)
+        if cut:
+            bootstrap_truncated(engine, model.gamma, cut, rewards, stored.values, rollout, step, after)
         rollout.add(
-            stored.observations, stored.actions, rewards, starts, stored.values, stored.log_probs,
+            stored.observations, stored.actions, rewards, model._last_episode_starts, stored.values, stored.log_probs,
             stored.action_masks, stored.memory,
         )  # fmt: skip
         if (resets := source.slots.resets) is not None:
             rollout.leave_out(step, resets)
-            if (before := model.memory()) is not None:  # an engine asks for the same decision again
-                after, dones = before.where(resets, after, dones)
+            if memory is not None:  # an engine asks for the same decision again
+                after, dones = memory.where(resets, after, dones)
         model._last_obs, model._last_episode_starts = last, dones
-        model.remember(after)
-    if guarded and normalizer is None:
+        memory = None if memory is None else model.remember(after)
+    if guarded and normalizer is None and not rollout.finite(last):
         check_rollout(rollout, last, model.num_timesteps)
     return True
-
-
-def _act(model: _PPO, engine: Engine, masks: Any) -> tuple[Acted, Any]:
-    """What came of acting, and the part of it that is stored."""
-    try:
-        acted = engine.act(model._last_obs, masks, model.memory())
-    except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
-        if engine.guard is not None:
-            check_step(model._last_obs, np.zeros(1, np.float32), (), model.num_timesteps)  # type: ignore[arg-type]
-        raise
-    return acted, acted.stored
 
 
 def _log(model: Any, done: Statistics) -> None:
@@ -333,6 +337,7 @@ def _log(model: Any, done: Statistics) -> None:
         record("train/clip_range_vf", work.clip_range_vf)
     if model.engine.skipped_steps:
         record("train/skipped_steps", model.engine.skipped_steps)
-    if model.engine.guard is not None:
+    guard = model.engine.guard
+    if guard is not None and (done.skipped or guard.in_a_row or guard.at_limit == "rollback"):  # else it has no work
         why = lambda: why_rollout(model.policy, model.rollout_buffer.storage, done.blamed)  # noqa: E731
-        model.engine.guard.note(model, done.norms, why, expected=done.expected_skips)
+        guard.note(model, done.norms, why, expected=done.expected_skips)

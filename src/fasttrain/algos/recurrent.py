@@ -20,17 +20,14 @@ from gymnasium import spaces
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from sb3_contrib.ppo_recurrent import CnnLstmPolicy, MlpLstmPolicy, MultiInputLstmPolicy
-from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.distributions import BernoulliDistribution
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor, nn
 
 from fasttrain.algos.engine import Engine, EngineSettings, TorchEngine, refuse_settings
 from fasttrain.algos.losses import Evaluated
 from fasttrain.algos.policy_view import PolicyView, networks_of
-from fasttrain.algos.ppo import _PPO, collect
+from fasttrain.algos.ppo import _PPO
 from fasttrain.algos.recurrent_policies import (
     CellActorCriticCnnPolicy,
     CellActorCriticPolicy,
@@ -192,7 +189,7 @@ class RecurrentEngine(TorchEngine):
         super().__init__(policy, settings, before)
 
     def new_view(self) -> PaddedView:
-        exact = self.settings.exact or must_be_padded(self.policy)
+        exact = self.exact or must_be_padded(self.policy)
         return PaddedView(self.policy) if exact else UnpaddedView(self.policy)
 
 
@@ -223,20 +220,16 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         told = self.remembered()
         return Memory.blank(num_envs, told["state_shape"], self.device, told["keeps_cells"])
 
-    def remember(self, states: RNNStates) -> None:
+    def remember(self, states: RNNStates) -> Memory:
+        """Take over what the policy remembers after a step."""
         self._last_lstm_states = states
+        return self.memory()
 
     def remembered(self) -> dict[str, Any]:
         lstm: Any = self.policy.lstm_actor
         own_critic = self.policy.lstm_critic is not None
         shape, keeps_cells = (lstm.num_layers, lstm.hidden_size), isinstance(lstm, nn.LSTM)
         return {"state_shape": shape, "own_critic": own_critic, "keeps_cells": keeps_cells}
-
-    def collect_rollouts(
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: RolloutBuffer, n_rollout_steps: int
-    ) -> bool:
-        with self.collector.clock.phase("buffer"):
-            return collect(self, env, callback, n_rollout_steps, use_masking=self._masked)
 
 
 class MaskableRecurrentPPO(RecurrentPPO):

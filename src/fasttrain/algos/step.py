@@ -46,7 +46,7 @@ class TorchStep:
         """Adam as it shall step inside; a saved optimizer is a stock one."""
         with ExitStack() as stack:
             for optimizer in self.optimizers:
-                stack.enter_context(faster_adam(optimizer, not self.engine.settings.exact))
+                stack.enter_context(faster_adam(optimizer, not self.engine.exact))
             yield
 
     def backward(self, loss: Tensor, share: float = 1.0) -> None:
@@ -145,9 +145,6 @@ def _fault_of(terms: Any, taken: Collection[str]) -> str:
 def micro_batches(batch: RolloutBatch, parts: int) -> Iterator[tuple[RolloutBatch, float]]:
     """The batch in at most `parts` consecutive parts, as even as can be, each with its share of the rows: a mean over
     all is the weighted sum of means."""
-    if parts == 1:
-        yield batch, 1.0
-        return
     total = len(batch.returns)
     for rows in np.array_split(np.arange(total), min(parts, total)):
         yield select_rows(batch, slice(rows[0], rows[-1] + 1)), len(rows) / total
@@ -155,7 +152,7 @@ def micro_batches(batch: RolloutBatch, parts: int) -> Iterator[tuple[RolloutBatc
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:  # ()
     """Of all together; dense gradients of one device and dtype take the same operations, with fewer calls."""
-    if _are_alike(gradients):
+    if len({(gradient.device, gradient.dtype) for gradient in gradients}) == 1:
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0)), 2.0)
         return norm
     return torch.nn.utils.get_total_norm(gradients)
@@ -163,15 +160,11 @@ def gradient_norm(gradients: list[Tensor]) -> Tensor:  # ()
 
 def clip_gradients(gradients: list[Tensor], max_norm: float, norm: Tensor) -> None:
     """With `gradient_norm` what `torch.nn.utils.clip_grad_norm_` does, by the same operations: 33 µs, not 54."""
-    if _are_alike(gradients):
+    if len({(gradient.device, gradient.dtype) for gradient in gradients}) == 1:
         torch._foreach_mul_(gradients, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return
     for gradient in gradients:
         gradient.mul_(torch.clamp(max_norm / (norm + 1e-6), max=1.0).to(gradient.device))
-
-
-def _are_alike(gradients: list[Tensor]) -> bool:
-    return len({(gradient.device, gradient.dtype) for gradient in gradients}) == 1
 
 
 def step_clipped(

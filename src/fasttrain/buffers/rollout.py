@@ -204,12 +204,18 @@ class RolloutStorage:
         rows = (self._values, self._log_probs, self._advantages, self._returns)
         return _host(self._actions.flatten(0, 1)), *(_host(stored.flatten()) for stored in rows)
 
-    def finite(self) -> bool:
-        """Whether every observation and reward is; the device is asked once."""
-        floats = [stored for stored in self._observations.values() if stored.is_floating_point()]
-        on_host = self.device.type == "cpu"  # numpy takes a third of torch's time for a small array
-        whole = [np.isfinite(_host(part)).all() if on_host else torch.isfinite(part).all() for part in floats]
-        return bool(np.isfinite(self.rewards).all()) and all(bool(part) for part in whole)
+    def finite(self, last: Observations) -> bool:
+        """Whether all rewards and observations are, and `last` (N, ...), the observations after the last step.
+
+        Once per rollout: a look at every step of 12 CartPoles took 2.3 % of PPO's time.
+        """
+        given: list[Any] = [self.rewards, *(last.values() if isinstance(last, dict) else (last,))]
+        for stored in self._observations.values():
+            if stored.is_floating_point() and stored.device.type != "cpu":
+                given.append(torch.isfinite(stored).all().cpu())  # one number leaves the device
+            elif stored.is_floating_point():  # numpy takes a third of torch's time for a small array
+                given.append(stored.numpy())
+        return all(bool(np.isfinite(part).all()) for part in given)
 
     def reset(self) -> None:
         """Start filling from the first step again; nothing is cleared, every row is overwritten."""

@@ -173,7 +173,8 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
     def infos(self) -> list[dict[str, Any]]:
         """One info per env: content where an episode ended, elsewhere one empty dict that is shared for this step."""
         infos: list[dict[str, Any]] = [{}] * self.num_envs
-        self._fill_infos(infos)
+        if self.slots.finished:
+            self._fill_infos(infos)
         return infos
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -231,10 +232,9 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
         return [index % self.num_envs for index in chosen]
 
     def _fill_infos(self, infos: list[dict[str, Any]]) -> None:
-        if self.slots.finished:
-            elapsed_s = round(time.monotonic() - self._started_at, 6)
-            for episode in self.slots.finished:
-                infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
+        elapsed_s = round(time.monotonic() - self._started_at, 6)
+        for episode in self.slots.finished:
+            infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
 
 
 def slots_of(env: VecEnv) -> SlotSource:
