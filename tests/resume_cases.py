@@ -39,7 +39,6 @@ CASES = {
     "sac-dummy": (*SAC, "vec_env=dummy", "algo.action_noise=normal_0.1"),
     "recurrent-shared": (*PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED),
     "maskable-recurrent-self-play": (*PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
-    "maskable-gru-self-play": (*PPO, *SELF, "algo=maskable_recurrent_ppo", "algo.cell=gru", "algo.lstm_hidden_size=16"),
     "recurrent-gru-shared": (
         *PPO,
         *CART,

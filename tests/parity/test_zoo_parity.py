@@ -37,7 +37,7 @@ CartPole-v1:
 """
 DQN_ENTRY = """
 CartPole-v1:
-  n_timesteps: !!float 1500
+  n_timesteps: !!float 800
   policy: 'MlpPolicy'
   learning_rate: !!float 2.3e-3
   batch_size: 64
@@ -53,7 +53,7 @@ CartPole-v1:
 """
 SAC_ENTRY = """
 default:
-  n_timesteps: 800
+  n_timesteps: 400
   policy: 'MlpPolicy'
   learning_rate: lin_7.3e-4
   buffer_size: 2000
@@ -104,12 +104,12 @@ def test_dqn_of_an_entry_is_stocks_with_its_rounds(fasttrain: RunCommand, more: 
         "MlpPolicy", make_vec_env("CartPole-v1", 1, seed=3), learning_rate=2.3e-3, batch_size=64, buffer_size=5000,
         learning_starts=200, target_update_interval=10, train_freq=64, gradient_steps=-1, exploration_fraction=0.16,
         exploration_final_eps=0.04, policy_kwargs={"net_arch": [32, 32]}, seed=3, device="cpu",
-    ).learn(1500)  # fmt: skip
+    ).learn(800)  # fmt: skip
     assert_same(done.folder, plain)
     rows = {row["flag"]: row["effective"] for row in done.json("plan.json")["flags"]}
     assert (rows["updates_per_step"], rows["replay_ratio"]) == (64, 1.0)
     summary = done.json("summary.json")
-    assert summary["updates"] == plain._n_updates == 64 * 21
+    assert summary["updates"] == plain._n_updates == 64 * 10
 
 
 def test_sac_with_rounds_of_episodes_and_sde_is_stocks(fasttrain: RunCommand):
@@ -120,6 +120,6 @@ def test_sac_with_rounds_of_episodes_and_sde_is_stocks(fasttrain: RunCommand):
         buffer_size=2000, batch_size=32, train_freq=(1, "episode"), gradient_steps=-1, learning_starts=100,
         use_sde=True, sde_sample_freq=8, use_sde_at_warmup=True, seed=3, device="cpu",
         policy_kwargs={"log_std_init": -3, "net_arch": [16, 16]},
-    ).learn(800)  # fmt: skip
+    ).learn(400)  # fmt: skip
     assert_same(done.folder, plain)
-    assert done.json("summary.json")["updates"] == plain._n_updates == 800
+    assert done.json("summary.json")["updates"] == plain._n_updates == 400
