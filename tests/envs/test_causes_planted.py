@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import re
+import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
@@ -244,3 +245,13 @@ def test_is_it_the_mask_or_the_step(refuses: Callable[[Any, Any], bool], code: s
     finding = refused(Play(lambda: Refusing(refuses), lenient=True), "step raised", NEVER)
     assert finding.code == code
     assert finding.message.startswith("step raised")
+
+
+def test_no_time_for_the_range_of_actions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(play: Play, deadline: float) -> tuple[()]:
+        time.sleep(max(deadline - time.perf_counter(), 0.0))
+        return ()
+
+    monkeypatch.setattr(causes, "unused_range", late)
+    result = checkup(lambda: Pushed(8), max_seconds=2.0, max_steps=100)
+    assert "whether all of the action range has an effect: there was no time" in result.not_checked

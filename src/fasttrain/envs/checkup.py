@@ -282,7 +282,10 @@ class _Checkup:
                 if any(not pair.rewards_identical for pair in branches.pairs):  # though all episodes return the same
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
-                self.findings += [*causes.unused_range(play, deadline), *causes.always_one_seed(play)]
+                outer = [*causes.unused_range(play, deadline)]
+                self.findings += [*outer, *causes.always_one_seed(play)]
+                if isinstance(play.action_space, gymnasium.spaces.Box) and not outer and time.perf_counter() > deadline:
+                    self.not_checked.append("whether all of the action range has an effect: there was no time")
                 if not branches.in_time:
                     self.not_checked.append(f"what other actions change: time for {len(branches.pairs)} comparisons")
             if branches.carries_over is not None:
