@@ -11,7 +11,7 @@ from transition_path import PATHS
 SRC = Path(__file__).resolve().parent.parent / "src"
 # lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a
 # legal action in any command, and for where action noise was; 497 for SAC's update as kernels, in place of torch's.
-CEILINGS = {"lines": 51_098, "modules": 231, ": Any": 563}
+CEILINGS = {"lines": 51_103, "modules": 231, ": Any": 563}
 
 
 def test_src_is_not_above_its_ceilings() -> None:

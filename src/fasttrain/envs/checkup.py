@@ -282,9 +282,13 @@ class _Checkup:
                 if any(not pair.rewards_identical for pair in branches.pairs):  # though all episodes return the same
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
-                outer = [*causes.unused_range(play, deadline)]
-                self.findings += [*outer, *causes.always_one_seed(play)]
-                if isinstance(play.action_space, gymnasium.spaces.Box) and not outer and time.perf_counter() > deadline:
+                unused = [*causes.unused_range(play, deadline)]
+                self.findings += [*unused, *causes.always_one_seed(play)]
+                if (
+                    isinstance(play.action_space, gymnasium.spaces.Box)
+                    and not unused
+                    and deadline < time.perf_counter()
+                ):
                     self.not_checked.append("whether all of the action range has an effect: there was no time")
                 if not branches.in_time:
                     self.not_checked.append(f"what other actions change: time for {len(branches.pairs)} comparisons")
@@ -299,10 +303,8 @@ class _Checkup:
             other_seed = self._again(SEED + 1, 1, 1, self._later(0.1))
             self.findings.append(causes.carried_over(difference, other_seed is not None, self._playing))
         else:  # physics engines keep caches: Gymnasium's BipedalWalker differs in the last bits
-            text = (
-                f"what other actions change: the second time on the same env a seed gave another episode ({difference})"
-            )
-            self.not_checked.append(text)
+            differs = f"the second time on the same env a seed gave another episode ({difference})"
+            self.not_checked.append(f"what other actions change: {differs}")
 
     def _independent(self) -> str:
         """Whether copies of the env influence each other: not at all (""), those of one "process", or of one "machine".
