@@ -14,7 +14,7 @@ if sys.version_info < (3, 10):  # noqa: UP036
     sys.stderr.write("fasttrain needs Python 3.10 or newer, this is " + sys.version.split()[0] + "\n")
     sys.exit(2)
 
-import _bootstrap
+import _entry
 
 if __name__ == "__main__":
-    sys.exit(_bootstrap.run_checks(sys.argv[1:]))
+    sys.exit(_entry.run_checks(sys.argv[1:]))

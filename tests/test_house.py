@@ -21,6 +21,18 @@ def test_src_is_not_above_its_ceilings() -> None:
     assert {name: size for name, size in weighs.items() if size > CEILINGS[name]} == {}, weighs
 
 
+# Lines beside src: what measures, and what sets up.
+LABORATORY = {"scripts": 370, "benchmarks": 4_230}
+
+
+def test_scripts_and_benchmarks_are_not_above_their_ceilings() -> None:
+    weighs = {
+        room: sum(len(file.read_text(encoding="utf-8").splitlines()) for file in (SRC.parent / room).rglob("*.py"))
+        for room in LABORATORY
+    }
+    assert {room: size for room, size in weighs.items() if size > LABORATORY[room]} == {}, weighs
+
+
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
     "ppo": {"files": 11, "functions": 90, "lines": 968},

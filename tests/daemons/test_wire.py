@@ -143,7 +143,7 @@ FRAMES = [
 
 @pytest.mark.parametrize("kind", ["lines", "length"])
 def test_mutated_frames_lose_the_game_or_mean_something(kind: str):
-    """scripts/faults_daemons.py does it a million times."""
+    """tests/faults/test_in_full.py does it a million times."""
     rng, pack, causes, understood_ones = random.Random(7), FRAMINGS[kind]().pack, set(), 0
     codec = CODECS["json"]()
     for _ in range(10_000):

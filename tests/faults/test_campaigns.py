@@ -1,4 +1,4 @@
-"""The campaigns of scripts/faults.py, a few times each: killed, stopped, resumed; nothing lost, nothing left behind."""
+"""The campaigns, a few times each: killed, stopped, resumed; nothing lost, nothing left behind."""
 
 from __future__ import annotations
 

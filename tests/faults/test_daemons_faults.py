@@ -1,4 +1,4 @@
-"""scripts/faults_daemons.py in small: an engine that does everything wrong, and frames that are wrong."""
+"""In small: an engine that does everything wrong, and frames that are wrong."""
 
 from __future__ import annotations
 

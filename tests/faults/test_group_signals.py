@@ -1,4 +1,4 @@
-"""The campaigns `groups` and `forks` of scripts/faults.py, a few times each."""
+"""The campaigns `groups` and `forks`, a few times each."""
 
 from __future__ import annotations
 

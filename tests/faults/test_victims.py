@@ -1,4 +1,4 @@
-"""The campaign `victims` of scripts/faults.py: a few of its envs."""
+"""The campaign `victims`: a few of its envs."""
 
 from __future__ import annotations
 

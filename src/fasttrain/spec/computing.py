@@ -12,7 +12,7 @@ from fasttrain.terminal import spelt
 
 # The rule where nothing is measured (runs/calibration.py does, for long runs whose kernels are compiled): hidden width
 # from which bfloat16 pays on a CPU with units for it, and up to which compiled kernels beat torch's float32 products.
-# From trainings of two layers on two cores with AVX512-BF16 (`benchmark.py auto`); other machines differ by 1.5 times.
+# From trainings of two layers on two cores with AVX512-BF16 (benchmarks, auto); other machines differ by 1.5 times.
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
 FUSED_PAYS_UP_TO_WIDTH = 1024
 MEASURED = "measured here"  # so a reason begins where runs/calibration.py decided

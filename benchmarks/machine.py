@@ -1,0 +1,68 @@
+"""Where and when a result was measured, and a machine that others keep busy."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("torch", "numpy", "numba", "stable-baselines3", "sb3-contrib", "gymnasium")
+
+
+def about(arguments: Sequence[str]) -> dict[str, Any]:
+    """Date, machine, versions, commit and command of a result. No path of the machine is in it."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    words = [Path(word).name if os.path.isabs(word) else word for word in arguments]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": machine_line(),
+        "versions": versions,
+        "commit": commit_of(ROOT),
+        "command": shlex.join(["python", "-m", "benchmarks", *words]),
+    }
+
+
+def commit_of(checkout: Path) -> str:
+    """As far as git knows; `-dirty` where files were changed."""
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def machine_line(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """`2 cores, AMD EPYC, 23 GB, x86_64, Linux`; `cores` are those that this process may use."""
+    from fasttrain.machine import usable_cores
+
+    cpu, memory = platform.processor(), ""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = f"{size / 2**30:.0f} GB"
+    with contextlib.suppress(OSError):
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
+    parts = [f"{usable_cores()} cores", cpu, memory, platform.machine(), platform.system()]
+    return ", ".join(dict.fromkeys(part for part in parts if part))
+
+
+@contextlib.contextmanager
+def burners(count: int) -> Iterator[None]:
+    """So many processes that compute all the time, at our own priority."""
+    burning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in burning:
+            process.kill()
+            process.wait()

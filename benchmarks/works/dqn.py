@@ -1,0 +1,152 @@
+"""DQN: CartPole end to end, and the update alone, without masks and with them.
+
+Both sides of an update are given the very same replay buffer: our model fills it with random play, and stock's is
+filled with that. An update's cost does not depend on what the weights are, so they are trained on and on.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+from typing import Any
+
+from benchmarks import trainings
+from benchmarks.work import OURS, Sample, Work, works_of
+
+WINDOW = 100  # last episodes, whose mean return is the quality
+NUM_ENVS, UPDATES_PER_STEP, WARM_UP, STEPS, NET = 8, 8, 1000, 20_000, [64, 64]
+ALGO: dict[str, Any] = {  # every hyperparameter that a default might choose differently
+    "buffer_size": 50_000, "learning_rate": 1e-3, "gamma": 0.99, "tau": 1.0, "target_update_interval": 500,
+    "exploration_fraction": 0.1, "exploration_initial_eps": 1.0, "exploration_final_eps": 0.05, "max_grad_norm": 10.0,
+}  # fmt: skip
+
+
+def ours() -> Sample:
+    """A whole `fasttrain` run."""
+    settings = {
+        "algo": "dqn", "env.id": "CartPole-v1", "num_envs": NUM_ENVS, "updates_per_step": UPDATES_PER_STEP,
+        "batch_size": 64, "warmup_steps": WARM_UP, "total_timesteps": STEPS, "algo.net_arch": NET, "eval.episodes": 8,
+    }  # fmt: skip
+    arguments = ["+profile=speed", *trainings.typed(settings), *trainings.typed(ALGO, "algo.")]
+    return trainings.command(arguments, 64, WINDOW)
+
+
+def stock(subproc: bool, threads: int | None = None) -> Sample:
+    """What an SB3 user writes."""
+    begun = time.perf_counter()
+    from stable_baselines3 import DQN
+
+    trainings.threads(threads)
+    model = DQN(
+        "MlpPolicy", trainings.stock_envs("CartPole-v1", NUM_ENVS, subproc), batch_size=64, learning_starts=WARM_UP,
+        train_freq=1, gradient_steps=UPDATES_PER_STEP, policy_kwargs={"net_arch": NET}, stats_window_size=WINDOW,
+        seed=0, device="cpu", **ALGO,
+    )  # fmt: skip
+    return trainings.stock_learn(model, STEPS, begun)
+
+
+TRANSITIONS, BLOCKS = 50_000, 21
+UPDATES = {"dqn-update-64": (64, 40, False), "dqn-update-masked": (256, 8, True)}  # batch, calls in a block, masks
+
+
+def update_alone(name: str, ours: bool, stock_threads: int | None = None) -> Sample:
+    """Samples per second of `model.train(8, batch_size)` on a filled buffer: CartPole, or Skull King with masks.
+
+    Stock knows no masks: its maximum is over all actions, which is less work.
+    """
+    begun = time.perf_counter()
+    import torch
+
+    batch_size, calls, masked = UPDATES[name]
+    stock_threads = stock_threads or torch.get_num_threads()
+    model = our_model(batch_size, masked)
+    if ours:
+        model.use_engine("kernels")
+    trained = model if ours else stock_twin(model, batch_size)
+    torch.set_num_threads(1 if ours else stock_threads)  # 1: what torch_threads=auto takes for such a net
+    updates, seconds, ready = trainings.count_updates(trained), [], time.perf_counter()
+    for _ in range(BLOCKS):
+        before = time.perf_counter()
+        for _ in range(calls):
+            trained.train(UPDATES_PER_STEP, batch_size)
+        seconds.append(time.perf_counter() - before)
+    return {
+        "rate": calls * UPDATES_PER_STEP * batch_size / statistics.median(seconds[1:]),
+        "updates": updates() / (BLOCKS * calls),
+        "samples_per_update": batch_size,
+        "startup_s": ready - begun,
+    }
+
+
+def our_model(batch_size: int, masked: bool) -> Any:
+    """Our DQN, whose buffer random play has filled; without kernels yet."""
+    from fasttrain.accelerators.kernels_q import kernel_calls
+    from fasttrain.algos.dqn import DQN
+    from fasttrain.games.skullking.game import SkullKingGame
+    from fasttrain.kernel_cache import compile_all
+    from fasttrain.vec.native import NativeVecEnv
+
+    compile_all(kernel_calls())
+    env: Any = NativeVecEnv(SkullKingGame(NUM_ENVS)) if masked else trainings.stock_envs("CartPole-v1", NUM_ENVS)
+    env.seed(0)
+    model: Any = DQN("MlpPolicy", env, **_arguments(batch_size))
+    _, callback = model._setup_learn(model.buffer_size)
+    callback.on_training_start({}, {})
+    model.collect_rollouts(env, callback, model.train_freq, model.replay_buffer, learning_starts=model.learning_starts)
+    return model
+
+
+def _arguments(batch_size: int) -> dict[str, Any]:
+    """The same for both; no step is taken by the stock model."""
+    return {
+        "buffer_size": TRANSITIONS, "batch_size": batch_size, "learning_starts": TRANSITIONS,
+        "train_freq": TRANSITIONS // NUM_ENVS, "policy_kwargs": {"net_arch": NET}, "seed": 0, "device": "cpu",
+    }  # fmt: skip
+
+
+def stock_twin(model: Any, batch_size: int) -> Any:
+    """Stock's model with the same weights, hyperparameters and transitions."""
+    import numpy as np
+    from stable_baselines3 import DQN
+
+    stock: Any = DQN("MlpPolicy", model.env, **_arguments(batch_size))
+    stock._setup_learn(model.buffer_size)
+    stock.policy.load_state_dict(model.policy.state_dict())
+    buffer, storage = stock.replay_buffer, model.replay_buffer
+    for name in ("observations", "next_observations", "actions", "rewards", "dones", "timeouts"):
+        mine = getattr(buffer, name)
+        mine[:] = np.asarray(getattr(storage, name)).reshape(mine.shape)
+    buffer.pos, buffer.full = storage.pos, storage.full
+    return stock
+
+
+WORKS = works_of(
+    Work(
+        "dqn-cartpole",
+        "Training CartPole, DQN [64, 64], 8 envs, 8 updates of 64 a step.",
+        {
+            OURS: ours,
+            "stock DQN, DummyVecEnv": partial(stock, False),
+            # On a busy machine torch's own threads wait for each other: the better of both is the opponent.
+            "stock DQN, DummyVecEnv, 1 thread": partial(stock, False, 1),
+            "stock DQN, SubprocVecEnv": partial(stock, True),
+        },
+        target="T4",
+    ),
+    *(
+        Work(
+            name,
+            f"The update of DQN alone, batch {batch_size}{', Skull King with masks' if masked else ''}.",
+            {
+                OURS: partial(update_alone, name, True),
+                "stock": partial(update_alone, name, False),
+                "stock, 1 thread": partial(update_alone, name, False, 1),
+            },
+            unit="samples/s",
+            equal=("updates", "samples_per_update"),
+            target="T4",
+        )
+        for name, (batch_size, _, masked) in UPDATES.items()
+    ),
+)

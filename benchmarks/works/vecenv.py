@@ -1,0 +1,167 @@
+"""Vector environments: ours, SB3's and Gymnasium's, on envs of known cost. Start-up is left out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.envs import Waiting, Working, cartpole
+from benchmarks.machine import ROOT
+from benchmarks.work import OURS, Sample, Work, works_of
+
+DUMMY, SUBPROC, ASYNC = "DummyVecEnv", "SubprocVecEnv", "AsyncVectorEnv"
+
+
+def make(kind: str, env_fn: Callable[[], Any], num_envs: int) -> Any:
+    """One of the vector envs, ready to step."""
+    import gymnasium as gym
+    from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
+
+    from fasttrain import SharedMemoryVecEnv
+
+    envs = [env_fn] * num_envs
+    if kind == OURS:
+        return SharedMemoryVecEnv(envs)
+    if kind == ASYNC:
+        return gym.vector.AsyncVectorEnv(envs, shared_memory=True, context="fork")
+    # fork: the default start method imports torch in every one of up to 256 workers
+    return DummyVecEnv(envs) if kind == DUMMY else SubprocVecEnv(envs, start_method="fork")
+
+
+def rate_of(env: Any, num_envs: int, steps: int, masked: bool) -> float:
+    """Steps per second with random, where masked legal, actions. Masks are asked for as sb3-contrib does."""
+    import numpy as np
+
+    rng, begun, warm_up = np.random.default_rng(0), 0.0, max(5, steps // 10)
+    slots = hasattr(env, "step_slots") and masked  # our algorithms read the slots; a drop-in is stepped as stock is
+    env.reset()
+    for step in range(steps + warm_up):
+        if step == warm_up:
+            begun = time.perf_counter()
+        if masked:
+            masks = env.read_masks() if slots else np.stack(env.env_method("action_masks"))
+            actions = np.argmax(rng.random(masks.shape) * masks, axis=1)
+        else:
+            actions = rng.integers(0, 2, num_envs)
+        env.step_slots(actions) if slots else env.step(actions)
+    rate = steps * num_envs / (time.perf_counter() - begun)
+    env.close()
+    return rate
+
+
+def wargame() -> Any:
+    """Skirmish by its plain Python rules: a slow env as users have them, most of it the opponent's turn."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from reference.skirmish_python.env import SkirmishPythonEnv
+
+    return SkirmishPythonEnv(action_mode="units", opponent="greedy")
+
+
+def collect(kind: str, env_fn: Callable[[], Any], num_envs: int, steps: int) -> Sample:
+    """Envs that compute, with masks, and the share of what the cores could do."""
+    import numpy as np
+
+    from fasttrain.machine import usable_cores
+
+    rate = rate_of(make(kind, env_fn, num_envs), num_envs, steps if kind != SUBPROC else steps // 3, masked=True)
+    env, rng, alone = env_fn(), np.random.default_rng(0), 300
+    env.reset(seed=0)
+    begun = time.perf_counter()
+    for _ in range(alone):
+        masks = np.asarray(env.action_masks())
+        if any(env.step(int(np.argmax(rng.random(masks.shape) * masks)))[2:4]):
+            env.reset()
+    return {"rate": rate, "share_of_ideal": rate * (time.perf_counter() - begun) / alone / usable_cores()}
+
+
+def stepping(kind: str, num_envs: int) -> Sample:
+    """CartPole, nothing but step()."""
+    steps = max(20, 40_000 // num_envs // (1 if kind in (OURS, DUMMY) else 4))
+    return {"rate": rate_of(make(kind, cartpole, num_envs), num_envs, steps, masked=False)}
+
+
+def auto(num_envs: int) -> Sample:
+    """CartPole in what `vec_env=auto` takes for it, stepped as our algorithms do."""
+    from fasttrain.cli.compose import configured
+    from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
+    from fasttrain.spec.plan import resolve
+
+    config = configured(["+profile=speed", "env.id=CartPole-v1", "algo=ppo", f"num_envs={num_envs}"])
+    plan = resolve(config, {}, env_facts(config), this_machine())
+    rate = rate_of(build_vec_env(plan.config, num_envs, seed=0), num_envs, 40_000 // num_envs, masked=False)
+    return {"rate": rate, "chosen": plan.config.vec_env}
+
+
+def monitored(num_envs: int) -> Sample:
+    """CartPole in DummyVecEnv with Monitor, as make_vec_env builds it."""
+    from benchmarks.trainings import stock_envs
+
+    return {"rate": rate_of(stock_envs("CartPole-v1", num_envs), num_envs, 40_000 // num_envs, masked=False)}
+
+
+def grouped(first_ready: bool, rollouts: int = 3) -> Sample:
+    """Rollouts of MaskablePPO [256, 256] with 64 envs that wait, two in each of 32 workers; no updates."""
+    import torch
+
+    from fasttrain import MaskablePPO, SharedMemoryVecEnv
+    from fasttrain.perf.clock import PhaseClock
+
+    torch.set_num_threads(1)
+    steps = 64 * 64
+    env = SharedMemoryVecEnv([partial(Waiting, 0.63)] * 64, num_workers=32)
+    kwargs = {"net_arch": [256, 256]}
+    model = MaskablePPO("MlpPolicy", env, n_steps=64, n_epochs=1, batch_size=steps, seed=0, policy_kwargs=kwargs)
+    clock = PhaseClock()
+    model.time_with(clock)
+    model.collector.schedule = "first_ready" if first_ready else "lockstep"
+    model.learn(steps)
+    clock.reset()
+    model.learn(steps * rollouts)
+    spent = clock.snapshot()
+    env.close()
+    seconds = sum(spent[phase] for phase in ("action", "env_step", "buffer", "log")) / 1e9
+    return {"rate": steps * rollouts / seconds, "env_steps": steps * rollouts}
+
+
+WORKS = works_of(
+    Work(
+        "vecenv-collect",
+        "Collecting from 64 Python envs of 100 µs with masks.",
+        {kind: partial(collect, kind, Working, 64, 150) for kind in (OURS, DUMMY, SUBPROC)},
+        equal=(),
+        target="T2",
+    ),
+    Work(
+        "vecenv-wargame",
+        "Collecting from 16 Skirmish envs in plain Python, one unit at a time.",
+        {kind: partial(collect, kind, wargame, 16, 150) for kind in (OURS, DUMMY, SUBPROC)},
+        equal=(),
+    ),
+    *(
+        Work(
+            f"vecenv-step-{n}",
+            f"Stepping {n} CartPoles, nothing else.",
+            {kind: partial(stepping, kind, n) for kind in (OURS, ASYNC, SUBPROC)},
+            equal=(),
+        )
+        for n in (8, 64, 256)
+    ),
+    *(
+        Work(
+            f"vecenv-auto-{n}",
+            f"{n} CartPoles in what `vec_env=auto` takes for them, against DummyVecEnv with Monitor.",
+            {OURS: partial(auto, n), DUMMY: partial(monitored, n)},
+            equal=(),
+        )
+        for n in (8, 64)
+    ),
+    Work(
+        "vecenv-first-ready",
+        "Rollouts from 64 envs that wait 2 ms a step (variation 0.63), first-ready against in step.",
+        {OURS: partial(grouped, True), "fasttrain, in step": partial(grouped, False)},
+        equal=("env_steps",),
+    ),
+)
