@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import ROOT
-from benchmarks.runner import Side, judged, run
-from benchmarks.work import Work, every_work
+from benchmarks.runner import Side, judged, measure, run
+from benchmarks.work import Sample, Work, every_work
 
 TARGETS = ("T1", "T2", "T3", "T4", "T5", "T6", "T10", "T11", "T15")
 
@@ -44,8 +44,9 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def guard(
-    revision: str, against: str, works: Sequence[Work], repeats: int, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
+    revision: str, against: str, works: Sequence[Work], repeats: int, say: Callable[[str], None],
+    measured: Callable[[Work, Side, int], Sample] = measure,
+) -> list[dict[str, Any]]:  # fmt: skip
     """A result for each work: `ratios` are `revision` ÷ `against`, `verdict` says slower, faster or neither."""
     results = []
     with checkout_of(revision) as new, checkout_of(against) as old:
@@ -53,7 +54,7 @@ def guard(
             say(work.name)
             ours = next(iter(work.measurements))
             sides = [Side(revision, ours, new), Side(against, ours, old)]
-            result = run(work, sides, repeats, say)
+            result = run(work, sides, repeats, say, measured)
             ratio = result["ratios"].get(against)
             result["verdict"] = judged(ratio) if ratio else "not compared"
             low, high = (ratio or {}).get("interval") or (float("nan"), float("nan"))

@@ -90,7 +90,8 @@ def write(file: Path) -> Path:
     results = load(file)
     if not results:
         raise SystemExit(f"{file} holds no results")
-    place = REPORTS / f"{max(result['date'] for result in results)}-{file.stem}.md"
+    date = max(result["date"] for result in results)
+    place = REPORTS / f"{date}-{file.stem.removeprefix(date).strip('-') or 'results'}.md"
     text = page(results)
     if place.exists() and place.read_text(encoding="utf-8") != text:
         raise SystemExit(f"{place.name} is there already, with other figures: name the file of results otherwise")

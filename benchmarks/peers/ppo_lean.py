@@ -9,6 +9,7 @@ STARTED = time.perf_counter()
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from result import tell  # noqa: E402
 from torch import nn  # noqa: E402
 
 
@@ -81,19 +82,7 @@ def main(work):
                 optimizer.step()
                 updates += 1
     seconds = time.perf_counter() - ready
-    steps = work["rollouts"] * size
-    print(
-        json.dumps(
-            {
-                "rate": steps / seconds,
-                "env_steps": steps,
-                "updates": updates,
-                "samples_per_update": batch_size,
-                "quality": float(np.mean(returns[-100:])),
-                "startup_s": ready - STARTED,
-            }
-        )
-    )
+    tell(work, work["rollouts"] * size, seconds, updates, ready - STARTED, returns)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ STARTED = time.perf_counter()
 
 import gymnasium as gym  # noqa: E402
 import torch  # noqa: E402
+from result import tell  # noqa: E402
 from sample_factory.algo.learning.learner import Learner  # noqa: E402
 from sample_factory.algo.utils.misc import ExperimentStatus  # noqa: E402
 from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args  # noqa: E402
@@ -90,17 +91,7 @@ def main(work):
         runner.run()
     begun, steps_then, updates_then = marks[WARM_UP - 1]
     ended, steps_now, updates_now = marks[WARM_UP - 1 + work["rollouts"]]
-    print(
-        json.dumps(
-            {
-                "rate": (steps_now - steps_then) / (ended - begun),
-                "env_steps": steps_now - steps_then,
-                "updates": updates_now - updates_then,
-                "samples_per_update": work["batch_size"],
-                "startup_s": begun - STARTED,
-            }
-        )
-    )
+    tell(work, steps_now - steps_then, ended - begun, updates_now - updates_then, begun - STARTED)
 
 
 def watch_training():

@@ -7,7 +7,7 @@ import time
 STARTED = time.perf_counter()
 
 import flax.linen as nn  # noqa: E402
-import numpy as np  # noqa: E402
+from result import tell  # noqa: E402
 from sbx import PPO  # noqa: E402
 from stable_baselines3.common.env_util import make_vec_env  # noqa: E402
 
@@ -45,18 +45,8 @@ def main(work):
     begun = time.perf_counter()
     model.learn(work["rollouts"] * rollout)
     seconds = time.perf_counter() - begun
-    print(
-        json.dumps(
-            {
-                "rate": model.num_timesteps / seconds,
-                "env_steps": model.num_timesteps,
-                "updates": updates,
-                "samples_per_update": work["batch_size"],
-                "quality": float(np.mean([episode["r"] for episode in model.ep_info_buffer])),
-                "startup_s": begun - STARTED,
-            }
-        )
-    )
+    returns = [episode["r"] for episode in model.ep_info_buffer]
+    tell(work, model.num_timesteps, seconds, updates, begun - STARTED, returns)
 
 
 if __name__ == "__main__":

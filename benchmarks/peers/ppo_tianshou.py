@@ -9,6 +9,7 @@ STARTED = time.perf_counter()
 import gymnasium as gym  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from result import tell  # noqa: E402
 from tianshou.algorithm.modelfree.ppo import PPO  # noqa: E402
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy  # noqa: E402
 from tianshou.algorithm.optim import AdamOptimizerFactory  # noqa: E402
@@ -87,18 +88,7 @@ def main(work):
     begun = time.perf_counter()
     train(work["rollouts"])
     seconds = time.perf_counter() - begun
-    print(
-        json.dumps(
-            {
-                "rate": steps / seconds,
-                "env_steps": steps,
-                "updates": updates,
-                "samples_per_update": work["batch_size"],
-                "quality": float(np.mean(returns[-100:])),
-                "startup_s": begun - STARTED,
-            }
-        )
-    )
+    tell(work, steps, seconds, updates, begun - STARTED, returns)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ STARTED = time.perf_counter()
 warnings.filterwarnings("ignore")
 
 import torch  # noqa: E402
+from result import tell  # noqa: E402
 from tensordict.nn import TensorDictModule  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributions import Categorical  # noqa: E402
@@ -75,18 +76,7 @@ def main(work):
             updates, steps, begun = 0, 0, time.perf_counter()
     seconds = time.perf_counter() - begun
     collector.shutdown()
-    print(
-        json.dumps(
-            {
-                "rate": steps / seconds,
-                "env_steps": steps,
-                "updates": updates,
-                "samples_per_update": work["batch_size"],
-                "quality": sum(quality[-100:]) / len(quality[-100:]),
-                "startup_s": begun - STARTED,
-            }
-        )
-    )
+    tell(work, steps, seconds, updates, begun - STARTED, quality)
 
 
 if __name__ == "__main__":

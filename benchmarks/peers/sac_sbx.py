@@ -6,6 +6,7 @@ import time
 
 STARTED = time.perf_counter()
 
+from result import tell  # noqa: E402
 from sbx import SAC  # noqa: E402
 
 
@@ -15,14 +16,8 @@ def main(work):
     model.learn(work["warm_up"])
     updates, begun = model._n_updates, time.perf_counter()
     model.learn(work["steps"], reset_num_timesteps=False)
-    found = {
-        "rate": work["steps"] / (time.perf_counter() - begun),
-        "env_steps": work["steps"],
-        "updates": model._n_updates - updates,
-        "samples_per_update": work["batch_size"],
-        "startup_s": begun - STARTED,
-    }
-    print(json.dumps(found))
+    seconds = time.perf_counter() - begun
+    tell(work, work["steps"], seconds, model._n_updates - updates, begun - STARTED)
 
 
 if __name__ == "__main__":

@@ -42,11 +42,7 @@ def contradictions() -> Iterator[Case]:
         keys = tuple(part.partition("=")[0] for part in typed if not part.startswith("algo="))
         keys = (*keys, *(key.removeprefix("algo.") for key in keys if "buffer_size" in key))
         yield Case("contradiction", (*start, *typed), keys)
-        yield (
-            Case("contradiction", (*start, "-m", *typed), keys)
-            if "," in text
-            else Case("contradiction", (*start, *reversed(typed)), keys)
-        )
+        yield Case("contradiction", (*start, *reversed(typed)), keys)
 
 
 # --- what is typed
@@ -133,10 +129,40 @@ def typed() -> Iterator[Case]:
         yield Case("sweep", ("-m", *ENV, "algo=ppo", text), (bare,))
 
 
-# --- YAML and folders
+# --- files
 
 SMALL_RUN = (*ENV, "algo=ppo", "algo.n_steps=8", "batch_size=4", "algo.n_epochs=1", "eval.episodes=2",
              "checkpoint_every=8")  # fmt: skip
+YAMLS: tuple[Content, ...] = (
+    "num_envs: [1, 2\nseed: 3\n", "num_envs:\n\t- 3\n", "num_envs: 3\nnum_envs: 4\n", "- num_envs\n- 3\n", "num_envs\n",
+    "5\n", bytes(range(256)), b"\x00\x00\x00\x00", "num_envs: 3 # gr\xf6\xdfe\n".encode("latin-1"),
+    "num_envs: 3\n".encode("utf-16"), "num_envs: 3: 4\n", "num_envs: '3\n", "env: {id: CartPole-v1\n",
+    "num_envs: !!python/object/apply:os.getcwd []\n", "num_envs: *nothing\n", "num_envs: 3\n---\nnum_envs: 4\n",
+    "num_envs: abc\n", "num_evns: 4\n", "env:\n  max_step: 4\n", "env: [1, 2]\n", "stop: now\n", "num_envs: {a: 1}\n",
+    "num_envs: ${nothing}\n", "num_envs: ${num_envs}\n", "num_envs: ${seed\n", "num_envs: ${nothing:3}\n",
+    "defaults:\n  - nothing\n", "defaults: 5\n", "defaults:\n  - mine\n", "null: 3\n", "3: 4\n", "num_envs: -3\n",
+    "num_envs: 2026-01-01\n", "num_envs: " + "[" * 2000 + "]" * 2000 + "\n", "%\n", "num_envs: @3\n", "? [a]\n: 3\n",
+)  # fmt: skip
+
+
+def yamls() -> Iterator[Case]:
+    """As a profile, and as a file of a group."""
+    for content in YAMLS:
+        keys = [word for word in ("num_envs", "num_evns", "max_step", "stop", "env", "nothing") if word in str(content)]
+        named = ("mine.yaml", *keys, "mine", "key '3'", "'env.3'")
+        start = (*(key for key in ENV if key != "num_envs=1"), "algo=ppo", "--config-dir", "conf")
+        text = "# @package _global_\n" + content if isinstance(content, str) else content
+        yield Case("profile", (*start, "+profile=mine"), named, prepare=with_files({"conf/profile/mine.yaml": text}))
+        start = tuple(key for key in start if key != ENV[0])
+        yield Case("env group", (*start, "env=mine"), named, prepare=with_files({"conf/env/mine.yaml": content}))
+    broken = with_files({"conf/profile/mine.yaml": "# @package _global_\nnum_envs: [1\n"})
+    for command in ("eval", "doctor", "compare", "check", "tune", "ablate", "warmup", "-m"):
+        yield Case("YAML", (command, "--config-dir", "conf", "+profile=mine"), ("mine.yaml",), prepare=broken)
+    yield Case("YAML, a file as folder", (*ENV, "--config-dir", "conf"), ("conf",), prepare=with_files({"conf": "x"}))
+
+
+# --- folders of runs
+
 Damage = Callable[[Path], object]
 
 
@@ -150,89 +176,6 @@ def with_run(damage: Damage) -> Prepare:
     return prepare
 
 
-# --- YAML
-
-YAMLS: dict[str, Content] = {
-    "broken": "num_envs: [1, 2\nseed: 3\n",
-    "a tab": "num_envs:\n\t- 3\n",
-    "a tab before": "\tnum_envs: 3\n",
-    "a key twice": "num_envs: 3\nnum_envs: 4\n",
-    "a list": "- num_envs\n- 3\n",
-    "a text": "num_envs\n",
-    "a number": "5\n",
-    "binary": bytes(range(256)),
-    "nulls": b"\x00\x00\x00\x00",
-    "not UTF-8": "num_envs: 3 # gr\xf6\xdfe\n".encode("latin-1"),
-    "UTF-16": "num_envs: 3\n".encode("utf-16"),
-    "a colon too many": "num_envs: 3: 4\n",
-    "an open quote": "num_envs: '3\n",
-    "an open brace": "env: {id: CartPole-v1\n",
-    "an unknown tag": "num_envs: !!python/object/apply:os.getcwd []\n",
-    "another unknown tag": "num_envs: !thing 3\n",
-    "an unknown anchor": "num_envs: *nothing\n",
-    "two documents": "num_envs: 3\n---\nnum_envs: 4\n",
-    "a wrong type": "num_envs: abc\n",
-    "a misspelt key": "num_evns: 4\n",
-    "a misspelt key below": "env:\n  max_step: 4\n",
-    "a list for a mapping": "env: [1, 2]\n",
-    "a text for a mapping": "stop: now\n",
-    "a mapping for a number": "num_envs: {a: 1}\n",
-    "an unknown reference": "num_envs: ${nothing}\n",
-    "a reference to itself": "num_envs: ${num_envs}\n",
-    "a broken reference": "num_envs: ${seed\n",
-    "an unknown resolver": "num_envs: ${nothing:3}\n",
-    "an unknown default": "defaults:\n  - nothing\n",
-    "defaults of a number": "defaults: 5\n",
-    "a default that is itself": "defaults:\n  - mine\n",
-    "null keys": "null: 3\n",
-    "number keys": "3: 4\n",
-    "out of range": "num_envs: -3\n",
-    "a date": "num_envs: 2026-01-01\n",
-    "deep": "num_envs: " + "[" * 2000 + "]" * 2000 + "\n",
-    "a percent": "%\n",
-    "an at": "num_envs: @3\n",
-    "a question": "? [a]\n: 3\n",
-}
-KEYS = ("num_envs", "num_evns", "max_step", "stop", "env", "nothing")
-PACKAGE = "# @package _global_\n"
-
-
-def yamls() -> Iterator[Case]:
-    def as_profile(content: Content) -> Content:
-        return PACKAGE + content if isinstance(content, str) else content
-
-    for what, content in YAMLS.items():
-        keys = [word for word in ("num_envs", "num_evns", "max_step", "stop", "env", "nothing") if word in str(content)]
-        named = ("mine.yaml", *keys, "mine", "key '3'", "'env.3'")
-        for kind, path, arguments in (
-            ("profile", "conf/profile/mine.yaml", ("--config-dir", "conf", "+profile=mine")),
-            ("profile first", "conf/profile/mine.yaml", ("+profile=mine", "--config-dir=conf", "hydra.run.dir=out")),
-            ("env group", "conf/env/mine.yaml", ("--config-dir", "conf", "env=mine")),
-            ("algo group", "conf/algo/mine.yaml", ("--config-dir", "conf", "algo=mine")),
-        ):
-            text = as_profile(content) if "profile" in path else content
-            start = tuple(key for key in ENV if key != "num_envs=1" and (key != ENV[0] or kind != "env group"))
-            algo = () if kind == "algo group" else ("algo=ppo",)
-            yield Case(f"YAML, {kind}: {what}", (*start, *algo, *arguments), named, prepare=with_files({path: text}))
-    for what, content in {"broken": YAMLS["broken"], "a list": YAMLS["a list"], "binary": bytes(range(256))}.items():
-        yield Case(f"YAML, config: {what}", (*ENV, "algo=ppo", "--config-dir", "conf", "--config-name", "mine"),
-                   ("mine", "--config-name"), prepare=with_files({"conf/mine.yaml": content}))  # fmt: skip
-    for command in ("eval", "doctor", "compare", "check", "tune", "ablate", "warmup"):
-        arguments = (command, "--config-dir", "conf", "+profile=mine")
-        yield Case("YAML, other commands", arguments, ("mine.yaml",),
-                   prepare=with_files({"conf/profile/mine.yaml": PACKAGE + "num_envs: [1\n"}))  # fmt: skip
-    yield Case("YAML, candidate", ("compare", "candidates=[baseline,mine]", "--config-dir", "conf"), ("mine.yaml",),
-               prepare=with_files({"conf/profile/mine.yaml": PACKAGE + "num_envs: [1\n"}))  # fmt: skip
-    yield Case("YAML, sweep", ("-m", "+profile=speed,mine", "--config-dir", "conf"), ("mine.yaml",),
-               prepare=with_files({"conf/profile/mine.yaml": PACKAGE + "num_envs: [1\n"}))  # fmt: skip
-    folder_for_file = with_files({"conf/profile/mine.yaml/x": ""})
-    yield Case("YAML, a folder", (*ENV, "--config-dir", "conf", "+profile=mine"), ("mine",), prepare=folder_for_file)
-    yield Case("YAML, a file as folder", (*ENV, "--config-dir", "conf"), ("conf",), prepare=with_files({"conf": "x"}))
-
-
-# --- folders
-
-
 def truncated(name: str, share: float) -> Damage:
     return lambda run: (run / name).write_bytes((run / name).read_bytes()[: int(share * (run / name).stat().st_size)])
 
@@ -241,116 +184,80 @@ def written(name: str, content: Content) -> Damage:
     return lambda run: (run / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
-def changed(**values: object) -> Damage:
-    """Other values in plan.json's configuration."""
+def gone(name: str) -> Damage:
+    return lambda run: (run / name).unlink()
+
+
+def changed(*path: str, value: object) -> Damage:
+    """Another value in plan.json's configuration."""
 
     def damage(run: Path) -> None:
         plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-        for key, value in values.items():
-            node, *path = plan["config"], *key.split("__")
-            for part in path[:-1]:
-                node = node[part]
-            node[path[-1]] = value
+        node = plan["config"]
+        for part in path[:-1]:
+            node = node[part]
+        node[path[-1]] = value
         (run / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
 
     return damage
 
 
-def folder_for(name: str) -> Damage:
-    def damage(run: Path) -> None:
-        (run / name).unlink()
-        (run / name).mkdir()
-
-    return damage
-
-
-DAMAGES: dict[str, Damage] = {
-    "no plan.json": lambda run: (run / "plan.json").unlink(),
-    "an empty plan.json": written("plan.json", ""),
-    "a broken plan.json": written("plan.json", '{"config": {'),
-    "a list in plan.json": written("plan.json", "[]"),
-    "a plan.json without configuration": written("plan.json", "{}"),
-    "a null plan.json": written("plan.json", "null"),
-    "a binary plan.json": written("plan.json", bytes(range(256))),
-    "a plan.json of another kind": written("plan.json", '{"config": {"num_envs": 4}, "flags": []}'),
-    "a deep plan.json": written("plan.json", "[" * 100_000 + "]" * 100_000),
-    "a folder as plan.json": folder_for("plan.json"),
-    "a wrong value in plan.json": changed(num_envs="abc"),
-    "an unknown key in plan.json": changed(nothing=3),
-    "an unknown env in plan.json": changed(env__id="NoSuch-v0"),
-    "another algorithm in plan.json": changed(algo__name="dqn"),
-    "an unknown algorithm in plan.json": changed(algo__name="a3c"),
-}
-ZIPS: dict[str, Damage] = {
-    "no model.zip": lambda run: (run / "model.zip").unlink(),
-    "an empty model.zip": written("model.zip", ""),
-    "half a model.zip": truncated("model.zip", 0.5),
-    "a model.zip cut at the end": truncated("model.zip", 0.98),
-    "text as model.zip": written("model.zip", "no zip"),
-    "an empty zip": written("model.zip", b"PK\x05\x06" + bytes(18)),
-    "a folder as model.zip": folder_for("model.zip"),
-    "another env in plan.json": changed(env__id="Acrobot-v1"),
-    "another net in plan.json": changed(algo__net_arch=[8]),
-}
-CHECKPOINTS: dict[str, Damage] = {
-    "no checkpoints": lambda run: shutil.rmtree(run / "checkpoints"),
-    "empty checkpoints": lambda run: [(shutil.rmtree(at), at.mkdir()) for at in (run / "checkpoints").iterdir()],
-    "checkpoints of a file": lambda run: [shutil.rmtree(run / "checkpoints"), written("checkpoints", "x")(run)],
-    "cut checkpoints": lambda run: [truncated(str(at.relative_to(run)), 0.5)(run)
-                                    for at in (run / "checkpoints").rglob("*") if at.is_file()],
-}  # fmt: skip
-
-
-RUNS = (
-    "", "null", "[a]", "{a: 1}", "5", "a/../..", "/", "~",
-    "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
-    "'a\tb'", "run,run", "/dev/null", "/proc/self/mem",
-)  # fmt: skip
-NAMED = ("run=run", "run/", "model.zip", "env.id=NoSuch")
+PLANS = [
+    gone("plan.json"),
+    *(
+        written("plan.json", text)
+        for text in (
+            "",
+            '{"config": {',
+            "[]",
+            "{}",
+            "null",
+            bytes(range(256)),
+            '{"config": {"num_envs": 4}}',
+            "[" * 10**5,
+        )
+    ),
+    changed("num_envs", value="abc"),
+    changed("nothing", value=3),
+    changed("env", "id", value="NoSuch-v0"),
+    changed("algo", "name", value="a3c"),
+]
+MODELS = [
+    gone("model.zip"),
+    *(written("model.zip", text) for text in ("", "no zip", b"PK\x05\x06" + bytes(18))),
+    truncated("model.zip", 0.5),
+    changed("env", "id", value="Acrobot-v1"),
+    changed("algo", "net_arch", value=[8]),
+]
+CHECKPOINTS: list[Damage] = [
+    lambda run: shutil.rmtree(run / "checkpoints"),
+    lambda run: [(shutil.rmtree(at), at.mkdir()) for at in (run / "checkpoints").iterdir()],
+    lambda run: [
+        truncated(str(at.relative_to(run)), 0.5)(run) for at in (run / "checkpoints").rglob("*") if at.is_file()
+    ],
+]
 
 
 def folders() -> Iterator[Case]:
-    way: dict[str, tuple[str, ...]] = {
+    ways = {
         "eval": ("eval", "run=run", "eval.episodes=2"),
         "resume": ("resume", "run=run", "total_timesteps=32"),
         "export": ("export", "run=run", "format=torchscript"),
         "play": ("play", "run=run", "play.episodes=1"),
-        "doctor": ("doctor", "run=run", "doctor.seconds=0.05", "doctor.tries=0"),
     }
-    for command, arguments in way.items():
-        damages = {**DAMAGES, **(CHECKPOINTS if command == "resume" else {} if command == "doctor" else ZIPS)}
-        for what, damage in damages.items():
-            yield Case(
-                f"run folder: {what}",
-                arguments,
-                ("run=run", "run/", "model.zip", "env.id=NoSuch"),
-                prepare=with_run(damage),
-            )
-    for command, arguments in {**way, "report": ("report", "run=run")}.items():
-        for what, prepare in {
-            "missing": None,
-            "a file": with_files({"run": "x"}),
-            "empty": lambda folder, _: (folder / "run").mkdir(),
-            "other files": with_files({"run/x.txt": "x"}),
-            "a link to itself": lambda folder, _: (folder / "run").symlink_to("run"),
-        }.items():
-            yield Case(f"run folder: {what}", arguments, ("run=run",), prepare=prepare)
-        for value in RUNS:
-            if (command, value) == ("doctor", "null"):
-                continue
+    for command, arguments in ways.items():
+        for damage in (*PLANS, *(CHECKPOINTS if command == "resume" else MODELS)):
+            named = ("run=run", "run/", "model.zip", "env.id=NoSuch")
+            yield Case("run folder", arguments, named, prepare=with_run(damage))
+    for command, arguments in {**ways, "report": ("report", "run=run")}.items():
+        for prepare in (None, with_files({"run": "x"}), with_files({"run/x.txt": "x"})):
+            yield Case("run folder", arguments, ("run=run",), prepare=prepare)
+        for value in ("", "null", "[a]", "5", "a/../..", "/", "x" * 300, "'a\tb'", "run,run", "/dev/null"):
             yield Case("run folder", (command, f"run={value}", *arguments[2:]), ("run", command))
-    for key, more in (("hydra.run.dir", ()), ("hydra.sweep.dir", ("-m", "seed=1,2"))):
-        for value in ("/proc/nothing/x", "/dev/null/x", "a" * 300, "file/x", "file", "'x\x00y'", "/sys/x"):
-            arguments = (*ENV, "algo=ppo", *more, f"{key}={value}")
-            yield Case("output folder", arguments, (value, "output folder", key), prepare=with_files({"file": "x"}))
-    for name in ("study.json", "plan.json", "sweep.json"):
-        for content in ("", "{", "[]", '{"command": 5}', '{"command": "compare", "arguments": 5}', "null"):
-            for arguments in (("compare", "study=out"), (*ENV, "algo=ppo", "hydra.run.dir=out")):
-                yield Case("output folder with something", arguments, ("out", "study", "candidates"),
-                           prepare=with_files({f"out/{name}": content}))  # fmt: skip
-    for value in ("/proc/x.onnx", "no/such/folder/x.onnx", "out/", "/"):
-        yield Case("export", ("export", "run=run", "format=torchscript", f"output={value}"), ("output",),
-                   prepare=with_run(lambda run: (run.parent / "out").mkdir()))  # fmt: skip
+    for value in ("/proc/nothing/x", "/dev/null/x", "a" * 300, "file/x", "file", "'x\x00y'", "/sys/x"):
+        arguments = (*ENV, "algo=ppo", f"hydra.run.dir={value}")
+        named = (value, "output folder", "hydra.run.dir")
+        yield Case("output folder", arguments, named, prepare=with_files({"file": "x"}))
 
 
 # --- envs
@@ -359,136 +266,69 @@ GAME = """
 import gymnasium as gym, numpy as np
 class Game(gym.Env):
     observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    action_space = {space}
     def __init__(self, size=1): {init}
-    def reset(self, *, seed=None, options=None): {reset}
-    def step(self, action): {step}
+    def reset(self, *, seed=None, options=None): return np.zeros(2, np.float32), {{}}
+    def step(self, action): return np.zeros(2, np.float32), 0.0, False, False, {{}}
 """
-ZEROS = "np.zeros(2, np.float32)"
 
 
-def game(init: str = "pass", reset: str = "", step: str = "", spaces: str = "") -> str:
-    """A module with an env, broken in one place."""
-    text = GAME.format(
-        init=init, reset=reset or f"return {ZEROS}, {{}}", step=step or f"return {ZEROS}, 0.0, False, False, {{}}"
-    )
-    return text + (f"    {spaces}\n" if spaces else "")
+def game(init: str = "pass", space: str = "gym.spaces.Discrete(2)") -> str:
+    """A module with an env, broken in one place; those that break while they are played: test_bad_envs.py."""
+    return GAME.format(init=init, space=space)
 
 
-MODULES = {
-    "empty": "",
-    "not a class": "Game = 3\n",
-    "not an env": "class Game:\n    pass\n",
-    "a function that returns none": "def Game(size=1): return None\n",
-    "needs an argument": "import gymnasium as gym\nclass Game(gym.Env):\n    def __init__(self, world): pass\n",
-    "syntax": "class Game(:\n",
-    "indentation": "class Game:\nx = 1\n",
-    "not text": b"\x00\xff\xfe\x80",
-    "latin 1": b"# \xe9\nclass Game: pass\n",
-    "imports what is missing": "import nothing_of_that_name\n",
-    "imports what is missing from": "from os import nothing_of_that_name\n",
-    "raises on import": "raise ValueError('on import')\n",
-    "exits on import": "import sys\nsys.exit(5)\n",
-    "exits with none on import": "raise SystemExit\n",
-    "divides by zero on import": "1 / 0\n",
-    "recursion on import": "def f(): return f()\nf()\n",
-    "raises in init": game("raise RuntimeError('no board')"),
-    "raises in init without words": game("raise RuntimeError"),
-    "raises in init of many lines": game("raise RuntimeError('a\\nb\\nc')"),
-    "raises an error that cannot be shown": (
-        "class Odd(Exception):\n    def __str__(self): raise ValueError('no words')\n"
-    )
-    + game("raise Odd"),
-    "exits in init": game("import sys; sys.exit(3)"),
-    "exits with text in init": game("import sys; sys.exit('good bye')"),
-    "prints in init": game("print('x' * 10000); raise RuntimeError('printed')"),
-    "reads in init": game("input('who are you? ')"),
-    "asserts in init": game("assert False"),
-    "no action space": game(spaces="action_space = None"),
-    "no observation space": game(spaces="observation_space = None"),
-    "a text as a space": game(spaces="action_space = 'two'"),
-    "text actions": game(spaces="action_space = gym.spaces.Text(5)"),
-    "a tuple of actions": game(spaces="action_space = gym.spaces.Tuple((gym.spaces.Discrete(2),))"),
-    "a sequence observed": game(spaces="observation_space = gym.spaces.Sequence(gym.spaces.Discrete(2))"),
-    "a graph observed": game(
-        spaces="observation_space = gym.spaces.Graph(gym.spaces.Discrete(2), gym.spaces.Discrete(2))"
-    ),
-}
-PLAYED = {  # is told where the env is played before training: checkup=strict
-    "reset raises": game(reset="raise RuntimeError('no reset')"),
-    "reset without info": game(reset=f"return {ZEROS}"),
-    "reset returns none": game(reset="return None"),
-    "reset exits": game(reset="import os; os._exit(7)"),
-    "reset of another shape": game(reset="return np.zeros(3, np.float32), {}"),
-    "reset of another dtype": game(reset="return np.zeros(2), {}"),
-    "step raises": game(step="raise RuntimeError('no step')"),
-    "step exits": game(step="import sys; sys.exit(0)"),
-    "step of four values": game(step=f"return {ZEROS}, 0.0, False, {{}}"),
-    "step returns none": game(step="return None"),
-    "a reward that is text": game(step=f"return {ZEROS}, 'much', False, False, {{}}"),
-    "a reward of none": game(step=f"return {ZEROS}, None, False, False, {{}}"),
-    "nan rewards": game(step=f"return {ZEROS}, float('nan'), False, False, {{}}"),
-    "nan observed": game(step="return np.full(2, np.nan, np.float32), 0.0, False, False, {}"),
-    "another shape": game(step="return np.zeros(5, np.float32), 0.0, False, False, {}"),
-    "info that is none": game(step=f"return {ZEROS}, 0.0, True, False, None"),
-}
-WRAPPERS = {
-    "empty": "",
-    "no wrapper": "class Wrap:\n    pass\n",
-    "none": "def Wrap(env): return None\n",
-    "a number": "Wrap = 3\n",
-    "raises": "def Wrap(env): raise RuntimeError('no wrap')\n",
-    "exits": "def Wrap(env):\n    import sys\n    sys.exit(2)\n",
-    "syntax": "def Wrap(env:\n",
-    "two arguments": "def Wrap(env, size): return env\n",
-    "other spaces": (
-        "import gymnasium as gym\nclass Wrap(gym.Wrapper):\n"
-        "    def __init__(self, env):\n        super().__init__(env)\n        self.action_space = gym.spaces.Text(3)\n"
-    ),
-}
-
-
-ENTRY_POINTS = (
-    "nothing", "nothing:Game", ":Game", "nothing:", "no/such.py:Game", "os:Game", "os:getcwd", "json:", ":", "a:b:c",
-    "..x:Game", "x y:Game", "os.path:join", "fasttrain:PPO", "gymnasium:Env", "1:2",
+MODULES: tuple[Content, ...] = (
+    "", "Game = 3\n", "class Game:\n    pass\n", "def Game(size=1): return None\n", "class Game(:\n",
+    b"\x00\xff\xfe\x80",
+    "import nothing_of_that_name\n", "from os import nothing_of_that_name\n", "raise ValueError('on import')\n",
+    "import sys\nsys.exit(5)\n", "raise SystemExit\n", "def f(): return f()\nf()\n",
+    game("raise RuntimeError('no board')"),
+    game("raise RuntimeError"), game("raise RuntimeError('a\\nb\\nc')"), game("import sys; sys.exit(3)"),
+    game("import sys; sys.exit('good bye')"), game("input('who are you? ')"), game("assert False"),
+    "class Odd(Exception):\n    def __str__(self): raise ValueError('no words')\n" + game("raise Odd"),
+    game(space="None"), game(space="'two'"), game(space="gym.spaces.Text(5)"),
+    game(space="gym.spaces.Tuple((gym.spaces.Discrete(2),))"),
 )  # fmt: skip
-ENV_IDS = (
-    "NoSuch-v0", "CartPole-v99", "cartpole-v1", "nothing:CartPole-v1", "CartPole-v1 ", "-v1", "ALE/Pong-v5",
-    "GymV21Environment-v0", "Blackjack-v9", "a:b:c", "../CartPole-v1", "os:CartPole-v9",
+WRAPPERS = (
+    "", "class Wrap:\n    pass\n", "def Wrap(env): return None\n", "Wrap = 3\n", "def Wrap(env:\n",
+    "def Wrap(env): raise RuntimeError('no wrap')\n", "def Wrap(env, size): return env\n",
+)  # fmt: skip
+NAMES = (
+    "nothing", "nothing:Game", ":Game", "nothing:", "no/such.py:Game", "os:Game", "os:getcwd", ":", "a:b:c", "x y:Game",
+    "fasttrain:PPO", "gymnasium:Env", "1:2",
+)  # fmt: skip
+ENV_IDS = ("NoSuch-v0", "CartPole-v99", "cartpole-v1", "nothing:CartPole-v1", "CartPole-v1 ", "ALE/Pong-v5", "a:b:c")
+ENVS = (
+    "env.entry_point=a:B", "env=skirmish env.kwargs.mission=none", "algo=maskable_ppo", "opponent=self",
+    "env.backend=envpool", "vec_env=native", "env.normalize=[rewards]", "env.wrappers=[3]", "env.info_keys=3",
+    "env.on_env_error=restart", "device=cuda:99", "device=tpu", "env.kwargs.size=5", "env.kwargs.id=3",
 )  # fmt: skip
 
 
 def envs() -> Iterator[Case]:
     plain = ("algo=ppo", "vec_env=dummy", "num_envs=1", "total_timesteps=8", "report=false")
-    for number, (what, source) in enumerate({**MODULES, **PLAYED}.items()):
+    known = ("env.id=CartPole-v1", *plain)
+    for number, source in enumerate(MODULES):
         name = f"wrong_game_{number}"  # another module each: an imported one is not read again
-        checked = ("checkup=strict",) if what in PLAYED else ()
         for command in ("train", "check"):
-            arguments = (command, f"env.entry_point={name}:Game", *plain[: 5 if command == "train" else 1], *checked)
-            yield Case(f"env: {what}", arguments, (name, "env.entry_point"), prepare=with_files({f"{name}.py": source}))
-    for number, (what, source) in enumerate(WRAPPERS.items()):
+            arguments = (command, f"env.entry_point={name}:Game", *plain[: 5 if command == "train" else 1])
+            yield Case("env", arguments, (name, "env.entry_point"), prepare=with_files({f"{name}.py": source}))
+    for number, source in enumerate(WRAPPERS):
         name = f"wrong_wrapper_{number}"
-        files = with_files({f"{name}.py": source})
-        arguments = ("env.id=CartPole-v1", *plain, f"env.wrappers=[{name}:Wrap]")
-        yield Case(f"wrapper: {what}", arguments, (name, "env.wrappers", "Text("), prepare=files)
-    for value in ENTRY_POINTS:
+        named = (name, "env.wrappers")
+        yield Case(
+            "wrapper", (*known, f"env.wrappers=[{name}:Wrap]"), named, prepare=with_files({f"{name}.py": source})
+        )
+    for value in NAMES:
         yield Case("entry point", (f"env.entry_point='{value}'", *plain), (value, "env.entry_point"))
-        yield Case("wrapper", ("env.id=CartPole-v1", *plain, f"env.wrappers=['{value}']"), (value, "env.wrappers"))
+        yield Case("wrapper", (*known, f"env.wrappers=['{value}']"), (value, "env.wrappers"))
     for value in ENV_IDS:
         yield Case("env id", (f"env.id='{value}'", *plain), (value.strip(), "env.id"))
-    known = ("env.id=CartPole-v1", *plain)
-    for text in ("env.kwargs.size=5", "env.kwargs={a: 1}", "env.kwargs.id=3"):
-        yield Case("env kwargs", (*known, text), ("env.kwargs", "CartPole-v1"))
-    for text in ("env.kwargs.opponents=nobody", "env.kwargs.opponents=7", "opponent=nobody", "env.kwargs.players=x"):
-        yield Case("env kwargs", ("total_timesteps=8", "report=false", text), (text.split("=")[0], "env.kwargs"))
-    for more in (("env.entry_point=a:B",), ("env=skirmish", "env.kwargs.mission=none"), ("algo=maskable_ppo",),
-                 ("opponent=self",), ("opponent=hard",), ("env.backend=envpool",), ("vec_env=native",),
-                 ("env.native_game=nothing:Game", "algo=dqn", "engine=fast", "vec_env=native"),
-                 ("env.normalize=[rewards]",), ("env.wrappers=[3]",), ("env.info_keys=3",),
-                 ("env.on_env_error=restart",), ("device=cuda:99",), ("device=tpu",), ("device=cpu:x",),
-                 ("env.eval_opponent=hard", "opponent=self")):  # fmt: skip
-        words = tuple(text.partition("=")[0] for text in more)
-        yield Case("env", (*known, *more), (*words, *(text.partition("=")[2] for text in more)))
+    for text in ENVS:
+        words = [word.partition("=") for word in text.split()]
+        named = (*(key for key, _, _ in words), *(value for _, _, value in words), "env.kwargs", "CartPole-v1")
+        yield Case("env", (*known, *text.split()), named)
 
 
 def by_hand() -> Iterator[Case]:
