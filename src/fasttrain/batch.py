@@ -197,22 +197,6 @@ def joined(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, 
     return np.concatenate([part.reshape(len(part), -1) for part in parts], 1, dtype=np.float32, casting="unsafe")
 
 
-def bytes_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Copies, as bytes: what a game's `get_state` may return of arrays of records."""
-    return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()}
-
-
-def load_bytes(like: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Arrays of the shapes and types of `like`. ValueError if there are not as many bytes."""
-    found = {}
-    for name, array in like.items():
-        given = np.asarray(state[name], np.uint8)
-        if given.size != array.nbytes:
-            raise ValueError(f"{name} has {given.size} bytes, not {array.nbytes}")
-        found[name] = given.view(array.dtype).reshape(array.shape)
-    return found
-
-
 class inside(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
     """The arrays named `prefix/…`, without that prefix; none is read from its file before it is asked for."""
 

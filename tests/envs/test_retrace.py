@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.batch import bytes_of, load_bytes
 from fasttrain.envs import retrace
 from fasttrain.envs.retrace import Retrace, Retraced
+from fasttrain.games.batch import bytes_of, load_bytes
 from fasttrain.games.skirmish.env import SkirmishEnv
 from fasttrain.games.skullking.env import SkullKingEnv
 from reference.skirmish_python.env import SkirmishPythonEnv

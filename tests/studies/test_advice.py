@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from conftest import configured
-from fasttrain.perf.report import Flow, Rates
 from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.studies.advice import (
@@ -19,6 +18,7 @@ from fasttrain.studies.advice import (
     logging_advice,
     with_changes,
 )
+from fasttrain.studies.limits import Flow, Rates
 
 PPO = ("env.id=CartPole-v1", "algo=ppo", "+profile=speed")
 DQN = ("env.id=CartPole-v1", "algo=dqn", "+profile=speed")

@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from conftest import configured
-from fasttrain.perf.report import Flow, Rates
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation
+from fasttrain.studies.limits import Flow, Rates
 
 RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, logging=0.5e-6, storing=1e-6)
 

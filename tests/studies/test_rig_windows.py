@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain.perf.report import Rates
+from fasttrain.studies.limits import Rates
 from fasttrain.studies.rig import LEAST_ROUNDS, WINDOWS, measure, rates_of, ratios_of, typical, windows_of
 
 

@@ -104,7 +104,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         compiled = None if engine.compiled is None else engine.compiled.loss_of(self, work)
         clock, view, step = engine.clock, engine.new_view(), PPOStep(engine, work)
         clock.enter("other")
-        with faster_adam(self.policy.optimizer, not engine.exact):
+        with faster_adam(engine.policy.optimizer, not engine.exact):
             for batch in step.minibatches(rollout):
                 for part, share in micro_batches(batch, parts) if parts > 1 else ((batch, 1.0),):
                     clock.enter("train_fwd")

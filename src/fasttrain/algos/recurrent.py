@@ -196,27 +196,26 @@ class RecurrentEngine(TorchEngine):
 # --- the algorithms
 
 
-class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
-    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` computes an LSTM before an MLP in compiled kernels."""
+class _Remembering:
+    """What PPO with memory is besides PPO: stands before it among the bases."""
 
-    _plain = RecurrentEngine
-    _masked = False
+    _plain: Any = RecurrentEngine
     unsquashes = False  # stock's loop only clips what gSDE has squashed
-    _last_lstm_states: RNNStates  # type: ignore[assignment]
+    _last_lstm_states: Any  # `RNNStates` after the last step
 
-    def _setup_model(self) -> None:
+    def _setup_model(self: Any) -> None:
         if self.normalize_advantage:
             check_last_minibatch(self.batch_size, self.n_envs, self.n_steps)
         if "cell" in self.policy_kwargs:
             self.policy_class = _with_cells(self.policy_class, self.policy_kwargs)
-        super()._setup_model()
+        super()._setup_model()  # type: ignore[misc]  # PPO's
         self._last_lstm_states = self.blank_memory(self.n_envs).states
 
-    def memory(self) -> Memory:
-        starts: Any = self._last_episode_starts
-        return Memory(self._last_lstm_states, starts)
+    def memory(self: Any) -> Memory:
+        return Memory(self._last_lstm_states, self._last_episode_starts)
 
-    def blank_memory(self, num_envs: int) -> Memory:
+    def blank_memory(self: Any, num_envs: int) -> Memory:
+        """What is known of `num_envs` games that begin."""
         told = self.remembered()
         return Memory.blank(num_envs, told["state_shape"], self.device, told["keeps_cells"])
 
@@ -225,14 +224,20 @@ class RecurrentPPO(_PPO, sb3_contrib.RecurrentPPO):
         self._last_lstm_states = states
         return self.memory()
 
-    def remembered(self) -> dict[str, Any]:
-        lstm: Any = self.policy.lstm_actor
+    def remembered(self: Any) -> dict[str, Any]:
+        lstm = self.policy.lstm_actor
         own_critic = self.policy.lstm_critic is not None
         shape, keeps_cells = (lstm.num_layers, lstm.hidden_size), isinstance(lstm, nn.LSTM)
         return {"state_shape": shape, "own_critic": own_critic, "keeps_cells": keeps_cells}
 
 
-class MaskableRecurrentPPO(RecurrentPPO):
+class RecurrentPPO(_Remembering, _PPO, sb3_contrib.RecurrentPPO):
+    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` computes an LSTM before an MLP in compiled kernels."""
+
+    _masked = False
+
+
+class MaskableRecurrentPPO(_Remembering, _PPO, sb3_contrib.RecurrentPPO):
     """RecurrentPPO with action masks, which sb3-contrib has not; for Discrete, MultiDiscrete and MultiBinary actions.
 
     A state without a legal action is an `EnvError`, not a random guess.

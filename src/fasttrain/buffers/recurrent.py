@@ -71,6 +71,11 @@ class RecurrentStorage(RolloutStorage):
         given = (*memory.pi, *memory.vf)[: len(self._states)]
         yield from ((stored, state.transpose(0, 1)) for stored, state in zip(self._states, given, strict=True))
 
+    @property
+    def states(self) -> tuple[Float32Array, ...]:
+        """What was remembered before each step, (T, L, N, H) each: h and c of pi, and of vf where it has its own."""
+        return tuple(stored.transpose(1, 2).cpu().numpy() for stored in self._states)
+
     def draw_order(self) -> Int64Array:
         """The `rows` in env-major order from some place on, and then those before it."""
         if not self.full:
@@ -167,7 +172,7 @@ class RecurrentStorage(RolloutStorage):
         """Scalars of `rows`; of `whole`, which padding may be among, what networks read."""
         total = self.num_steps * self.num_envs
         actions = self._actions.view(total) if self._discrete else self._actions.view(total, -1)
-        masks = None if self._action_masks is None else self._action_masks.view(total, -1)
+        masks = None if self._masks is None else self._masks.view(total, -1)
         values, log_probs, advantages, returns = (
             stored.view(total).index_select(0, rows)
             for stored in (self._values, self._log_probs, self._advantages, self._returns)

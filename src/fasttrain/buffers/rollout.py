@@ -150,7 +150,7 @@ class RolloutStorage:
         )
         action_dtype = torch.float32 if isinstance(action_space, spaces.Box) else torch.int64
         self._actions = zeros(*rows, get_action_dim(action_space), dtype=action_dtype)
-        self._action_masks = None if mask_width is None else zeros(*rows, mask_width, dtype=torch.bool)
+        self._masks = None if mask_width is None else zeros(*rows, mask_width, dtype=torch.bool)
         self._values, self._log_probs = zeros(*rows), zeros(*rows)
         self._advantages, self._returns = zeros(*rows), zeros(*rows)
         self.rewards: Float32Array = np.zeros(rows, np.float32)  # read by the GAE kernel only, hence on the host
@@ -185,13 +185,22 @@ class RolloutStorage:
 
     def row(self, name: Literal["actions", "values", "log_probs"], step: int) -> NDArray[Any]:
         """What that property has at `step`, (N, ...): the one row leaves the device, not all T of them."""
-        stored = {"actions": self._actions, "values": self._values, "log_probs": self._log_probs}
-        return _host(stored[name][step])
+        return _host(getattr(self, f"_{name}")[step])
+
+    def assign(self, name: str, given: Any) -> None:
+        """Take over an array (T, N, ...) or number as what is read by that name, in place where it is a tensor."""
+        parts = {"": getattr(self, f"_{name}", None)} if name != "observations" else self._observations
+        for key, stored in parts.items():
+            if stored is None:
+                setattr(self, name, given)
+            else:
+                part = np.asarray(given[key] if isinstance(given, dict) else given)
+                stored.copy_(torch.as_tensor(part).reshape(stored.shape))
 
     @property
     def masks(self) -> BoolArray | None:
         """Masks (T, N, A)."""
-        return None if self._action_masks is None else _host(self._action_masks)
+        return None if self._masks is None else _host(self._masks)
 
     @property
     def observations(self) -> Observations:
@@ -234,9 +243,9 @@ class RolloutStorage:
 
     def place_masks(self, step: int) -> BoolArray | None:
         """The same for the masks (N, A)."""
-        if self._action_masks is None or self.device.type != "cpu":
+        if self._masks is None or self.device.type != "cpu":
             return None
-        rows: BoolArray = self._action_masks[step].numpy()
+        rows: BoolArray = self._masks[step].numpy()
         return rows
 
     def add(
@@ -291,10 +300,10 @@ class RolloutStorage:
         for key, stored in self._observations.items():
             yield stored, given[key]
         yield from ((self._actions, actions), (self._values, values), (self._log_probs, log_probs))
-        if self._action_masks is not None:
+        if self._masks is not None:
             yield (
-                self._action_masks,
-                self._action_masks.new_ones(len(log_probs), self._action_masks.shape[2]) if masks is None else masks,
+                self._masks,
+                self._masks.new_ones(len(log_probs), self._masks.shape[2]) if masks is None else masks,
             )
 
     def leave_out(self, step: int, envs: BoolArray | list[int]) -> None:
@@ -349,7 +358,7 @@ class RolloutStorage:
         parts = [torch.split(tensor.view(total).index_select(0, order), size) for tensor in scalars]
         actions = self._actions.view(total, -1)
         actions = actions.view(total) if self._discrete else actions
-        masks = None if self._action_masks is None else self._action_masks.view(total, -1)
+        masks = None if self._masks is None else self._masks.view(total, -1)
         for rows, values, log_probs, advantages, returns in zip(torch.split(order, size), *parts, strict=True):
             yield RolloutBatch(
                 observations=self._gather_observations(rows),

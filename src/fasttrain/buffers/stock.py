@@ -44,32 +44,23 @@ _LIVE = (  # names of stock's that the storage has, or that are made of its arra
 
 
 def _live(name: str) -> Any:
-    """A field of the storage; what is assigned to one of its tensors is copied into it."""
+    """A field of the storage; what is assigned to one of its arrays is copied into it."""
 
     def read(self: RolloutView) -> Any:
         return getattr(self.storage, name)
 
     def write(self: RolloutView, given: Any) -> None:
-        stored = getattr(self.storage, f"_{name}", None)
-        if stored is None:
-            setattr(self.storage, name, given)
-        else:
-            _assign(stored, given)
+        self.storage.assign(name, given)
 
     return property(read, write, doc=f"`{name}` of the storage.")
 
 
 def _state(place: int) -> Any:
     def read(self: RolloutView) -> NDArray[Any]:
-        states: Any = self.storage._states  # type: ignore[attr-defined]  # missing where nothing is remembered
-        stored: NDArray[Any] = states[place % len(states)].transpose(1, 2).cpu().numpy()
-        return stored
+        states: Any = self.storage.states  # type: ignore[attr-defined]  # missing where nothing is remembered
+        return states[place % len(states)]  # type: ignore[no-any-return]
 
     return property(read, doc="What was remembered before each step, (T, L, N, H).")
-
-
-def _assign(stored: Tensor, given: Any) -> None:
-    stored.copy_(torch.as_tensor(np.asarray(given)).reshape(stored.shape))
 
 
 class RolloutView:
@@ -108,7 +99,7 @@ class RolloutView:
 
     @actions.setter
     def actions(self, given: NDArray[Any]) -> None:
-        _assign(self.storage._actions, given)
+        self.storage.assign("actions", given)
 
     @property
     def observations(self) -> Observations:
@@ -121,9 +112,7 @@ class RolloutView:
 
     @observations.setter
     def observations(self, given: Observations) -> None:
-        parts = given if isinstance(given, dict) else {"": given}
-        for key, stored in self.storage._observations.items():
-            _assign(stored, parts[key])
+        self.storage.assign("observations", given)
 
     @property
     def action_masks(self) -> NDArray[Any]:
@@ -134,8 +123,7 @@ class RolloutView:
 
     @action_masks.setter
     def action_masks(self, given: NDArray[Any]) -> None:
-        stored: Any = self.storage._action_masks
-        _assign(stored, np.asarray(given) != 0)
+        self.storage.assign("masks", np.asarray(given) != 0)
 
     def reset(self) -> None:
         """Start filling from the first step again."""

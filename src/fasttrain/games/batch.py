@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots, bytes_of, load_bytes, load_into
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots, load_into
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
@@ -299,3 +299,19 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
             return self._observation(), reward, False, False, info
         info.update(self._game.episode_info(0))
         return self._game.final_observations[0].copy(), reward, True, False, info
+
+
+def bytes_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Copies, as bytes: what a game's `get_state` may return of arrays of records."""
+    return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()}
+
+
+def load_bytes(like: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """Arrays of the shapes and types of `like`. ValueError if there are not as many bytes."""
+    found = {}
+    for name, array in like.items():
+        given = np.asarray(state[name], np.uint8)
+        if given.size != array.nbytes:
+            raise ValueError(f"{name} has {given.size} bytes, not {array.nbytes}")
+        found[name] = given.view(array.dtype).reshape(array.shape)
+    return found

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.machine import free_memory
-from fasttrain.perf.report import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.runs.envs import env_facts
 from fasttrain.runs.view import FittingTable, say
 from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, train_frequency
@@ -26,6 +25,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.spec.setting import FlagClass
+from fasttrain.studies.limits import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.terminal import command, rate_text, spelt
 
 MOST = 7  # candidates that are built and measured: each takes some seconds

@@ -16,7 +16,6 @@ import torch
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, ConfigError, EnvError, FastTrainError
-from fasttrain.perf.report import Flow, Rates, composed_limit
 from fasttrain.runs.envs import env_facts, survey_of, this_machine
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.view import activity, make_console, say
@@ -28,6 +27,7 @@ from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
+from fasttrain.studies.limits import Flow, Rates, composed_limit
 from fasttrain.studies.rig import WITH, Rig, Samples, measure, rates_of, ratios_of, typical, windows_of
 from fasttrain.studies.study import last_line, merged, run_cell
 

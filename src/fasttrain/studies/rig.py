@@ -25,7 +25,6 @@ from fasttrain.buffers.prefetch import Direct
 from fasttrain.daemons.stats import advice, summary
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.perf.report import Flow, Rates
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.check import updates_per_step
 from fasttrain.runs.folders import PART
@@ -34,6 +33,7 @@ from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config, StopConfig
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.stepping import WAITS_BELOW
+from fasttrain.studies.limits import Flow, Rates
 from fasttrain.studies.statistics import interquartile_mean
 from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.perf.report import (
+from fasttrain.studies.limits import (
     Flow,
     Rates,
     composed_limit,
