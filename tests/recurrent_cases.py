@@ -20,8 +20,7 @@ from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
-from fasttrain.buffers.recurrent import RecurrentStorage
-from fasttrain.buffers.sequences import Memory
+from fasttrain.buffers.recurrent import Memory, RecurrentStorage
 
 BOX = spaces.Box(-1, 1, (5,), np.float32)
 DICT = spaces.Dict({"b": spaces.Box(-1, 1, (3,), np.float32), "a": spaces.MultiBinary(4)})

@@ -11,7 +11,7 @@ from transition_path import PATHS
 SRC = Path(__file__).resolve().parent.parent / "src"
 # lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a
 # legal action in any command, and for where action noise was; 497 for SAC's update as kernels, in place of torch's.
-CEILINGS = {"lines": 51_103, "modules": 231, ": Any": 563}
+CEILINGS = {"lines": 51_101, "modules": 231, ": Any": 550}
 
 
 def test_src_is_not_above_its_ceilings() -> None:
@@ -37,7 +37,7 @@ def test_scripts_and_benchmarks_are_not_above_their_ceilings() -> None:
 PATH_CEILINGS = {
     "ppo": {"files": 11, "functions": 90, "lines": 968},
     "kernels": {"files": 12, "functions": 87, "lines": 945},
-    "recurrent": {"files": 15, "functions": 90, "lines": 948},
+    "recurrent": {"files": 14, "functions": 90, "lines": 947},
     "dqn": {"files": 15, "functions": 80, "lines": 897},  # td_loss is the loss only where all batches say so
     "sac": {"files": 13, "functions": 61, "lines": 690},  # a Box of whole numbers reaches its `high`
 }

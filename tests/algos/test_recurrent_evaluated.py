@@ -12,7 +12,7 @@ from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.recurrent import PaddedView, RecurrentEngine, UnpaddedView, must_be_padded
-from fasttrain.buffers.sequences import Memory
+from fasttrain.buffers.recurrent import Memory
 from fasttrain.errors import ConfigError, EnvError
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)

@@ -15,7 +15,7 @@ from fasttrain.algos.recurrent import RecurrentEngine
 from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
 )
-from fasttrain.buffers.sequences import Memory
+from fasttrain.buffers.recurrent import Memory
 from fasttrain.kernels.acting import act_rows
 from fasttrain.threads import LINE, NEXT, PIECES, new_team
 from recurrent_cases import BOX, CASES, masks_of, memory_of, policy_of, seen_of

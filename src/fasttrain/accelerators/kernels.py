@@ -22,6 +22,7 @@ from fasttrain.algos.causes import blame, why_no_action
 from fasttrain.algos.engine import Acted, Engine, EngineSettings, PPOWork, Statistics, Stored, explained
 from fasttrain.algos.policy_view import LOST, OUTPUT
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
+from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
@@ -103,7 +104,7 @@ class KernelEngine(Engine):
         for place, (value, _, _) in self._views:
             value.copy_(place.parameter.detach())
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> Acted:
         """One number per env and sub-action is drawn from torch's global stream, a rollout's at its start."""
         seen = joined(observations, self._keys)
         count = len(seen)
@@ -137,7 +138,7 @@ class KernelEngine(Engine):
         """A memory as the acting kernel takes it, and what is remembered after the step."""
         return None, memory
 
-    def values(self, observations: Any, memory: Any = None) -> Float32Array:
+    def values(self, observations: Any, memory: Memory | None = None) -> Float32Array:
         """With the parameters last packed.
 
         torch would do too, but for a rollout's last observations it takes longer than for acting on them: 256 rows of

@@ -13,8 +13,7 @@ from fasttrain.accelerators.kernels import CPU, KernelEngine, noted_calls, zeros
 from fasttrain.accelerators.layout import Place, lay_out
 from fasttrain.algos.engine import Engine, EngineSettings, refuse_settings
 from fasttrain.batch import Float32Array, Int64Array
-from fasttrain.buffers.recurrent import RecurrentStorage
-from fasttrain.buffers.sequences import Memory
+from fasttrain.buffers.recurrent import Memory, RecurrentStorage
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.nets import Layout, Rows
 from fasttrain.kernels.ppo import Scratch

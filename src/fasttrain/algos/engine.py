@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.utils import explained_variance, obs_as_tensor
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from fasttrain.algos.guard import NOT_FINITE, Guard
 from fasttrain.algos.policy_view import LOST, OUTPUT, action_dims, view_of
 from fasttrain.algos.q_networks import greedy
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, each_array, inside, under
+from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.perf.clock import PhaseClock
@@ -83,7 +85,7 @@ class Stored(NamedTuple):
     values: Tensor  # (n, 1)
     log_probs: Tensor  # (n,)
     action_masks: Tensor | None  # (n, A) bool
-    memory: Any = None  # of a recurrent policy: its states before the step
+    memory: RNNStates | None = None  # of a recurrent policy: its states before the step
 
 
 class Acted(NamedTuple):
@@ -91,7 +93,7 @@ class Acted(NamedTuple):
 
     actions: NDArray[Any]  # (n, ...), as drawn; not clipped to the action space
     stored: Stored | None = None  # of an actor-critic
-    memory: Any = None  # of a recurrent policy: its states after the step
+    memory: RNNStates | None = None  # of a recurrent policy: its states after the step
 
 
 class PPOWork(NamedTuple):
@@ -184,11 +186,11 @@ class Engine(ABC):
         """Whether it was made for this policy, as it is now."""
         return policy is self.policy and policy.device == self.device
 
-    def begin(self, rollout: Any = None) -> None:  # noqa: B027 - Q-networks have nothing to begin
+    def begin(self, rollout: RolloutStorage | None = None) -> None:  # noqa: B027 - Q-networks have nothing to begin
         """Act with the weights of now. `rollout`: which is filled step by step; None: in another order."""
 
     @abstractmethod
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> Acted:
         """Choose actions for observations (n, ...) on the host; masks (n, A), None: all legal.
 
         Raises:
@@ -253,14 +255,14 @@ class TorchEngine(Engine):
         """The shortest way through the policy as it is now."""
         return view_of(self.policy, self.policy.action_space, self.precision)
 
-    def begin(self, rollout: Any = None) -> None:
+    def begin(self, rollout: RolloutStorage | None = None) -> None:
         self.view = self.new_view()
         if self.compiled is not None:
             self.compiled.attach(self.view)
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> Acted:
         seen, masks = to_device(observations, action_masks, self.device, self.pinned)
-        remembered = (memory,) if self.view.layout else ()
+        remembered = () if memory is None else (memory,)
         try:
             with torch.no_grad():
                 actions, values, log_probs, *after = self.view.act(seen, masks, *remembered)
@@ -270,12 +272,12 @@ class TorchEngine(Engine):
             if self.guard is None or not told:
                 raise
             raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST) from error
-        stored = Stored(seen, actions, values, log_probs, masks, memory.states if remembered else None)
-        return Acted(actions.cpu().numpy(), stored, after[0] if after else memory)
+        stored = Stored(seen, actions, values, log_probs, masks, None if memory is None else memory.states)
+        return Acted(actions.cpu().numpy(), stored, after[0] if after else None)
 
-    def values(self, observations: Any, memory: Any = None) -> Float32Array:
+    def values(self, observations: Any, memory: Memory | None = None) -> Float32Array:
         with torch.no_grad():
-            seen, remembered = obs_as_tensor(observations, self.device), (memory,) if self.view.layout else ()
+            seen, remembered = obs_as_tensor(observations, self.device), () if memory is None else (memory,)
             found: Float32Array = self.view.values(seen, *remembered).cpu().numpy()
         return found.reshape(-1)
 
@@ -291,14 +293,14 @@ class TorchQEngine(Engine):
         self._dims = action_dims(policy.action_space)
         self._shape = policy.action_space.shape or ()
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> Acted:
         seen, legal = to_device(observations, action_masks, self.device, self.pinned)
         values = self.q_values(seen)
         best = greedy(values, legal, self._dims)
         chosen: NDArray[Any] = (best if self.guard is None else marked(best, values)).cpu().numpy()
         if self.guard is not None and chosen.flat[0] < 0:
             raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
-        return Acted(chosen.reshape(-1, *self._shape), memory=memory)  # one sub-action has a column of its own
+        return Acted(chosen.reshape(-1, *self._shape))  # one sub-action has a column of its own
 
     @torch.no_grad()
     def q_values(self, observations: TensorObservations) -> Tensor:  # (N, A)

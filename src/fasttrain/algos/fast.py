@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain.algos.engine import Engine, EngineSettings
 from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Float32Array, each_array
 from fasttrain.buffers.prefetch import Direct
-from fasttrain.buffers.sequences import Memory
+from fasttrain.buffers.recurrent import Memory
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.infos import averaged_by_sb3

@@ -17,6 +17,7 @@ from fasttrain.algos.engine import Engine
 from fasttrain.algos.fast import bootstrap_truncated, clip_actions, note_episodes
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import Int64Array, each_array, select_rows
+from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
 from fasttrain.vec.groups import Groups, GroupStep
@@ -55,7 +56,7 @@ class GroupedRollout:
         self.missing: Int64Array = np.full(steps, envs)  # envs that have not finished a step
         self.infos: dict[int, list[dict[str, Any]]] = {}
         self.observations: Any = copy_observations(model._last_obs)
-        self.memory: Any = None if (memory := model.memory()) is None else memory.copied()
+        self.memory: Memory | None = None if (memory := model.memory()) is None else memory.copied()
         # As after the decisions under way; `memory` follows as they are taken.
         self.ahead: Any = None if memory is None else memory.copied()
         storage.episode_starts[0] = model._last_episode_starts

@@ -37,8 +37,8 @@ from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
 from fasttrain.batch import each_array
+from fasttrain.buffers.recurrent import Memory, rows_of_states
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
-from fasttrain.buffers.sequences import Memory, rows_of_states
 from fasttrain.errors import ConfigError
 from fasttrain.spec.computing import check_last_minibatch
 
@@ -85,7 +85,7 @@ class PaddedView(PolicyView):
         """Bits without masks as numbers: sb3-contrib 2.9.2 hands its Bernoulli integers, which torch refuses."""
         return actions.float() if isinstance(self.policy.action_dist, BernoulliDistribution) else actions
 
-    def _starts(self, memory: Memory) -> Tensor:
+    def _starts(self, memory: Any = None) -> Tensor:
         return torch.tensor(memory.episode_starts, dtype=torch.float32, device=self.policy.device)
 
     def _masks(self, action_masks: Tensor | None) -> dict[str, Any]:

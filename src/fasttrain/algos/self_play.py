@@ -19,6 +19,7 @@ from torch import Tensor
 from fasttrain.algos.engine import Engine, EngineSettings
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import BoolArray, Int64Array, draw_choices, load_into, select_rows
+from fasttrain.buffers.recurrent import Memory
 from fasttrain.errors import ConfigError
 
 Weights = dict[str, Tensor]
@@ -50,11 +51,11 @@ class Player:
         self.engine: Engine = type(engine)(policy, EngineSettings(kind=engine.settings.kind))
         self.engine.guard = None
         self.engine.begin()
-        self.remembered: Any = None  # after its last actions, of a policy that remembers
+        self.remembered: RNNStates | None = None  # after its last actions, of a policy that remembers
         self._dims = action_dims(model.action_space) if hasattr(policy, "q_net") else []
         self._shape = model.action_space.shape or ()
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> NDArray[Any]:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> NDArray[Any]:
         """Actions (M,) or (M, K) for observations (M, ...) and masks (M, A) bool, None for all legal."""
         acted = self.engine.act(observations, action_masks, memory)
         chosen, self.remembered = acted.actions, acted.memory

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from torch import Tensor
 
@@ -257,7 +258,7 @@ class RolloutStorage:
         values: Tensor,  # (N, 1) or (N,)
         log_probs: Tensor,  # (N,)
         action_masks: Tensor | None = None,  # (N, A) bool; None: everything is legal
-        memory: Any = None,  # of a recurrent policy: its states before the step
+        memory: RNNStates | None = None,  # of a recurrent policy: its states before the step
     ) -> None:
         """Store one vector step."""
         if self.full:
@@ -279,7 +280,7 @@ class RolloutStorage:
         values: Tensor,  # (n, 1) or (n,)
         log_probs: Tensor,  # (n,)
         action_masks: Tensor | None = None,  # (n, A) bool; None: everything is legal
-        memory: Any = None,
+        memory: RNNStates | None = None,
     ) -> None:
         """Store what some envs, each at a step of its own, acted on and how; `rewards` and `episode_starts` are the
         caller's to fill."""
@@ -293,7 +294,7 @@ class RolloutStorage:
         values: Tensor,
         log_probs: Tensor,
         masks: Tensor | None,
-        memory: Any = None,
+        memory: RNNStates | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """What is stored of a transition, and what is to be."""
         given = observations if isinstance(observations, dict) else {"": observations}
@@ -323,7 +324,7 @@ class RolloutStorage:
         self.pos, self.full = self.num_steps, True
 
     def compute_returns_and_advantages(
-        self, last_values: Float32Array, last_dones: BoolArray, rests: Any = None
+        self, last_values: Float32Array, last_dones: BoolArray, rests: BoolArray | None = None
     ) -> None:
         """Fill `advantages` and `returns` once all is stored; last_values (N, 1) or (N,), the others (N,)."""
         if not self.full:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
-from fasttrain.buffers.sequences import Memory, cuts, longest_first, padded_places, sequences_of, timed_places
+from fasttrain.buffers.recurrent import Memory, cuts, longest_first, padded_places, sequences_of, timed_places
 
 
 def flags(text: str) -> np.ndarray:
