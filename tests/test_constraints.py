@@ -51,6 +51,7 @@ def pip(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.campaign
 def test_all_extras_together_resolve(tmp_path: Path):
     """By pip itself: what an extra's packages ask for in turn stands in no file here. 5 to 15 s."""
     if not any(distributions(name="pip")):

@@ -101,6 +101,7 @@ def test_training_goes_on_where_a_checkpoint_cannot_be_written(nursery: Nursery,
     assert result["points"] == result["kept"] == result["went_on"] == 3
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sessions, /dev/shm")
 def test_abnormal_ends_leave_nothing(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kinds = ("SIGKILL", "SIGKILL to the group", "SIGTERM twice", "env raises", "worker exits", "a child is killed")

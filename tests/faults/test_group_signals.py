@@ -28,6 +28,7 @@ def quiet(line: str) -> None:
     """Nobody watches."""
 
 
+@pytest.mark.campaign
 def test_signals_to_the_group_stop_a_run_in_mid_rollout_with_everything_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
 ):

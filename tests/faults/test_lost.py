@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.campaign
 def test_errors_in_late_steps_leave_model_and_checkpoint(
     nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -15,6 +15,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.campaign
 def test_what_envs_do_to_their_process_is_named_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nursery: Nursery
 ):

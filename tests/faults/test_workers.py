@@ -314,6 +314,7 @@ class Witness:
         self.last = observations
 
 
+@pytest.mark.campaign
 @pytest.mark.timeout(280)
 def test_two_hundred_faults_in_one_run(monkeypatch: pytest.MonkeyPatch):
     """It ends normally, no wrong transition gets through and nothing is left. The seed replays a failure."""
