@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.spec.daemons import DaemonsConfig, Timeouts
 
 ENGINES = Path(__file__).resolve().parent.parent / "examples" / "engines"
 sys.path.append(str(ENGINES))  # workers of the tests find the examples there too
@@ -28,8 +28,8 @@ def settings(*arguments: Any, **changed: Any) -> DaemonsConfig:
     """Of the reference engine, started with these arguments."""
     where = () if {"--socket", "--stdio"} & {*map(str, arguments)} else ("--port", "{port}")
     given: dict[str, Any] = {
-        "command": (*COMMAND, *where, *map(str, arguments)), "ports": ports(), "start_timeout_s": 15.0,
-        "request_timeout_s": 10.0, "count": 2,
+        "command": (*COMMAND, *where, *map(str, arguments)), "ports": ports(), "count": 2,
+        "timeouts_s": Timeouts(start=15.0, request=10.0),
     }  # fmt: skip
     return DaemonsConfig(**{**given, **changed})
 

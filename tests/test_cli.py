@@ -89,8 +89,8 @@ FOREIGN = (
     [
         (["tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
         (
-            ["inference_batch_size=8"],
-            "inference_batch_size is no setting any more: acting takes all envs in one forward; leave it out",
+            ["+tune.sampler=optuna"],
+            "tune.sampler is no setting any more: settings are drawn at random, the best go on; leave it out",
         ),
         (
             ["hydra.job.chdir=true"],

@@ -80,7 +80,7 @@ def test_every_command_composes():
     assert len(commands) >= 20
     for word, text in commands:
         typed = shlex.split(text, comments=True)
-        there = any(argument.startswith(("study=", "--config-dir")) for argument in typed)  # of a study that is there
+        there = any(argument.startswith(("run=", "--config-dir")) for argument in typed)  # of a study that is there
         if word not in PLAIN and not there:
             configured(*(text for text in prepare(word or "train", typed) if not text.startswith("hydra.")))
 

@@ -355,7 +355,7 @@ def go_side(games: int, rollout: int) -> Sample:
 
 
 def showdown_side(games: int, rollout: int) -> Sample:
-    daemons = {"command": battles(), "cwd": str(SHOWDOWN), "max_wait_ms": 4.0}
+    daemons = {"command": battles(), "cwd": str(SHOWDOWN)}
     return ours("fasttrain.daemons.showdown:Showdown", BATTLE, games, rollout, **daemons)
 
 

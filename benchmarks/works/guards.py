@@ -96,7 +96,7 @@ def measure(job: str) -> Sample:
         def _on_step(self) -> bool:
             return len(self.times) < PAIRS
 
-    never = ("total_timesteps=1e12", "checkpoint_every=1000000000000", "eval_every=0", "checkpoint_every_minutes=0")
+    never = ("total_timesteps=1e12", "checkpoint_every=1000000000000", "eval_every=0")
     config = configured(["+profile=speed", *JOBS[job], *never])
     with tempfile.TemporaryDirectory() as folder:
         plan = resolve(config, {}, env_facts(config), this_machine())

@@ -17,7 +17,7 @@ import pig_games
 from conftest import configured
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.runs.callbacks import pool_for
-from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.spec.daemons import DaemonsConfig, Timeouts
 from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from toys import single_thread
@@ -82,7 +82,7 @@ def test_opponents_forget_what_was_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(HERE))
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     command = (sys.executable, "-S", str(HERE / "alternating_engine.py"))
-    settings = DaemonsConfig(command=command, count=2, games_per_daemon=1, start_timeout_s=15.0)
+    settings = DaemonsConfig(command=command, count=2, games_per_daemon=1, timeouts_s=Timeouts(start=15.0))
     env = SelfPlayVecEnv(DaemonVecEnv("alternating_games:Alternating", {}, 2, settings, 2, two_sided=True))
     try:
         model = model_of(env)

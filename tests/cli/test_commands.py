@@ -28,7 +28,9 @@ def test_every_command_has_an_implementation(command: str):
 
 
 def test_a_misspelt_command_names_the_right_one():
-    assert known("compare") == "compare"
+    assert known("compare") == ("compare", [])
+    assert known("ablate") == ("compare", ["candidates=ablate"])
+    assert known("warmup") == ("train", ["warmup=only"])
     with pytest.raises(ConfigError, match="unknown command 'compair'; did you mean 'compare'"):
         known("compair")
 
@@ -58,19 +60,19 @@ def test_a_study_has_a_folder_of_its_own_or_the_one_named():
     assert fresh.startswith("hydra.run.dir='studies/${now:%Y-%m-%d}/")
     assert "_tune_" in fresh
     assert rest == ["+profile=speed"]
-    assert prepare("tune", ["+profile=speed", "study=my study"])[0] == "hydra.run.dir='my study'"
+    assert prepare("tune", ["+profile=speed", "run=my study"])[0] == "hydra.run.dir='my study'"
 
 
 def test_a_study_named_alone_goes_on_with_its_own_arguments(tmp_path: Path):
     begun = {"command": "compare", "arguments": ["candidates=[baseline,speed]", "seeds=3"]}
     (tmp_path / "study.json").write_text(json.dumps(begun))
-    study = f"study={tmp_path}"
+    study = f"run={tmp_path}"
     assert prepare("compare", [study])[1:] == ["candidates='[baseline,speed]'", "seeds=3", study]
     assert prepare("compare", ["seeds=9", study])[1:] == ["candidates='[baseline,speed]'", "seeds=9", study]
-    with pytest.raises(ConfigError, match=f"is one of compare: fasttrain compare {study}"):
+    with pytest.raises(ConfigError, match=f"is a study of compare: fasttrain compare {study}"):
         prepare("tune", [study])
     with pytest.raises(ConfigError, match="no study.json there"):
-        prepare("compare", [f"study={tmp_path / 'none'}"])
+        prepare("compare", [f"run={tmp_path / 'none'}"])
 
 
 def test_the_doctors_test_may_be_an_option():
@@ -96,7 +98,7 @@ def test_trust_is_an_option_of_what_loads_models():
 def test_a_study_json_that_fasttrain_never_wrote_is_wrong_input(tmp_path: Path):
     (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
     with pytest.raises(ConfigError, match="its study.json is none that fasttrain wrote"):
-        prepare("compare", [f"study={tmp_path}"])
+        prepare("compare", [f"run={tmp_path}"])
 
 
 def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so():

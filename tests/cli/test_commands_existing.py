@@ -82,7 +82,7 @@ def test_resume_begins_goes_on_and_ends(run: Run, tmp_path: Path):
 
 
 def test_resume_of_what_left_nothing_to_go_on_from_begins_anew(run: Run, tmp_path: Path):
-    assert run("checkpoint_every_minutes=0")[0] == 0
+    assert run("checkpoint_every=0")[0] == 0
     for name in ("model.zip", "summary.json"):
         (tmp_path / "it" / name).unlink()
     code, out, err = run("on_existing=resume")
@@ -96,7 +96,7 @@ def test_overwrite_takes_nothing_but_its_own(run: Run, tmp_path: Path):
         (tmp_path / "it" / name).write_text("mine")
     assert run("on_existing=overwrite", "env.id=Nowhere-v0")[0] == 2
     assert (tmp_path / "it" / "model.zip").is_file(), "wrong input costs nothing"
-    assert run("on_existing=overwrite", "seed=1", "checkpoint_every_minutes=0")[0] == 0
+    assert run("on_existing=overwrite", "seed=1", "checkpoint_every=0")[0] == 0
     names = {path.name for path in (tmp_path / "it").iterdir()}
     assert {"notes.txt", "model.py", "model.zip", "summary.json"} <= names
     assert not {"best_model.zip", "evaluations.csv"} & names
@@ -111,7 +111,7 @@ def test_other_commands_have_no_way_on(capsys: pytest.CaptureFixture[str], tmp_p
 
 def test_a_plan_tells_what_was_asked_for(run: Run, tmp_path: Path):
     assert run()[0] == 0
-    same = (*SMALL, "total_timesteps=128", "engine_switch_at=0")  # the last as the environment of tests says
+    same = (*SMALL, "total_timesteps=128")
     assert changes(tmp_path / "it", configured(*same)) == {}
     assert changes(tmp_path / "it", configured(*same, "num_envs=4", "+env.kwargs.size=2")) == {
         "num_envs": 4, "env.kwargs.size": 2, "env.kwargs": None,
@@ -136,7 +136,7 @@ def test_a_sweep_and_a_study_too(
     assert main(command) == 2
     assert f"=it holds a {kind}: take another folder, on_existing=resume goes on" in capsys.readouterr().err
     assert main([*command, "on_existing=resume"]) == 2
-    wrong = "of other arguments (-m seed=1): take another folder" if kind == "sweep" else "is one of tune"
+    wrong = "of other arguments (-m seed=1): take another folder" if kind == "sweep" else "is a study of tune"
     assert wrong in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "it").iterdir()] == [name]
     assert (tmp_path / "it" / name).read_text() == stored

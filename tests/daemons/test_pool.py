@@ -18,6 +18,7 @@ from fasttrain.daemons import pool as pools
 from fasttrain.daemons.pool import Pool, Seat, ports_of
 from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.spec.daemons import Recycle
 from pig_games import COMMAND, Pig, descendants, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -164,7 +165,7 @@ def test_recycling_drains_the_old_one_beside_its_successor(tmp_path: Path):
         assert pool.tally.restarts == {"recycled": 1}
         assert (moved.daemon.index, pool._spare) == (1, 0)
 
-    pooled(talk, tmp_path, count=1, recycle_games=2)
+    pooled(talk, tmp_path, count=1, recycle=Recycle(games=2))
 
 
 def test_a_daemon_that_grew_is_recycled_once(tmp_path: Path):
@@ -179,7 +180,7 @@ def test_a_daemon_that_grew_is_recycled_once(tmp_path: Path):
         assert pool.stays(other)
         assert pool._successor is None
 
-    pooled(talk, tmp_path, count=1, recycle_mb=1000)
+    pooled(talk, tmp_path, count=1, recycle=Recycle(mb=1000))
 
 
 @pytest.mark.parametrize("soon_s", [0.001, 0.2])  # the first: its death is seen before its successor is up
@@ -201,7 +202,7 @@ def test_an_old_one_that_dies_while_it_is_relieved_is_not_started_again(
         pool.leave(seat)
         assert (await pool.seat(Pig())).daemon is pool.daemons[0]
 
-    pooled(talk, tmp_path, count=1, recycle_games=1)
+    pooled(talk, tmp_path, count=1, recycle=Recycle(games=1))
 
 
 def test_where_no_successor_starts_the_old_one_plays_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -219,7 +220,7 @@ def test_where_no_successor_starts_the_old_one_plays_on(tmp_path: Path, monkeypa
         assert pool.stays(seat)
 
     command = ("sh", "-c", f"test {{index}} = 0 && exec {engine} {{port}}")
-    pooled(talk, tmp_path, count=1, recycle_games=1, command=command)
+    pooled(talk, tmp_path, count=1, recycle=Recycle(games=1), command=command)
 
 
 def test_it_gives_up_after_so_many_games_in_a_row(tmp_path: Path):

@@ -23,7 +23,7 @@ import pig_games
 from fasttrain import MaskablePPO
 from fasttrain.daemons.game import understood
 from fasttrain.daemons.wire import CODECS, FRAMINGS, GameLostError
-from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.spec.daemons import DaemonsConfig, Recycle, Timeouts
 from fasttrain.vec.game_row import AGAIN
 from fasttrain.vec.games import DaemonVecEnv
 
@@ -92,8 +92,8 @@ def _env(folder: Path, notes: Path, share: float, starts: float) -> Noted:
     command = (sys.executable, "-S", str(engine), str(notes), str(starts), str(starts), "--port", "{port}",
                "--max-connections", "4", *faults)  # fmt: skip
     settings = DaemonsConfig(
-        command=command, count=4, games_per_daemon=5, ports=pig_games.ports(), request_timeout_s=0.5,
-        start_timeout_s=5.0, recycle_games=200, max_failures=10_000,
+        command=command, count=4, games_per_daemon=5, ports=pig_games.ports(),
+        timeouts_s=Timeouts(start=5.0, request=0.5), recycle=Recycle(games=200), max_failures=10_000,
     )  # fmt: skip
     here = os.getcwd()
     os.chdir(pig_games.ENGINES)

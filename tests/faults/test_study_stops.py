@@ -69,7 +69,7 @@ def test_sigterm_ends_the_cell_and_keeps_what_there_is(name: str, tmp_path: Path
     assert "Traceback" not in said
     last = said.splitlines()[-1]
     again = {
-        "compare": f"fasttrain compare study={folder} goes on",
+        "compare": f"fasttrain compare run={folder} goes on",
         "sweep": f"hydra.sweep.dir={folder} on_existing=resume",
     }
     assert again[name] in last

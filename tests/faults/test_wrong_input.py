@@ -28,13 +28,8 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["env.id=CartPole-v1"], "offers no action masks"),
         (["updates_per_step=4"], "updates_per_step=4 means nothing for algo=maskable_ppo"),
         (["use_amp=on"], "use_amp=on with engine=stock: the stock classes cannot do that; take engine=fast"),
-        (["guard.max_skipped=5"], "unknown key 'guard.max_skipped'"),
-        (["guard.at_limit=never"], "guard.at_limit=never"),
+        (["nan_guard=never"], "nan_guard=never: not one of off, stop, rollback"),
         (["+profile=speed", "use_amp=on", "amp_dtype=float16"], "use_amp=float16 on the CPU: only CUDA has float16"),
-        (
-            ["engine=fast", "schedule=pipelined"],
-            "schedule=pipelined is no setting any more: lockstep steps all envs together, first_ready",
-        ),
         (
             ["engine=fast", "schedule=first_ready"],
             "schedule=first_ready: vec_env=subproc has no workers that could step apart",

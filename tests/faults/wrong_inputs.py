@@ -338,7 +338,7 @@ def flags() -> Iterator[Case]:
         for algo, spec in ALGORITHMS.items():
             unfit = not flag.fits(spec) or (not spec.has_fast and flag.ours)
             if unfit:
-                value = {"prefetch": "on", "engine_switch_at": "5"}.get(flag.name)
+                value = {"prefetch": "on"}.get(flag.name)
                 value = value or ("true" if isinstance(flag.stock, bool) else "on" if flag.stock == "off" else "7")
                 yield Case("other algorithm", (*base(algo), f"{flag.name}={value}"), (flag.name,))
 

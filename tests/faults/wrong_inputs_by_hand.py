@@ -74,9 +74,9 @@ OPTIONS = (
 )  # fmt: skip
 WORDS = (
     "trian", "TRAIN", "evaluate", "traineval", "train eval", "eval train", "help", "version", "run", "train train",
-    "resume", "eval", "export", "play", "report", "compare", "tune study=", "doctor --test", "doctor --test nothing",
-    "doctor --test=", "doctor doctor.test=x", "ablate", "ablate ablate.flags=[nothing]", "ablate study=nothing",
-    "compare study=nothing", "tune study=nothing", "warmup run=x", "check run=x", "resume run=", "eval run=",
+    "resume", "eval", "export", "play", "report", "compare", "tune run=", "doctor --test", "doctor --test nothing",
+    "doctor --test=", "doctor doctor.test=x", "ablate", "compare candidates={ablate:[nothing]}", "ablate run=nothing",
+    "compare run=nothing", "tune run=nothing", "warmup run=x", "check run=x", "resume run=", "eval run=",
     "eval run=x num_envs=4", "export run=x", "export format=onnx", "export run=x format=tflite", "play play.speed=-1",
     "tune -m num_envs=4,8", "compare -m", "doctor -m", "resume -m run=a,b", "play -m run=a,b", "train --trust",
     "compare --trust", "tune tune.space=5", "tune tune.space={nothing:[1]}", "tune tune.space={num_envs:5}",

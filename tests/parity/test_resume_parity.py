@@ -68,16 +68,15 @@ def test_a_checkpoint_of_no_steps_too(
 def test_writing_checkpoints_changes_no_number(name: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     """Neither by steps nor by the clock, nor what is kept in memory for a crash."""
     case = [text for text in CASES[name] if not text.startswith("checkpoint_every")]
-    none = ("checkpoint_every=0", "checkpoint_every_minutes=0")
-    by_steps = trained(fasttrain, *CASES[name], "checkpoint_every_minutes=0")
+    by_steps = trained(fasttrain, *CASES[name])
     with monkeypatch.context() as patched:
         patched.setattr(rests, "HOLD_MOST_BYTES", 0)
-        without = trained(fasttrain, *case, *none)
+        without = trained(fasttrain, *case, "checkpoint_every=0")
         patched.setattr(rests, "HOLD_MOST_BYTES", 1 << 40)
         patched.setattr(rests, "HOLD_SHARE", 1e12)
-        kept = trained(fasttrain, *case, *none)
+        kept = trained(fasttrain, *case, "checkpoint_every=0")
         patched.setattr(rests, "TIMED_SHARE", 1e12)
-        by_time = trained(fasttrain, *case, "checkpoint_every=0", "checkpoint_every_minutes=1e-9")
+        by_time = trained(fasttrain, *case, "checkpoint_every=1e-9min")
     assert not (kept.folder / "checkpoints").exists()
     assert len(list((by_time.folder / "checkpoints").iterdir())) >= 5
     for other in (by_steps, kept, by_time):

@@ -95,7 +95,6 @@ def test_a_machine_and_a_shape_are_measured_once(monkeypatch: pytest.MonkeyPatch
         ("deterministic=true",),
         ("fused_update=on",),
         ("fused_update=off",),
-        ("engine_switch_at=5",),
         ("algo.net_arch=[8]", "algo.activation_fn=elu"),
         ("total_timesteps=64",),
         ("use_amp=bfloat16",),

@@ -9,21 +9,20 @@ from typing import Any
 
 import pytest
 
+from conftest import configured
 from fasttrain.accelerators import kernels, kernels_q
 from fasttrain.buffers import n_step, prioritized
 from fasttrain.kernels.acting import act_rows
 from fasttrain.kernels.ppo import train_epoch
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.engine import EngineSwitch
+from fasttrain.runs.engine import EngineSwitch, switch_step
 from fasttrain.runs.progress import Progress
+from fasttrain.spec.overrides import from_environment
+from fasttrain.spec.plan import RunSpec
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "eval.episodes=2", "report=false")
 PPO = (*SMALL, "algo=ppo", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "total_timesteps=512")
 DQN = (*SMALL, "algo=dqn", "warmup_steps=32", "batch_size=16", "updates_per_step=2", "total_timesteps=400")
-
-
-def rows(plan: Any) -> dict[str, Any]:
-    return {row["flag"]: row["effective"] for row in plan["flags"]}
 
 
 class Switching:
@@ -133,12 +132,14 @@ def test_a_step_that_was_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("arguments", [PPO, DQN], ids=["ppo", "dqn"])
-def test_a_switch_is_repeated_to_the_bit_and_changes_what_computes(fasttrain: Any, arguments: tuple[str, ...]):
+def test_a_switch_is_repeated_to_the_bit_and_changes_what_computes(
+    fasttrain: Any, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
     files = []
     for name, step in (("a", 256), ("b", 256), ("never", 10_000), ("always", 0)):
-        done = fasttrain(*arguments, f"engine_switch_at={step}", f"hydra.run.dir={name}")
+        monkeypatch.setattr("fasttrain.runs.engine.switch_step", lambda _, step=step: step)
+        done = fasttrain(*arguments, f"hydra.run.dir={name}")
         assert done.exit_code == 0, done.err
-        assert rows(done.json("plan.json"))["engine_switch_at"] == step
         files.append(_weights(done.folder / "model.zip"))
     assert files[0] == files[1]
     assert len(set(files)) == 3, "torch before, kernels after, and neither alone"
@@ -177,9 +178,13 @@ def test_what_a_replay_buffer_draws_by_is_compiled_before_training(fasttrain: An
     assert [set(kernel.signatures) for kernel in kernels] == listed
 
 
-def test_a_step_without_kernels_is_refused(fasttrain: Any):
-    done = fasttrain(*PPO, "fused_update=off", "engine_switch_at=5")
-    assert (done.exit_code, "engine_switch_at=5: this run has no compiled kernels" in done.err) == (2, True)
+def test_when_kernels_work(monkeypatch: pytest.MonkeyPatch):
+    plan, exact = (RunSpec(configured("+profile=speed", f"deterministic={it}"), ()) for it in ("false", "true"))
+    assert switch_step(plan) == 0, "as the environment of tests says"
+    assert switch_step(plan._replace(engine_switch_at=256)) == 256, "a run is repeated"
+    assert from_environment({"FASTTRAIN_ENGINE_SWITCH_AT": "5"}) == ["engine_switch_at=5"], "to be told of"
+    monkeypatch.delenv("FASTTRAIN_ENGINE_SWITCH_AT")
+    assert (switch_step(plan), switch_step(exact)) == (None, 0)
 
 
 def test_no_kernel_runs_before_the_first_update_is_made(tmp_path: Path):

@@ -37,7 +37,7 @@ def test_named_scores_have_means_and_intervals():
 
 def test_keys_that_no_info_has_are_named_with_what_there_was():
     found = summarise(ENDS, InfoReader("won", ("vp", "how"), "why"))
-    assert found["untold"]["missing"] == ["env.win_key=won", "env.end_key=why", "env.score_keys=[how]"]
+    assert found["untold"]["missing"] == ["env.result.win=won", "env.result.end=why", "env.result.scores=[how]"]
     assert found["untold"]["held"] == ["victory (0)", "vp (11)", "damage (3.5)", "how (fell)"]
     assert (found["scores"], found["win_rate"]) == (["vp"], None)
 
@@ -50,8 +50,8 @@ def test_where_nothing_but_reward_is_told_the_last_info_is_listed():
 
 
 def test_a_study_may_be_judged_by_a_score():
-    assert configured("env.id=CartPole-v1", "env.score_keys=[vp]", "gate.metric=vp").gate.metric == "vp"
-    with pytest.raises(ConfigError, match=r"^gate.metric=vp: expected auto, win_rate, mean_reward, tail, or a name"):
+    assert configured("env.id=CartPole-v1", "env.result.scores=[vp]", "gate.metric=vp").gate.metric == "vp"
+    with pytest.raises(ConfigError, match=r"^gate.metric=vp: expected auto, win_rate, mean_reward, tail, or one of"):
         configured("env.id=CartPole-v1", "gate.metric=vp")
-    with pytest.raises(ConfigError, match=r"^env.score_keys: mean_reward is told already"):
-        configured("env.id=CartPole-v1", "env.score_keys=[mean_reward]")
+    with pytest.raises(ConfigError, match=r"^env.result.scores: mean_reward is told already"):
+        configured("env.id=CartPole-v1", "env.result.scores=[mean_reward]")

@@ -18,7 +18,7 @@ def test_a_command_line_comes_back_from_shell_and_hydra_as_it_was(name: str):
 
 
 def test_plain_names_stay_plain():
-    assert command_line("compare", "seeds=3", study=Path("a/b")) == "fasttrain compare seeds=3 study=a/b"
+    assert command_line("compare", "seeds=3", run=Path("a/b")) == "fasttrain compare seeds=3 run=a/b"
 
 
 def test_what_a_command_needs_of_a_run_and_is_gone_is_named(tmp_path: Path):

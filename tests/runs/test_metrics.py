@@ -12,13 +12,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
+from conftest import configured
 from fasttrain.daemons.stats import Tally
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import metrics
-from fasttrain.runs.metrics import check_metrics, served
+from fasttrain.runs.metrics import Endpoint, check_metrics, endpoint_of, served
 from fasttrain.runs.progress import Progress
-from fasttrain.spec.daemons import MetricsConfig
 
 ENGINES = {
     "decisions": 90, "forced": 10, "refused": 3, "games": 8, "engine_ms": 4.0, "network_ms": 0.5, "decode_ms": 0.25,
@@ -47,7 +47,7 @@ def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytes
     pytest.importorskip("prometheus_client", reason="fasttrain[metrics] is not installed")
     found: dict[str, Any] = {}
     monkeypatch.setattr(metrics, "engines_dict", lambda env, wall_s: found)
-    settings, progress = MetricsConfig(port=free_port()), Progress(1000, PhaseClock())
+    settings, progress = Endpoint(free_port()), Progress(1000, PhaseClock())
     env: Any = SimpleNamespace()
     model: Any = SimpleNamespace(n_envs=2, rollout_buffer=SimpleNamespace(pos=12, full=True))
     tally = Tally()
@@ -73,7 +73,7 @@ def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytes
         second = scraped()
         assert {name: second[name] for name in EXPECTED} == EXPECTED
         assert second["fasttrain_steps_per_second"] > 0
-        with pytest.raises(ConfigError, match=rf"metrics\.port={settings.port}: nobody can listen on 127\.0\.0\.1"):
+        with pytest.raises(ConfigError, match="loggers: prometheus: nobody can listen on 127.0.0.1"):
             check_metrics(settings)
     check_metrics(settings)
 
@@ -81,8 +81,20 @@ def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytes
 def test_without_a_port_nothing_is_needed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     nothing: Any = None
-    check_metrics(MetricsConfig())
-    with served(MetricsConfig(), nothing, nothing, nothing):
+    check_metrics(None)
+    with served(None, nothing, nothing, nothing):
         pass
-    with pytest.raises(ConfigError, match=r"metrics\.port=9100: .* pip install 'fasttrain\[metrics\]'"):
-        check_metrics(MetricsConfig(port=9100))
+    with pytest.raises(ConfigError, match=r"loggers: prometheus: .* pip install 'fasttrain\[metrics\]'"):
+        check_metrics(Endpoint(9100))
+
+
+def test_the_loggers_say_where_they_are_served():
+    def given(entry: str) -> Endpoint | None:
+        return endpoint_of(configured("env.id=CartPole-v1", "algo=ppo", f"loggers=[csv,{entry}]"))
+
+    assert given("stdout") is None
+    assert given("{logger: prometheus, port: 9100}") == Endpoint(9100, "127.0.0.1")
+    assert given("{logger: prometheus, port: 9100, host: '::'}") == Endpoint(9100, "::")
+    for wrong in ("prometheus", "{logger: prometheus, port: 0}", "{logger: prometheus, port: 1, x: 2}"):
+        with pytest.raises(ConfigError, match="^loggers: prometheus: expected {logger: prometheus, port: 9100}"):
+            given(wrong)

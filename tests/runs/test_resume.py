@@ -15,6 +15,7 @@ import pytest
 
 from conftest import Finished, RunCommand
 from fasttrain.runs.evaluate import config_of
+from fasttrain.runs.folders import changes
 from fasttrain.runs.resume import changed_plan
 
 SMALL = ("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=2", "checkup=off",
@@ -103,19 +104,26 @@ def test_a_plan_without_flags_is_named(stopped: Finished, fasttrain: RunCommand,
     assert "its plan.json has no list of flags" in done.err
 
 
-def test_what_an_older_version_had_chosen_gives_way(stopped: Finished):
+def test_a_plan_of_before_is_read_by_the_settings_of_today(stopped: Finished):
     plan = stopped.json("plan.json")
-    plan["config"] |= {"overlap": False, "schedule": "pipelined"}
-    plan["flags"].append({**plan["flags"][0], "flag": "overlap", "requested": False, "effective": False})
-    (row,) = (row for row in plan["flags"] if row["flag"] == "schedule")
-    row["effective"] = "pipelined"
+    config = plan["config"]
+    config |= {"nan_guard": True, "guard": {"at_limit": "rollback"}, "checkpoint_every_minutes": 5.0, "tier": "speed",
+               "engine_switch_at": 512, "metrics": {"port": None, "host": "x"}, "ablate": {"flags": []}}  # fmt: skip
+    config["env"] |= {"name": "x", "win_key": "won", "score_keys": ["vp"]}
+    del config["env"]["result"]
+    config["daemons"] |= {"start_timeout_s": 60.0, "recycle_mb": None, "log_mb": 1.0}
+    del config["daemons"]["timeouts_s"], config["daemons"]["recycle"], plan["engine_switch_at"]
+    row = next(row for row in plan["flags"] if row["flag"] == "nan_guard")
+    row["requested"] = row["effective"] = True
+    plan["flags"].append({**row, "flag": "engine_switch_at", "requested": None, "effective": 512})
     (stopped.folder / "plan.json").write_text(json.dumps(plan))
     kept = config_of(stopped.folder)
+    assert (kept.nan_guard, kept.checkpoint_every, kept.env.result.win) == ("rollback", 256, "won")
+    assert (kept.env.result.scores, kept.daemons.timeouts_s.start) == (("vp",), 60.0)
     found = changed_plan(stopped.folder, kept, [])
-    assert found.config.schedule == kept.schedule == "lockstep"
-    assert found.row("schedule").effective == "lockstep"
-    assert found.row("schedule").reason.startswith("schedule=pipelined is no setting any more: lockstep steps all")
-    assert "overlap" not in {row.flag for row in found.rows}
+    assert found.engine_switch_at == 512
+    assert found.row("nan_guard").effective == "rollback"
+    assert not {"nan_guard", "engine_switch_at", "env.name", "env.result.win"} & {*changes(stopped.folder, kept)}
 
 
 def test_half_a_row_of_evaluations_is_left_out(stopped: Finished, fasttrain: RunCommand):
@@ -142,7 +150,7 @@ def test_without_a_whole_checkpoint_nothing_begins_from_scratch(stopped: Finishe
         ((), "resume needs run=FOLDER"),
         (("run=nowhere",), "no plan.json there"),
         (("run={folder}", "algo=dqn"), "algo cannot change in a run that goes on (algo=maskable_ppo on "),
-        (("run={folder}", "env.id=CartPole-v1"), "env.id, env.name cannot change"),
+        (("run={folder}", "env.id=CartPole-v1"), "env.id cannot change"),
         (("run={folder}", "num_envs=16"), "num_envs cannot change"),
         (("run={folder}", "+profile=exact"), "profile cannot change"),
     ],

@@ -34,7 +34,7 @@ CASES = {
     "OldCards": Case(MASKED, (10, 10), said="has the old gym interface, which is adapted"),
     "Jobs": Case(MASKED, (10, 10)),
     "Board": Case(MASKED, (10, 10), ("empty_mask",), "counted as legal", 10),
-    "War": Case(("algo=maskable_ppo", "vec_env=shared", "workers=2", "env.win_key=winner", "env.win_value=model"),
+    "War": Case(("algo=maskable_ppo", "vec_env=shared", "workers=2", "env.result={win: winner, win_value: model}"),
                 (0, 25)),
     "Network": Case(("algo=maskable_ppo", "env.backend=vector"), (10, 10)),
     "Robot": Case(FREE, (-2.5, 0)),

@@ -49,7 +49,7 @@ from fasttrain.spec.config import MAX_SEED
         (["env.own.num_envs.batch_size=7"], "^unknown key 'env.own.num_envs.batch_size'; "),
         (["device='cpu:x'"], "^device=cpu:x: expected auto"),
         ([f"run={'x' * 256}"], "^run=x{60}…: no file or folder can be called that$"),
-        (["env.name="], "^env.name=: expected text$"),
+        (["env.id="], "^env.id=: expected text$"),
         (["algo.learning_rate=linear_nan"], "^algo.learning_rate=linear_nan: expected a number, or a schedule"),
         (["algo.learning_rate=linear_inf"], "^algo.learning_rate=linear_inf: expected a number, or a schedule"),
         (["algo.clip_range='nan'"], "^algo.clip_range=nan: expected a number, or a schedule"),

@@ -27,7 +27,6 @@ def test_every_setting_has_a_text_and_a_default_within_its_range(key: str):
 def test_only_what_a_game_or_its_name_decides_has_no_default():
     assert [key for key, one in SETTINGS.items() if one.default is MISSING and one.default_factory is MISSING] == [
         "total_timesteps",
-        "env.name",
         "algo.name",
         "eval.episodes",
     ]

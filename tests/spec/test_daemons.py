@@ -33,7 +33,6 @@ def config(backend: str = "daemons", num_envs: int = 4, entry: Any = "m:G", **ch
         (config(ports="2000-2001", count=3), "are fewer than the daemons"),
         (config(command=("engine",)), "take daemons.games_per_daemon=1"),
         (config(jvm_flags=("-Xmx1g",)), "daemons.jvm_flags is for a command that begins with java"),
-        (config(profile="jfr"), "daemons.profile=jfr is for a command that begins with java"),
     ],
 )
 def test_contradictions_are_named(given: Any, message: str):
@@ -46,7 +45,7 @@ def test_contradictions_are_named(given: Any, message: str):
     "given",
     [
         config(), config(ports=2000, count=1), config(command=("engine",), games_per_daemon=1),
-        config(command=("/opt/bin/java", "E", "{port}"), jvm_flags=("-Xmx1g",), profile="jfr"),
+        config(command=("/opt/bin/java", "E", "{port}"), jvm_flags=("-Xmx1g",)),
         config(command=("engine", "{socket}")),
     ],
 )  # fmt: skip

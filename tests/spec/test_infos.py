@@ -66,14 +66,14 @@ def test_what_fits_is_read_out_of_any_form_of_number():
 def test_a_text_is_a_win_where_it_is_the_value_that_was_named():
     said: list[str] = []
     assert win_of(InfoReader("winner", say=said.append).read({"winner": "enemy"})) is None
-    assert "env.win_value=… says which value is a win" in said[0]
+    assert "env.result.win_value=… says which value is a win" in said[0]
     named = InfoReader("winner", win_value="model")
     assert [win_of(named.read({"winner": who})) for who in ("model", "enemy", None, np.array("model"), [1])] == [
         True, False, False, True, None]  # fmt: skip
     assert win_of(InfoReader("is_success", win_value=2).read({"is_success": 2})) is True
-    assert configured("env.id=CartPole-v1", "env.win_key=winner", "env.win_value=2").env.win_value == 2
-    with pytest.raises(ConfigError, match=r"^env.win_value=model with env.win_key=None: name both"):
-        configured("env.id=CartPole-v1", "env.win_value=model")
+    assert configured("env.id=CartPole-v1", "env.result.win=winner", "env.result.win_value=2").env.result.win_value == 2
+    with pytest.raises(ConfigError, match=r"^env.result.win_value=model with env.result.win=None: name both"):
+        configured("env.id=CartPole-v1", "env.result.win_value=model")
 
 
 def test_what_is_listed_or_averaged_may_be_anything_too():

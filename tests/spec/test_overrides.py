@@ -33,19 +33,9 @@ def test_profile_is_accepted_with_and_without_plus():
 
 
 def test_naming_an_env_selects_the_plain_group():
-    assert normalise(["env.id=A-v0"], {}) == ["env=gym", "env.name=A-v0", "env.id=A-v0"]
-    assert normalise(["env.entry_point=a.b:Go"], {}) == ["env=gym", "env.name=Go", "env.entry_point=a.b:Go"]
-    assert normalise(["env.id=ALE/Pong-v5", "env.name=p"], {}) == ["env=gym", "env.id=ALE/Pong-v5", "env.name=p"]
+    assert normalise(["env.id=A-v0"], {}) == ["env=gym", "env.id=A-v0"]
+    assert normalise(["env.entry_point=a.b:Go"], {}) == ["env=gym", "env.entry_point=a.b:Go"]
     assert normalise(["env=skullking", "env.id=A-v0"], {}) == ["env=skullking", "env.id=A-v0"]
-
-
-@pytest.mark.parametrize(
-    ("override", "name"),
-    [("env.id=ALE/Pong-v5", "ALE-Pong-v5"), ("env.id='a:B-v0'", "B-v0"), ("env.id=A-v0,B-v0", ""), ("env.id=", "")],
-)
-def test_folders_are_called_by_the_env(override: str, name: str):
-    named = [text for text in normalise([override], {}) if text.startswith("env.name=")]
-    assert named == ([f"env.name={name}"] if name else [])
 
 
 def test_constructor_arguments_need_no_plus():
@@ -58,8 +48,8 @@ def test_environment_stands_before_the_command_line_and_yields_to_it():
     assert normalise(["num_envs=4"], {"NUM_ENVS": "16"}) == ["num_envs=4"]
     assert from_environment({"NUM_ENVS": "", "HOME": "x", "FASTTRAIN_LEAN_INFO": "1"}) == ["lean_info=1"]
     assert from_environment({"NUM_ENVS": "3", "FASTTRAIN_NUM_ENVS": "4"}) == ["num_envs=4"]
-    gone = from_environment({"FASTTRAIN_INFERENCE_BATCH_SIZE": "4"})
-    assert gone == ["inference_batch_size=4"], "to be told that it is gone"
+    removed = from_environment({"FASTTRAIN_CHECKPOINT_EVERY_MINUTES": "4"})
+    assert removed == ["checkpoint_every_minutes=4"], "to be told what does its work now"
 
 
 def test_general_names_of_the_environment_say_nothing_of_a_run():
@@ -98,7 +88,7 @@ def test_texts_that_hydra_reads_in_quotes_alone(typed: str, read: object):
 
 
 def test_swept_texts_stay_apart():
-    assert normalise(["-m", "env.name=ü,~,a", "seed=range(1,3)"], {})[1:] == ["env.name='ü','~',a", "seed=range(1,3)"]
+    assert normalise(["-m", "output=ü,~,a", "seed=range(1,3)"], {})[1:] == ["output='ü','~',a", "seed=range(1,3)"]
 
 
 def test_a_key_that_each_swept_algorithm_has():
@@ -138,10 +128,6 @@ def test_same_key_typed_with_another_value_is_the_command_line():
         ("use_subproc_envs=True", []),
         ("force_dummy_vec_env=1", ["vec_env=dummy"]),
         ("force_dummy_vec_env=0", []),
-        ("use_subproc_vec_env=0", ["workers=0"]),
-        ("use_pinned_memory=1", ["pin_memory=1"]),
-        ("use_torch_compile=1", ["use_compile=1"]),
-        ("batch_inference=true", []),
         ("algo.learning_starts=9", ["warmup_steps=9"]),
     ],
 )
@@ -171,7 +157,6 @@ def test_other_names_say_how_a_switch_is_on():
         (["use_subproc_envs=maybe"], "use_subproc_envs=maybe: another name for workers .false: 0.; take workers=…"),
         (["use_subproc_envs=false,true"], "use_subproc_envs=false,true: another name for workers"),
         (["use_subproc_envs=0", "num_workers=2"], "num_workers=2 contradicts use_subproc_envs=0"),
-        (["batch_inference=0"], "batch_inference=0: acting takes all envs in one forward; leave it out"),
         (["workers=2", "num_workers=3"], "num_workers=3 contradicts workers=2"),
     ],
 )
@@ -187,7 +172,7 @@ def test_the_environment_gives_way_to_what_was_typed_by_any_name():
 
 
 def test_a_message_says_what_was_typed():
-    typed = ["num_workers=9", "use_torch_compile=1", "seed=1"]
+    typed = ["num_workers=9", "compile_mode=default", "seed=1"]
     assert with_names_as_typed("workers=9 is more than num_envs=8", typed, {}) == (
         "workers=9 is more than num_envs=8 (typed: num_workers=9)"
     )

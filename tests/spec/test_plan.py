@@ -316,11 +316,11 @@ def test_kernels_leave_wide_nets_to_torch():
 @pytest.mark.parametrize("profile", ["baseline", "balance", "speed", "exact", "debug"])
 def test_nan_guard_is_on_everywhere_and_says_what_the_stock_classes_leave_out(profile: str):
     plan = plan_of(configured(f"+profile={profile}", "env.id=CartPole-v1", "algo=ppo"))
-    assert plan.config.nan_guard
+    assert plan.config.nan_guard == "stop"
     reason = row_of(plan, "nan_guard").reason
     assert ("their updates cannot be watched" in reason) == (plan.config.engine == "stock")
     off = plan_of(configured(f"+profile={profile}", "env.id=CartPole-v1", "algo=ppo", "nan_guard=false"))
-    assert (row_of(off, "nan_guard").effective, row_of(off, "nan_guard").reason) == (False, "")
+    assert (row_of(off, "nan_guard").effective, row_of(off, "nan_guard").reason) == ("off", "")
 
 
 def test_what_is_found_out_later_is_an_event_on_the_record():

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
@@ -8,9 +7,8 @@ import pytest
 from conftest import composed, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import ALGO_CLASSES
-from fasttrain.spec.overrides import GONE, LEARNED_WITH, WEIGHTS_OF
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.reading import all_keys, evaluated, from_mapping, learned_by_gone, with_typed, without_gone
+from fasttrain.spec.reading import all_keys, evaluated, from_mapping, with_typed
 
 
 def test_default_job_is_skull_king_with_maskable_ppo():
@@ -112,35 +110,6 @@ def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
     assert configured("+profile=speed", "algo.learning_rate=linear_1e-4").algo.learning_rate == "linear_1e-4"
 
 
-@pytest.mark.parametrize("key", [key for key in GONE if key not in WEIGHTS_OF])
-def test_what_nobody_can_choose_any_more_is_told(key: str):
-    told = f"^{re.escape(key)} is no setting any more: {re.escape(GONE[key])}; leave it out$"
-    key, _, value = key.partition("=")
-    group, _, name = key.rpartition(".")
-    plain = composed()
-    given = {name: value or 4}
-    given = {**plain, group: {**plain[group], **given}} if group else {**plain, **given}
-    with pytest.raises(ConfigError, match=told):
-        from_mapping(given)
-    if value:
-        del plain[key]
-    assert without_gone(given) == plain
-
-
-def test_a_run_that_learned_by_what_is_gone_cannot_go_on():
-    assert learned_by_gone(composed()) == learned_by_gone({}) == learned_by_gone({"algo": {"burn_in": 0}}) == ""
-    assert {*LEARNED_WITH} <= {*GONE}
-    told = "it was trained with algo.chunk_steps=16, which is gone: minibatches of batch_size transitions are cut off "
-    assert learned_by_gone({"algo": {"chunk_steps": 16, "burn_in": 0}}).startswith(told)
-
-
-def test_a_cell_that_is_gone_is_no_other_cell():
-    with pytest.raises(
-        ConfigError, match="^algo.cell=mingru is no setting any more: the cells are algo.cell=lstm and .*trained anew"
-    ):
-        from_mapping(without_gone({"algo": {"name": "recurrent_ppo", "cell": "mingru"}}))
-
-
 def test_a_game_says_how_long_unless_it_is_given():
     config = configured("env.id=CartPole-v1", "algo=ppo")
     assert (config.total_timesteps, config.eval.episodes) == (100_000, 100)
@@ -164,7 +133,7 @@ def test_files_say_how_a_switch_is_on():
 
 def test_files_may_use_the_other_names():
     plain = composed("env.id=CartPole-v1", "algo=ppo")
-    old = {"num_workers": 4, "use_subproc_envs": True, "force_dummy_vec_env": False, "batch_inference": True}
+    old = {"num_workers": 4, "use_subproc_envs": True, "force_dummy_vec_env": False}
     config = from_mapping({**plain, **old})
     assert (config.workers, config.vec_env) == (4, "subproc")
     assert from_mapping({**plain, **old, "workers": 2}, {"workers"}).workers == 2, "typed by its own name"

@@ -61,8 +61,8 @@ def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda va
 def test_what_pays_is_kept_and_becomes_a_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = measured().use(monkeypatch)
     monkeypatch.setattr("fasttrain.studies.statistics.compare", partial(compare, min_pairs=2))
-    done = fasttrain("ablate", "+profile=speed", "report=false",
-                     "ablate.flags=[engine,fused_update,lean_info,n_epochs,learning_rate]")  # fmt: skip
+    done = fasttrain("compare", "+profile=speed", "report=false",
+                     "candidates={ablate: [engine, fused_update, lean_info, n_epochs, learning_rate]}")  # fmt: skip
     assert done.exit_code == 0, done.err
     rows = {row["name"]: row for row in done.json("study.json")["rows"]}
     assert list(rows) == ["engine", "fused_update", "lean_info", "learning_rate", "n_epochs"]
@@ -94,7 +94,7 @@ def test_what_pays_only_together_is_kept_after_all(fasttrain: RunCommand, monkey
         return summary(1000.0 if either else 100.0, env_steps=10**12)
 
     measured(redundant).use(monkeypatch)
-    done = fasttrain("ablate", "+profile=speed", "report=false", "ablate.flags=[engine,lean_info]")
+    done = fasttrain("compare", "+profile=speed", "report=false", "candidates={ablate: [engine, lean_info]}")
     assert "the levers pay only together, so that all were kept after all" in done.out
     values = yaml.safe_load((done.folder / "conf" / "profile" / "measured.yaml").read_text(encoding="utf-8"))
     assert (values["engine"], values["lean_info"]) == ("fast", True)
@@ -106,7 +106,7 @@ def test_a_lever_without_which_nothing_runs_is_kept(fasttrain: RunCommand, monke
         return {"exit_code": 1, "error": "too slow"} if whole else {}
 
     measured(brittle).use(monkeypatch)
-    done = fasttrain("ablate", "+profile=speed", "report=false", "ablate.flags=[engine,lean_info]")
+    done = fasttrain("compare", "+profile=speed", "report=false", "candidates={ablate: [engine, lean_info]}")
     engine = done.json("study.json")["rows"][0]
     assert (engine["keep"], engine["why"]) == (True, "keep: the profile does not run without it")
     assert "failed: -engine seed 0: too slow" in done.out
@@ -125,10 +125,11 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ([], "ablate needs the profile that is to be taken apart: fasttrain ablate +profile=speed"),
-        (["+profile=baseline"], "ablate needs the profile"),
-        (["+profile=speed", "candidates=[a,b]"], "candidates=[a,b] means nothing for ablate"),
-        (["+profile=speed", "minutes=0"], "minutes=0.0: must be at least 0.1"),
+        ([], "needs the profile that is to be taken apart: fasttrain compare candidates=ablate +profile=speed"),
+        (["+profile=baseline"], "candidates=ablate needs the profile"),
+        (["+profile=speed", "candidates={ablate: [x]}"], "candidates={ablate: […]}: x makes no difference here"),
+        (["+profile=speed", "seeds=3"], "seeds means nothing with candidates=ablate, which takes minutes=…"),
+        (["+profile=speed", "minutes=0"], "minutes=0.0: must be at least 0.001"),
         (["+profile=spede"], "no such profile"),
     ],
 )
@@ -139,12 +140,12 @@ def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
 
 
 def test_stopped_it_shows_and_keeps_what_it_found(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    flags = "ablate.flags=[engine,fused_update]"
+    flags = "candidates={ablate: [engine, fused_update]}"
     fakes = measured().use(monkeypatch)
     fakes.stop_at = 5  # both ends, then the profile and the profile without either
-    stopped = fasttrain("ablate", "+profile=speed", "report=false", flags)
+    stopped = fasttrain("compare", "+profile=speed", "report=false", flags)
     assert stopped.exit_code == 4
-    assert "fasttrain ablate study=" in stopped.out
+    assert "fasttrain compare run=" in stopped.out
     rows = {row["name"]: row for row in stopped.json("study.json")["rows"]}
     assert rows["engine"]["within"]["value"] == pytest.approx(2.0)
     assert rows["fused_update"]["within"]["value"] == pytest.approx(3.0)

@@ -54,5 +54,5 @@ def test_levers_may_be_chosen_by_name():
     levers = find_levers({"engine": "stock", "lean_info": False}, {"engine": "fast", "lean_info": True})
     assert [lever.name for lever in chosen_levers(levers, ["lean_info"])] == ["lean_info"]
     assert chosen_levers(levers, []) == levers
-    with pytest.raises(ConfigError, match="ablate.flags: lean makes no difference here; did you mean 'lean_info'"):
+    with pytest.raises(ConfigError, match="lean makes no difference here; did you mean 'lean_info'"):
         chosen_levers(levers, ["lean"])

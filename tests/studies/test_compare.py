@@ -58,7 +58,6 @@ def learns(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
 
 
 def test_all_candidates_train_with_the_same_seeds_in_turn(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("FASTTRAIN_ENGINE_SWITCH_AT")  # a flag of the environment is one of every cell's overrides
     fakes = Fakes(learns).use(monkeypatch)
     done = fasttrain("compare", THREE, "seeds=5", "seed=3", "total_timesteps=4000", "report=false")
     assert [name for name, _ in fakes.ran] == ["baseline", "speed", "slow"] * 5
@@ -96,7 +95,7 @@ def test_a_stopped_comparison_goes_on_where_it_was(
 ):
     first = Fakes(learns, stop_at=4).use(monkeypatch)
     folder = tmp_path / "study"
-    stopped = fasttrain("compare", THREE, "seeds=2", f"study={folder}", "report=false", "hydra.run.dir=" + str(folder))
+    stopped = fasttrain("compare", THREE, "seeds=2", f"run={folder}", "report=false", "hydra.run.dir=" + str(folder))
     # the folder of the test fixture comes after ours: what counts is study.json's place
     place = stopped.folder
     assert stopped.exit_code == 4
@@ -131,14 +130,13 @@ def test_an_illegal_candidate_is_said_before_anything_runs(fasttrain: RunCommand
 
 
 def test_minutes_instead_of_steps(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("FASTTRAIN_ENGINE_SWITCH_AT")  # a flag of the environment is one of every cell's overrides
     Fakes(learns).use(monkeypatch)
-    done = fasttrain("compare", "candidates=[baseline,speed]", "horizon_minutes=2", "seeds=1", "report=false")
+    done = fasttrain("compare", "candidates=[baseline,speed]", "minutes=2", "seeds=1", "report=false")
     overrides = done.json("study.json")["cells"][0]["overrides"]
     assert overrides[:3] == ["stop.max_minutes=2", "total_timesteps=1000000000000", "profile=baseline"]
-    refused = fasttrain("compare", "candidates=[baseline,speed]", "horizon_minutes=2", "algo=dqn")
+    refused = fasttrain("compare", "candidates=[baseline,speed]", "minutes=2", "algo=dqn")
     assert refused.exit_code == 2
-    assert "horizon_minutes=2: exploration and schedules stretch over total_timesteps; give it too" in refused.err
+    assert "minutes=2: exploration and schedules stretch over total_timesteps; give it too" in refused.err
 
 
 def test_a_real_comparison(fasttrain: RunCommand):

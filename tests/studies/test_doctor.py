@@ -14,8 +14,13 @@ from fasttrain.studies.doctor import Doctor
 from fasttrain.studies.study import Cell
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=4", "torch_threads=1",
-         "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=4", "doctor.seconds=0.05")  # fmt: skip
+         "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=4")  # fmt: skip
 SLOW = Candidate((("algo.n_epochs", 2),), ("update",), "half the updates")
+
+
+@pytest.fixture(autouse=True)
+def _looks_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 0.05)
 
 
 @pytest.fixture
@@ -81,10 +86,9 @@ def test_replay_and_transport_need_what_they_measure(fasttrain: RunCommand):
 
 
 def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCommand, cells: list[list[str]]):
-    short = [text for text in SMALL if not text.startswith("doctor")]
-    run = fasttrain(*short, "total_timesteps=128", "eval.episodes=2", "report=false", "live=off")
+    run = fasttrain(*SMALL, "total_timesteps=128", "eval.episodes=2", "report=false", "live=off")
     assert run.exit_code == 0, run.err
-    done = fasttrain("doctor", f"run={run.folder}", "doctor.seconds=0.05", "doctor.tries=1")
+    done = fasttrain("doctor", f"run={run.folder}", "doctor.tries=1")
     assert done.exit_code == 0, done.err
     stored = done.json("doctor.json")
     assert stored["steps_per_s"] == pytest.approx(run.json("summary.json")["steps_per_s"])

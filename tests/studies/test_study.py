@@ -14,7 +14,7 @@ from study_toys import Fakes, summary
 
 
 def study_in(folder: Path) -> Study:
-    return Study("compare", folder, ["candidates=[a,b]", "num_envs=4", "study=x"], make_console())
+    return Study("compare", folder, ["candidates=[a,b]", "num_envs=4", "run=x"], make_console())
 
 
 def test_what_speaks_to_the_study_does_not_reach_its_cells():
@@ -22,7 +22,7 @@ def test_what_speaks_to_the_study_does_not_reach_its_cells():
         "+profile=speed",
         "seeds=3",
         "gate.margin=2",
-        "study=x",
+        "run=x",
         "num_envs=4",
         "minutes=1",
         "--config-dir=here",

@@ -95,13 +95,6 @@ def test_what_was_typed_is_not_searched(fasttrain: RunCommand, monkeypatch: pyte
     assert "space: batch_size 512/1024/2048, torch_threads" in done.out
 
 
-def test_optuna_may_choose(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    pytest.importorskip("optuna", reason="optuna is not installed")
-    Fakes(rate, PLAN).use(monkeypatch)
-    done = fasttrain("tune", "+profile=speed", SPACE, "tune.sampler=optuna", "report=false")
-    assert done.json("study.json")["best"] == {"num_envs": 512}
-
-
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
@@ -109,7 +102,6 @@ def test_optuna_may_choose(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatc
         (["tune.space={num_envs:[]}"], "tune.space: num_envs has no values to try"),
         (["tune.space={num_envs:[abc]}"], "tune.space: num_envs=abc: expected a whole number"),
         (["tune.space={algo.gamma:[x]}"], "tune.space: algo.gamma=x: expected a number"),
-        (["tune.sampler=grid"], "tune.sampler=grid: not one of random, optuna"),
         (["seeds=3"], "seeds=3 means nothing for tune; a single run takes seed="),
     ],
 )
@@ -117,13 +109,6 @@ def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
     done = fasttrain("tune", "+profile=speed", *typed)
     assert done.exit_code == 2
     assert message in done.err
-
-
-def test_optuna_must_be_there(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    done = fasttrain("tune", "+profile=speed", "tune.sampler=optuna")
-    assert done.exit_code == 2
-    assert "pip install fasttrain[tune]" in done.err
 
 
 def test_a_profile_that_cannot_run_ends_it(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from conftest import configured
 from fasttrain.studies.tune import (
-    Point,
-    Sampler,
     changes,
     default_space,
     is_legal,
     legal_points,
-    optuna_points,
-    random_points,
     update_ratio,
 )
 
@@ -83,39 +78,3 @@ def test_the_point_that_changes_nothing_is_left_out():
         "batch_size": 512,
         "algo.gamma": 0.9,
     }
-
-
-def points_of(sampler: Sampler, rate: Callable[[Point], float | None]) -> list[Point]:
-    """All that it asks for, each told what it gave."""
-    asked, told = [], None
-    while True:
-        try:
-            asked.append(sampler.send(told))
-        except StopIteration:
-            return asked
-        told = rate(asked[-1])
-
-
-def test_random_search_asks_for_every_point_once():
-    points = [{"num_envs": count} for count in range(20)]
-    asked = points_of(random_points(points, seed=1), lambda point: 1.0)
-    assert asked != points
-    assert sorted(point["num_envs"] for point in asked) == list(range(20))
-    assert next(random_points(points, seed=2)) == next(random_points(points, seed=2))
-
-
-def test_optuna_asks_for_every_point_once_and_comes_to_the_best_sooner():
-    pytest.importorskip("optuna", reason="optuna is not installed")
-    space = {"num_envs": list(range(8)), "batch_size": list(range(8))}
-    points = [{"num_envs": n, "batch_size": b} for n in range(8) for b in range(8)]
-
-    def rate(point: Point) -> float | None:
-        failed = point == {"num_envs": 3, "batch_size": 3}
-        return None if failed else 10.0 * point["num_envs"] + point["batch_size"]
-
-    ranks = []
-    for seed in range(6):
-        asked = points_of(optuna_points(space, points, seed), rate)
-        assert sorted(map(str, asked)) == sorted(map(str, points))
-        ranks.append(asked.index({"num_envs": 7, "batch_size": 7}))
-    assert sum(ranks) / len(ranks) < 26, "by chance after 31.5 others"

@@ -19,7 +19,7 @@ from fasttrain.daemons.pool import Seat
 from fasttrain.daemons.stats import Tally
 from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvError
-from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.spec.daemons import DaemonsConfig, Timeouts
 from fasttrain.vec import game_row
 from fasttrain.vec.game_row import AGAIN, READY, SPENT, STEP, Records, Row, Table
 
@@ -297,7 +297,7 @@ def test_another_action_than_the_forced_one_may_be_named(stage: Make):
 
 
 def test_a_game_has_a_deadline(stage: Make):
-    one = stage(Decision([1]), Decision([2]), game_timeout_s=0.03)
+    one = stage(Decision([1]), Decision([2]), timeouts_s=Timeouts(game=0.03))
     one.game.__class__ = Slow
     assert one.play(0)[-1][-2:] == (True, True)
     assert one.told[-1][2] == {"lost": "game timeout"}

@@ -19,6 +19,7 @@ import pytest
 import pig_games
 from fasttrain import MaskablePPO
 from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.spec.daemons import Recycle, Timeouts
 from fasttrain.vec import games
 from fasttrain.vec.games import DaemonVecEnv
 from pig_games import STRICT, descendants, engines, prudent, settings, until
@@ -186,7 +187,7 @@ FAULTS = ("crash", "garbage", "close", "wrong_game", "nan", "illegal_mask", "hal
 
 def test_lost_games_are_cut_counted_and_recorded_never_results(make: Make):
     faults = [word for kind in FAULTS for word in ("--fault", f"{kind}=0.01")]
-    env = make(4, *faults, request_timeout_s=0.3)
+    env = make(4, *faults, timeouts_s=Timeouts(start=15.0, request=0.3))
     env.reset()
     seen, causes = Seen(4), []
     for _ in range(120):
@@ -227,19 +228,6 @@ def test_a_refused_action_is_asked_again_and_no_step(make: Make, play: Callable[
         assert [len(steps) for steps in seen.rows] == [50] * 3
 
 
-def test_ready_games_wait_for_others_while_the_engine_has_two_to_play(make: Make):
-    env = make(8, count=1, max_wait_ms=1e6)  # for 17 minutes, were it not for the two
-    env.reset()
-    env.send_all(list(range(8)), prudent(env.slots.observations, env.slots.action_masks))
-    ready = env.first_ready(list(range(8)))
-    assert len(ready) in (7, 8), "the eighth may have come in the same round"
-    env.take(ready)
-    env.send_all(ready[:1], prudent(env.slots.observations[ready[:1]], env.slots.action_masks[ready[:1]]))
-    env.take([*{*range(8)} - {*ready[1:]}])
-    together(env, 3)
-    assert env.times().lost == 0
-
-
 def test_for_who_cannot_be_asked_twice_a_refusal_is_the_end(make: Make):
     env = make(2, "--fault", "refuse=0.3", asks_again=False)
     env.reset()
@@ -268,7 +256,7 @@ def test_forced_decisions_are_skipped_and_returns_stay(make: Make):
 
 @pytest.mark.parametrize("play", [together, apart])
 def test_daemons_are_recycled_while_all_games_go_on(make: Make, play: Callable[..., Seen]):
-    env = make(4, "--goal", 10, kwargs={"goal": 10}, recycle_games=4)
+    env = make(4, "--goal", 10, kwargs={"goal": 10}, recycle=Recycle(games=4))
     env.reset()
     assert until(lambda: play(env, 30) and env.tally(fresh=True).restarts["recycled"] >= 2)
     assert env.times().lost == 0
@@ -278,7 +266,14 @@ def test_daemons_are_recycled_while_all_games_go_on(make: Make, play: Callable[.
 @pytest.mark.parametrize(("most", "per_daemon"), [(2, "auto"), (-2, 4)])  # no answer; closed
 def test_a_daemon_that_takes_fewer_games_gets_fewer(make: Make, most: int, per_daemon: Any):
     command = (*STRICT, str(most), "0", "--port", "{port}", "--think-ms", "20")
-    env = make(5, cores=1, command=command, count="auto", games_per_daemon=per_daemon, request_timeout_s=1.0)
+    env = make(
+        5,
+        cores=1,
+        command=command,
+        count="auto",
+        games_per_daemon=per_daemon,
+        timeouts_s=Timeouts(start=15.0, request=1.0),
+    )
     with pytest.warns(UserWarning, match="takes 2 games at once, not .: games_per_daemon is 2 from here on, and"):
         env.reset()
     together(env, 10)
@@ -291,7 +286,7 @@ def test_where_daemons_are_too_few_for_the_games_the_way_out_is_told(make: Make)
         env.reset()
 
 
-@pytest.mark.parametrize(("play", "given"), [(together, {}), (apart, {"games_per_connection": 2})])
+@pytest.mark.parametrize(("play", "given"), [(together, {}), (apart, {"recycle": Recycle(connection_games=2)})])
 def test_an_engine_that_closes_after_its_games_loses_none(make: Make, play: Callable[..., Seen], given: dict[str, int]):
     command = (*STRICT, "9", "2", "--port", "{port}", "--goal", "10")
     env = make(3, kwargs={"goal": 10}, command=command, **given)
@@ -315,7 +310,7 @@ def test_an_engine_that_does_not_start_says_what_it_said(make: Make):
     with pytest.raises(EnvSpecError, match="(?s)ended with exit code 2.*--goal 0: must be at least 1"):
         make(1, "--goal", 0)
     with pytest.raises(EnvSpecError, match="does not answer within 0.5 s"):
-        make(1, "--start-delay-s", "inf", start_timeout_s=0.5)
+        make(1, "--start-delay-s", "inf", timeouts_s=Timeouts(start=0.5, request=10.0))
 
 
 def test_a_worker_that_is_killed_is_one_clear_error_and_leaves_no_engine(make: Make):
@@ -360,7 +355,7 @@ def test_a_trainer_that_is_killed_leaves_nothing(tmp_path: Path):
 def test_guests_play_as_they_would_alone_and_leave_the_training_as_it_was(make: Make, most: int, workers: int):
     """Where there is no place for them the training's games are ended."""
     command = (*STRICT, str(most), "0", "--port", "{port}")
-    given = {"command": command, "count": 2, "workers": workers, "request_timeout_s": 1.0}
+    given = {"command": command, "count": 2, "workers": workers, "timeouts_s": Timeouts(start=15.0, request=1.0)}
     alone, env, undisturbed = make(3, **given), make(4, guests=3, **given), make(4, **given)
     alone.seed(7)
     alone.reset()

@@ -13,12 +13,13 @@ from gymnasium import spaces
 
 import pig_games
 from fasttrain.errors import EnvSpecError
+from fasttrain.spec.daemons import Timeouts
 from fasttrain.vec.game_row import STEP
 from fasttrain.vec.games_worker import GamesSettings, Worker, made
 
 
 def given(entry_point: str, kwargs: dict[str, Any], folder: str = ".", rows: int = 1, **changed: Any) -> GamesSettings:
-    settings = pig_games.settings(request_timeout_s=3.0, **changed)
+    settings = pig_games.settings(timeouts_s=Timeouts(start=15.0, request=3.0), **changed)
     return GamesSettings(entry_point, kwargs, str(pig_games.ENGINES), folder, settings, 0, 1, rows, 1, rows, 1)
 
 
@@ -75,12 +76,12 @@ class Loop:
             what()
 
 
-def worker_of(folder: Path, max_wait_ms: float = 4.0) -> Any:
+def worker_of(folder: Path, wait_s: float = 0.004) -> Any:
     """One daemon's eight rows, of which all are under way; `sent` is what the trainer is told."""
     no_arrays: Any = SimpleNamespace()
-    settings = given("pig:Pig", {}, str(folder), rows=8, max_wait_ms=max_wait_ms)
+    settings = given("pig:Pig", {}, str(folder), rows=8)
     made: Any = Worker(settings, no_arrays, np.zeros(16, np.int64), spaces.Discrete(2))
-    made._loop, made.sent, made._under_way = Loop(), [], {*range(8)}
+    made._loop, made.sent, made._under_way, made.wait_s = Loop(), [], {*range(8)}, wait_s
     made._send = lambda kind, rows: made.sent.append([row for row, *_ in rows])
     return made
 
@@ -110,7 +111,7 @@ def test_news_go_out_when_fewer_than_two_games_are_under_way(tmp_path: Path):
 
 
 def test_without_a_wait_a_round_of_the_loop_is_one_message(tmp_path: Path):
-    worker = worker_of(tmp_path, max_wait_ms=0.0)
+    worker = worker_of(tmp_path, wait_s=0.0)
     for row in range(3):
         worker.table.tell(row, STEP)
     worker._loop.round()

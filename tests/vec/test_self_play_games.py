@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fasttrain.errors import EnvError
-from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.spec.daemons import DaemonsConfig, Timeouts
 from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
@@ -33,7 +33,9 @@ class Naming:
 
 
 def games(count: int, *flags: str, two_sided: bool = True) -> DaemonVecEnv:
-    settings = DaemonsConfig(command=(*ENGINE, *flags), count=count, games_per_daemon=1, start_timeout_s=15.0)
+    settings = DaemonsConfig(
+        command=(*ENGINE, *flags), count=count, games_per_daemon=1, timeouts_s=Timeouts(start=15.0)
+    )
     return DaemonVecEnv("alternating_games:Alternating", {}, count, settings, 2, two_sided=two_sided)
 
 

@@ -41,7 +41,7 @@ class Guard:
     """Watches the updates of one model.
 
     Args:
-        at_limit: how to give up (`guard.at_limit`).
+        at_limit: how to give up, as `nan_guard` says.
         say: takes lines for the user.
         max_skipped: more bad rounds in a row than this are the limit.
     """

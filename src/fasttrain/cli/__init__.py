@@ -37,46 +37,6 @@ PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
 # No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
 UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
 LAST_FRAMES = 6  # of a traceback: where the user's code is
-HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
-
-usage: fasttrain [train|resume|eval|check|export|play|compare|ablate|tune|doctor|report|warmup] [key=value …] [-m]
-       fasttrain watch [FOLDER] · new FOLDER · zoo import FILE.yml --env ID --algo NAME
-
-  fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
-  fasttrain +profile=speed env.kwargs.opponents=hard         against stronger opponents
-  fasttrain +profile=speed env.id=CartPole-v1 algo=ppo       any registered Gymnasium environment
-  fasttrain +profile=balance env.id=CartPole-v1 algo=dqn num_envs=16 updates_per_step=8
-  fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
-  fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
-  fasttrain resume run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1     goes on after a stop or a crash
-  fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
-  fasttrain export run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 format=onnx   (or torchscript)
-  fasttrain play run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1       watch it; play.human=true: against it
-  fasttrain play run=outputs/2026-01-31/12-00-00_skirmish_maskable_ppo_1 output=game.mp4     a video of it
-  fasttrain report run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1     report.html of it, a sweep or a study
-  fasttrain report outputs/2026-01-31/*                      one page over several runs
-  fasttrain watch                                            all runs below outputs/, multirun/ and studies/, live
-  fasttrain compare candidates=[baseline,speed] seeds=5      is it faster, does it learn as well? (exit code 3: no)
-  fasttrain ablate +profile=speed                            which flags pay here; tune: the fastest values
-  fasttrain doctor +profile=speed                            where the wall is, and what would pay
-  fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
-  fasttrain new my_project                                   a folder with an env, a callback and tests to begin from
-  fasttrain warmup +profile=speed                            compiles the kernels of such a run, for an image
-  fasttrain zoo import ppo.yml --env CartPole-v1 --algo ppo  rl_zoo3's hyperparameters as a profile
-  FASTTRAIN_NUM_ENVS=16 fasttrain +profile=speed             a flag from the environment
-
-profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
-algo=      {algorithms}
-env=       skullking  skirmish  atari, or env.id=…, env.entry_point=module:Class
-
-flags (variable in the environment: FASTTRAIN_ and the name in capitals; command line > environment > profile > default)
-{flags}
-
-more       --cfg job      print the configuration without running     --info searchpath   where it comes from
-           --version      --config-dir DIR   your own profiles        FASTTRAIN_TRACEBACK=1   tracebacks for errors
-           --trust   eval, play, export: load a model as SB3 does, running the code pickled in it
-exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal with everything saved
-           130 stopped before there was anything to save"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -170,18 +130,10 @@ def _dispatch(arguments: list[str]) -> int:
     if "--version" in arguments:
         print(f"fasttrain {__version__}")
         return 0
-    if not {*arguments} - {"-m", "--multirun"}:
-        usage = HELP.partition("\n\nprofiles")[0].format(version=__version__)
-        usage += "\n\nfasttrain --help lists profiles, algorithms and flags"
-        print(terminal.fitting(terminal.as_typed(usage), sys.stdout))
-        return 0
-    if {"-h", "--help"} & set(arguments) or arguments[0] == "help":
-        from fasttrain.spec.algorithms import ALGORITHMS
-        from fasttrain.spec.checks import FLAGS
+    if not {*arguments} - {"-m", "--multirun"} or {"-h", "--help"} & set(arguments) or arguments[0] == "help":
+        from fasttrain.cli.help import help_on
 
-        flags = "\n".join(f"  {flag.name:<22} {flag.class_text:<10} {flag.text}" for flag in FLAGS)
-        text = HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS))
-        print(terminal.fitting(terminal.as_typed(text), sys.stdout))
+        print(terminal.fitting(terminal.as_typed(help_on(arguments)), sys.stdout))
         return 0
     try:
         Path.cwd()
@@ -190,9 +142,11 @@ def _dispatch(arguments: list[str]) -> int:
     typed = split_options(arguments)[1]
     command = "train"
     if typed and re.fullmatch(r"[a-z_]+", typed[0]):
-        if typed[0] not in commands.COMMANDS:
+        if typed[0] not in (*commands.COMMANDS, *commands.OTHER_WORDS):
             compose.check_options(split_options(arguments)[0])  # `--profile speed`
-        arguments.remove(command := commands.known(typed[0]))
+        command, more = commands.known(typed[0])
+        arguments.remove(typed[0])
+        arguments = [*more, *arguments]
     elif late := [word for word in typed if word in commands.COMMANDS]:
         raise ConfigError(f"{late[0]}: the command comes before its settings, fasttrain {late[0]} {typed[0]} …")
     if command in commands.PLAIN:

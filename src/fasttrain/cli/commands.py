@@ -30,22 +30,22 @@ MODULES = {
     "check": "fasttrain.runs.check",
     "export": "fasttrain.runs.export",
     "compare": "fasttrain.studies.compare",
-    "ablate": "fasttrain.studies.ablate",
     "tune": "fasttrain.studies.tune",
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
-    "warmup": "fasttrain.runs.engine",
 }
 # These take arguments of their own and compose no configuration.
 PLAIN = {"new": "fasttrain.cli.new", "watch": "fasttrain.report.watch", "zoo": "fasttrain.cli.zoo"}
 COMMANDS = (*MODULES, *PLAIN)
-STUDIES = ("compare", "ablate", "tune")  # many runs, each in a process of its own, in one folder
+# Other words for a command with a setting.
+OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
+STUDIES = ("compare", "tune")  # many runs, each in a process of its own, in one folder
 RUNS = ("train", "resume")  # what they leave is drawn as report.html, as that of studies is
 OF_A_RUN = ("resume", "eval", "play", "export", "report")  # of what is there: they need run=FOLDER
 STARTS_RUNS = (*STUDIES, "doctor")  # they get Hydra's --config-dir among their overrides, to pass it on
 SWEEPABLE = ("train", "eval", "check", "export")
 TRUSTING = ("eval", "play", "export")  # they load models, and take --trust
-WITHOUT_FOLDER = ("play", "report", "resume", "warmup")  # leave no output folder of their own
+WITHOUT_FOLDER = ("play", "report", "resume")  # leave no output folder of their own
 
 
 class Owner(NamedTuple):
@@ -56,9 +56,7 @@ class Owner(NamedTuple):
 
 
 OWNERS = {
-    "run": Owner(
-        ("resume", "eval", "export", "play", "report", "doctor"), "to evaluate that run: fasttrain eval run=…"
-    ),
+    "run": Owner((*OF_A_RUN, *STARTS_RUNS), "to evaluate that run: fasttrain eval run=…"),
     "format": Owner(("export",), "to export that run: fasttrain export run=…"),
     "model": Owner(("eval", "export", "play"), "to export that run: fasttrain export run=…"),
     "output": Owner(("export", "play", "report"), "to export that run: fasttrain export run=…"),
@@ -66,17 +64,14 @@ OWNERS = {
     "video.": Owner(("train", "resume"), "to film a run: fasttrain play run=… output=game.mp4"),
     "play.": Owner(("play",), "to watch a run: fasttrain play run=…"),
     "candidates": Owner(("compare",), "to compare: fasttrain compare candidates=[baseline,speed]"),
-    "horizon_minutes": Owner(("compare",), "a single run takes stop.max_minutes=…"),
-    "seeds": Owner(("compare", "ablate"), "a single run takes seed=…"),
-    "gate.": Owner(("compare", "ablate"), "to judge candidates: fasttrain compare candidates=[baseline,speed]"),
+    "seeds": Owner(("compare",), "a single run takes seed=…"),
+    "gate.": Owner(("compare",), "to judge candidates: fasttrain compare candidates=[baseline,speed]"),
     "stop.": Owner(
         ("train", "resume", "compare", "doctor"), "to end a training early: fasttrain +profile=speed stop.max_minutes=…"
     ),
     "on_existing": Owner(("train", *STUDIES), "take another folder: hydra.run.dir=…"),
-    "study": Owner(STUDIES, "to go on with a study: fasttrain compare study=FOLDER"),
-    "minutes": Owner(("ablate", "tune"), "a single run takes stop.max_minutes=…"),
-    "profile_name": Owner(("ablate", "tune"), "only they write profiles"),
-    "ablate.": Owner(("ablate",), "to try flags one by one: fasttrain ablate +profile=speed"),
+    "minutes": Owner(STUDIES, "a single run takes stop.max_minutes=…"),
+    "warmup": Owner(("train",), "to compile the kernels of a run: fasttrain train warmup=only"),
     "tune.": Owner(("tune",), "to search for the best values: fasttrain tune +profile=speed"),
     "doctor.": Owner(("doctor",), "to look for the wall: fasttrain doctor +profile=speed"),
 }
@@ -90,16 +85,24 @@ def implementation(command: str) -> Any:
     return import_module(MODULES.get(command) or PLAIN[command]).main
 
 
-def known(word: str) -> str:
-    """`word` if it is a command.
+def known(word: str) -> tuple[str, list[str]]:
+    """The command that `word` is, and what else it says.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is none.
     """
+    if word in OTHER_WORDS:
+        command, setting = OTHER_WORDS[word]
+        return command, [setting]
     if word not in COMMANDS:
         hint = did_you_mean(word, COMMANDS)
         raise ConfigError(f"unknown command '{word}'{hint}; the commands are {', '.join(COMMANDS)}")
-    return word
+    return word, []
+
+
+def leaves_nothing(command: str, arguments: Sequence[str]) -> bool:
+    """Whether the command has no output folder of its own."""
+    return command in WITHOUT_FOLDER or (command == "train" and "warmup=only" in arguments)
 
 
 def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[str]) -> None:
@@ -148,8 +151,8 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
     for text in overrides:
         if key_of(text) in NAMED:  # before Hydra writes down what was typed
             check_no_secret(key_of(text), text.partition("=")[2])
-    if is_sweep(arguments) and command not in SWEEPABLE:
-        raise ConfigError(f"-m sweeps over trainings; {command} cannot be swept")
+    if is_sweep(arguments) and (command not in SWEEPABLE or "warmup=only" in arguments):
+        raise ConfigError(f"-m sweeps over trainings; {command} {'warmup=only ' * (command == 'train')}cannot be swept")
     if command in OF_A_RUN and "run" not in map(key_of, arguments):
         refuse_foreign_keys(command, map(key_of, overrides), overrides)
         raise ConfigError(f"{command} needs run=FOLDER, the folder of a run (outputs/DATE/TIME_…)")
@@ -157,7 +160,7 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
         if command not in TRUSTING:
             raise ConfigError(f"--trust means nothing for {command}; {', '.join(TRUSTING)} load models")
         arguments = ["trust=true" if text == "--trust" else text for text in arguments]
-    if command in WITHOUT_FOLDER:
+    if leaves_nothing(command, arguments):
         return ["hydra.run.dir=.", "hydra.output_subdir=null", *arguments]
     if command == "eval":  # of which run, its files say
         arguments = [re.sub(r"^\+*env\.kwargs=(?=\s*{)", "eval.env_kwargs=", text) for text in arguments]
@@ -165,7 +168,7 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
     if command == "doctor":
         return _test_as_key(arguments)
     if command in STUDIES:
-        studies = [text.partition("=")[2] for text in split_options(arguments)[1] if key_of(text) == "study"]
+        studies = [text.partition("=")[2] for text in split_options(arguments)[1] if key_of(text) == "run"]
         if studies:
             arguments = _study_goes_on(Path(studies[-1]), command, arguments)
         result = [quoted(text) if key_of(text) == "candidates" else text for text in arguments]
@@ -182,14 +185,16 @@ def _study_goes_on(folder: Path, command: str, typed: Sequence[str]) -> list[str
     """
     stored = read_json(folder / "study.json")
     if not stored and len(typed) == 1:
-        raise ConfigError(f"study={folder}: no study.json there; name the folder of a study, or say what to {command}")
-    if stored and stored.get("command") != command:
-        other = stored.get("command")
-        raise ConfigError(f"study={folder} is one of {other}: {terminal.command()} {other} study={folder}")
+        raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or say what to {command}")
+    other, *more = OTHER_WORDS.get(str(stored.get("command")), [stored.get("command")])
+    if stored and other != command:
+        raise ConfigError(f"run={folder} is a study of {other}: {terminal.command()} {other} run={folder}")
     if not isinstance(stored.get("arguments", []), list):
-        raise ConfigError(f"study={folder}: its study.json is none that fasttrain wrote")
+        raise ConfigError(f"run={folder}: its study.json is none that fasttrain wrote")
     keys = {key_of(text) for text in typed} - {""}
-    return [*(str(text) for text in stored.get("arguments", ()) if key_of(str(text)) not in keys), *typed]
+    before = [str(text) for text in stored.get("arguments", ())]
+    more = [] if any(key_of(text) == "candidates" for text in before) else more
+    return [*(text for text in (*more, *before) if key_of(text) not in keys), *typed]
 
 
 def quoted(override: str) -> str:
@@ -216,19 +221,11 @@ def _folders_as_key(arguments: Sequence[str]) -> list[str]:
 
 def _test_as_key(arguments: Sequence[str]) -> list[str]:
     """`--test env` and `--test=env` → `doctor.test=env`."""
-    result: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
-        if argument == "--test":
-            result.append(f"doctor.test={next(rest, '')}")
-        elif argument.startswith("--test="):
-            result.append(f"doctor.test={argument.partition('=')[2]}")
-        else:
-            result.append(argument)
-    return result
+    rest = (text.replace("--test=", "doctor.test=", 1) if text.startswith("--test=") else text for text in arguments)
+    return [f"doctor.test={next(rest, '')}" if text == "--test" else text for text in rest]
 
 
-Compose = Callable[[Sequence[str]], Any]  # overrides → Hydra's whole configuration, its own part included
+Compose = Callable[..., Any]  # overrides → Hydra's whole configuration; False: its own part left out
 
 
 def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[str, list[str]] | str:
@@ -240,7 +237,7 @@ def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[s
     from hydra.types import RunMode
 
     same = command, list(arguments)
-    if command in WITHOUT_FOLDER:
+    if leaves_nothing(command, arguments):
         return same
     overrides = split_options(normalise(arguments, os.environ))[1]
     swept = is_sweep(arguments)
@@ -253,16 +250,16 @@ def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[s
     if found is None:
         return same
     own = "study" if command in STUDIES else "sweep" if swept else "run"
-    way, typed = "refuse", [text for text in overrides if key_of(text) == "study"]
+    way, typed = "refuse", [text for text in overrides if key_of(text) == "run"]
     if found.kind == own and (typed or command in ("train", *STUDIES)):
-        composed = compose(overrides)
+        composed = compose(overrides, False)
         way = "resume" if typed else str(composed.on_existing)
         if way == "resume":
             return _going_on(found, command, arguments, composed)
         if way == "overwrite":
             return same
         if way != "refuse":
-            _configured(composed, overrides)  # says what there is
+            typed_config(composed, overrides)  # says what there is
         ways = ", on_existing=resume goes on with it, on_existing=overwrite begins it anew"
     else:
         ways = ""
@@ -299,9 +296,9 @@ def _going_on(found: Held, command: str, arguments: Sequence[str], composed: obj
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): take another folder")
         return command, list(arguments)
     if found.kind == "study":
-        if any(key_of(text) == "study" for text in arguments):
+        if any(key_of(text) == "run" for text in arguments):
             return command, list(arguments)
-        return command, prepare(command, [override("study", found.folder), *asked(arguments)])
+        return command, prepare(command, [override("run", found.folder), *asked(arguments)])
     return _run_again(found, arguments, composed)
 
 
@@ -310,7 +307,7 @@ def _run_again(found: Held, arguments: Sequence[str], composed: object) -> tuple
     from fasttrain.runs.resume import may_change
     from fasttrain.saving.checkpoints import CheckpointFolder
 
-    config = _configured(composed, arguments)
+    config = typed_config(composed, arguments)
     where, summary = found.folder, read_json(found.folder / "summary.json")
     different = changes(where, config)
     if wrong := sorted(key for key in different if not may_change(key)):
@@ -329,14 +326,3 @@ def _run_again(found: Held, arguments: Sequence[str], composed: object) -> tuple
         return "train", [*kept, "on_existing=overwrite"]  # it ended before there was anything to go on from
     values = {key: _in_quotes(it) if isinstance(it, str) else terminal.spelt(it) for key, it in different.items()}
     return "resume", prepare("resume", [override("run", where), *(f"{key}={text}" for key, text in values.items())])
-
-
-def _configured(composed: Any, overrides: Sequence[str]) -> Any:
-    """The typed configuration; raises ConfigError where that says what is wrong."""
-    from omegaconf import OmegaConf, open_dict
-
-    task = composed.copy()
-    OmegaConf.set_readonly(task, False)
-    with open_dict(task):
-        del task["hydra"]  # has references that are known only while it runs
-    return typed_config(task, overrides)

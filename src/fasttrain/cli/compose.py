@@ -16,9 +16,10 @@ from typing import Any, NoReturn
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.config import Config
+from fasttrain.spec.config import Config, name_of_env
 from fasttrain.spec.overrides import config_dir_options, given_twice, key_of, normalise, split_options
-from fasttrain.spec.reading import all_keys, foreign_key, from_mapping, told_gone
+from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
+from fasttrain.spec.removed import instead_of
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
 MOST_YAML = 100_000  # values in a file of the user's
@@ -38,10 +39,14 @@ def conf_dir() -> Path:
 
 
 def register() -> None:
-    """Tell Hydra what `${pid:}` is, what can be set, and of each algorithm the keys below `algo.`."""
+    """Tell Hydra its `${pid:}` and `${env_name:}`, what can be set, and of each algorithm the keys below `algo.`."""
     from omegaconf import OmegaConf
 
+    def env_name(*, _root_: Mapping[str, Mapping[str, object]]) -> str:
+        return name_of_env(_root_["env"].get("id"), _root_["env"].get("entry_point"))
+
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
+    OmegaConf.register_new_resolver("env_name", env_name, replace=True)
     _store()
 
 
@@ -238,7 +243,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if of_group := re.search(r"Error merging override (\S+=\[.*)", text):
         return f"{of_group[1]}: expected a mapping"
     if key := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(key[1], overrides)
+        below = re.search(r"full_key: (\S+)", str(error.__cause__))  # of a mapping that was typed
+        return _unknown_key((below or key)[1], overrides)
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"
     if option := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
@@ -266,7 +272,7 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     for algo in (*chosen, "maskable_ppo", "dqn"):  # the one chosen; maskable_ppo is the default
         if why := foreign_key(key, algo):
             return why
-    if why := told_gone(key):
+    if why := instead_of(key):
         return why
     return f"unknown key '{key}'{did_you_mean(key, all_keys())}"
 

@@ -32,7 +32,8 @@ from fasttrain.saving.files import read_json
 from fasttrain.spec.overrides import ALIASES, with_names_as_typed
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
-from fasttrain.spec.reading import from_mapping, put
+from fasttrain.spec.reading import from_mapping
+from fasttrain.spec.removed import put
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,11 @@ def train(
         if algo or profile:
             raise ConfigError("train: a RunSpec has its algorithm and profile; leave algo and profile out")
         values, said = from_dict(to_dict(env.config)), list[str]()
-        sources = {row.flag: row.source for row in env.rows}
+        sources, switch_at = {row.flag: row.source for row in env.rows}, env.engine_switch_at
     else:
         said = [f"{name}={value}" for name, value in (("env", _group(env)), ("algo", algo)) if value]
         said += [f"+profile={profile}"] if profile else []
-        values, sources = _composed(said)
+        (values, sources), switch_at = _composed(said), None
     keys = [ALIASES[key].key if key in ALIASES else key for key in chosen]
     sources |= dict.fromkeys([*keys, *(["algo"] if algo else [])], "command line")
     for key, value in chosen.items():
@@ -97,12 +98,14 @@ def train(
     with _named_as_given(given):
         config = from_mapping(values, chosen)
     where = Path(folder).absolute() if folder else _new_folder(config.env.name, config.algo.name)
+    if config.warmup == "only":
+        raise ConfigError('train: warmup="only" is for the command: fasttrain train warmup=only')
     _refuse_held(where, folder, config.on_existing)
     where.mkdir(parents=True, exist_ok=True)
     typed = [*said, *(f"{key}={value}" for key, value in chosen.items())]
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     try:
-        with _named_as_given(given), ready(config, sources, where, typed) as run:
+        with _named_as_given(given), ready(config, sources, where, typed, switch_at) as run:
             carry_out(run, typed, draw_report)
     finally:
         torch.set_num_threads(threads)
@@ -131,15 +134,14 @@ def _group(env: str | type | RunSpec | None) -> str:
 
 def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
     if isinstance(env, type):
-        place: dict[str, Any] = {"env.entry_point": f"{env.__module__}:{env.__qualname__}", "env.name": env.__name__}
+        place: dict[str, Any] = {"env.entry_point": f"{env.__module__}:{env.__qualname__}"}
         if env.__module__ == "__main__":  # of a notebook or the script itself: no other process can import it
             place |= {"workers": 0, "checkup": "off", "eval_async": False}
         return place
     if not isinstance(env, str) or _group(env) != "gym":
         return {}
     is_id = ":" not in env or env.rpartition("-v")[2].isdigit()
-    name = env.rpartition(":")[2].replace("/", "-")
-    return {"env.id" if is_id else "env.entry_point": env, "env.name": name}
+    return {"env.id" if is_id else "env.entry_point": env}
 
 
 def _composed(overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:

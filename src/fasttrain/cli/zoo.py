@@ -15,6 +15,7 @@ from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.runs.zoo import read_yaml
 from fasttrain.saving.files import write_whole
 from fasttrain.spec.algorithms import AlgorithmSpec
+from fasttrain.spec.config import name_of_env
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.spec.zoo import Taken, algorithm, configuration, entry_of, nested, taken, zoo_name
 
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         configuration(found.settings, spec)
     except ConfigError as error:
         raise ConfigError(f"{file}, entry {name}: {error}") from error
-    output = _output(asked.output, f"zoo_{zoo_name(spec)}_{found.settings['env.name']}")
+    output = _output(asked.output, f"zoo_{zoo_name(spec)}_{name_of_env(asked.env, None)}")
     command = f"{terminal.command()} --config-dir {shlex.quote(str(output.parent.parent))} +profile={output.stem}"
     _write(output, [command, f"{MARK}: {file.name}, entry {name}"], found, spec)
     print(f"written to {output}\n  {command}\n  {command} {FASTER[spec.has_fast]}    faster")

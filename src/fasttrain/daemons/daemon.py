@@ -25,7 +25,7 @@ import psutil
 
 from fasttrain.daemons.channel import Channel, connected
 from fasttrain.daemons.game import EngineGame, greeted
-from fasttrain.daemons.jvm import QUIET_STDOUT, is_java, recording, refused_flags, with_flags
+from fasttrain.daemons.jvm import QUIET_STDOUT, is_java, refused_flags, with_flags
 from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec.daemons import DaemonsConfig
@@ -34,7 +34,7 @@ HOST = "127.0.0.1"
 GAMES = "/usr/games"  # where Debian puts programs like gnugo, often not on PATH
 LOOK_S = 0.02  # whether it listens by now
 CLOSE_S = 3.0  # from SIGTERM to SIGKILL: a JVM writes its recording
-KEPT_LOGS = 3
+LOG_MB, KEPT_LOGS = 16.0, 3  # of each process: the size after which its log is rotated, and how many older ones stay
 SAID_LINES = 8  # of the log, in messages
 SAID_OF_BUILD = 4000  # characters
 PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)  # why a program does not start now
@@ -96,14 +96,14 @@ class Daemon:
         self.over = asyncio.get_running_loop().create_future()
         self.games, self.turned_away, self.memory_bytes = 0, 0, 0.0
         command = self._command()
-        rotate(self.log, self.settings.log_mb)
+        rotate(self.log)
         with open(self.log, "ab") as log:
             pipes = self.address is None
             parent = parent_process()
             self.process = spawn(
                 command, self.settings, log, self._environment(), pipes, (parent.sentinel,) if parent else ()
             )
-        deadline = time.monotonic() + self.settings.start_timeout_s
+        deadline = time.monotonic() + self.settings.timeouts_s.start
         while True:
             try:
                 await self._answers(game, max(LOOK_S, deadline - time.monotonic()))
@@ -116,7 +116,7 @@ class Daemon:
                 if self.process.poll() is not None:
                     raise GameLostError("start", f"{self.name} {self.ended()}{self.said()}") from error
                 if self.address is None or time.monotonic() > deadline:
-                    after = f"within {self.settings.start_timeout_s:g} s (daemons.start_timeout_s)"
+                    after = f"within {self.settings.timeouts_s.start:g} s (daemons.timeouts_s.start)"
                     why = f"{self.name} does not answer {after}: {error}{self.said()}"
                     raise GameLostError("start", why) from error
                 await asyncio.sleep(LOOK_S)
@@ -142,8 +142,6 @@ class Daemon:
         given = [str(part) for part in self.settings.command]
         if is_java(given):
             flags = list(self.settings.jvm_flags)
-            if self.settings.profile == "jfr":
-                flags.append(recording(self.folder, self.index))
             wants_pipes = not any("{port}" in part or "{socket}" in part for part in given)
             given = with_flags(given, [*flags, *(QUIET_STDOUT if wants_pipes else ())])
         values = {"{index}": str(self.index), "{threads}": str(self._threads), "{folder}": str(self.folder)}
@@ -160,12 +158,8 @@ class Daemon:
     def _environment(self) -> dict[str, str]:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), GAMES])
-        return {
-            **os.environ,
-            "PATH": path,
-            **threads,
-            **{name: str(value) for name, value in self.settings.env.items()},
-        }
+        given = {name: str(value) for name, value in self.settings.env.items()}
+        return {**os.environ, "PATH": path, **threads, **given}
 
     async def connect(self, make: Callable[[], Channel]) -> Channel:
         """A new connection, or the pipes.
@@ -174,7 +168,7 @@ class Daemon:
             GameLostError: there is none to be had.
         """
         if self.address is not None:
-            return await connected(make, self.address, self.settings.request_timeout_s)
+            return await connected(make, self.address, self.settings.timeouts_s.request)
         if self._piped is None or self._piped.failure is not None:
             raise GameLostError("no connection", f"the pipes of {self.name} are closed")
         return self._piped  # kept: whoever plays is told when the process is ended
@@ -220,7 +214,7 @@ class Daemon:
                     times = one.cpu_times()
                     self.memory_bytes += one.memory_info().rss
                     self.cpu_s += times.user + times.system
-        rotate(self.log, self.settings.log_mb)
+        rotate(self.log)
 
     def ended(self) -> str:
         """ "ended with exit code 1", "was killed by signal 9"."""
@@ -315,7 +309,10 @@ def prepare(settings: DaemonsConfig) -> None:
     """
     java = str(settings.command[0])
     if is_java([java]) and shutil.which(java):
-        flags = [filled(flag, {"{threads}": "1", "{index}": "0", "{folder}": "."}) for flag in settings.jvm_flags]
+        flags = [
+            filled(flag, {"{threads}": "1", "{index}": "0", "{folder}": tempfile.gettempdir()})
+            for flag in settings.jvm_flags
+        ]
         for flag, why in refused_flags(java, flags).items():
             raise EnvSpecError(f"daemons.jvm_flags: {java} does not start with {flag}: {why}; leave it out")
     if settings.build:
@@ -387,7 +384,7 @@ def free_port(ports: Iterator[int]) -> int:
     raise GameLostError("start", f"all ports of daemons.ports are taken, from {first} on; name others")
 
 
-def rotate(log: Path, most_mb: float) -> None:
+def rotate(log: Path, most_mb: float = LOG_MB) -> None:
     """Move what a log holds aside where it has grown too long; the engine goes on writing at its new begin."""
     with suppress(OSError):
         if log.stat().st_size < most_mb * 2**20:

@@ -68,7 +68,10 @@ class EngineGame(ABC):
     framing: str | type[Framing] = "lines"  # or "length", or a class of the user's own
     codec: str | type[Codec] = "json"  # or "msgpack", "text", or a class of the user's own
     id_key: str = "id"
-    timeout_s: float = 30.0  # of each request; set from daemons.request_timeout_s
+    timeout_s: float = 30.0  # of each request; set from daemons.timeouts_s.request
+    # How long ready games wait for others, to be decided together, while the engines have two more each to play: for
+    # engines that play many games on one core.
+    wait_ms: float = 0.0
 
     def channel(self) -> Channel:
         """A new connection's end, which speaks as the game does."""

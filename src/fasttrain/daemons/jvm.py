@@ -37,8 +37,3 @@ def _says(java: str, flags: Sequence[str]) -> str:
 def with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
     """The command with `flags` before its own, which win."""
     return [command[0], *flags, *command[1:]]
-
-
-def recording(folder: Path, index: int) -> str:
-    """The flag that writes what Java's Flight Recorder saw until the engine ends."""
-    return f"-XX:StartFlightRecording=filename={folder / f'daemon-{index:02d}.jfr'},dumponexit=true,settings=profile"

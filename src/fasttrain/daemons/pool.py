@@ -163,7 +163,7 @@ class Pool:
         channel: Channel | None = None
         try:
             channel = await daemon.connect(game.channel)
-            await greeted(game, channel, self.settings.start_timeout_s)
+            await greeted(game, channel, self.settings.timeouts_s.start)
         except BaseException as error:
             try:
                 if isinstance(error, GameLostError) and not (
@@ -254,13 +254,13 @@ class Pool:
 
     def stays(self, seat: Seat) -> bool:
         """Whether another game may begin on a seat; counts it. Daemons are recycled one at a time."""
-        daemon, limit = seat.daemon, self.settings
+        daemon, limit = seat.daemon, self.settings.recycle
         if seat.channel.failure is not None or seat.since_start is not daemon.over:
             return False
-        if limit.games_per_connection is not None and daemon.served.get(seat.channel, 0) >= limit.games_per_connection:
+        if limit.connection_games is not None and daemon.served.get(seat.channel, 0) >= limit.connection_games:
             return False
-        full = limit.recycle_games is not None and daemon.games >= limit.recycle_games
-        grown = limit.recycle_mb is not None and daemon.memory_bytes > limit.recycle_mb * 2**20
+        full = limit.games is not None and daemon.games >= limit.games
+        grown = limit.mb is not None and daemon.memory_bytes > limit.mb * 2**20
         if (full or grown) and self._successor is None:
             self._successor = self._made(self._spare)
             self._tasks = [task for task in self._tasks if not task.done()]

@@ -31,7 +31,7 @@ from fasttrain.kernel_cache import recall, remember
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.check import MUST_GAIN, updates_per_step
-from fasttrain.runs.engine import ADAM, compile_shown, engine_settings, learner_calls, set_threads
+from fasttrain.runs.engine import ADAM, compile_shown, engine_settings, learner_calls, set_threads, switch_step
 from fasttrain.runs.models import build_algorithm
 from fasttrain.runs.view import say
 from fasttrain.saving.env_state import own_random_state
@@ -70,7 +70,7 @@ def calibrated(
         return plan
     ways = ways_of(plan, model)
     calls = learner_calls(ways[KERNELS].config)
-    waits = begun or plan.config.engine_switch_at == 0  # else they are compiled beside training
+    waits = begun or switch_step(plan) == 0  # else they are compiled beside training
     if not (waits or all(call.is_kept for call in calls)):
         return plan
     name = _name(plan, model, ways, density)
@@ -104,11 +104,11 @@ def chosen_at_switch(plan: RunSpec, model: Any, console: Console, density: Densi
 def _is_open(plan: RunSpec, model: Fast) -> bool:
     """Whether it is for us to decide, and kernels could do it."""
     config = plan.config
-    asked = {flag: plan.row(flag).requested for flag in ("fused_update", "engine_switch_at", "use_amp")}
+    asked = {flag: plan.row(flag).requested for flag in ("fused_update", "use_amp")}
     wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
     return (
         asked["fused_update"] == "auto"
-        and not asked["engine_switch_at"]  # in mid-run it was asked for by step
+        and not switch_step(plan)  # a run is repeated that switched in its middle
         and (config.fused_update == "on" or wide)
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"

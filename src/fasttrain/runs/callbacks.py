@@ -71,7 +71,7 @@ class RunCallback(BaseCallback):
         self.noise = list[Any]()  # of a resumed run: where the noise of each env was
         self._log = Interval(config.log_every)
         self._evaluate = Interval(config.eval_every)
-        self._checkpoint = Interval(config.checkpoint_every)
+        self._checkpoint = Interval(config.checkpoint_interval[0])
         self._film = Interval(config.video.every)
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
         self._lends = (lends_env(config) or config.env.backend == "daemons") and not config.eval_async
@@ -80,7 +80,9 @@ class RunCallback(BaseCallback):
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
         self._ours: Any = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = self.run.config.nan_guard and self._ours is None  # a stock class; ours look for themselves
+        self._checks_steps = (
+            self.run.config.nan_guard != "off" and self._ours is None
+        )  # a stock class; ours look for themselves
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.run.say
         self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)

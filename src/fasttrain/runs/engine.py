@@ -1,18 +1,18 @@
 """The plan's last word on how networks are computed, and the change from one engine to the other in mid-run.
 
 Only the built model and a compiler can tell what really computes. Kernels work from the first step on where they are
-on disk; else the torch engine begins and they follow at a boundary between two rollouts. `fasttrain warmup` compiles
-them into the cache, for an image or before a batch of jobs.
+on disk; else the torch engine begins and they follow at a boundary between two rollouts. `fasttrain train warmup=only`
+compiles them into the cache, for an image or before a batch of jobs.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +33,7 @@ from fasttrain.runs.progress import Progress
 from fasttrain.runs.view import activity, make_console
 from fasttrain.spec.computing import mode_of
 from fasttrain.spec.config import Config
+from fasttrain.spec.overrides import COMPILES_FIRST
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 
@@ -81,7 +82,7 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
-    model.engine.guard = Guard(plan.config.guard.at_limit) if plan.config.nan_guard else None
+    model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
     if plan.config.use_compile == "off" or model.env is None:
         return plan
     if failure := model.prepare(model.env):
@@ -135,8 +136,15 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
     return time.perf_counter() - begun
 
 
+def switch_step(plan: RunSpec) -> int | None:
+    """The env step from which kernels work, 0: from the first on; None: once they are compiled."""
+    if plan.config.deterministic or (plan.engine_switch_at is None and COMPILES_FIRST.items() <= os.environ.items()):
+        return 0
+    return plan.engine_switch_at
+
+
 def switch_for(
-    config: Config, model: Any, console: Console, say: Callable[[str], None], resumes: bool, decide: Callable[[], str]
+    plan: RunSpec, model: Any, console: Console, say: Callable[[str], None], resumes: bool, decide: Callable[[], str]
 ) -> tuple[EngineSwitch | None, float]:
     """Load the kernels that act and learn, compile them, or let the run begin without.
 
@@ -148,7 +156,7 @@ def switch_for(
     Returns:
         what will switch, if anything; the seconds it took.
     """
-    calls, at = learner_calls(config), config.engine_switch_at
+    config, calls, at = plan.config, learner_calls(plan.config), switch_step(plan)
     if at is None and (resumes or all(call.is_kept for call in calls)):
         at = 0
     took = compile_shown(replay_calls(config) + ([] if at is None else calls), console)
@@ -249,7 +257,7 @@ class EngineSwitch:
         return {"at": self.at, "beside_s": self.beside_s, **({} if self.at is not None else {"why_not": self.why_not})}
 
 
-def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
+def warm_up(config: Config, sources: Mapping[str, str]) -> int:
     """Compile what a training with this configuration would call; returns the exit code."""
     console = make_console()
     of_game = game_calls(config)

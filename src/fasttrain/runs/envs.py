@@ -246,7 +246,7 @@ def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryV
         on_env_error=config.env.on_env_error,
         step_timeout_s=config.env.step_timeout_s,
         use_masks=spec.use_masks,
-        check_finite=config.nan_guard,
+        check_finite=config.nan_guard != "off",
         scout=scout,
     )
     env.keeps_records = not tells_games(config)

@@ -36,7 +36,8 @@ from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, held_by, record_of, score_diff_of, truth, win_of
 from fasttrain.spec.plain import from_dict
-from fasttrain.spec.reading import evaluated, evaluation_envs, from_mapping, tells_games, with_typed, without_gone
+from fasttrain.spec.reading import evaluated, evaluation_envs, from_mapping, tells_games, with_typed
+from fasttrain.spec.removed import without_removed
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, rests_of
 
@@ -122,8 +123,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Means and 95 % intervals over episodes given as (return, length, last info).
 
-    What `env.score_keys` names has a mean and an interval under its own name, its name in `scores`. Where nothing but
-    reward is told, or a key was not found, `untold` says what the last info held and which keys were missing.
+    What `env.result.scores` names has a mean and an interval under its own name, its name in `scores`. Where nothing
+    but reward is told, or a key was not found, `untold` says what the last info held and which keys were missing.
     """
     if not finished:
         none = dict.fromkeys(("mean_reward", "win_rate", "score_diff"))
@@ -360,6 +361,6 @@ def config_of(folder: Path) -> Config:
     if not isinstance(stored, dict):
         raise ConfigError(f"{path} holds no configuration; name the folder of a run")
     try:
-        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **without_gone(stored), "trust": False})
+        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **without_removed(stored), "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error

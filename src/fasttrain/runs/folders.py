@@ -22,6 +22,7 @@ from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
 from fasttrain.saving.files import holder, read_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
+from fasttrain.spec.removed import without_removed
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")
@@ -49,7 +50,7 @@ PAGE = ("report.html", "report")
 NEEDED = ("plan.json", "summary.json", "model.zip")  # by eval, play, export and resume
 # Of the configuration what a training does not read, or what its plan.json says by other keys.
 NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "play", "candidates", "seeds",
-                "horizon_minutes", "study", "gate", "ablate", "tune", "doctor")  # fmt: skip
+                "minutes", "warmup", "gate", "tune", "doctor")  # fmt: skip
 
 
 class Held(NamedTuple):
@@ -102,8 +103,10 @@ def gone(folder: Path, normalized: bool, pooled: bool, failed: Container[str]) -
 def changes(where: Path, config: Config) -> dict[str, Any]:
     """Dotted keys in which `config` differs from what the run in that folder was asked for, and their values here."""
     stored = read_json(where / "plan.json")
-    before = flat(stored.get("config", {}))
-    before |= {row["flag"]: row["requested"] for row in stored.get("flags", ()) if row["flag"] in before}
+    asked = {row["flag"]: row["requested"] for row in stored.get("flags", ())}
+    before = stored.get("config", {})
+    before = flat(without_removed({**before, **{key: value for key, value in asked.items() if key in before}}))
+    before |= {key: value for key, value in asked.items() if "." in key and key in before}
     now = flat(to_dict(config))
     keys = [key for key in now if key.split(".")[0] not in NOT_COMPARED and now[key] != before.get(key)]
     gone = [key for key in before if key.split(".")[0] not in NOT_COMPARED and key not in now]
@@ -127,7 +130,8 @@ def way_on(folder: Path) -> str:
     """
     if study := read_json(folder / "study.json"):
         done = sum(cell.get("status") == "done" for cell in study.get("cells", ()))
-        return f"{done} cells are done, in {folder}; {command_line(str(study.get('command')), study=folder)} goes on"
+        command = "tune" if study.get("command") == "tune" else "compare"
+        return f"{done} cells are done, in {folder}; {command_line(command, run=folder)} goes on"
     steps = [int(path.name.removeprefix(PREFIX)) for path in CheckpointFolder(folder / "checkpoints").all()]
     there = ["model.zip"] if (folder / "model.zip").is_file() else []
     there += [f"the checkpoint of {steps[0]:,} steps"] if steps else []

@@ -24,6 +24,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.folders import flat
 from fasttrain.runs.logs import number_in
+from fasttrain.runs.metrics import PROMETHEUS, check_metrics, endpoint_of
 from fasttrain.runs.trackers import TRACKERS, Home, Watched, numbers_of, tracker
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
@@ -69,7 +70,8 @@ class ContinuedCSV(CSVOutputFormat):
 
 def check_loggers(config: Config) -> None:
     """Before anything starts: raises ConfigError where `loggers` has a name that nobody knows, or of no logger."""
-    known = ("csv", "stdout", *TRACKERS)
+    known = ("csv", "stdout", *TRACKERS, PROMETHEUS)
+    check_metrics(endpoint_of(config))
     for name in (named(entry, "logger", "loggers")[0] for entry in config.loggers or ()):
         if name in known:
             continue
@@ -89,7 +91,7 @@ def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[st
     Raises:
         ConfigError: a logger is unknown, cannot be made, or is no `KVWriter`.
     """
-    wanted: list[Named] = list(config.loggers or ())
+    wanted: list[Named] = [one for one in config.loggers or () if named(one, "logger", "loggers")[0] != PROMETHEUS]
     if config.loggers is None and config.train_log_enabled:
         wanted = [*(["csv"] if config.train_log_to_file else []), *(["stdout"] if config.train_log_to_console else [])]
     writers: list[KVWriter] = []

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
@@ -16,7 +16,8 @@ from fasttrain.daemons.stats import PARTS, Histogram
 from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.times import engines_dict, engines_of
-from fasttrain.spec.daemons import MetricsConfig
+from fasttrain.spec.config import Config
+from fasttrain.spec.setting import named
 
 BUCKETS_S = {
     "decision": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
@@ -24,36 +25,62 @@ BUCKETS_S = {
 }
 
 
-def check_metrics(settings: MetricsConfig) -> None:
+PROMETHEUS = "prometheus"  # among the loggers: {logger: prometheus, port: 9100}
+
+
+class Endpoint(NamedTuple):
+    """Where the figures can be read: on this machine alone, unless another host is named."""
+
+    port: int
+    host: str = "127.0.0.1"
+
+
+def endpoint_of(config: Config) -> Endpoint | None:
+    """What `loggers` says of Prometheus; None: nothing.
+
+    Raises:
+        ConfigError: it names no port.
+    """
+    entries = (named(entry, "logger", "loggers") for entry in config.loggers or ())
+    given = next((given for name, given in entries if name == PROMETHEUS), None)
+    if given is None:
+        return None
+    port, host = given.get("port"), given.get("host", Endpoint(0).host)
+    if {*given} - {"port", "host"} or not (isinstance(port, int) and 1 <= port <= 65535 and isinstance(host, str)):
+        raise ConfigError(f"loggers: {PROMETHEUS}: expected {{logger: prometheus, port: 9100}}, perhaps with host")
+    return Endpoint(port, host)
+
+
+def check_metrics(endpoint: Endpoint | None) -> None:
     """Before anything starts.
 
     Raises:
         ConfigError: the package is missing, or the port cannot be had.
     """
-    if settings.port is None:
+    if endpoint is None:
         return
     try:
         import_module("prometheus_client")
-        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-        socket.create_server((settings.host, settings.port), family=family).close()
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        socket.create_server(endpoint[::-1], family=family).close()
     except ImportError as error:
         why = f"prometheus_client is not installed ({error}); pip install 'fasttrain[metrics]'"
-        raise ConfigError(f"metrics.port={settings.port}: {why}") from error
+        raise ConfigError(f"loggers: {PROMETHEUS}: {why}") from error
     except OSError as error:
-        why = f"nobody can listen on {settings.host}:{settings.port} ({error.strerror}); take another port"
-        raise ConfigError(f"metrics.port={settings.port}: {why}") from error
+        why = f"nobody can listen on {endpoint.host}:{endpoint.port} ({error.strerror}); take another port"
+        raise ConfigError(f"loggers: {PROMETHEUS}: {why}") from error
 
 
 @contextmanager
-def served(settings: MetricsConfig, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> Iterator[None]:
-    """Inside, the figures can be read, if `settings` say where."""
-    if settings.port is None:
+def served(endpoint: Endpoint | None, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> Iterator[None]:
+    """Inside, the figures can be read there."""
+    if endpoint is None:
         yield
         return
     prometheus = import_module("prometheus_client")
     registry = prometheus.CollectorRegistry()
     registry.register(Figures(progress, env, model))
-    server, thread = prometheus.start_http_server(settings.port, settings.host, registry)
+    server, thread = prometheus.start_http_server(endpoint.port, endpoint.host, registry)
     try:
         yield
     finally:

@@ -157,7 +157,7 @@ class Progress:
     draws: deque[bool] = field(default_factory=lambda: deque(maxlen=1000))
     score_diffs: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
     reward_terms: dict[str, deque[float]] = field(default_factory=dict)  # sums of the last episodes, by term
-    scores: dict[str, deque[float]] = field(default_factory=dict)  # of the last episodes, by `env.score_keys`
+    scores: dict[str, deque[float]] = field(default_factory=dict)  # of the last episodes, by `env.result.scores`
     ticks: float = 0  # of the games' own clocks, over all episodes that told
     first_update_s: float | None = None  # from the creation of the process to the end of its first update
     before_s: float = 0.0  # of the training that a resumed run goes on with

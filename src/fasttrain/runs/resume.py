@@ -28,7 +28,7 @@ from fasttrain.saving.files import locked, read_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.plan import Event, Row, RunSpec
-from fasttrain.spec.reading import learned_by_gone, told_gone
+from fasttrain.spec.removed import REMOVED
 from fasttrain.spec.setting import declared
 from fasttrain.terminal import one_line
 
@@ -146,11 +146,9 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     """The stored plan, with what was typed in its place.
 
     Raises:
-        ConfigError: something typed may not change, or the run learned by a setting that is gone.
+        ConfigError: something typed may not change.
     """
     kept = config_of(where)
-    if why := learned_by_gone(read_json(where / "plan.json").get("config", {})):
-        raise ConfigError(f"run={where}: {why}")
     wrong = sorted(key for key in typed if not may_change(key))
     if wrong:
         may = ", ".join((*MAY_CHANGE, *(f"{name}.…" for name in MAY_CHANGE_BELOW)))
@@ -169,9 +167,13 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
             changes[key] = getattr(config, key)
     changed = dataclasses.replace(kept, **changes)
     try:
-        events = tuple(Event(**event) for event in read_json(where / "plan.json").get("events", ()))
-        rows = [_row(row, changes) for row in flags_of(where) if not told_gone(str(row["flag"]))]
-        return RunSpec(changed, tuple(_of_today(row, changed) for row in rows), events)
+        plan = read_json(where / "plan.json")
+        events = tuple(Event(**event) for event in plan.get("events", ()) if event["flag"] not in REMOVED)
+        rows = [_row(row, changes) for row in flags_of(where) if row["flag"] not in REMOVED]
+        guard = {"requested": kept.nan_guard, "effective": kept.nan_guard}  # it was a truth value
+        rows = [row._replace(**guard) if row.flag == "nan_guard" else row for row in rows]
+        switch_at = plan.get("engine_switch_at", plan["config"].get("engine_switch_at"))
+        return RunSpec(changed, tuple(rows), events, switch_at)
     except (LookupError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"run={where}: its plan.json has no list of flags ({type(error).__name__} {error})"
@@ -184,13 +186,6 @@ def _row(stored_row: Mapping[str, Any], changes: Mapping[str, Any]) -> Row:
         return row
     value = to_dict(changes[row.flag])
     return row._replace(requested=value, effective=value, source="command line of resume", reason="")
-
-
-def _of_today(row: Row, config: Config) -> Row:
-    """A value that nobody can choose any more gives way to the one that the run goes on with."""
-    if told := told_gone(f"{row.flag}={row.effective}"):
-        return row._replace(effective=to_dict(getattr(config, row.flag)), reason=told)
-    return row
 
 
 def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> Point:
@@ -213,6 +208,6 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
         return Point(folder, state, arrays)
     found = (
         "; ".join(problems)
-        or "it has none (checkpoint_every=… and …_minutes=… write them, and so does a stop by a signal or an error)"
+        or "it has none (checkpoint_every=… writes them, and so does a stop by a signal or an error)"
     )
     raise ConfigError(f"run={where}: no checkpoint to go on from: {found}")

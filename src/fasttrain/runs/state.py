@@ -191,7 +191,6 @@ def snapshot(run: Any, broken: bool = False) -> Snapshot:
             "evaluations": plain(run.evaluator.log.rows),
             "episodes_file": run.episodes.position(),
             "resumed_at": run.resumed_at,
-            "engine_switch_at": run.plan.config.engine_switch_at,
         },
     }
     statistics = None if normalizer is None else pickle.dumps(normalizer)

@@ -18,7 +18,7 @@ from fasttrain.vec.shared import SharedMemoryVecEnv
 LOST_SHARE = 0.01  # of the games, from which on the loss is worth a warning
 BIASED = (
     "Dropping games, long ones above all, biases what is learned from: see failed_games.jsonl, and give them time "
-    "(daemons.game_timeout_s, daemons.request_timeout_s)"
+    "(daemons.timeouts_s.game, daemons.timeouts_s.request)"
 )
 
 

@@ -37,7 +37,7 @@ from fasttrain.runs.folders import clear, gone, provenance
 from fasttrain.runs.lending import measured
 from fasttrain.runs.loggers import UsersCallbacks, check_loggers, finish, make_logger, note
 from fasttrain.runs.logs import EpisodeLog
-from fasttrain.runs.metrics import check_metrics, served
+from fasttrain.runs.metrics import endpoint_of, served
 from fasttrain.runs.models import build_algorithm, evaluation_env, save_model
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.state import MODEL, raise_crash, snapshot
@@ -68,13 +68,21 @@ def main(
     config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = lambda _: ""
 ) -> int:
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
+    if config.warmup == "only":
+        return engine.warm_up(config, sources)
     with ready(config, sources, folder, overrides) as run:
         return carry_out(run, overrides, draw)
 
 
 @contextmanager
-def ready(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> Iterator[Run]:
-    """The run that `config` asks for, its plan shown and written down; inside, `folder` is this process's alone."""
+def ready(
+    config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], switch_at: int | None = None
+) -> Iterator[Run]:
+    """The run that `config` asks for, its plan shown and written down; inside, `folder` is this process's alone.
+
+    Args:
+        switch_at: `engine_switch_at` of a run that is repeated.
+    """
     console = show.make_console()
     with locked(folder), survey_of(against_bots(config), console) as survey:
         compile_s = engine.compile_shown(game_calls(config), console)  # before the checkup plays it
@@ -87,7 +95,7 @@ def ready(config: Config, sources: Mapping[str, str], folder: Path, overrides: S
             clear(folder, but="checkup.json" if config.checkup != "off" else "")
         with activity(console, "building the run"):
             scout = survey.first_worker(plan.config, env_spec(plan.config))
-            run = Run(plan, folder, console, scout=scout, density=facts.density)
+            run = Run(plan._replace(engine_switch_at=switch_at), folder, console, scout=scout, density=facts.density)
         run.compile_s += compile_s
         run.origin = {"provenance": provenance(overrides)}
         run.write_plan()
@@ -175,7 +183,6 @@ class Run:
         engine.pick_device(config.device, config.algo.policy)  # what is not there is told before workers start
         check_every(config)
         check_loggers(config)
-        check_metrics(config.metrics)
         self.compile_s = engine.compile_shown(game_calls(config), console)  # waited for; what is loaded takes no time
         with activity(console, f"starting {config.num_envs:,} envs") as doing:
             self.env: VecEnv = build_vec_env(
@@ -199,7 +206,9 @@ class Run:
         with activity(console, "compiling the policy"):
             self.plan = engine.settle_engine(plan, self.model)
         config = self.config
-        self.engine_switch, took = engine.switch_for(config, self.model, console, self.say, self.resumes, self._decide)
+        self.engine_switch, took = engine.switch_for(
+            self.plan, self.model, console, self.say, self.resumes, self._decide
+        )
         self.compile_s += took
         self.pool = callbacks.pool_for(config, self.model, self.env)
         every = config.self_play.every
@@ -242,8 +251,8 @@ class Run:
         config = self.config
         folder = CheckpointFolder(self.folder / "checkpoints", config.checkpoint.keep)
         folder.clean()
-        grace_s, every_s = config.checkpoint.grace_s, 60 * config.checkpoint_every_minutes
-        settings = Settings(config.checkpoint_every, config.checkpoint_async, grace_s, every_s)
+        every, every_s = config.checkpoint_interval
+        settings = Settings(every, config.checkpoint_async, config.checkpoint.grace_s, every_s)
         return Checkpoints(folder, lambda: snapshot(self), settings, self.clock, self.say)
 
     def watching(self) -> list[BaseCallback]:
@@ -255,7 +264,7 @@ class Run:
         """Train until the horizon or a signal; where the time of that went."""
         callbacks = self.watching()
         self.startup_s = process_age_s()
-        looked_at = served(self.config.metrics, self.progress, self.env, self.model)
+        looked_at = served(endpoint_of(self.config), self.progress, self.env, self.model)
         with looked_at, self.live:
             callbacks += [*([self.users] if self.users.callbacks else []), self.callback]
             more: Any = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self.resumed_at}
@@ -278,7 +287,7 @@ class Run:
         with self.clock.phase("other"):
             switch.at_rest(self.progress)
         if switch.done and switch.beside_s is not None and switch.at is not None:  # not where the step was asked for
-            self.plan = self.plan.after("engine_switch_at", switch.at, "compiled beside training until then")
+            self.plan = self.plan._replace(engine_switch_at=switch.at)
         if self.plan is not before:
             with self.saving.of("plan.json"):
                 self.write_plan()

@@ -271,7 +271,7 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
         if untold["missing"]:
             say(console, f"  {', '.join(untold['missing'])}: no last info has it; {held}", style="bold")
         else:
-            say(console, f"  {held}: name what counts by env.win_key, env.score_keys, env.end_key", style="dim")
+            say(console, f"  {held}: name what counts by env.result.win, .scores and .end", style="dim")
 
 
 def figure_text(result: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:

@@ -27,7 +27,7 @@ NAMED = ("loggers", "callbacks")  # may have arguments of any name
 SECRET = re.compile(r"(?i)[\"']?(\w*(?:api_?key|token|password|secret)\w*)[\"']?\s*[:=]|://[^/\s:@]+:[^/\s@]+@")
 BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps all envs
 AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's: a positive number to begin with
-PATHS = ("run", "study", "output")
+PATHS = ("run", "output")
 LONGEST_NAME = 255  # bytes: of all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
 
@@ -43,7 +43,7 @@ def lookup(config: Config, key: str) -> Any:
 @cache
 def ranges(cls: type) -> dict[str, tuple[float | None, float | None]]:
     """Key → least and most; a key before those that have their value from it."""
-    found = ranges_of(dict(settings_of(cls))) | {f"algo.{name}": bounds for name, bounds in RANGES.items()}
+    found = ranges_of(dict(settings_of(cls, parts=True))) | {f"algo.{name}": bounds for name, bounds in RANGES.items()}
     return dict(sorted(found.items(), key=lambda item: item[0].split(".")[0] != "env"))
 
 
@@ -79,6 +79,7 @@ def check(config: Config) -> None:
     )
     for rule in rules:
         rule(config)
+    _ = config.checkpoint_interval  # says what it may be
 
 
 def _check_range(key: str, value: Any, least: float | None, most: float | None) -> None:
@@ -305,18 +306,17 @@ def _check_sde(config: Config) -> None:
 
 
 def _check_scores(config: Config) -> None:
-    value = config.env.win_value
-    if value is not None and (config.env.win_key is None or not isinstance(value, (bool, int, float, str))):
+    win, value, scores = config.env.result.win, config.env.result.win_value, config.env.result.scores
+    if value is not None and (win is None or not isinstance(value, (bool, int, float, str))):
         raise ConfigError(
-            f"env.win_value={value} with env.win_key={config.env.win_key}: name both, the entry of the last info and "
-            "the text, number or truth value that it holds after a win"
+            f"env.result.win_value={value} with env.result.win={win}: name both, the entry of the last info and the "
+            "text, number or truth value that it holds after a win"
         )
-    taken = sorted({*QUALITY_NAMES} & {*config.env.score_keys})
-    if taken:
-        raise ConfigError(f"env.score_keys: {', '.join(taken)} is told already; leave it out, or rename it in the info")
-    if config.gate.metric not in ("auto", *METRICS, *config.env.score_keys):
+    if taken := sorted({*QUALITY_NAMES} & {*scores}):
+        raise ConfigError(f"env.result.scores: {', '.join(taken)} is told already; rename it in the info")
+    if config.gate.metric not in ("auto", *METRICS, *scores):
         raise ConfigError(
-            f"gate.metric={config.gate.metric}: expected auto, {', '.join(METRICS)}, or a name that env.score_keys has"
+            f"gate.metric={config.gate.metric}: expected auto, {', '.join(METRICS)}, or one of env.result.scores"
         )
 
 

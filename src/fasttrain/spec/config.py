@@ -5,11 +5,13 @@ Keys below `algo` are SB3's own constructor names (`spec/algorithms.py`). Rules 
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.daemons import NO_DAEMONS, NO_METRICS, DaemonsConfig, MetricsConfig
+from fasttrain.spec.daemons import NO_DAEMONS, DaemonsConfig
 from fasttrain.spec.own import OwnValues, own_values
 from fasttrain.spec.setting import Named, Switch, setting
 
@@ -30,17 +32,9 @@ class GateConfig:
     )
     metric: str = setting(
         "auto",
-        "win_rate where there is one, else mean_reward; tail: of the training curve; or one of env.score_keys",
+        "win_rate where there is one, else mean_reward; tail: of the training curve; or one of env.result.scores",
     )
-    min_speed_up: float = setting(1.1, "below it a candidate is not worth its trade-offs", least=0)
     threshold: float | None = setting(None, "time to this reward, or win rate; null: 90 % of the baseline's rise")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AblateConfig:
-    """Flag by flag from baseline to the profile."""
-
-    flags: tuple[str, ...] = setting((), "only these; empty: all that differ")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +44,6 @@ class TuneConfig:
     space: dict[str, tuple[Any, ...]] | None = setting(
         None, "{num_envs: [64, 128], batch_size: [512, 1024]}; null: made from machine and profile"
     )
-    min_update_ratio: float | None = setting(None, "gradient updates per env step; null: the profile's own", least=0)
-    sampler: Literal["random", "optuna"] = setting("random", "optuna: pip install fasttrain[tune]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,15 +53,23 @@ class DoctorConfig:
     test: Literal["all", "env", "policy", "update", "replay", "transport", "logging"] = setting(
         "all", "which part; also --test"
     )
-    seconds: float = setting(3.0, "per part", least=0.05)
     tries: int = setting(1, "how many of its advices it tries itself", least=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """Which entries of an episode's last info tell how it ended."""
+
+    win: str | None = setting(None, "whether the episode was won; null: is_win or is_success")
+    win_value: Any = setting(None, "what the entry `win` holds where the episode was won; null: true")
+    scores: tuple[str, ...] = setting((), "numbers to be told of, [vp, damage]")
+    end: str | None = setting(None, "how the episode ended; null: end_reason")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
     """What to play. One of `id` and `entry_point` names the environment."""
 
-    name: str = setting(MISSING, "the group's name, for folders and tables")
     id: str | None = setting(None, "a registered Gymnasium id, or module:Id-v0")
     entry_point: str | None = setting(None, "module:Class, from a package or the working directory")
     kwargs: dict[str, Any] = setting({}, "what it is made with")
@@ -96,11 +96,24 @@ class EnvConfig:
     own: dict[str, Any] = setting(
         {}, "the game's own values, {total_timesteps: …, num_envs: {speed: 64}, ppo: {speed: {batch_size: …}}}"
     )
-    win_key: str | None = setting(None, "of the last info: whether the episode was won; null: is_win or is_success")
-    win_value: Any = setting(None, "what env.win_key holds where the episode was won; null: true")
-    score_keys: tuple[str, ...] = setting((), "of the last info: numbers to be told of, [vp, damage]")
-    end_key: str | None = setting(None, "of the last info: how the episode ended; null: end_reason")
+    result: Result = setting(
+        Result(),
+        "which entries of the last info tell how an episode ended: {win: winner, win_value: red, scores: [vp]}",
+    )
     reward_debug_key: str | None = setting(None, "the entry of kwargs that makes the env tell its reward term by term")
+
+    @property
+    def name(self) -> str:
+        """For folders and tables."""
+        entry = self.entry_point or ""
+        return name_of_env(self.id, self.kwargs.get("game", entry) if entry.startswith("fasttrain.") else entry)
+
+
+def name_of_env(env_id: object, entry_point: object) -> str:
+    """`ALE-Pong-v5` of ALE/Pong-v5, `MyGame` of my_game.envs:MyGame, `skullking` of fasttrain/SkullKing-v0."""
+    text = str(env_id or entry_point or "env")
+    own = re.match(r"fasttrain[/.](?:.*:)?(\w+)", text)
+    return own[1].lower() if own else re.sub(r"[^\w.-]+", "-", text.rpartition(":")[2])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,15 +217,6 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GuardConfig:
-    """When `nan_guard` gives up."""
-
-    at_limit: Literal["stop", "rollback"] = setting(
-        "stop", "after ten lost rounds in a row; rollback: once back to the last good weights"
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """One run. Flags first (the table of the README), then the rest."""
 
@@ -259,9 +263,6 @@ class Config:
     fused_update: Switch = setting(
         "off", "compiled CPU kernels for acting and update of an MLP policy, also behind an LSTM", "rounding", ours=True
     )
-    engine_switch_at: int | None = setting(
-        None, "env step from which kernels work; null = once they are compiled", "rounding", ours=True, least=0
-    )
     prefetch: Switch = setting(
         "off", "replay batches prepared in the background", "trade-off", needs="off_policy", ours=True
     )
@@ -291,20 +292,22 @@ class Config:
         0, "env steps between evaluations, 0 = only at the end", "exact", least=0, may_change=True
     )
     eval_async: bool = setting(False, "evaluate in a process beside training", "exact")
-    checkpoint_every: int = setting(
+    checkpoint_every: int | str = setting(
         0,
-        "env steps between checkpoints, 0 = only where a signal or an error stops the run",
+        "env steps between checkpoints; 5min: by time; 0 = only where a signal or an error stops the run",
         "exact",
         least=0,
         may_change=True,
     )
-    checkpoint_every_minutes: float = setting(
-        0.0, "minutes between checkpoints, and one at the end; 0 = none by time", "exact", least=0, may_change=True
-    )
     checkpoint_async: bool = setting(
         False, "write checkpoints in a thread while training goes on", "exact", may_change=True
     )
-    nan_guard: bool = setting(True, "refuse non-finite data and updates", "exact", stock=False)
+    nan_guard: Literal["off", "stop", "rollback"] = setting(
+        "stop",
+        "refuse non-finite data and updates; after ten lost rounds: stop, or back once to the last good weights",
+        "exact",
+        stock="off",
+    )
 
     total_timesteps: int = setting(
         MISSING, "env steps of the training; left out: the game's own number", least=1, most=10**15, may_change=True
@@ -317,7 +320,7 @@ class Config:
         "refuse", "where the output folder holds a run, sweep or study already"
     )
     tier: Literal["baseline", "balance", "speed", "debug"] = setting(
-        "baseline", "which values of the game's own and the algorithm's own; profiles pick one"
+        "baseline", "which values of the game's own and the algorithm's own; profiles pick one", hidden=True
     )
     env: EnvConfig
     algo: AlgoConfig
@@ -325,7 +328,7 @@ class Config:
     opponent: Named | None = setting(
         None, "self: snapshots of the learner; one of the game's own; module:Class of yours; null: as env.kwargs says"
     )
-    run: str | None = setting(None, "a finished run's folder, for commands that read one")
+    run: str | None = setting(None, "the folder of a run, or of a study that compare and tune go on with or begin")
     format: Literal["onnx", "torchscript"] | None = setting(None, "of `export`")
     model: Literal["final", "best"] = setting("final", "which model of the run `export` and `play` take")
     output: str | None = setting(
@@ -343,30 +346,42 @@ class Config:
     )
     stop: StopConfig = StopConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    guard: GuardConfig = GuardConfig()
     daemons: DaemonsConfig = NO_DAEMONS
-    metrics: MetricsConfig = NO_METRICS
     report: bool = setting(True, "report.html and its pictures at the end", may_change=True)
     callbacks: tuple[Named, ...] = setting((), "[my_game.callbacks:Curriculum, {callback: …, every: 100}]; SB3's too")
     loggers: tuple[Named, ...] | None = setting(
-        None, "[csv, stdout, tensorboard, {logger: …, file: x}]; null: as train_log_… say"
+        None,
+        "[csv, stdout, tensorboard, {logger: …, file: x}, {logger: prometheus, port: 9100}]; null: as train_log_… say",
     )
     candidates: str | None = setting(
-        None, "of compare: [baseline, {name: mine, overrides: [num_envs=8]}]; the others must match the first"
+        None,
+        "of compare: [baseline, {name: mine, overrides: [num_envs=8]}], the others must match the first; ablate, or "
+        "{ablate: [num_envs, vec_env]}: the profile's flags one by one",
     )
-    seeds: int = setting(5, "of compare and ablate: seed, seed + 1, …", least=1)
-    horizon_minutes: float | None = setting(
-        None, "of compare: minutes of training in every cell, instead of equal steps", least=0.001
+    seeds: int = setting(5, "of compare: seed, seed + 1, …", least=1)
+    minutes: float | None = setting(
+        None,
+        "of compare: of training in every cell, instead of equal steps; tune, candidates=ablate: of all, null: 10",
+        least=0.001,
     )
-    study: str | None = setting(None, "compare, ablate, tune: the folder; one that exists is gone on with")
-    minutes: float = setting(10.0, "ablate, tune: for everything", least=0.1)
-    profile_name: str | None = setting(
-        None, "ablate, tune: profile/NAME.yaml in the study's folder; null: measured, tuned"
-    )
+    warmup: Literal["off", "only"] = setting("off", "of train; only: compile the kernels of such a run, train nothing")
     gate: GateConfig = GateConfig()
-    ablate: AblateConfig = AblateConfig()
     tune: TuneConfig = TuneConfig()
     doctor: DoctorConfig = DoctorConfig()
+
+    @property
+    def checkpoint_interval(self) -> tuple[int, float]:
+        """Env steps and seconds from one checkpoint to the next, as `checkpoint_every` says; 0: not by these.
+
+        Raises:
+            ConfigError: it says neither.
+        """
+        every = self.checkpoint_every
+        if isinstance(every, int):
+            return every, 0.0
+        if not re.fullmatch(r"\d+\.?\d*(e-?\d\d?)?min", every):
+            raise ConfigError(f"checkpoint_every={every}: expected a number of env steps, or minutes as in 5min")
+        return 0, 60 * float(every.removesuffix("min"))
 
     @property
     def own(self) -> OwnValues:

@@ -1,4 +1,4 @@
-"""Settings of external engines and of what watches them; apart, so that the processes of engines load nothing else."""
+"""Settings of external engines; apart, so that the processes of engines load nothing else."""
 
 from __future__ import annotations
 
@@ -11,6 +11,24 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.setting import setting
 
 ROWS_PER_WORKER = 128  # games above which another process that plays them pays, where there are cores for it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timeouts:
+    """Deadlines of engines, in seconds; a connection on which one passed is never used again."""
+
+    start: float = setting(60.0, "from the start of a process to its first answer", least=0.1)
+    request: float = setting(30.0, "of each request: later answers count as none", least=0.01)
+    game: float = setting(3600.0, "of the engine, for a whole game", least=0.1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recycle:
+    """When something of an engine is replaced by a new one; null: never."""
+
+    games: int | None = setting(None, "games after which a process is replaced", least=1)
+    mb: float | None = setting(None, "memory above which a process is replaced", least=1)
+    connection_games: int | None = setting(None, "games after which a new connection is made", least=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,36 +45,21 @@ class DaemonsConfig:
     games_per_daemon: int | Literal["auto"] = setting(
         "auto", "at once; auto: num_envs shared out, less if it takes less", least=1
     )
-    games_per_connection: int | None = setting(None, "games after which a new connection is made", least=1)
     ports: int | str = setting("20000-29999", "from which free ones are taken")
-    start_timeout_s: float = setting(60.0, "from the start of a process to its first answer", least=0.1)
-    request_timeout_s: float = setting(30.0, "of each request: later answers count as none", least=0.01)
-    game_timeout_s: float = setting(3600.0, "of the engine, for a whole game", least=0.1)
-    recycle_games: int | None = setting(None, "games after which a process is replaced", least=1)
-    recycle_mb: float | None = setting(None, "memory above which a process is replaced", least=1)
+    timeouts_s: Timeouts = setting(Timeouts(), "deadlines: {start: 60, request: 30, game: 3600}")
+    recycle: Recycle = setting(
+        Recycle(), "when a process (games, mb) or a connection (connection_games) is replaced: {games: 200, mb: 1024}"
+    )
     max_failures: int | Literal["auto"] = setting(
         "auto",
         "games in a row that failed, after which the run ends; auto: 100, or four for each game at once",
         least=1,
     )
     jvm_flags: tuple[str, ...] = setting((), "put before a Java engine's own; +daemons=small_jvm has some")
-    profile: Literal["off", "jfr"] = setting("off", "jfr: Java's Flight Recorder, in the run's folder")
-    log_mb: float = setting(16.0, "of each process, after which its log is rotated", least=0.01)
     skip_forced: bool = setting(False, "decisions with one legal action never reach the policy")
-    max_wait_ms: float = setting(
-        0.0, "how long more ready games are waited for, while daemons have two each to play", least=0
-    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MetricsConfig:
-    """For Prometheus: pip install fasttrain[metrics]."""
-
-    port: int | None = setting(None, "where the run's figures can be read; null: nowhere", least=1, most=65535)
-    host: str = setting("127.0.0.1", "who may read them: this machine alone")
-
-
-NO_DAEMONS, NO_METRICS = DaemonsConfig(), MetricsConfig()
+NO_DAEMONS = DaemonsConfig()
 
 
 def shared_out(settings: DaemonsConfig, num_envs: int, cores: int) -> tuple[int, int]:
@@ -101,7 +104,7 @@ def check_daemons(config: Any) -> None:
             f"num_envs={config.num_envs} games; leave one of them auto"
         )
     needed = shared_out(settings, config.num_envs, 1 << 16)[0]
-    beside = settings.recycle_games is not None or settings.recycle_mb is not None  # a successor starts beside it
+    beside = settings.recycle.games is not None or settings.recycle.mb is not None  # a successor starts beside it
     if "{port}" in words and last - first + 1 < (count if isinstance(count, int) else min(needed, 2)) + beside:
         also = " and the one more that recycling needs" if beside else ""
         raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons{also}: take more")
@@ -111,6 +114,5 @@ def check_daemons(config: Any) -> None:
             "daemons.games_per_daemon=1"
         )
     java = re.fullmatch(r"(.*/)?java", str(settings.command[0])) is not None
-    for key, asked in {"jvm_flags": settings.jvm_flags, "profile=jfr": settings.profile == "jfr"}.items():
-        if asked and not java:
-            raise ConfigError(f"daemons.{key} is for a command that begins with java; leave it out")
+    if settings.jvm_flags and not java:
+        raise ConfigError("daemons.jvm_flags is for a command that begins with java; leave it out")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # workers read infos too, and need no configuration
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
 END_KEY = "end_reason"
-SCORES = "env.score_keys"  # of what was read: the numbers that this setting names, as a dict
+SCORES = "env.result.scores"  # of what was read: the numbers that this setting names, as a dict
 WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # what they put into infos
 NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12
@@ -95,14 +95,14 @@ FORMS = {
     "reward_terms": NUMBERS,
     "perf": Form(_perf, "a dict whose enemy_turn_ms is a number"),
 }
-WIN_FORM = Form(truth, f"{TRUTH.words}; env.win_value=… says which value is a win")
+WIN_FORM = Form(truth, f"{TRUTH.words}; env.result.win_value=… says which value is a win")
 
 
 @dataclass(slots=True)
 class InfoReader:
     """Reads the last info of an episode. `say` hears of each name once, if what stands there does not fit.
 
-    `win`, `scores`, `end`, `win_value`: `env.win_key`, `env.score_keys`, `env.end_key`, `env.win_value`.
+    `win`, `scores`, `end`, `win_value`: those of `env.result`.
     """
 
     win: str | None = None
@@ -115,7 +115,7 @@ class InfoReader:
     @classmethod
     def of(cls, env: EnvConfig, say: Callable[[str], object] = bool) -> InfoReader:
         """As the configuration names what counts."""
-        return cls(env.win_key, env.score_keys, env.end_key, env.win_value, say)
+        return cls(env.result.win, env.result.scores, env.result.end, env.result.win_value, say)
 
     def read(self, info: Mapping[str, Any], env: int | None = None) -> dict[str, Any]:
         """The info without what does not fit, and with the user's keys under the names that all else knows: `is_win`,
@@ -148,11 +148,11 @@ class InfoReader:
         return found
 
     def missing(self, told: Sequence[Mapping[str, Any]]) -> list[str]:
-        """`env.win_key=won`, …: what is named and in none of the infos that were read, or is no number there."""
-        named = [("env.win_key", self.win), ("env.end_key", self.end)]
+        """`env.result.win=won`, …: what is named and in none of the infos that were read, or is no number there."""
+        named = [("env.result.win", self.win), ("env.result.end", self.end)]
         lost = [f"{name}={key}" for name, key in named if key and not any(key in info for info in told)]
         numbers = [key for key in self.scores if not any(key in info[SCORES] for info in told)]
-        return lost + [f"env.score_keys=[{key}]" for key in numbers]
+        return lost + [f"env.result.scores=[{key}]" for key in numbers]
 
 
 def _shown(value: object) -> str:

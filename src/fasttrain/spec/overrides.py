@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import FLAGS, PATHS
 from fasttrain.spec.config import ALGO_CLASSES, Config
+from fasttrain.spec.removed import REMOVED
 from fasttrain.spec.setting import did_you_mean, settings_of
 from fasttrain.terminal import one_line
 
@@ -32,7 +33,7 @@ class Alias(NamedTuple):
 
     key: str
     values: Mapping[str, str | None] | None = None
-    usual: tuple[str, ...] = ()  # its old default, which changes nothing
+    usual: tuple[str, ...] = ()  # its default there, which changes nothing
     refines: bool = False  # the setting is a switch, which becomes this where it is on or auto
 
 
@@ -45,33 +46,17 @@ ALIASES = {
     "algo.device": Alias("device"),
     "num_workers": Alias("workers"),
     "use_subproc_envs": Alias("workers", {"true": None, "false": "0"}),
-    "use_subproc_vec_env": Alias("workers", {"true": None, "false": "0"}),
-    "use_pinned_memory": Alias("pin_memory"),
-    "use_torch_compile": Alias("use_compile"),
-    "batch_inference": Alias("inference_batch_size", {"true": None}),
     "force_dummy_vec_env": Alias("vec_env", {"true": "dummy", "false": None}),
     "amp_dtype": Alias("use_amp", usual=("bfloat16",), refines=True),
     "compile_mode": Alias("use_compile", usual=("default",), refines=True),
 }
-# Settings, and values of settings, that nobody can choose better, and what holds here.
-GONE = {
-    "schedule=pipelined": "lockstep steps all envs together, first_ready lets each worker run ahead within a rollout",
-    "inference_batch_size": "acting takes all envs in one forward",
-    "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU",
-    "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib",
-    "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib",
-    "algo.cell=mingru": "the cells are algo.cell=lstm and algo.cell=gru",
-    "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
-}
-# Of these: what a run learned by, so that it cannot go on; and what its weights are of, so that they cannot be loaded.
-LEARNED_WITH, WEIGHTS_OF = ("overlap", "algo.chunk_steps", "algo.burn_in"), ("algo.cell=mingru",)
-
+COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # in the environment of runs that are compared or measured
 PREFIX = "FASTTRAIN_"  # of the environment variable of each flag, and of each other name of one
 # Those that users' own systems export are read without the prefix too. Others, such as ENGINE, say nothing of a run.
 BARE = (
-    "num_envs", "use_subproc_envs", "use_subproc_vec_env", "force_dummy_vec_env", "updates_per_step", "batch_size",
-    "warmup_steps", "use_amp", "use_compile", "use_torch_compile", "prefetch", "pin_memory", "use_pinned_memory",
-    "batch_inference", "train_log_enabled", "train_log_to_console", "train_log_to_file", "log_every", "reward_debug",
+    "num_envs", "use_subproc_envs", "force_dummy_vec_env", "updates_per_step", "batch_size", "warmup_steps", "use_amp",
+    "use_compile", "prefetch", "pin_memory", "train_log_enabled", "train_log_to_console", "train_log_to_file",
+    "log_every", "reward_debug",
 )  # fmt: skip
 
 
@@ -88,8 +73,6 @@ def translated(name: str, value: object) -> tuple[str, Any]:
     given = str(value).strip().lower()
     if (given := words.get(given, given)) not in values:
         ways = ", ".join(f"{old}: {new}" for old, new in values.items() if new is not None)
-        if key in GONE:
-            raise ConfigError(f"{name}={value}: {GONE[key]}; leave it out")
         raise ConfigError(f"{name}={value}: another name for {key} ({ways}); take {key}=…")
     return key, values[given]
 
@@ -118,9 +101,9 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
     """Arguments for Hydra.
 
     `profile=speed` becomes `+profile=speed`; SB3's places of flags become the flags (`ALIASES`); naming an env by
-    `env.id` or `env.entry_point` alone selects the plain `env=gym` group first and calls it so in folders and tables;
-    `env.kwargs.x=1`, `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus; flags from environment variables
-    come before what was typed, so that the command line wins over them and they win over the profile.
+    `env.id` or `env.entry_point` alone selects the plain `env=gym` group first; `env.kwargs.x=1`,
+    `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus; flags from environment variables come before what was
+    typed, so that the command line wins over them and they win over the profile.
 
     Raises:
         ConfigError: both names of one setting are typed, with different values.
@@ -132,8 +115,6 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
     result = list(options)
     if typed & {"env.id", "env.entry_point"} and "env" not in typed:
         result.append("env=gym")
-        if "env.name" not in typed and (name := _name_of_env(overrides)):
-            result.append(f"env.name={name}")
     result += from_environment(environment, typed)
     named = [text.partition("=")[2] for text in overrides if key_of(text) == "algo"]
     swept = re.findall(r"\w+", named[-1]) if named and is_sweep(options) else []
@@ -195,13 +176,6 @@ def with_names_as_typed(message: str, arguments: Sequence[str], environment: Map
         and (is_about(name) or f"{name}=" in message)
     ]
     return f"{message} (environment: {', '.join(found)})" if found else message
-
-
-def _name_of_env(overrides: Iterable[str]) -> str:
-    """`ALE-Pong-v5` of `env.id=ALE/Pong-v5`, `MyGame` of `env.entry_point=my_game.envs:MyGame`; empty in a sweep."""
-    named = [text.partition("=")[2] for text in overrides if key_of(text) in ("env.id", "env.entry_point")]
-    words = [value.strip("\"'").rpartition(":")[2].replace("/", "-") for value in named]
-    return words[0] if len(words) == 1 and re.fullmatch(r"[A-Za-z_][\w.-]*", words[0]) else ""
 
 
 def _as_hydra_wants_it(override: str, algorithms: Sequence[str] = ()) -> str:
@@ -298,9 +272,9 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
     found = {name: name.upper() for name in BARE if environment.get(name.upper())}
     for variable in environment:
         name = variable.removeprefix(PREFIX).lower()
-        if not variable.startswith(PREFIX) or not environment[variable]:
+        if not variable.startswith(PREFIX) or environment[variable] in ("", COMPILES_FIRST.get(variable)):
             continue
-        if name in (*flags, *ALIASES, *GONE):  # of those gone Hydra's error tells what holds
+        if name in (*flags, *ALIASES, *REMOVED):  # of one that is no more Hydra's error tells what holds
             found[name] = variable
         elif name in SETTINGS:
             raise ConfigError(

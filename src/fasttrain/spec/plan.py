@@ -17,7 +17,7 @@ from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Conte
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
 from fasttrain.spec.own import games_own
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.setting import Flag
+from fasttrain.spec.setting import Setting
 from fasttrain.terminal import spelt
 
 
@@ -47,13 +47,15 @@ class RunSpec(NamedTuple):
     config: Config
     rows: tuple[Row, ...]
     events: tuple[Event, ...] = ()
+    engine_switch_at: int | None = None  # env step from which compiled kernels took over from torch, known to repeat it
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready: `{"flags": [{flag, requested, effective, source, class, reason}…], "events": […], "config"}`."""
+        """JSON-ready: `{"flags": [{flag, requested, effective, source, class, reason}…], "events": […], "config"…}`."""
         keys = ("flag", "requested", "effective", "source", "class", "reason")
         flags = [dict(zip(keys, map(to_dict, row), strict=True)) for row in self.rows]
         events = [to_dict(event._asdict()) for event in self.events]
-        return {"flags": flags, "events": events, "config": to_dict(self.config)}
+        switch = {"engine_switch_at": self.engine_switch_at}
+        return {"flags": flags, "events": events, "config": to_dict(self.config), **switch}
 
     def row(self, flag: str) -> Row:
         """That flag's."""
@@ -64,7 +66,7 @@ class RunSpec(NamedTuple):
         rows = tuple(row._replace(effective=effective, reason=reason) if row.flag == flag else row for row in self.rows)
         event = Event(flag, effective, reason)  # one that a run goes on with is found again
         events = self.events if event in self.events else (*self.events, event)
-        return RunSpec(dataclasses.replace(self.config, **{flag: effective}), rows, events)
+        return self._replace(config=dataclasses.replace(self.config, **{flag: effective}), rows=rows, events=events)
 
     def notable(self) -> tuple[Row, ...]:
         """Rows worth printing."""
@@ -122,7 +124,7 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
     return RunSpec(dataclasses.replace(config, **changes), tuple(rows))
 
 
-def _resolve(flag: Flag, requested: object, source: str, context: Context) -> Resolved:
+def _resolve(flag: Setting, requested: object, source: str, context: Context) -> Resolved:
     spec = context.config.algo.spec
     algo = spec.name
     if not flag.fits(spec):
@@ -153,7 +155,7 @@ def _why_not_stock(given: str, spec: AlgorithmSpec) -> str:
     return f"{given}: no fast engine for {spec.name}, only for {', '.join(having('has_fast'))}; leave it out"
 
 
-def _why_not(flag: Flag) -> str:
+def _why_not(flag: Setting) -> str:
     fast = flag.ours
     fitting = (name for name, spec in ALGORITHMS.items() if flag.fits(spec) and (spec.has_fast or not fast))
     return f"only for {', '.join(fitting)}"
@@ -178,8 +180,8 @@ def _batch_size(requested: int | None, context: Context) -> Resolved:
 
 
 def _checkpoint_async(requested: bool, context: Context) -> Resolved:
-    if requested and not (context.effective["checkpoint_every"] or context.effective["checkpoint_every_minutes"]):
-        return False, "no checkpoints without checkpoint_every=… or checkpoint_every_minutes=…"
+    if requested and not context.effective["checkpoint_every"]:
+        return False, "no checkpoints without checkpoint_every=…"
     return requested, ""
 
 
@@ -218,9 +220,9 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
     return False, "train_log_enabled=false"
 
 
-def _nan_guard(requested: bool, context: Context) -> Resolved:
-    if requested and context.effective["engine"] == "stock":
-        return True, "stock classes: observations and rewards; their updates cannot be watched"
+def _nan_guard(requested: str, context: Context) -> Resolved:
+    if requested != "off" and context.effective["engine"] == "stock":
+        return requested, "stock classes: observations and rewards; their updates cannot be watched"
     return requested, ""
 
 
@@ -308,17 +310,6 @@ def _fused_update(requested: str, context: Context) -> Resolved:
     return "on", "compiled kernels, on several threads where it pays"
 
 
-def _engine_switch_at(requested: int | None, context: Context) -> Resolved:
-    """When kernels take over; whether they have to be waited for is known once it is seen whether they are on disk."""
-    if context.effective["fused_update"] != "on":
-        if requested is not None and context.sources.get("engine_switch_at") == "command line":
-            raise ConfigError(f"engine_switch_at={requested}: this run has no compiled kernels; leave it out")
-        return None, ""
-    if context.config.deterministic:
-        return 0, "deterministic runs never switch"
-    return requested, ""
-
-
 def own_values_of(config: Config, name: str) -> str:
     """Whose own value `own.NAME` is: the game's where it names one, else the algorithm's."""
     games = name in games_own(config.env.own, config.algo.name, config.tier)
@@ -351,7 +342,6 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "use_amp": computing.resolve_use_amp,
     "use_compile": computing.resolve_use_compile,
     "fused_update": _fused_update,
-    "engine_switch_at": _engine_switch_at,
     "pin_memory": computing.resolve_pin_memory,
     "gradient_accumulation": computing.resolve_gradient_accumulation,
     "lean_info": stepping.resolve_lean_info,

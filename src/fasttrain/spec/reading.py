@@ -10,8 +10,9 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
-from fasttrain.spec.overrides import ALIASES, GONE, LEARNED_WITH, WEIGHTS_OF, is_refined, translated
+from fasttrain.spec.overrides import ALIASES, is_refined, translated
 from fasttrain.spec.own import own_values
+from fasttrain.spec.removed import REMOVED, instead_of, put, taken, value_at
 from fasttrain.spec.setting import Named, build, named, settings_of
 
 
@@ -25,8 +26,8 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
         ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
     """
     values = _by_one_name(values, chosen)
-    for key in _gone_in(values):
-        raise ConfigError(told_gone(key))
+    if removed := next((key for key in REMOVED if value_at(values, key) is not None), ""):
+        raise ConfigError(instead_of(removed))
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -63,9 +64,9 @@ def _by_one_name(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, 
     """
     found, typed = dict(values), dict.fromkeys(chosen, "")
     for name in ALIASES:
-        if (value := _taken(found, name)) is not None:
+        if (value := taken(found, name)) is not None:
             key, meant = translated(name, value)
-            here, refines = _at(found, key), ALIASES[name].refines
+            here, refines = value_at(found, key), ALIASES[name].refines
             if name in typed and key in typed and not refines and meant not in (None, here):
                 other = typed[key] or f"{key}={here}"
                 raise ConfigError(f"{other} contradicts {name}={value}: they are one setting ({key}); leave one out")
@@ -76,64 +77,6 @@ def _by_one_name(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, 
 
 
 ZOO = "fasttrain.envs.pettingzoo"
-
-
-def told_gone(key: str) -> str:
-    """What holds in place of a former setting, or of a `key=value` that was; empty for all others."""
-    way_on = "a run that has it must be trained anew" if key in WEIGHTS_OF else "leave it out"
-    return f"{key} is no setting any more: {GONE[key]}; {way_on}" if key in GONE else ""
-
-
-def without_gone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What an older run stored, without what nobody can choose any more."""
-    found = dict(values)
-    for gone in GONE:
-        key, _, value = gone.partition("=")
-        if value in ("", str(_at(found, key))) and gone not in WEIGHTS_OF:
-            _taken(found, key)
-    return found
-
-
-def _gone_in(values: Mapping[str, Any]) -> list[str]:
-    """Which of `GONE` are there."""
-    found = {key: _at(values, key.partition("=")[0]) for key in GONE}
-    return [key for key, value in found.items() if value is not None and key.partition("=")[2] in ("", str(value))]
-
-
-def learned_by_gone(values: Mapping[str, Any]) -> str:
-    """Why a run with this stored configuration cannot go on; empty if it can."""
-    used = next((key for key in LEARNED_WITH if _at(values, key)), None)
-    if used is None:
-        return ""
-    return f"it was trained with {used}={_at(values, used)}, which is gone: {GONE[used]}; start a new run"
-
-
-def _at(values: object, key: str) -> Any:
-    for word in key.split("."):
-        values = values.get(word) if isinstance(values, Mapping) else None
-    return values
-
-
-def _taken(values: dict[str, Any], key: str) -> Any:
-    """What stands under a dotted key, which `values` no longer has then; None where there is nothing."""
-    word, _, rest = key.partition(".")
-    if not rest:
-        return values.pop(word, None)
-    if not isinstance(values.get(word), Mapping):
-        return None
-    values[word] = dict(values[word])  # the caller's stays as it is
-    return _taken(values[word], rest)
-
-
-def put(values: dict[str, Any], key: str, value: object) -> None:
-    """`value` under a dotted key, in place of what is there; mappings on the way are copies."""
-    word, _, rest = key.partition(".")
-    if rest:
-        there = values.get(word)
-        values[word] = dict(there) if isinstance(there, Mapping) else {}
-        put(values[word], rest, value)
-    else:
-        values[word] = value
 
 
 def against(config: Config, opponent: Named) -> Config:
@@ -250,7 +193,7 @@ def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
             below, of = key.split("kwargs.", 1)[1], given.eval.env_kwargs if group == "eval" else given.env.kwargs
             top = below.partition(".")[0]
             there = {top: more.get(top, config.env.kwargs.get(top))}
-            put(there, below, _at(of, below))
+            put(there, below, value_at(of, below))
             more |= there
         elif key == "eval.env_kwargs":
             more |= given.eval.env_kwargs
@@ -287,7 +230,7 @@ def all_keys() -> list[str]:
     """Every key a user can set, dotted, of every algorithm: what "did you mean" chooses from."""
     below = (f"algo.{key}" for cls in ALGO_CLASSES.values() for key, _ in settings_of(cls))
     groups = (one.name for one in fields(Config))
-    return sorted({*groups, *(key for key, _ in settings_of(Config)), *below, "profile", "tuned"})
+    return sorted({*groups, *(key for key, _ in settings_of(Config, parts=True)), *below, "profile", "tuned"})
 
 
 def foreign_key(key: str, algo: str) -> str:

@@ -33,6 +33,21 @@ class Setting(NamedTuple):
     most: float | None = None
     may_change: bool = False  # in a run that goes on
     classes: Mapping[Any, FlagClass] = {}
+    hidden: bool = False  # only shipped files set it
+    name: str = ""  # of a flag
+
+    def class_of(self, value: object) -> FlagClass:
+        """The class belongs to the value: all steps together are exact, in groups they round."""
+        return self.classes.get(value) or self.flag_class or "exact"
+
+    @property
+    def class_text(self) -> str:
+        """Its class, or those of its values."""
+        return "/".join(dict.fromkeys(map(str, (*self.classes.values(), self.flag_class))))
+
+    def fits(self, spec: object) -> bool:
+        """Whether it means anything for that algorithm."""
+        return not self.needs or bool(getattr(spec, self.needs))
 
 
 def setting(
@@ -47,6 +62,7 @@ def setting(
     most: float | None = None,
     may_change: bool = False,
     classes: Mapping[Any, FlagClass] | None = None,
+    hidden: bool = False,
 ) -> Any:
     """A dataclass field with a `Setting`.
 
@@ -56,7 +72,7 @@ def setting(
         further: as in `Setting`.
     """
     plain = default if stock is MISSING else stock
-    declared = Setting(text, flag_class, needs, ours, plain, least, most, may_change, classes or {})
+    declared = Setting(text, flag_class, needs, ours, plain, least, most, may_change, classes or {}, hidden)
     if isinstance(default, dict):
         return field(default_factory=dict, metadata={"setting": declared})
     return field(default=default, metadata={"setting": declared})
@@ -68,12 +84,16 @@ def declared(one: Field[Any]) -> Setting:
     return found
 
 
-def settings_of(cls: type, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """Every setting of a configuration class, dotted; its groups are classes too."""
+def settings_of(cls: type, prefix: str = "", parts: bool = False) -> Iterator[tuple[str, Field[Any]]]:
+    """Every setting of a configuration class, dotted; its groups are classes too.
+
+    Args:
+        parts: those of a setting that has some, `daemons.timeouts_s.game`, in its place.
+    """
     hints = get_type_hints(cls)
     for one in fields(cls):
-        if is_dataclass(hints[one.name]):
-            yield from settings_of(hints[one.name], f"{prefix}{one.name}.")
+        if is_dataclass(hints[one.name]) and (parts or "setting" not in one.metadata):
+            yield from settings_of(hints[one.name], f"{prefix}{one.name}.", parts)
         else:
             yield prefix + one.name, one
 
@@ -92,39 +112,9 @@ def defaults_of(cls: type) -> dict[str, Any]:
     return found
 
 
-class Flag(NamedTuple):
-    """A speed flag: a setting that has a class."""
-
-    name: str
-    flag_class: FlagClass
-    needs: str
-    stock: Any
-    text: str
-    ours: bool
-    classes: Mapping[Any, FlagClass]
-
-    def class_of(self, value: object) -> FlagClass:
-        """The class belongs to the value: all steps together are exact, in groups they round."""
-        return self.classes.get(value, self.flag_class)
-
-    @property
-    def class_text(self) -> str:
-        """Its class, or those of its values."""
-        return "/".join(dict.fromkeys((*self.classes.values(), self.flag_class)))
-
-    def fits(self, spec: object) -> bool:
-        """Whether it means anything for that algorithm."""
-        return not self.needs or bool(getattr(spec, self.needs))
-
-
-def flags_of(cls: type) -> tuple[Flag, ...]:
-    """The flags among a class's fields, in their order."""
-    found = ((one.name, declared(one)) for one in fields(cls))
-    return tuple(
-        Flag(name, it.flag_class, it.needs, it.stock, it.text, it.ours, it.classes)
-        for name, it in found
-        if it.flag_class
-    )
+def flags_of(cls: type) -> tuple[Setting, ...]:
+    """The flags among a class's fields, in their order: what has a class, with its name."""
+    return tuple(declared(one)._replace(name=one.name) for one in fields(cls) if declared(one).flag_class)
 
 
 def ranges_of(settings: Mapping[str, Field[Any]]) -> dict[str, tuple[float | None, float | None]]:
@@ -251,11 +241,10 @@ def _number(value: object) -> float | None:
 
 
 def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
-    if isinstance(value, bool) and {"on", "off"} <= set(choices):  # YAML reads a bare on/off as a boolean
-        value = "on" if value else "off"
     text = str(value).lower()
-    if {"on", "off"} <= set(choices) and text in _TRUE | _FALSE:
-        return "on" if text in _TRUE else "off"
+    if "off" in choices and text in _TRUE | _FALSE:  # YAML reads a bare on/off as a boolean
+        on = "on" if "on" in choices else next(choice for choice in choices if choice != "off")
+        return on if text in _TRUE else "off"
     if value in choices:
         return value
     raise ConfigError(

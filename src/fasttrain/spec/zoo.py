@@ -14,7 +14,8 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, LSTM, AlgorithmSpec, instead
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import ALIASES
-from fasttrain.spec.reading import from_mapping, put
+from fasttrain.spec.reading import from_mapping
+from fasttrain.spec.removed import put
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
 Settings = dict[str, Any]  # dotted key → value
@@ -27,7 +28,7 @@ STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_ste
 NORMALIZE = {"training": True, "clip_obs": 10.0, "clip_reward": 10.0, "epsilon": 1e-8}  # VecNormalize's own
 NO_PLACE = {
     "vec_env_wrapper": "there is no place for wrappers of all envs at once, but env.frame_stack and env.normalize",
-    "monitor_kwargs": "is_success is found by itself; env.score_keys=[…] names other entries of the last info",
+    "monitor_kwargs": "is_success is found by itself; env.result.scores=[…] names other entries of the last info",
     "replay_buffer_class": "the engine chooses its buffer; hindsight replay (HER) is not there",
     "replay_buffer_kwargs": "the engine chooses its buffer; hindsight replay (HER) is not there",
 }
@@ -88,8 +89,7 @@ def taken(entry: Mapping[str, Any], env: str, spec: AlgorithmSpec) -> Taken:
             else:
                 found[name] = setting
     notes = [*_fitted(found, left, spec)]
-    name = env.rpartition(":")[2].replace("/", "-")
-    first = {"env.name": name, "env.id": env, "engine": "stock", "vec_env": "dummy", "tier": "baseline"}
+    first = {"env.id": env, "engine": "stock", "vec_env": "dummy", "tier": "baseline"}
     return Taken({**first, **found}, [*dict.fromkeys(left)], notes)
 
 

@@ -1,4 +1,4 @@
-"""`fasttrain ablate +profile=speed`: which of the profile's flags pay on this env and this machine.
+"""`fasttrain compare candidates=ablate +profile=speed`: which of the profile's flags pay on this env and this machine.
 
 Two ways through the same levers: from the baseline to the profile one after the other (what each adds), and the
 profile without each (what is lost without it). A lever is dropped if the profile is surely no slower without it, or
@@ -8,6 +8,7 @@ What is kept becomes profile/measured.yaml, which then runs beside the profile.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,10 +23,10 @@ from fasttrain.spec.overrides import key_of
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.studies.judge import choose_metric, compared, read_outcome, speed_ratio
 from fasttrain.studies.statistics import FAIL, Comparison, Ratio
-from fasttrain.studies.study import Cell, Compose, Study, Wanted, base_overrides, merged, settings
+from fasttrain.studies.study import MINUTES, Cell, Compose, Study, Wanted, base_overrides, merged, settings
 from fasttrain.terminal import command, spelt, with_interval
 
-BASELINE, WHOLE = "baseline", "profile"
+BASELINE, WHOLE, MEASURED = "baseline", "profile", "measured"
 FIRST_S = 6.0  # of training, of the first two cells, which tell how fast both ends are
 SHARE_OF_CELLS = 0.8  # of the time; the rest is for running the result beside the profile
 ROUNDS = 2
@@ -103,7 +104,17 @@ class Finding:
         return f"drop: no gain, {gain}" if self.within.alike else f"kept, for it drowns in noise: {gain}"
 
 
-def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
+def is_ablation(config: Config) -> bool:
+    """Whether the candidates are `ablate` or `{ablate: [num_envs]}`."""
+    return re.match(r"\s*\{?\s*ablate\b", config.candidates or "") is not None
+
+
+def asked_of(config: Config) -> list[str]:
+    """The levers that are named; empty: all."""
+    return re.findall(r"[\w.]+", str(config.candidates))[1:]
+
+
+def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
     """Run the cells, write study.json, profile/measured.yaml and the report; the exit code.
 
     Returns 4 if stopped by a signal, 1 if either end could not be run, else 0.
@@ -113,14 +124,18 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """
     profiles = [key for key in overrides if key_of(key) == "profile"]
     if not profiles or profiles[-1].partition("=")[2] == BASELINE:
-        raise ConfigError(f"ablate needs the profile that is to be taken apart: {command()} ablate +profile=speed")
+        example = f"{command()} compare candidates=ablate +profile=speed"
+        raise ConfigError(f"candidates=ablate needs the profile that is to be taken apart: {example}")
+    if wrong := next((key for key in sources if key == "seeds" or key.startswith("stop.")), ""):
+        raise ConfigError(f"{wrong} means nothing with candidates=ablate, which takes minutes=…; leave it out")
     base = [text for text in base_overrides(overrides) if key_of(text) != "profile"]
     before = settings(compose(merged(base, ["profile=baseline"])))
     levers = find_levers(before, settings(config))
     if not levers:
         raise ConfigError(f"{profiles[-1]}: nothing in it differs from the baseline")
-    chosen_levers(levers, config.ablate.flags)  # a wrong name is told before anything runs
-    study = Study("ablate", folder, overrides, make_console())
+    chosen_levers(levers, asked_of(config))  # a wrong name is told before anything runs
+    asked = [text for text in overrides if text.replace("'", "") != "candidates=ablate"]  # as `fasttrain ablate` has it
+    study = Study("ablate", folder, asked, make_console())
     ablation = Ablation(study, config, base, before, levers)
     try:
         return ablation.run()
@@ -140,7 +155,7 @@ class Ablation:
         self._names = tuple(lever.name for lever in levers)
         self.levers: list[Lever] = []
         self.wanted: list[Wanted] = []
-        self.budget_s = 60 * config.minutes
+        self.budget_s = 60 * (config.minutes or MINUTES)
 
     def run(self) -> int:
         """Both ends, every lever, the result beside the profile."""
@@ -159,10 +174,10 @@ class Ablation:
         )
         cells = [by_seed[seed] for by_seed in found.values() if by_seed]
         if len(cells) < 2:
-            self.study.say("ablate: an end of the way could not be run; see above")
+            self.study.say("candidates=ablate: an end of the way could not be run; see above")
             return False
         plans = [read_json(cell.folder / "plan.json") for cell in cells]
-        self.levers = chosen_levers(effective_levers(self.all_levers, *plans), self.config.ablate.flags)
+        self.levers = chosen_levers(effective_levers(self.all_levers, *plans), asked_of(self.config))
         skipped = [lever.name for lever in self.all_levers if lever not in self.levers]
         self.study.say(f"levers: {', '.join(lever.name for lever in self.levers)}")
         if skipped:
@@ -248,7 +263,7 @@ class Ablation:
 
     def _write(self, findings: Sequence[Finding]) -> None:
         """The profile of what paid, and how fast it is beside the whole one."""
-        name = self.config.profile_name or "measured"
+        name = MEASURED
         kept = [finding.lever.name for finding in findings if finding.keep]
         others = [lever.name for lever in self.all_levers if lever not in self.levers]
         path = self._write_profile(findings, [*kept, *others], "")
@@ -277,7 +292,7 @@ class Ablation:
             f"What pays of the profile on {self.config.env.name} with {self.config.algo.name}, measured in "
             f"{ROUNDS} rounds of {self.seconds:.0f} s a cell. {said}"
         )
-        return self.study.write_profile(self.config.profile_name or "measured", values, head, notes)
+        return self.study.write_profile(MEASURED, values, head, notes)
 
 
 def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lever]:
@@ -306,7 +321,7 @@ def effective_levers(levers: Sequence[Lever], baseline: Mapping[str, Any], profi
 
 
 def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
-    """Those called for by `ablate.flags`; all, if none is.
+    """Those called for by name; all, if none is.
 
     Raises:
         ConfigError: one of the names is no lever here.
@@ -315,7 +330,9 @@ def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
     for name in names:
         if name not in known:
             hint = did_you_mean(name, known)
-            raise ConfigError(f"ablate.flags: {name} makes no difference here{hint}; what does: {', '.join(known)}")
+            raise ConfigError(
+                f"candidates={{ablate: […]}}: {name} makes no difference here{hint}; what does: {', '.join(known)}"
+            )
     return [lever for lever in levers if not names or lever.name in names]
 
 

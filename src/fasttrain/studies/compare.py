@@ -17,12 +17,22 @@ from rich.console import Console
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STOPPED, ConfigError
 from fasttrain.runs.view import FittingTable, make_console, say
 from fasttrain.spec.config import Config
-from fasttrain.studies.judge import FIGURES, Row, choose_metric, choose_threshold, is_rate, judge, read_outcome
+from fasttrain.studies.ablate import ablate, is_ablation
+from fasttrain.studies.judge import (
+    FIGURES,
+    MIN_SPEED_UP,
+    Row,
+    choose_metric,
+    choose_threshold,
+    is_rate,
+    judge,
+    read_outcome,
+)
 from fasttrain.studies.statistics import FAIL, MIN_PAIRS, OPEN, PASS, Interval
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, merged
 from fasttrain.terminal import one_line, with_interval
 
-ENDLESS = 10**12  # total_timesteps under horizon_minutes
+ENDLESS = 10**12  # total_timesteps under minutes=…
 STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
 TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # else its own name
 
@@ -42,6 +52,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: the candidates cannot be read, or one of them is no valid run.
     """
+    if is_ablation(config):
+        return ablate(config, sources, folder, overrides, compose)
     candidates = parse_candidates(config.candidates)
     base = [*base_overrides(overrides), *_horizon(config, sources)]
     cells = {each.name: tuple(merged(base, each.overrides)) for each in candidates}
@@ -86,7 +98,7 @@ def conclude(
             "threshold": threshold,
             "curve_of": every[0].curve_of,
             "margin": margins[0] if margins else None,
-            "min_speed_up": config.gate.min_speed_up,
+            "min_speed_up": MIN_SPEED_UP,
             "min_pairs": MIN_PAIRS,
         }
         show_comparison(study.console, rows, study.notes["gate"])
@@ -135,20 +147,20 @@ def _candidate(entry: object, example: str) -> Candidate:
 
 
 def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """Under `horizon_minutes` time ends a cell, not steps.
+    """Under `minutes` time ends a cell, not steps.
 
     Raises:
         ConfigError: something stretches over total_timesteps, which was not given.
     """
-    if config.horizon_minutes is None:
+    if config.minutes is None:
         return []
-    ends = [f"stop.max_minutes={config.horizon_minutes:g}"]
+    ends = [f"stop.max_minutes={config.minutes:g}"]
     if "total_timesteps" in sources:
         return ends
     schedules = (str(getattr(config.algo, key, "")) for key in ("learning_rate", "clip_range"))
     if config.algo.spec.stretches or any(schedule.startswith("linear") for schedule in schedules):
         raise ConfigError(
-            f"horizon_minutes={config.horizon_minutes:g}: exploration and schedules stretch over total_timesteps; give "
+            f"minutes={config.minutes:g}: exploration and schedules stretch over total_timesteps; give "
             "it too, about as many steps as the fastest candidate will make"
         )
     return [*ends, f"total_timesteps={ENDLESS}"]
@@ -240,7 +252,7 @@ QUALITY = (
 
 def _quality_table(rows: Sequence[Row]) -> FittingTable:
     known = {name for _, name, _, _ in QUALITY} | set(FIGURES)
-    own = dict.fromkeys(name for row in rows for name in row.figures if name not in known)  # of env.score_keys
+    own = dict.fromkeys(name for row in rows for name in row.figures if name not in known)  # of env.result.scores
     columns = [*QUALITY, *((one_line(name), name, 1.0, "{:.3g}") for name in own)]
     shown = [column for column in columns if any(row.figures.get(column[1]) is not None for row in rows)]
     table = FittingTable(["candidate", *(title for title, _, _, _ in shown), "verdict"])

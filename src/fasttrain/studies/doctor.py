@@ -33,11 +33,12 @@ from fasttrain.studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
 SHOWN = 2  # advices
+SECONDS = 3.0  # of measuring, per part
 AGAIN_ROUNDS = 7  # of a part that a candidate changes, beside the present one
 TRY_S = 4.0  # of training in each process that tries a change, at least
 OWN_KEYS = ("doctor", "run")
 # What a training that tries a change does not take over: its length, and what interrupts it.
-NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every", "checkpoint_every_minutes")
+NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every")
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -137,18 +138,18 @@ class Doctor:
             doing.now("building it")
             self.rig = rig = self._build(self.plan)
             doing.now("training for a moment")
-            slow_s = rig.warm_up(settings.seconds)
+            slow_s = rig.warm_up(SECONDS)
             if slow_s is not None and settings.test == "all":
                 self.samples["train"] = [slow_s]
             self.flow = rig.flow(self.facts, self.machine)
             parts = ["env", "policy", "update", "replay", "logging", "train"]
             names = windows_of(rig, parts if settings.test == "all" else [settings.test])
-            measure({"now": rig}, names, settings.seconds, {"now": self.samples}, doing.now)
+            measure({"now": rig}, names, SECONDS, {"now": self.samples}, doing.now)
             if rig.shared is not None:
                 times = rig.shared.times_ns()
                 mean = times["envs"] / rig.shared.num_workers
                 self.slowest_over_mean = times["slowest"] / mean if mean else None
-            self.engines = rig.engines(settings.seconds)
+            self.engines = rig.engines(SECONDS)
         if settings.test != "all":
             told = (settings.test, WITH.get(settings.test))
             self.samples = {part: values for part, values in self.samples.items() if part in told}
@@ -184,7 +185,7 @@ class Doctor:
             rig = self._build(plan)
         except FastTrainError:  # the built model may refuse what the plan could not know
             return None
-        seconds = self.config.doctor.seconds / 2
+        seconds = SECONDS / 2
         try:
             rig.warm_up(seconds)
             both: dict[str, Samples] = {"now": {}, "changed": {}}
@@ -222,7 +223,7 @@ class Doctor:
 
     def _try_steps(self) -> int:
         config = self.plan.config
-        wanted = max(TRY_S, 2 * self.config.doctor.seconds) / typical(self.samples["train"])
+        wanted = max(TRY_S, 2 * SECONDS) / typical(self.samples["train"])
         rollout = config.num_envs if config.algo.spec.off_policy else config.algo.rollout_size
         return max(int(wanted), 6 * rollout)
 

@@ -22,6 +22,7 @@ EVERY_BYTE = 10**12  # a verdict takes no sample
 WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
 
 
+MIN_SPEED_UP = 1.1  # below it a candidate is not worth its trade-offs
 OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # of a summary; the others of its quality
 # Shown as the interquartile mean over seeds with a bootstrap interval.
 FIGURES = (*OF_TRAINING, "win_rate", "mean_reward", "score_diff", "draw_rate", "mean_turns", "tail", "elo")
@@ -206,7 +207,7 @@ def _row(
         time_steps=None if threshold is None else statistics.median_time([at and at[0] for at in reached]),
         speed_up=speed_up,
         comparison=compared(outcomes, baseline or {}, gate, metric),
-        faster=None if speed_up is None else speed_up.value >= gate.min_speed_up,
+        faster=None if speed_up is None else speed_up.value >= MIN_SPEED_UP,
     )
 
 

@@ -76,7 +76,7 @@ class Beat(BaseCallback):
 def steady(config: Config) -> Config:
     """The configuration in the steady state of its training: nothing stops it, warm-up and exploring are over."""
     changes: dict[str, Any] = {
-        "stop": StopConfig(), "eval_every": 0, "checkpoint_every": 0, "checkpoint_every_minutes": 0.0, "live": "off",
+        "stop": StopConfig(), "eval_every": 0, "checkpoint_every": 0, "live": "off",
         "report": False, "warmup_steps": min(config.warmup_steps, WARMUP),
     }  # fmt: skip
     if config.algo.spec.off_policy:

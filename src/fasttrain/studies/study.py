@@ -33,7 +33,7 @@ from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import holder, read_json, write_json
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import key_of
+from fasttrain.spec.overrides import COMPILES_FIRST, key_of
 from fasttrain.terminal import command, one_line, rate_text
 
 LEAST_WINDOWS = 3  # fewer are no steady state that the first could be left out of
@@ -126,7 +126,7 @@ def run_cell(
     command_line = [sys.executable, "-u", "-m", "fasttrain", command, *overrides, *one]
     group = folder.parent.parent if folder.parent.name == CELLS else folder.parent
     # All are compared, and end with this process.
-    environment = {"FASTTRAIN_ENGINE_SWITCH_AT": "0", **os.environ, GROUP: str(group), PARENT: str(os.getpid())}
+    environment = {**COMPILES_FIRST, **os.environ, GROUP: str(group), PARENT: str(os.getpid())}
     with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
         process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
         with _passing_on_signals(process) as signals:
@@ -201,12 +201,12 @@ def why(exit_code: int, log: Path) -> str:
 
 STUDY_SCHEMA = 1
 # Keys that speak to the study, not to its cells.
-OWN_KEYS = ("candidates", "on_existing", "seeds", "horizon_minutes", "minutes", "profile_name", "study", "seed",
-            "gate", "ablate", "tune", "report", "live")  # fmt: skip
+OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gate", "tune", "report", "live")
+MINUTES = 10.0  # for a whole search, where nobody says how many
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
 # What is no part of what a cell is: one that was not finished is begun anew, so a checkpoint would only take time.
-BESIDES = ("on_existing=overwrite", "checkpoint_every_minutes=0")
+BESIDES = ("on_existing=overwrite", "checkpoint_every=0")
 
 
 Compose = Callable[[Sequence[str]], Config]  # command line arguments → the typed configuration
@@ -230,12 +230,12 @@ class Study:
 
     Args:
         folder: of the study; finished cells that it holds already are not run again.
-        overrides: what was typed, stored so that `study=FOLDER` alone goes on.
+        overrides: what was typed, stored so that `run=FOLDER` alone goes on.
     """
 
     def __init__(self, command: str, folder: Path, overrides: Sequence[str], console: Console) -> None:
         self.command, self.folder, self.console = command, folder.absolute(), console
-        self.arguments = [text for text in overrides if key_of(text) not in ("study", "on_existing")]
+        self.arguments = [text for text in overrides if key_of(text) not in ("run", "on_existing")]
         if "on_existing=overwrite" in overrides:
             clear(self.folder, "study")
         stored = read_json(self.folder / "study.json")

@@ -2,15 +2,14 @@
 
 Short trials of many settings, longer ones of the best third, and at last the best few and the profile itself in turn.
 Every trial is a process of its own, its first window is left out, and none may update less often per env step than the
-profile does (`tune.min_update_ratio`) or take more memory. Jamieson & Talwalkar 2016.
+profile does or take more memory. Jamieson & Talwalkar 2016.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -28,7 +27,7 @@ from fasttrain.spec.reading import all_keys
 from fasttrain.spec.setting import convert, did_you_mean
 from fasttrain.studies.judge import speed_ratio
 from fasttrain.studies.statistics import Ratio
-from fasttrain.studies.study import Cell, Compose, Study, Wanted, base_overrides, merged, settings
+from fasttrain.studies.study import MINUTES, Cell, Compose, Study, Wanted, base_overrides, merged, settings
 from fasttrain.terminal import command, rate_text, spelt
 
 PROFILE = "profile"
@@ -49,10 +48,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Returns 4 if stopped by a signal, 1 if the profile itself could not be run, else 0.
 
     Raises:
-        ConfigError: the space names an unknown key or one that may not vary, or optuna is asked for and not there.
+        ConfigError: the space names an unknown key or one that may not vary.
     """
-    if config.tune.sampler == "optuna" and importlib.util.find_spec("optuna") is None:
-        raise ConfigError("tune.sampler=optuna needs the package optuna: pip install fasttrain[tune], or take random")
     known = all_keys()
     for key, values in (config.tune.space or {}).items():
         if key not in known:
@@ -77,7 +74,7 @@ class Search:
 
     def __init__(self, study: Study, config: Config, base: Sequence[str], compose: Compose) -> None:
         self.study, self.config, self.base, self.compose = study, config, list(base), compose
-        self.budget_s = 60 * config.minutes
+        self.budget_s = 60 * (config.minutes or MINUTES)
         self.memory_bytes = FREE_SHARE * free_memory()
         self.trials: list[dict[str, Any]] = []
         self.result: Ratio | None = None
@@ -91,8 +88,7 @@ class Search:
             return EXIT_CRASHED
         plan = read_json(first.folder / "plan.json")
         self.defaults = {row["flag"]: row["effective"] for row in plan["flags"]}
-        wanted = self.config.tune.min_update_ratio
-        self.least_ratio = update_ratio(self.config, {}, self.defaults) if wanted is None else wanted
+        self.least_ratio = update_ratio(self.config, {}, self.defaults)
         space = self._space(plan)
         points = legal_points(self.config, space, self.defaults, self.least_ratio)
         sizes = ", ".join(f"{key} {'/'.join(map(str, values))}" for key, values in space.items())
@@ -114,19 +110,13 @@ class Search:
         return {key: values for key, values in space.items() if key not in typed}  # what is typed stays
 
     def _first_rung(self, space: Space, points: Sequence[Point]) -> list[Point]:
-        of_optuna = self.config.tune.sampler == "optuna"
-        how = optuna_points(space, points, self.config.seed) if of_optuna else random_points(points, self.config.seed)
         found: list[tuple[float, Point]] = []
-        rate = None
-        while self.study.spent_s() < SHARES[0] * self.budget_s:
-            try:
-                change = changes(how.send(rate), self.defaults)
-            except StopIteration:
+        for index in np.random.default_rng(self.config.seed).permutation(len(points))[::-1]:
+            if self.study.spent_s() >= SHARES[0] * self.budget_s:
                 break
-            cell = self._run_one(change, 0)
-            rate = None if cell is None else cell.rate
-            if rate is not None:
-                found.append((rate, change))
+            change = changes(points[index], self.defaults)
+            if (cell := self._run_one(change, 0)) is not None:
+                found.append((cell.rate, change))
         best = sorted(found, key=lambda each: -each[0])
         self.study.say(f"rung 1: {len(best)} trials of {len(points)} combinations")
         return [point for _, point in best[: max(FINALISTS, -(-len(best) // KEPT))]]
@@ -194,7 +184,7 @@ class Search:
         self.study.store()
 
     def _write(self, best: Point, result: Ratio) -> None:
-        name = self.config.profile_name or "tuned"
+        name = "tuned"
         better = result.clear and result.value > 1
         chosen = best if better else {}
         self.study.console.print()
@@ -304,36 +294,6 @@ def legal_points(config: Config, space: Space, defaults: Mapping[str, Any], leas
 def changes(point: Point, defaults: Mapping[str, Any]) -> Point:
     """Of the point, what differs from what runs without it."""
     return {key: value for key, value in point.items() if key not in defaults or defaults[key] != value}
-
-
-Sampler = Generator[Point, float | None, None]  # points to try; is sent the steps/s of each, None: it failed
-
-
-def random_points(points: Sequence[Point], seed: int) -> Sampler:
-    """Every point once, in random order."""
-    for index in np.random.default_rng(seed).permutation(len(points))[::-1]:
-        yield points[index]
-
-
-def optuna_points(space: Space, points: Sequence[Point], seed: int) -> Sampler:
-    """Every point once, the one next that is nearest to what Optuna's tree-structured Parzen estimator proposes."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed))
-    left = list(points)
-    words = {key: {str(value): value for value in values} for key, values in space.items()}
-    ranges: dict[str, Any] = {key: optuna.distributions.CategoricalDistribution(list(of)) for key, of in words.items()}
-    while left:
-        trial = study.ask(ranges)
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)  # what is run instead is told as what it was
-        wanted = {key: words[key][trial.params[key]] for key in words}
-        point = min(left, key=lambda other: sum(other[key] != wanted[key] for key in wanted))
-        left.remove(point)
-        rate = yield point
-        params = {key: str(value) for key, value in point.items()}
-        if rate is not None:
-            study.add_trial(optuna.trial.create_trial(params=params, distributions=ranges, value=rate))
 
 
 # --- what is shown

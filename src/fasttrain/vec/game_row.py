@@ -156,8 +156,8 @@ class Row:
         decision: Any = None  # whose only legal action was taken for it
         for _ in range(MOST_FORCED):
             outcome = await self._timed(asked)
-            if self.spent_ns > 1e9 * self.settings.game_timeout_s and not isinstance(outcome, Over):
-                raise GameLostError("game timeout", f"the engine took {self.settings.game_timeout_s:g} s for the game")
+            if self.spent_ns > 1e9 * self.settings.timeouts_s.game and not isinstance(outcome, Over):
+                raise GameLostError("game timeout", f"the engine took {self.settings.timeouts_s.game:g} s for the game")
             if isinstance(outcome, Refused):
                 if decision is None:
                     return outcome

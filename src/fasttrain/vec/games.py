@@ -105,7 +105,7 @@ class DaemonVecEnv(SlotVecEnv):
         # Of the training's env, which its guests know too: whether they play, and ended its games to make place.
         self.host, self.guests_play, self.ended = self, False, False
         try:
-            self._ready = self._meet(num_envs + guests, settings.start_timeout_s + SLACK_S)
+            self._ready = self._meet(num_envs + guests, settings.timeouts_s.start + SLACK_S)
         except BaseException:
             self.close()
             raise

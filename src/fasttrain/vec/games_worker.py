@@ -1,8 +1,9 @@
 """The process in which games with external engines are played: hundreds of them at once, in one asyncio loop.
 
 Each row of the slots is a task (`game_row`); actions come from the trainer as numbers of rows, news of rows go back,
-all that came up in one round of the loop in one message. With `max_wait_ms` news of more rows are waited for, while the
-daemons have two games each under way, on average: a message costs both sides 0.1 ms, however much it says.
+all that came up in one round of the loop in one message. Where the game's class has `wait_ms`, news of more rows are
+waited for, while the daemons have two games each under way, on average: a message costs both sides 0.1 ms, however much
+it says.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def made(settings: GamesSettings, guest: bool = False) -> EngineGame:
         raise
     except Exception as error:
         raise EnvSpecError(f"{what} could not be made with env.kwargs={kwargs}: {blame(error)}") from error
-    game.timeout_s = settings.daemons.request_timeout_s
+    game.timeout_s = settings.daemons.timeouts_s.request
     return game
 
 
@@ -122,6 +123,7 @@ class Worker(asyncio.Protocol):
         self._journal = folder / f"daemons{suffix}.log"
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._told: list[tuple[Any, ...]] = []
+        self.wait_s = 0.0  # as the game's class says
         self._later: asyncio.TimerHandle | None = None  # when what is to be told goes out, if more is waited for
         self._under_way = set[int]()  # rows of which no news came since they were told to go on
         self._frames = Lengths(1 << 30)
@@ -196,7 +198,7 @@ class Worker(asyncio.Protocol):
         """News of a row, together with others of this round of the loop or of the next milliseconds."""
         self._under_way.discard(row)
         self._told.append((row, kind, info))
-        first, wait_s = len(self._told) == 1, self.settings.daemons.max_wait_ms / 1000
+        first, wait_s = len(self._told) == 1, self.wait_s
         if wait_s and len(self._under_way) >= 2 * self.settings.count:
             if first:
                 self._later = self._loop.call_later(wait_s, self._flush)
@@ -230,7 +232,9 @@ class Worker(asyncio.Protocol):
             if before := self._tasks.get(row):
                 before.cancel()
             guest = row >= self.settings.first_guest
-            life = Row(self.guests if guest else self.table, row, seed, made(self.settings, guest)).live(before)
+            game = made(self.settings, guest)
+            self.wait_s = game.wait_ms / 1000
+            life = Row(self.guests if guest else self.table, row, seed, game).live(before)
             self._tasks[row] = task = self._loop.create_task(life)
             task.add_done_callback(partial(self._ended, "guests" if guest else "failed"))
 
