@@ -45,9 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for found in work.every_work().values():
             print(f"{found.name:<28} {found.target:<4} {found.text}")
     elif options.command == "one":
-        chosen = work.every_work()[options.work]
-        measurement = chosen.measurements[options.measurement]
-        print(json.dumps(measurement(int(options.turn)) if chosen.seeded else measurement()))
+        chosen = work.every_work().get(options.work)
+        measurement = chosen.measurements.get(options.measurement) if chosen else None
+        if chosen is None or measurement is None:
+            print(json.dumps({"skipped": "this checkout has no such measurement"}))
+        else:
+            print(json.dumps(measurement(int(options.turn)) if chosen.seeded else measurement()))
     elif options.command == "report":
         print(report.write(options.file))
     else:

@@ -35,6 +35,7 @@ def finished(arguments: Sequence[str]) -> tuple[dict[str, Any], list[dict[str, s
             raise SystemExit(1)
         folder = Path(name) / "run"
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary["finish_s"] = time.time() - (folder / "perf.json").stat().st_mtime  # written when training is over
         with (folder / "episodes.csv").open(newline="", encoding="utf-8") as file:
             return summary, list(csv.DictReader(file))
 

@@ -157,6 +157,8 @@ def test_a_measurement_is_a_process_and_a_peer_that_fails_is_skipped(
     monkeypatch.setattr(work, "every_work", lambda: work.works_of(toy()))
     assert program.main(["one", "toy-one", "stock", "0"]) == 0
     assert json.loads(capsys.readouterr().out) == sample(2.0)
+    assert program.main(["one", "toy-two", "stock", "0"]) == 0
+    assert "no such measurement" in capsys.readouterr().out
     assert program.main(["list"]) == 0
     assert "toy-one" in capsys.readouterr().out
     monkeypatch.setitem(peers.PEERS, "broken", peers.Peer("nothing.py"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from typing import Any
 
 from benchmarks import peers, trainings
 from benchmarks.work import OURS, Sample, Work, works_of
@@ -106,10 +105,6 @@ SKULLKING: dict[str, tuple[str, tuple[str, ...]]] = {
 SKULLKING_ROLLOUTS, QUICK = 6, ("checkup=off", "eval.episodes=2")
 
 
-def without_memory() -> Any:
-    return command("maskable_ppo", SKULLKING_ROLLOUTS, *QUICK)
-
-
 WORKS = works_of(
     *(cartpole(name, numbers) for name, numbers in CARTPOLE.items()),
     *(
@@ -118,7 +113,7 @@ WORKS = works_of(
             f"Skull King with memory, {text}, against MaskablePPO without: more arithmetic.",
             {
                 OURS: partial(command, "maskable_recurrent_ppo", SKULLKING_ROLLOUTS, *QUICK, *more),
-                "fasttrain MaskablePPO, no memory": without_memory,
+                "fasttrain MaskablePPO, no memory": partial(command, "maskable_ppo", SKULLKING_ROLLOUTS, *QUICK),
             },
         )
         for name, (text, more) in SKULLKING.items()

@@ -74,7 +74,6 @@ def step_work(name: str, text: str, measurements: Mapping[str, Any]) -> Work:
 
 
 PLAIN, UNCACHED = "plain Python env", "without caches"
-SECONDARY = {"opponent": "greedy", "reward_damage": 0.01, "reward_progress": 0.01}
 GREEDY = {"opponent": "greedy"}
 UNITS = {**GREEDY, "action_mode": "units"}
 PLANNER = {"opponent": "planner"}
@@ -98,15 +97,6 @@ WORKS = works_of(
         "caches",
         "What caches gain against `greedy`.",
         {OURS: partial(native, **GREEDY), UNCACHED: partial(native, **GREEDY, cache=False)},
-    ),
-    step_work(
-        "rewards",
-        "What leaving out secondary rewards gains.",
-        {
-            OURS: partial(native, **GREEDY),
-            "secondary every 4th decision": partial(native, **SECONDARY, secondary_every=4),
-            "secondary at every decision": partial(native, **SECONDARY, secondary_every=1),
-        },
     ),
     Work(
         "skirmish-self-play",

@@ -83,25 +83,6 @@ def stepping(kind: str, num_envs: int) -> Sample:
     return {"rate": rate_of(make(kind, cartpole, num_envs), num_envs, steps, masked=False)}
 
 
-def auto(num_envs: int) -> Sample:
-    """CartPole in what `vec_env=auto` takes for it, stepped as our algorithms do."""
-    from fasttrain.cli.compose import configured
-    from fasttrain.runs.envs import build_vec_env, env_facts, this_machine
-    from fasttrain.spec.plan import resolve
-
-    config = configured(["+profile=speed", "env.id=CartPole-v1", "algo=ppo", f"num_envs={num_envs}"])
-    plan = resolve(config, {}, env_facts(config), this_machine())
-    rate = rate_of(build_vec_env(plan.config, num_envs, seed=0), num_envs, 40_000 // num_envs, masked=False)
-    return {"rate": rate, "chosen": plan.config.vec_env}
-
-
-def monitored(num_envs: int) -> Sample:
-    """CartPole in DummyVecEnv with Monitor, as make_vec_env builds it."""
-    from benchmarks.trainings import stock_envs
-
-    return {"rate": rate_of(stock_envs("CartPole-v1", num_envs), num_envs, 40_000 // num_envs, masked=False)}
-
-
 def grouped(first_ready: bool, rollouts: int = 3) -> Sample:
     """Rollouts of MaskablePPO [256, 256] with 64 envs that wait, two in each of 32 workers; no updates."""
     import torch
@@ -148,15 +129,6 @@ WORKS = works_of(
             equal=(),
         )
         for n in (8, 64, 256)
-    ),
-    *(
-        Work(
-            f"vecenv-auto-{n}",
-            f"{n} CartPoles in what `vec_env=auto` takes for them, against DummyVecEnv with Monitor.",
-            {OURS: partial(auto, n), DUMMY: partial(monitored, n)},
-            equal=(),
-        )
-        for n in (8, 64)
     ),
     Work(
         "vecenv-first-ready",

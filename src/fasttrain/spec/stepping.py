@@ -13,7 +13,7 @@ from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.daemons import shared_out, workers_for
 from fasttrain.spec.reading import evaluation_envs, memory_inputs, plays_itself, uses_masks
 
-# What stepping costs besides the envs' own time, from CartPole (benchmarks, vecenv-auto): per env about the
+# What stepping costs besides the envs' own time, from CartPole (benchmarks, vecenv-step): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
 PER_ENV_S = 2e-6
 PER_SHARED_STEP_S = 250e-6
