@@ -26,7 +26,7 @@ from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
 from fasttrain.accelerators.kernels_sac import KernelSACEngine
-from fasttrain.accelerators.layout import KINDS, activations_of, heads_of, linears_of, shapes_of
+from fasttrain.accelerators.layout import KINDS, heads_of, linears_of
 from fasttrain.algos.engine import Engine, PPOWork, QWork
 from fasttrain.algos.guard import optimizers_of
 from fasttrain.algos.policy_view import CategoricalView, GaussianView, is_unchanged, networks_of
@@ -53,7 +53,7 @@ _DQN = Contract(
     engine=KernelQEngine,
     calls=kernels_q.kernel_calls,
     algorithm=("train", "collect_rollouts", "work", "evaluate", "loss", "replay", "predict", "_sample_action"),
-    policy=("__call__", "forward", "_predict", "extract_features"),
+    policy=("__call__", "forward", "_predict", "extract_features", "set_training_mode"),
     storage=("add", "put", "sample", "_get_samples", "gather", "draw", "draw_weighted", "windows", "masks_of",
              "flat_views", "update_priorities"),
     stored=ReplayStorage,
@@ -66,7 +66,7 @@ _SAC = Contract(  # it asks the storage for batches, which may be of any class
     algorithm=("train", "collect_rollouts", "work", "evaluate", "critic_loss", "actor_loss", "replay", "predict",
                "_sample_action", "_move_targets"),
     policy=("__call__", "forward", "predict", "_predict", "action_log_prob", "get_action_dist_params",
-            "extract_features"),
+            "extract_features", "set_training_mode"),
     storage=(),
     stored=ReplayStorage,
     work={SACWork: ("gradient_steps", "batch_size", "gamma", "tau", "target_update_interval", "target_entropy",
@@ -274,18 +274,18 @@ def _watched(policy: Any) -> str:
 
 def _odd_layers(policy: Any) -> str:
     """Of the networks, which are to be linear layers with one kind of activation between them, and nothing else."""
-    q_nets, lstms = hasattr(policy, "q_net"), [getattr(policy, f"lstm_{name}", None) for name in ("actor", "critic")]
+    q_nets = (policy.q_net, policy.q_net_target) if hasattr(policy, "q_net") else ()
+    lstms = [getattr(policy, f"lstm_{name}", None) for name in ("actor", "critic")]
     if q_nets:
-        nets = [(linears_of(net), activations_of(net), heads_of(net)) for net in (policy.q_net, policy.q_net_target)]
+        nets = [(linears_of(net), [*net.q_net][1::2], heads_of(net)) for net in q_nets]
     else:
-        hidden = [[*net] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
-        heads = ([policy.action_net], [policy.value_net])
-        nets = [(net[0::2], net[1::2], head) for net, head in zip(hidden, heads, strict=True)]
+        both = zip(policy.mlp_extractor.children(), (policy.action_net, policy.value_net), strict=True)
+        nets = [(net[0::2], net[1::2], [head]) for net, head in both]
     kinds = {type(each) for _, activations, _ in nets for each in activations}
     linear: list[Any] = [layer for hidden, _, heads in nets for layer in (*hidden, *heads)]
     plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
     alternate = all(len(hidden) == len(activations) and (hidden or lstms[0]) for hidden, activations, _ in nets)
-    alike = not q_nets or shapes_of(policy.q_net) == shapes_of(policy.q_net_target)
+    alike = len({tuple(each.shape for each in net.parameters()) for net in q_nets}) < 2
     if not (plain and alternate and alike) or len(kinds) > 1 or not kinds <= set(KINDS):
         return "not an MLP of tanh or relu layers"
     if unknown := [kind for kind in kinds if KINDS[kind] not in ACTIVATIONS]:

@@ -75,9 +75,8 @@ class KernelQEngine(Engine):
         seen = joined(observations, self._keys)
         count = len(seen)
         masks = _NO_MASK if action_masks is None else np.ascontiguousarray(action_masks, np.bool_)
-        _check_shapes(observations=(seen, (count, self.inputs)))
-        if action_masks is not None:
-            _check_shapes(action_masks=(masks, (count, self.actions)))
+        wide = (0, 0) if action_masks is None else (count, self.actions)
+        _check_shapes(observations=(seen, (count, self.inputs)), action_masks=(masks, wide))
         values = np.empty((count, self.actions), np.float32)
         actions = np.empty((count, len(self.layout.dims)), np.int64)
         total = self._call(act_rows, seen, masks, self.flat.arrays[0], self.layout, self.pieces, self.dueling,

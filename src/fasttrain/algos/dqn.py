@@ -135,9 +135,8 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         else:
             seen, rewards = normalizer.get_original_obs(), normalizer.get_original_reward()
         next_obs, next_masks = next_states(source, seen, normalizer, dims)
-        timeouts = slots.truncations & ~slots.terminations
         before: Any = self._last_original_obs
-        storage.put(before, next_obs, actions, rewards, came.dones, timeouts, next_masks)
+        storage.put(before, next_obs, actions, rewards, came.dones, slots.truncations & ~slots.terminations, next_masks)
         self._last_obs = came.observations
         if normalizer is not None:
             self._last_original_obs = seen
@@ -154,13 +153,13 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
             return super().train(gradient_steps, batch_size)
         policy, clock = self.policy, self.collector.clock
         with clock.phase("other"):
-            policy.set_training_mode(True)
             self._update_learning_rate(policy.optimizer)
             if isinstance(self.replay_buffer, PrioritizedReplayBuffer):
                 self.replay_buffer.anneal(self._current_progress_remaining)
             engine: Any = self.engine_now()
             if engine.kind == "kernels":
                 return self._record(engine, self._by_kernels(engine, gradient_steps, batch_size))
+            policy.set_training_mode(True)
             replay, step = self.replay(), TorchStep(engine, self.max_grad_norm)
             with step.stepping():
                 clock.enter("replay_sample")

@@ -107,7 +107,8 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         collector, clock, num_envs = self.collector, self.collector.clock, source.num_envs
         actor: Any = self.actor if self.use_sde else None
         num_steps, num_episodes = 0, 0
-        self.policy.set_training_mode(False)
+        if self.engine.kind == "torch" or self.policy.training:  # kernels know no modes
+            self.policy.set_training_mode(False)
         if actor is not None:
             actor.reset_noise(num_envs)
         with clock.phase("log"):
@@ -139,7 +140,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
                     storage.discard(*none)
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             self._on_step()  # of DQN: exploration rate and target network
-            for env in np.flatnonzero(came.dones):
+            for env in came.dones.nonzero()[0]:
                 num_episodes += 1
                 self._episode_num += 1
                 if action_noise is not None:
@@ -179,8 +180,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     def _record(self, engine: Engine, done: Statistics) -> None:
         """Log means in float64 of float32 scalars, as SB3 takes them, of the updates that were not skipped."""
         engine.clock.enter("log")
-        self._n_updates += done.epochs
-        record = self.logger.record
+        record, self._n_updates = self.logger.record, self._n_updates + done.epochs
         for name, values in done.terms.items():
             if done.skipped and len(values) == len(done.norms):  # a term need not be in every batch
                 values = values[np.isfinite(done.norms)]
@@ -194,6 +194,6 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
 
 def left_out(slots: Slots) -> tuple[list[int], list[int], list[int]]:
     """Of envs whose step was none: lost by a fault, or at rest; and those that rest next, within an episode."""
-    resets, rests = ([] if rows is None else np.flatnonzero(rows).tolist() for rows in (slots.resets, slots.rests))
+    resets, rests = ([] if rows is None else rows.nonzero()[0].tolist() for rows in (slots.resets, slots.rests))
     lost = [episode.env_index for episode in slots.finished if episode.lost]
     return lost, resets, [env for env in rests if not (slots.terminations[env] or slots.truncations[env])]

@@ -133,11 +133,11 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         clock, critic = self.collector.clock, self.critic.optimizer
         learners = [self.actor.optimizer, *filter(None, [self.ent_coef_optimizer])]
         with clock.phase("other"):
-            self.policy.set_training_mode(True)
             self._update_learning_rate([critic, *learners])
             engine: Any = self.engine_now()
             if engine.kind == "kernels":
                 return self._record(engine, engine.update(self.replay(), self.work(gradient_steps, batch_size)))
+            self.policy.set_training_mode(True)
             step = SACStep(engine, [critic, *learners])
             with step.stepping():
                 clock.enter("replay_sample")

@@ -281,7 +281,7 @@ class ReplayStorage(ReplayBuffer):
             raise ValueError("cannot sample: the replay buffer is empty")
         integers: Any = np.random.randint if rng is None else rng.integers
         rows, envs = self._anywhere(batch_size, integers)
-        while self.void is not None and (again := np.flatnonzero(self.void[rows, envs])).size:
+        while self.void is not None and (again := self.void.take(rows * self.n_envs + envs).nonzero()[0]).size:
             rows[again], envs[again] = self._anywhere(len(again), integers)
         return rows, envs
 
