@@ -70,6 +70,8 @@ class KernelSACEngine(Engine):
         count = len(chains)
         of_critics = [each.reshape(count, -1) for each in (*self._critics.arrays, self._targets.arrays[0])]
         self._learners = Learners(*self._actor.arrays, *of_critics)
+        space = policy.observation_space
+        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # it is its own features
         self._scratch: SACScratch | None = None
         self._choice = ThreadChoice()
 
@@ -79,7 +81,7 @@ class KernelSACEngine(Engine):
 
     def act(self, observations: Any, action_masks: Any, memory: Any = None) -> Acted:
         """Draw actions from -1 to 1. Raises EnvError: one is not finite."""
-        seen = self._features(self.policy.obs_to_tensor(observations)[0])
+        seen = self._features(observations if self._plain else self.policy.obs_to_tensor(observations)[0])
         noise = self._noise(len(seen))
         batch, scratch = SACBatch(seen[None], noise, NONE, NONE, noise[None]), self._memory(len(seen))
         if not math.isfinite(act_rows(batch, self._learners.actor, self._nets[0], scratch)):
@@ -157,10 +159,11 @@ class KernelSACEngine(Engine):
 
     def _features(self, observations: Any) -> Float32Array:  # (B, F)
         """The observations, flat: eligible policies make nothing else of them."""
-        policy = self.policy
-        given = preprocess_obs(observations, policy.observation_space, normalize_images=policy.normalize_images)
-        found: torch.Tensor = policy.actor.features_extractor(given)
-        return np.ascontiguousarray(found.numpy().reshape(-1, policy.actor.features_dim))
+        policy, found = self.policy, observations
+        if not self._plain:
+            given = preprocess_obs(observations, policy.observation_space, normalize_images=policy.normalize_images)
+            found = policy.actor.features_extractor(given)
+        return np.ascontiguousarray(found, np.float32).reshape(-1, policy.actor.features_dim)
 
     def _noise(self, count: int) -> Float32Array:  # (count, A), the numbers that SB3's distribution would draw
         noise: Float32Array = torch.randn(count, self.policy.actor.mu.out_features).numpy()
