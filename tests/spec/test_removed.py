@@ -35,6 +35,7 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
     [
         ("engine_switch_at=5", "engine_switch_at is no setting any more: kernels work once they are compiled"),
         ("metrics={port: 9100}", "metrics is no setting any more: take loggers=[csv, stdout, {logger: prometheus"),
+        ("metrics.port=9100", "metrics.port is no setting any more: take loggers="),
         ("+guard.at_limit=stop", "guard.at_limit is no setting any more: take nan_guard=stop or nan_guard=rollback"),
         ("daemons.recycle.games_=3", "unknown key 'daemons.recycle.games_'; did you mean 'daemons.recycle.games'"),
         ("env.result={won: x}", "unknown key 'env.result.won'"),
@@ -47,6 +48,12 @@ def test_typed_it_is_one_line(fasttrain: RunCommand, typed: str, told: str):
     done = fasttrain("env.id=CartPole-v1", "algo=ppo", typed)
     assert (done.exit_code, done.err.count("\n")) == (2, 1)
     assert told in done.err
+
+
+def test_its_variable_is_named_too(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FASTTRAIN_CHECKPOINT_EVERY_MINUTES", "5")
+    told = "take checkpoint_every=5min (environment: FASTTRAIN_CHECKPOINT_EVERY_MINUTES=5)"
+    assert told in fasttrain("env.id=CartPole-v1", "algo=ppo").err
 
 
 def test_a_key_that_never_was_is_no_former_one():

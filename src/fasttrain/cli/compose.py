@@ -243,7 +243,7 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if of_group := re.search(r"Error merging override (\S+=\[.*)", text):
         return f"{of_group[1]}: expected a mapping"
     if key := re.search(r"Could not override '([^']+)'", text):
-        below = re.search(r"full_key: (\S+)", str(error.__cause__))  # of a mapping that was typed
+        below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # of a mapping that was typed
         return _unknown_key((below or key)[1], overrides)
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"

@@ -163,7 +163,7 @@ def with_names_as_typed(message: str, arguments: Sequence[str], environment: Map
 
     def is_about(name: str) -> bool:
         key = ALIASES[name].key if name in ALIASES else name
-        return re.search(rf"(?<![\w.]){re.escape(key)}[=:]", message) is not None
+        return re.search(rf"(?<![\w.]){re.escape(key)}([=:]| is no setting)", message) is not None
 
     named = [text for text in overrides if (name := key_of(text)) in ALIASES and name not in message and is_about(name)]
     message += f" (typed: {', '.join(named)})" if named else ""
