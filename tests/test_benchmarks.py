@@ -15,9 +15,10 @@ sys.path.insert(0, str(ROOT))
 pytest.importorskip("benchmarks", reason="a source archive has none")
 
 from benchmarks import __main__ as program  # noqa: E402
-from benchmarks import guard, machine, peers, report, runner, work  # noqa: E402
+from benchmarks import guard, machine, peers, report, runner, trainings, work  # noqa: E402
 from benchmarks.runner import Side  # noqa: E402
 from benchmarks.work import OURS, Work  # noqa: E402
+from conftest import configured  # noqa: E402
 
 
 def sample(rate: float, updates: int = 16, **more: Any) -> dict[str, Any]:
@@ -49,6 +50,31 @@ def test_every_work_is_described_and_the_targets_are_measured() -> None:
     }  # fmt: skip
     with pytest.raises(SystemExit, match="no work nothing"):
         work.chosen(["nothing"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["auto-dqn-dict", "dqn-cartpole", "learn-dqn-lunarlander", "learn-memory-tmaze-50", "learn-memory-skullking",
+     "learn-settings", "libraries-pong-dqn", "ppo-lander-8", "recurrent-64-128-short", "skullking-train",
+     "skirmish-self-play", "zoo-tuned-acrobot"],
+)  # fmt: skip
+def test_command_lines_are_such_that_fasttrain_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Typed(Exception):  # noqa: N818
+        pass
+
+    def typed(arguments: list[str]) -> None:
+        configured(*arguments)
+        raise Typed
+
+    for variable in ("SDL_VIDEODRIVER", "WANDB_MODE"):  # which a measurement sets
+        monkeypatch.setenv(variable, "")
+    monkeypatch.setattr(trainings, "finished", typed)
+    monkeypatch.setattr("benchmarks.works.libraries.find_spec", lambda name: True)
+    found = work.every_work()[name]
+    for side, measurement in found.measurements.items():
+        if side == OURS or found.seeded:
+            with pytest.raises(Typed):
+                measurement(0) if found.seeded else measurement()
 
 
 def test_sides_take_turns_and_ours_warms_up_first() -> None:

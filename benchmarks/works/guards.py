@@ -84,7 +84,7 @@ def measure(job: str) -> Sample:
             if self._settled > SETTLE:
                 self.times.append((pair[True], pair[False]))
                 if len(self.times) % CHECKPOINT_EVERY == 0:
-                    self._run.callback._checkpoint._next = 0  # the run's own callback, next in turn, finds it due
+                    self._run.callback._checkpoint.following = 0  # the run's own callback, next in turn, finds it due
                     self._after, self._guarded = [], True
 
         def _switch(self) -> None:
