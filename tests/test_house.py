@@ -46,11 +46,11 @@ def test_settings_are_not_above_their_ceiling() -> None:
 
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
-    "ppo": {"files": 11, "functions": 90, "lines": 968},
-    "kernels": {"files": 12, "functions": 87, "lines": 945},
-    "recurrent": {"files": 14, "functions": 90, "lines": 947},
+    "ppo": {"files": 10, "functions": 88, "lines": 949},
+    "kernels": {"files": 12, "functions": 85, "lines": 926},
+    "recurrent": {"files": 13, "functions": 88, "lines": 928},
     "dqn": {"files": 15, "functions": 80, "lines": 897},  # td_loss is the loss only where all batches say so
-    "sac": {"files": 13, "functions": 61, "lines": 690},  # a Box of whole numbers reaches its `high`
+    "sac": {"files": 13, "functions": 61, "lines": 688},  # a Box of whole numbers reaches its `high`
 }
 
 

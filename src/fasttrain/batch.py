@@ -6,16 +6,14 @@ Words: True in an action mask means legal. A termination ends the episode by the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.errors import ConfigError, EnvError
+from fasttrain.errors import ConfigError
 
 BoolArray = NDArray[np.bool_]
 Float32Array = NDArray[np.float32]
@@ -100,76 +98,7 @@ def draw_choices(rng: Any, dims: Sequence[int], count: int, action_masks: BoolAr
     return np.stack([part.argmax(axis=1) for part in parts], axis=1)
 
 
-def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
-    """Envs in which some sub-action has no legal choice. A product of booleans: 3 µs for 256 × 86, `any` takes 9."""
-    count, ones = len(action_masks), np.ones(max(dims), np.bool_)
-    if len(set(dims)) == 1:
-        return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
-    ends = list(accumulate(dims))
-    free = [action_masks[:, end - size : end] @ ones[:size] for end, size in zip(ends, dims, strict=True)]
-    return np.flatnonzero(~np.logical_and.reduce(free))
-
-
-def opened(action_masks: BoolArray, dims: Sequence[int]) -> BoolArray:  # (N, A), (K,)
-    """The masks, in which all choices are legal of a sub-action that had no legal one: a copy where there was such."""
-    rows = stuck_envs(action_masks, dims)
-    if not len(rows):
-        return action_masks
-    action_masks = action_masks.copy()
-    for end, size in zip(accumulate(dims), dims, strict=True):
-        part = action_masks[:, end - size : end]
-        part[~part.any(axis=1)] = True
-    return action_masks
-
-
 NO_LEGAL_ACTION = "End the episode in such a state, offer a pass action, or take env.on_empty_mask=all_legal"
-
-
-class EmptyMasks:
-    """Counts the masks that leave a (sub-)action without a legal choice, and tells of the first.
-
-    Any choice counts as legal there, as in sb3-contrib. Many games have such masks where they are over and the step
-    that ends the episode is still to come.
-
-    Args:
-        raises: they are an error instead.
-        say: tells a person.
-    """
-
-    def __init__(self, raises: bool = False, say: Callable[[str], None] = warnings.warn) -> None:
-        self.raises, self.say, self.count, self.step = raises, say, 0, 0
-
-    def look(
-        self,
-        action_masks: BoolArray,  # (N, A) of the states that are acted on
-        dims: Sequence[int],
-        step: int | None = None,  # env step; None: that of the last look
-        envs: Int64Array | None = None,  # (N,); None: all
-        whose: str = "",
-    ) -> None:
-        """Look at the masks of one decision in each of some envs.
-
-        Raises:
-            EnvError: some allow nothing, and `raises`.
-        """
-        self.step = self.step if step is None else step
-        rows = stuck_envs(action_masks, dims)
-        if not len(rows):
-            return
-        of = rows if envs is None else envs[rows]
-        named = ", ".join(f"{env}{_head(action_masks[row], dims)}" for env, row in zip(of, rows, strict=True))
-        what = f"no legal action{whose} in env {named} at step {self.step:,}: the action mask is False for every choice"
-        if self.raises:
-            raise EnvError(f"{what} there. {NO_LEGAL_ACTION}")
-        if not self.count:
-            self.say(f"{what}; all count as legal there, as in sb3-contrib (env.on_empty_mask=raise: an error)")
-        self.count += len(rows)
-
-
-def _head(action_mask: BoolArray, dims: Sequence[int]) -> str:  # (A,), (K,)
-    """Which sub-action of several has no legal choice."""
-    heads = [head for head, end in enumerate(accumulate(dims)) if not action_mask[end - dims[head] : end].any()]
-    return f" (head {', '.join(map(str, heads))})" if len(dims) > 1 else ""
 
 
 def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: str) -> None:

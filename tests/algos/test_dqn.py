@@ -17,11 +17,12 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
-from fasttrain.batch import EmptyMasks, FinishedEpisode
+from fasttrain.batch import FinishedEpisode
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.envs.masks import ActionMasks
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from fasttrain.vec.base import EmptyMasks
 from toys import RandomEnv, ToyGame, seeded_vec
 
 SETTINGS: dict[str, Any] = {

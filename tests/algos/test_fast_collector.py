@@ -10,8 +10,9 @@ from gymnasium import spaces
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.fast import Collector, bootstrap_truncated, clip_actions, read_masks
 from fasttrain.algos.ppo import PPO
-from fasttrain.batch import EmptyMasks, FinishedEpisode, opened, stuck_envs
+from fasttrain.batch import FinishedEpisode
 from fasttrain.errors import EnvError
+from fasttrain.vec.base import EmptyMasks, opened, stuck_envs
 from toys import toy_gym_vec
 
 

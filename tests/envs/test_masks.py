@@ -11,7 +11,6 @@ from gymnasium import spaces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasttrain.batch import stuck_envs
 from fasttrain.envs.masks import (
     ActionMasks,
     FlatMasks,
@@ -24,6 +23,7 @@ from fasttrain.envs.masks import (
 )
 from fasttrain.envs.wrappers import OldGym
 from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.vec.base import stuck_envs
 
 
 class Toy(gymnasium.Env[Any, Any]):

@@ -28,12 +28,12 @@ from fasttrain.algos.off_policy import OffPolicy, without_threads_left
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
 from fasttrain.algos.step import TorchStep, checked
-from fasttrain.batch import LAST_MASKS, BoolArray, each_array, opened
+from fasttrain.batch import LAST_MASKS, BoolArray, each_array
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import refuse_foreign_buffer
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.vec.base import SlotSource, copy_observations
+from fasttrain.vec.base import SlotSource, copy_observations, opened
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
 CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # whose methods `_choose` reproduces

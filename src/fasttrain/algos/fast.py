@@ -20,13 +20,13 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.engine import Engine, EngineSettings
-from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Float32Array, each_array
+from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, each_array
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.infos import averaged_by_sb3
-from fasttrain.vec.base import SlotSource, copy_observations, slots_of
+from fasttrain.vec.base import EmptyMasks, SlotSource, copy_observations, slots_of
 
 ACCELERATORS = "fasttrain.accelerators"  # imported when it is asked for: the plain path needs nothing of it
 UNSAVED = ("engine", "collector", "dims")
@@ -64,10 +64,8 @@ class Fast(BaseAlgorithm):
         """The engine; made anew where policy, optimizer or device were replaced since, or kernels serve only now or no
         more. Asked where rollouts and updates begin."""
         engine = self.engine
-        kind = engine.settings.kind
-        if kind == "kernels" and self.unsupported_reason():
-            kind = "torch"
-        if engine.kind != kind or not engine.fits(self.policy):
+        served = engine.settings.kind == "kernels" and not self.unsupported_reason()
+        if engine.kind != ("kernels" if served else "torch") or not engine.fits(self.policy):
             self.engine = engine = self._made(engine.settings, engine)
         return engine
 

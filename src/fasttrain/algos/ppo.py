@@ -280,8 +280,8 @@ def _in_lockstep(
                 check_actions(clipped, policy, stored.observations, model.num_timesteps + source.num_envs)
         place = rollout.place_observations(step + 1) if collector.lends_observations else None
         last, rewards, dones, infos = collector.step(source, clipped, place)
-        model.num_timesteps += source.slots.transitions
-        finished = source.slots.finished
+        finished, resets = source.slots.finished, source.slots.resets
+        model.num_timesteps += source.num_envs if resets is None else int(np.count_nonzero(~resets))
         cut = [episode for episode in finished if episode.truncated or episode.lost]
         if guarded and (cut or normalizer is not None):  # neither last observations nor what it was given are kept
             check_step(last, rewards, [episode for episode in cut if not episode.lost], model.num_timesteps, normalizer)
@@ -302,7 +302,7 @@ def _in_lockstep(
             stored.observations, stored.actions, rewards, model._last_episode_starts, stored.values, stored.log_probs,
             stored.action_masks, stored.memory,
         )  # fmt: skip
-        if (resets := source.slots.resets) is not None:
+        if resets is not None:
             rollout.leave_out(step, resets)
             if memory is not None:  # an engine asks for the same decision again
                 after, dones = memory.where(resets, after, dones)

@@ -2,7 +2,7 @@
 
 True means legal. A mask is flat: one entry per action of a Discrete space, the heads of a MultiDiscrete space one
 after another, and for MultiBinary two entries (may be 0, may be 1) per bit, as sb3-contrib expects them. A mask that
-allows nothing stays as it is: what is made of it is the algorithm's affair (`batch.EmptyMasks`).
+allows nothing stays as it is: what is made of it is the algorithm's affair (`vec/base.EmptyMasks`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from fasttrain.algos.policy_view import action_dims
-from fasttrain.batch import opened
+from fasttrain.vec.base import opened
 
 Arrays = dict[str, NDArray[Any]]
 MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action

@@ -21,7 +21,6 @@ from fasttrain.algos.causes import check_step
 from fasttrain.algos.fast import Collector, Fast
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.self_play import SnapshotPool
-from fasttrain.batch import EmptyMasks
 from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -35,6 +34,7 @@ from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.infos import InfoReader, averaged_by_sb3, enemy_turn_ms, record_of, win_of
 from fasttrain.spec.reading import lends_env
 from fasttrain.spec.setting import named
+from fasttrain.vec.base import EmptyMasks
 from fasttrain.vec.self_play import Opponent, SelfPlayVecEnv
 
 

@@ -19,7 +19,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.fast import Fast
-from fasttrain.batch import EmptyMasks
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
@@ -57,7 +56,7 @@ from fasttrain.spec.infos import InfoReader
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.terminal import Output, command, near
-from fasttrain.vec.base import close_envs
+from fasttrain.vec.base import EmptyMasks, close_envs
 from fasttrain.vec.process import Scout
 from fasttrain.vec.stock import workers_ended
 

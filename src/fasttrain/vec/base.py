@@ -9,8 +9,10 @@ wrapper does (normalise, stack frames) stays in force, because the outermost env
 from __future__ import annotations
 
 import time
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Protocol, cast
 
 import gymnasium as gym
@@ -19,7 +21,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvStepReturn
 
-from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Observations, Slots, each_array
+from fasttrain.batch import NO_LEGAL_ACTION, BoolArray, FinishedEpisode, Int64Array, Observations, Slots
 from fasttrain.envs.masks import FlatMasks
 from fasttrain.envs.retrace import closed
 from fasttrain.errors import EnvError
@@ -51,7 +53,78 @@ class SlotSource(Protocol):
 
 def copy_observations(observations: Observations) -> Observations:
     """Observations that the next step does not overwrite."""
-    return cast(Observations, each_array(np.array, observations))
+    if isinstance(observations, dict):
+        return {key: np.array(part) for key, part in observations.items()}
+    return np.array(observations)
+
+
+def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
+    """Envs in which some sub-action has no legal choice. A product of booleans: 3 µs for 256 × 86, `any` takes 9."""
+    count, ones = len(action_masks), np.ones(max(dims), np.bool_)
+    if len(set(dims)) == 1:
+        return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
+    ends = list(accumulate(dims))
+    free = [action_masks[:, end - size : end] @ ones[:size] for end, size in zip(ends, dims, strict=True)]
+    return np.flatnonzero(~np.logical_and.reduce(free))
+
+
+def opened(action_masks: BoolArray, dims: Sequence[int]) -> BoolArray:  # (N, A), (K,)
+    """The masks, in which all choices are legal of a sub-action that had no legal one: a copy where there was such."""
+    rows = stuck_envs(action_masks, dims)
+    if not len(rows):
+        return action_masks
+    action_masks = action_masks.copy()
+    for end, size in zip(accumulate(dims), dims, strict=True):
+        part = action_masks[:, end - size : end]
+        part[~part.any(axis=1)] = True
+    return action_masks
+
+
+class EmptyMasks:
+    """Counts the masks that leave a (sub-)action without a legal choice, and tells of the first.
+
+    Any choice counts as legal there, as in sb3-contrib. Many games have such masks where they are over and the step
+    that ends the episode is still to come.
+
+    Args:
+        raises: they are an error instead.
+        say: tells a person.
+    """
+
+    def __init__(self, raises: bool = False, say: Callable[[str], None] = warnings.warn) -> None:
+        self.raises, self.say, self.count, self.step = raises, say, 0, 0
+
+    def look(
+        self,
+        action_masks: BoolArray,  # (N, A) of the states that are acted on
+        dims: Sequence[int],
+        step: int | None = None,  # env step; None: that of the last look
+        envs: Int64Array | None = None,  # (N,); None: all
+        whose: str = "",
+    ) -> None:
+        """Look at the masks of one decision in each of some envs.
+
+        Raises:
+            EnvError: some allow nothing, and `raises`.
+        """
+        self.step = self.step if step is None else step
+        rows = stuck_envs(action_masks, dims)
+        if not len(rows):
+            return
+        of = rows if envs is None else envs[rows]
+        named = ", ".join(f"{env}{_head(action_masks[row], dims)}" for env, row in zip(of, rows, strict=True))
+        what = f"no legal action{whose} in env {named} at step {self.step:,}: the action mask is False for every choice"
+        if self.raises:
+            raise EnvError(f"{what} there. {NO_LEGAL_ACTION}")
+        if not self.count:
+            self.say(f"{what}; all count as legal there, as in sb3-contrib (env.on_empty_mask=raise: an error)")
+        self.count += len(rows)
+
+
+def _head(action_mask: BoolArray, dims: Sequence[int]) -> str:  # (A,), (K,)
+    """Which sub-action of several has no legal choice."""
+    heads = [head for head, end in enumerate(accumulate(dims)) if not action_mask[end - dims[head] : end].any()]
+    return f" (head {', '.join(map(str, heads))})" if len(dims) > 1 else ""
 
 
 def empty_observations(space: spaces.Space[Any], num_envs: int) -> Observations:

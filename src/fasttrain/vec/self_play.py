@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.batch import BoolArray, EmptyMasks, FinishedEpisode, Int64Array, Slots, draw_choices, opened, select_rows
+from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_choices, select_rows
 from fasttrain.envs.masks import head_sizes
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations, slots_of
+from fasttrain.vec.base import EmptyMasks, SlotSource, SlotVecEnv, copy_observations, opened, slots_of
 from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.native import NativeVecEnv
 
