@@ -268,7 +268,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
         return
     for name, (_, usual) in config.algo.spec.extras.items():
         value = getattr(config.algo, name)
-        if value != usual and name not in ("use_masking", "action_noise", "memory_inputs"):
+        if value != usual and name not in ("use_masking", "action_noise"):
             raise ConfigError(
                 f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such thing; take "
                 f"engine=fast, or leave algo.{name} out"
