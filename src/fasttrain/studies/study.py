@@ -205,7 +205,7 @@ OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gat
 MINUTES = 10.0  # for a whole search, where nobody says how many
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
-# What is no part of what a cell is: one that was not finished is begun anew, so a checkpoint would only take time.
+# Unless it is typed: a cell that was not finished is begun anew, so that a checkpoint would only take time.
 BESIDES = ("on_existing=overwrite", "checkpoint_every=0")
 
 
@@ -297,7 +297,7 @@ class Study:
             overrides = self._overrides(wanted)
             while holder(folder):  # the cell of a study that was killed; it is gone on with when it has ended
                 time.sleep(0.2)
-            cell, stopped = run_cell("train", merged(overrides, BESIDES), folder, wanted.label, wanted.seed)
+            cell, stopped = run_cell("train", merged(BESIDES, overrides), folder, wanted.label, wanted.seed)
             cell.overrides = overrides
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
         self.store()
