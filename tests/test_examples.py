@@ -91,9 +91,8 @@ def test_a_features_extractor_with_arguments_is_trained_and_played(run: RunComma
         ("callbacks=[{every: 3}]", "callbacks: expected {callback: my.module:Name, …}, got {'every': 3}"),
         (
             "loggers=[cvs]",
-            "loggers: 'cvs' is none of csv, stdout, tensorboard, wandb, mlflow, trackio, prometheus, nor module:Class; did "
-            "you "
-            "mean 'csv'?",
+            "loggers: 'cvs' is none of csv, stdout, tensorboard, wandb, mlflow, trackio, prometheus, nor module:Class; "
+            "did you mean 'csv'?",
         ),
         ("algo.policy=MlpPolic", "algo.policy=MlpPolic: not one of auto, MlpPolicy"),
         ("algo=dqn algo.dueling=true algo.policy=residual:Residual", "contradicts algo.dueling=true"),
