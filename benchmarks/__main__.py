@@ -84,7 +84,7 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> int:
             sides = runner.sides_of(found, options.peers, options.against)
             store(runner.run(found, sides, options.repeats, say))
             say("\n".join(report.section(results[-1])))
-    say(f"stored in {file.name}; `python -m benchmarks report {file.name}` makes a page of it")
+    say(f"stored; `python -m benchmarks report {file}` makes a page of it")
     return 1 if any(result.get("verdict") == "slower" for result in results) else 0
 
 

@@ -101,7 +101,7 @@ PROCESSES: dict[str, tuple[Callable[[], None] | None, dict[str, str], str]] = { 
     "stdout to a closed pipe": (_to_a_closed_pipe(1), {}, "num_envs"),
     "stderr to a closed pipe": (_to_a_closed_pipe(2), {}, ""),
     "working directory gone": (_in_a_folder_that_is_gone, {}, "working directory"),
-    "working directory that cannot be written": (lambda: os.chdir("/proc"), {}, "num_envs"),
+    "working directory that cannot be written": (lambda: os.chdir("/proc"), {}, "output folder"),
     "a HOME that is not there": (None, {"HOME": "/nothing/of/that/name"}, "num_envs"),
     "ASCII": (None, {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}, "num_envs"),
     "no width": (None, {"COLUMNS": "0", "LINES": "0"}, "num_envs"),
