@@ -71,6 +71,12 @@ def test_a_study_named_alone_goes_on_with_its_own_arguments(tmp_path: Path):
     assert prepare("compare", ["seeds=9", study])[1:] == ["candidates='[baseline,speed]'", "seeds=9", study]
     with pytest.raises(ConfigError, match=f"is a study of compare: fasttrain compare {study}"):
         prepare("tune", [study])
+    with pytest.raises(ConfigError, match=f"is a study of compare: fasttrain compare {study}"):
+        prepare("compare", ["candidates=ablate", study])
+    (tmp_path / "study.json").write_text(json.dumps({"command": "ablate", "arguments": ["+profile=speed"]}))
+    assert prepare("compare", [study])[1:] == ["candidates='ablate'", "+profile=speed", study]
+    with pytest.raises(ConfigError, match=f"is a study of ablate: fasttrain ablate {study}"):
+        prepare("compare", ["candidates=[baseline,speed]", study])
     with pytest.raises(ConfigError, match="no study.json there"):
         prepare("compare", [f"run={tmp_path / 'none'}"])
 

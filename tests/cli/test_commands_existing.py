@@ -46,14 +46,15 @@ def test_a_second_run_is_refused_before_anything_is_written(
     assert "hydra.run.dir=it holds a run (done): take another folder, on_existing=resume goes on with it, " in err
     code, _, err = run("on_existing=maybe")
     assert (code, "on_existing=maybe: not one of refuse, resume, overwrite" in err) == (2, True)
-    for other in (["check", "env.id=CartPole-v1"], ["compare", "candidates=[baseline,speed]"], ["-m", "seed=1,2"]):
+    for other in (["check", "env.id=CartPole-v1"], ["compare", "candidates=[baseline,speed]"], ["-m", "seed=1,2"],
+                  ["eval", "run=it"]):  # fmt: skip
         assert main([*other, "hydra.run.dir=it", "hydra.sweep.dir=it"]) == 2
     monkeypatch.setenv("NAME_OF_IT", "it")
     assert main([*SMALL, "hydra.run.dir=${oc.env:NAME_OF_IT}"]) == 2
     (tmp_path / "mine" / "profile").mkdir(parents=True)
     (tmp_path / "mine" / "profile" / "here.yaml").write_text("# @package _global_\nhydra:\n  run:\n    dir: it\n")
     assert main(["--config-dir", str(tmp_path / "mine"), "+profile=here"]) == 2
-    assert capfd.readouterr().err.count("=it holds a run (done): take another folder") == 5
+    assert capfd.readouterr().err.count("=it holds a run (done): take another folder") == 6
     assert content(tmp_path / "it") == before
 
 

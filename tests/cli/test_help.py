@@ -17,6 +17,7 @@ from fasttrain.cli import main
         ),
         (["compare", "--help"], ["candidates=null"], ["\n  num_envs="]),
         (["help", "ablate"], ["candidates=null"], ["\n  num_envs="]),
+        (["ablate", "--help"], ["candidates=null"], ["\n  num_envs="]),
         (["help", "eval"], ["  run=null", "  eval.episodes"], ["\n  num_envs=", "candidates"]),
         (["help", "resume"], ["  log_every=10", "  stop.patience"], ["\n  num_envs=", "\n  seed="]),
         (["help", "watch"], ["fasttrain watch [FOLDER …]"], ["\n  num_envs="]),
@@ -38,3 +39,7 @@ def test_a_command_tells_its_settings(
 def test_a_command_that_is_none_is_wrong_input(capsys: pytest.CaptureFixture[str]):
     assert main(["help", "compar"]) == 2
     assert "did you mean 'compare'" in capsys.readouterr().err
+    assert main(["abalte"]) == 2
+    assert "did you mean 'ablate'" in capsys.readouterr().err
+    assert main(["+profile=speed", "ablate"]) == 2
+    assert "ablate: the command comes before its settings" in capsys.readouterr().err

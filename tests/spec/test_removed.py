@@ -11,7 +11,7 @@ from conftest import RunCommand, composed
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config, name_of_env
 from fasttrain.spec.reading import all_keys, from_mapping
-from fasttrain.spec.removed import MOVED, REMOVED, instead_of, put, without_removed
+from fasttrain.spec.removed import LEARNED_WITH, MOVED, REMOVED, instead_of, put, without_removed
 
 
 @pytest.mark.parametrize("key", REMOVED)
@@ -25,6 +25,9 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
     expected: dict[str, Any] = {**plain, "checkpoint_every": "4min"} if key == "checkpoint_every_minutes" else {**plain}
     if place:
         put(expected, place, 4)
+    if key in LEARNED_WITH:  # a run that learned with it cannot go on without
+        assert without_removed(given) == given
+        put(given, key, False)
     assert without_removed(given) == expected
     assert key not in all_keys()
     assert not place or place in all_keys()
@@ -42,6 +45,8 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
         ("checkpoint_every=5h", "checkpoint_every=5h: expected a number of env steps, or minutes as in 5min"),
         ("daemons.timeouts_s.game=0", "daemons.timeouts_s.game=0.0: must be at least 0.1"),
         ("warmup=all", "warmup=all: not one of off, only"),
+        ("warmup=true", "warmup=True: not one of off, only"),
+        ("batch_inference=false", "inference_batch_size is no setting any more: acting takes all envs in one forward"),
     ],
 )
 def test_typed_it_is_one_line(fasttrain: RunCommand, typed: str, told: str):

@@ -107,8 +107,8 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         collector, clock, num_envs = self.collector, self.collector.clock, source.num_envs
         actor: Any = self.actor if self.use_sde else None
         num_steps, num_episodes = 0, 0
-        if self.engine.kind == "torch" or self.policy.training:  # kernels know no modes
-            self.policy.set_training_mode(False)
+        if self.engine.kind == "torch" or self.policy.training or not self.engine.fits(self.policy):
+            self.policy.set_training_mode(False)  # kernels know no modes; a net put in place of theirs has its own
         if actor is not None:
             actor.reset_noise(num_envs)
         with clock.phase("log"):

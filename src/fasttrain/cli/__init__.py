@@ -147,7 +147,7 @@ def _dispatch(arguments: list[str]) -> int:
         command, more = commands.known(typed[0])
         arguments.remove(typed[0])
         arguments = [*more, *arguments]
-    elif late := [word for word in typed if word in commands.COMMANDS]:
+    elif late := [word for word in typed if word in (*commands.COMMANDS, *commands.OTHER_WORDS)]:
         raise ConfigError(f"{late[0]}: the command comes before its settings, fasttrain {late[0]} {typed[0]} …")
     if command in commands.PLAIN:
         return int(commands.implementation(command)(arguments))

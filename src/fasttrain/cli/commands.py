@@ -95,14 +95,19 @@ def known(word: str) -> tuple[str, list[str]]:
         command, setting = OTHER_WORDS[word]
         return command, [setting]
     if word not in COMMANDS:
-        hint = did_you_mean(word, COMMANDS)
+        hint = did_you_mean(word, (*COMMANDS, *OTHER_WORDS))
         raise ConfigError(f"unknown command '{word}'{hint}; the commands are {', '.join(COMMANDS)}")
     return word, []
 
 
 def leaves_nothing(command: str, arguments: Sequence[str]) -> bool:
     """Whether the command has no output folder of its own."""
-    return command in WITHOUT_FOLDER or (command == "train" and "warmup=only" in arguments)
+    return command in WITHOUT_FOLDER or (command == "train" and only_compiles(arguments))
+
+
+def only_compiles(arguments: Sequence[str]) -> bool:
+    """Whether `warmup` is typed with another value than off."""
+    return any(key_of(text) == "warmup" and text.partition("=")[2].strip("'\"") != "off" for text in arguments)
 
 
 def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[str]) -> None:
@@ -151,7 +156,7 @@ def prepare(command: str, arguments: Sequence[str]) -> list[str]:
     for text in overrides:
         if key_of(text) in NAMED:  # before Hydra writes down what was typed
             check_no_secret(key_of(text), text.partition("=")[2])
-    if is_sweep(arguments) and (command not in SWEEPABLE or "warmup=only" in arguments):
+    if is_sweep(arguments) and (command not in SWEEPABLE or only_compiles(arguments)):
         raise ConfigError(f"-m sweeps over trainings; {command} {'warmup=only ' * (command == 'train')}cannot be swept")
     if command in OF_A_RUN and "run" not in map(key_of, arguments):
         refuse_foreign_keys(command, map(key_of, overrides), overrides)
@@ -187,7 +192,10 @@ def _study_goes_on(folder: Path, command: str, typed: Sequence[str]) -> list[str
     if not stored and len(typed) == 1:
         raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or say what to {command}")
     other, *more = OTHER_WORDS.get(str(stored.get("command")), [stored.get("command")])
-    if stored and other != command:
+    named = [text for text in (*typed, *more) if key_of(text) == "candidates"]
+    ablates = [re.search(r"=\W*ablate\b", text) is not None for text in named]
+    if stored and (other != command or any(each != (stored["command"] == "ablate") for each in ablates)):
+        other = stored["command"]
         raise ConfigError(f"run={folder} is a study of {other}: {terminal.command()} {other} run={folder}")
     if not isinstance(stored.get("arguments", []), list):
         raise ConfigError(f"run={folder}: its study.json is none that fasttrain wrote")
@@ -250,7 +258,7 @@ def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[s
     if found is None:
         return same
     own = "study" if command in STUDIES else "sweep" if swept else "run"
-    way, typed = "refuse", [text for text in overrides if key_of(text) == "run"]
+    way, typed = "refuse", [text for text in overrides if command in STUDIES and key_of(text) == "run"]
     if found.kind == own and (typed or command in ("train", *STUDIES)):
         composed = compose(overrides, False)
         way = "resume" if typed else str(composed.on_existing)

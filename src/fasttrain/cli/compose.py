@@ -43,7 +43,8 @@ def register() -> None:
     from omegaconf import OmegaConf
 
     def env_name(*, _root_: Mapping[str, Mapping[str, object]]) -> str:
-        return name_of_env(_root_["env"].get("id"), _root_["env"].get("entry_point"))
+        env = _root_["env"]
+        return name_of_env(env.get("id"), env.get("entry_point"), env.get("kwargs"))
 
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     OmegaConf.register_new_resolver("env_name", env_name, replace=True)
@@ -237,6 +238,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         return _unreadable(str(error.override))
     if twice := re.search(r"Multiple values for (\w+)\.", text):
         return given_twice(twice[1], overrides)
+    if "Interpolation key 'env.name' not found" in text:
+        return f"${{env.name}}: {instead_of('env.name')}; ${{env_name:}} is the name of the env"
     if "Interpolation key 'algo.name' not found" in text:
         chosen = next((one for one in overrides if key_of(one) == "algo"), "algo")
         return f"{chosen}: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"

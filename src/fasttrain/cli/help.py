@@ -11,7 +11,7 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fasttrain import __version__
-from fasttrain.cli.commands import COMMANDS, MODULES, OF_A_RUN, OWNERS, PLAIN, known
+from fasttrain.cli.commands import COMMANDS, MODULES, OF_A_RUN, OTHER_WORDS, OWNERS, PLAIN, known
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import AlgoConfig, Config
@@ -69,7 +69,8 @@ OF_RUNS = {
 
 def help_on(arguments: list[str]) -> str:
     """Of the command among them; without one of all, in brief where nobody asked."""
-    words = arguments[1:2] if arguments[:1] == ["help"] else [word for word in arguments[:1] if word in COMMANDS[1:]]
+    own = (*COMMANDS[1:], *OTHER_WORDS)  # `train` alone has all of it
+    words = arguments[1:2] if arguments[:1] == ["help"] else [word for word in arguments[:1] if word in own]
     if words:
         return _of_command(known(words[0])[0])
     if not {"-h", "--help", "help"} & {*arguments}:

@@ -6,6 +6,7 @@ Keys below `algo` are SB3's own constructor names (`spec/algorithms.py`). Rules 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -105,12 +106,14 @@ class EnvConfig:
     @property
     def name(self) -> str:
         """For folders and tables."""
-        entry = self.entry_point or ""
-        return name_of_env(self.id, self.kwargs.get("game", entry) if entry.startswith("fasttrain.") else entry)
+        return name_of_env(self.id, self.entry_point, self.kwargs)
 
 
-def name_of_env(env_id: object, entry_point: object) -> str:
-    """`ALE-Pong-v5` of ALE/Pong-v5, `MyGame` of my_game.envs:MyGame, `skullking` of fasttrain/SkullKing-v0."""
+def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> str:
+    """`ALE-Pong-v5` of ALE/Pong-v5, `MyGame` of my_game.envs:MyGame, `skullking` of fasttrain/SkullKing-v0; of an
+    adapter of fasttrain's, its game."""
+    if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
+        entry_point = kwargs.get("game", entry_point)
     text = str(env_id or entry_point or "env")
     own = re.match(r"fasttrain[/.](?:.*:)?(\w+)", text)
     return own[1].lower() if own else re.sub(r"[^\w.-]+", "-", text.rpartition(":")[2])

@@ -46,6 +46,10 @@ ALIASES = {
     "algo.device": Alias("device"),
     "num_workers": Alias("workers"),
     "use_subproc_envs": Alias("workers", {"true": None, "false": "0"}),
+    "use_subproc_vec_env": Alias("workers", {"true": None, "false": "0"}),
+    "use_pinned_memory": Alias("pin_memory"),
+    "use_torch_compile": Alias("use_compile"),
+    "batch_inference": Alias("inference_batch_size", {"true": None, "false": "1"}),
     "force_dummy_vec_env": Alias("vec_env", {"true": "dummy", "false": None}),
     "amp_dtype": Alias("use_amp", usual=("bfloat16",), refines=True),
     "compile_mode": Alias("use_compile", usual=("default",), refines=True),
@@ -54,9 +58,9 @@ COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # in the environment of ru
 PREFIX = "FASTTRAIN_"  # of the environment variable of each flag, and of each other name of one
 # Those that users' own systems export are read without the prefix too. Others, such as ENGINE, say nothing of a run.
 BARE = (
-    "num_envs", "use_subproc_envs", "force_dummy_vec_env", "updates_per_step", "batch_size", "warmup_steps", "use_amp",
-    "use_compile", "prefetch", "pin_memory", "train_log_enabled", "train_log_to_console", "train_log_to_file",
-    "log_every", "reward_debug",
+    "num_envs", "use_subproc_envs", "use_subproc_vec_env", "force_dummy_vec_env", "updates_per_step", "batch_size",
+    "warmup_steps", "use_amp", "use_compile", "use_torch_compile", "prefetch", "pin_memory", "use_pinned_memory",
+    "batch_inference", "train_log_enabled", "train_log_to_console", "train_log_to_file", "log_every", "reward_debug",
 )  # fmt: skip
 
 

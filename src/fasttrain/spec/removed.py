@@ -25,6 +25,10 @@ REMOVED = {  # what does their work now
     "engine_switch_at": "kernels work once they are compiled; deterministic=true waits for them; leave it out",
     "checkpoint_every_minutes": "take checkpoint_every=5min",
     "guard.at_limit": "take nan_guard=stop or nan_guard=rollback",
+    "inference_batch_size": "acting takes all envs in one forward; leave it out",
+    "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU; leave it out",
+    "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib; leave it out",
+    "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib; leave it out",
     "env.name": "env.id or env.entry_point names folders and tables; leave it out",
     "daemons.profile": f"take daemons.jvm_flags=[{RECORDING}]",
     "daemons.log_mb": CONSTANT,
@@ -41,6 +45,7 @@ REMOVED = {  # what does their work now
     "doctor.seconds": CONSTANT,
     "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
 }
+LEARNED_WITH = ("overlap", "algo.chunk_steps", "algo.burn_in")  # what a run's weights came by
 GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablate.flags"}  # of which nothing is left
 
 
@@ -58,6 +63,8 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     if (minutes := found.get("checkpoint_every_minutes")) and not found.get("checkpoint_every"):
         found["checkpoint_every"] = f"{minutes:g}min"
     for key in REMOVED:
+        if key in LEARNED_WITH and value_at(found, key) not in (None, False, "off", 0):
+            continue  # it cannot go on as it began: refused by name
         value = taken(found, key)
         if key in MOVED and value is not None:
             put(found, MOVED[key], value)

@@ -242,9 +242,10 @@ def _number(value: object) -> float | None:
 
 def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
     text = str(value).lower()
-    if "off" in choices and text in _TRUE | _FALSE:  # YAML reads a bare on/off as a boolean
-        on = "on" if "on" in choices else next(choice for choice in choices if choice != "off")
-        return on if text in _TRUE else "off"
+    if "off" in choices and text in _FALSE:  # YAML reads a bare on/off as a boolean
+        return "off"
+    if "off" in choices and text in _TRUE and (on := {"on", "stop"} & {*choices}):  # of a guard, which stops
+        return on.pop()
     if value in choices:
         return value
     raise ConfigError(
