@@ -24,8 +24,9 @@ def test_src_is_not_above_its_ceilings() -> None:
     assert {name: size for name, size in weighs.items() if size > CEILINGS[name]} == {}, weighs
 
 
-# Lines beside src: what measures, and what sets up.
-LABORATORY = {"scripts": 370, "benchmarks": 4_140}
+# Lines beside src: what measures, and what sets up. 45 of scripts end pip on Ctrl-C, go on with pip where uv fails, and
+# tell an environment that was made here and half an upgrade from others.
+LABORATORY = {"scripts": 414, "benchmarks": 4_140}
 
 
 def test_scripts_and_benchmarks_are_not_above_their_ceilings() -> None:

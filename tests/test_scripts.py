@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -68,6 +71,12 @@ def put_venv(root: Path, version: str = HERE) -> None:
     python.chmod(0o755)
 
 
+def made_here(folder: Path) -> None:
+    """As if `-m venv` had run here at the first use."""
+    stamp = folder / "fasttrain-stamp.json"
+    stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "made": True}), encoding="utf-8")
+
+
 def calls(root: Path) -> list[list[str]]:
     """Arguments of each call of the stand-in."""
     file = root / ".venv" / "calls.jsonl"
@@ -91,6 +100,17 @@ def start(root: Path, script: str, *arguments: str, **environment: str) -> tuple
     process = started(root, script, *arguments, **environment)
     out, err = process.communicate("typed", timeout=200)
     return process.returncode, out, err
+
+
+@pytest.fixture
+def bootstrap(checkout: Path) -> Any:
+    """The checkout's _bootstrap.py, in this process."""
+    spec = importlib.util.spec_from_file_location("bootstrap_under_test", checkout / "scripts" / "_bootstrap.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_the_first_use_installs_and_later_ones_start_at_once(checkout: Path) -> None:
@@ -130,7 +150,7 @@ def test_a_failed_installation_shows_pips_output_and_is_repeated(checkout: Path)
 
 def test_uv_installs_where_pip_has_no_settings_of_its_own(checkout: Path, tmp_path: Path) -> None:
     uv = tmp_path / "uv"
-    uv.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/told"\n', encoding="utf-8")
+    uv.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/told"; exit ${{FAKE_UV_EXIT:-0}}\n', encoding="utf-8")
     uv.chmod(0o755)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     start(checkout, "run.py", **path)
@@ -138,9 +158,16 @@ def test_uv_installs_where_pip_has_no_settings_of_its_own(checkout: Path, tmp_pa
     python = checkout / ".venv" / "bin" / "fake.py"
     python.write_text(FAKE_PYTHON.replace("global.index-url='https://mine'", ""), encoding="utf-8")
     (checkout / "constraints.txt").write_text("torch==3\n", encoding="utf-8")
-    start(checkout, "run.py", **path)
+    start(checkout, "run.py", PYTHONDONTWRITEBYTECODE="1", **path)
     told = (tmp_path / "told").read_text().strip()
-    assert told == f"pip install --python {checkout / '.venv/bin/python'} -c constraints.txt -e ."
+    begin = f"pip install --compile-bytecode --python {checkout / '.venv/bin/python'}"
+    assert told == f"{begin} -c constraints.txt -e ."
+    assert installs(checkout) == ["."]
+    (checkout / "constraints.txt").write_text("torch==4\n", encoding="utf-8")
+    code, _, err = start(checkout, "run.py", FAKE_UV_EXIT="2", **path)
+    assert code == 0, "pip works where uv does not"
+    assert "pip tries once more" in err
+    assert installs(checkout) == [".", "."]
 
 
 @pytest.mark.parametrize(
@@ -165,6 +192,7 @@ def test_an_unusable_venv_of_the_users_is_named_and_kept(checkout: Path, version
 def test_a_broken_venv_of_our_own_is_made_anew(checkout: Path, broken: str) -> None:
     start(checkout, "run.py")
     folder = checkout / ".venv"
+    made_here(folder)
     (folder / "old").mkdir()
     if broken == "unfinished":
         (folder / "fasttrain-unfinished").touch()
@@ -176,6 +204,95 @@ def test_a_broken_venv_of_our_own_is_made_anew(checkout: Path, broken: str) -> N
     assert "making .venv: done" in err
     assert not (folder / "old").exists()
     assert (folder / "fasttrain-unfinished").exists()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_half_an_upgrade_is_not_ready_and_an_environment_of_the_users_is_kept(
+    bootstrap: Any, checkout: Path, made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("__PYVENV_LAUNCHER__", "/another/python")
+    assert bootstrap.ready("dev") == 0
+    assert "__PYVENV_LAUNCHER__" not in os.environ
+    unfinished = checkout / ".venv" / "fasttrain-unfinished"
+    if made:
+        made_here(checkout / ".venv")
+    else:
+        put_venv(checkout, "3.99")
+    constraints = checkout / "constraints.txt"
+    constraints.write_text("torch==3\n", encoding="utf-8")
+    monkeypatch.setenv("FAKE_PIP_EXIT", "1")
+    assert bootstrap.ready() == 2
+    constraints.write_text("\n", encoding="utf-8")
+    monkeypatch.delenv("FAKE_PIP_EXIT")
+    assert bootstrap.ready() == 0
+    assert installs(checkout) == [".[dev]"] * 3
+    assert not unfinished.exists()
+    assert json.loads((checkout / ".venv" / "fasttrain-stamp.json").read_text())["made"] is made
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bootstrap, "_watch", interrupted)
+    constraints.write_text("torch==3\n", encoding="utf-8")
+    assert bootstrap.ready() == 130
+    assert unfinished.exists() is made, "what may be torn is made anew, but not if it is the user's"
+
+
+class Terminal:
+    """stderr, on a terminal."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_pip_has_the_lock_and_the_line_of_progress_moves_where_it_can(
+    bootstrap: Any, term: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", term)
+    inherited = (
+        "import os, sys\n"
+        "def inode(file):\n    try: return os.stat(file).st_ino\n    except OSError: return 0\n"
+        "sys.exit(inode(sys.argv[1]) not in map(inode, range(3, 256)))"
+    )
+    with bootstrap._locked():
+        bootstrap._watch("title", [sys.executable, "-S", "-c", inherited, str(bootstrap.LOCK)])
+    assert ("\033" in terminal.text) is (term == "xterm")
+    assert "title: done" in terminal.text
+
+
+def test_ctrl_c_that_reaches_only_the_bootstrap_ends_pip_too(
+    bootstrap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "note"
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if note.exists():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(bootstrap, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    child = (
+        "import os, sys, time\n"
+        "try:\n    open(sys.argv[1] + '~', 'w').write(str(os.getpid()))\n"
+        "    os.rename(sys.argv[1] + '~', sys.argv[1])\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    open(sys.argv[1] + '.back', 'w')\n"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        bootstrap._watch("title", [sys.executable, "-S", "-c", child, str(note)])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(note.read_text()), 0)
+    assert Path(f"{note}.back").exists(), "pip had the time to put back what it had removed"
 
 
 def test_two_first_uses_install_once(checkout: Path) -> None:
