@@ -116,6 +116,7 @@ def test_a_plan_of_before_is_read_by_the_settings_of_today(stopped: Finished):
     row = next(row for row in plan["flags"] if row["flag"] == "nan_guard")
     row["requested"] = row["effective"] = True
     plan["flags"].append({**row, "flag": "engine_switch_at", "requested": None, "effective": 512})
+    plan["flags"].append({**row, "flag": "checkpoint_every_minutes", "requested": 5.0, "effective": 5.0})
     (stopped.folder / "plan.json").write_text(json.dumps(plan))
     kept = config_of(stopped.folder)
     assert (kept.nan_guard, kept.checkpoint_every, kept.env.result.win) == ("rollback", 256, "won")
@@ -123,6 +124,14 @@ def test_a_plan_of_before_is_read_by_the_settings_of_today(stopped: Finished):
     found = changed_plan(stopped.folder, kept, [])
     assert found.engine_switch_at == 512
     assert found.row("nan_guard").effective == "rollback"
+    assert (found.row("nan_guard").requested, found.row("checkpoint_every").effective) == ("rollback", 256)
+    config["checkpoint_every"] = 0
+    timed = next(row for row in plan["flags"] if row["flag"] == "checkpoint_every")
+    timed["requested"] = timed["effective"] = 0
+    (stopped.folder / "plan.json").write_text(json.dumps(plan))
+    found = changed_plan(stopped.folder, config_of(stopped.folder), [])
+    assert {found.config.checkpoint_every, found.row("checkpoint_every").requested} == {"5min"}
+    assert found.row("checkpoint_every").effective == "5min"
     assert not {"nan_guard", "engine_switch_at", "env.name", "env.result.win"} & {*changes(stopped.folder, kept)}
 
 

@@ -4,8 +4,9 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import check_no_secret, check_path, lookup, parse_schedule
+from fasttrain.spec.checks import check_no_secret, check_path, parse_schedule
 from fasttrain.spec.config import MAX_SEED
+from fasttrain.spec.removed import lookup
 
 
 @pytest.mark.parametrize(

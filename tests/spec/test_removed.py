@@ -11,7 +11,7 @@ from conftest import RunCommand, composed
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config, name_of_env
 from fasttrain.spec.reading import all_keys, from_mapping
-from fasttrain.spec.removed import LEARNED_WITH, MOVED, REMOVED, instead_of, put, without_removed
+from fasttrain.spec.removed import LEARNED_WITH, MOVED, REMOVED, instead_of, put, texts_without_removed, without_removed
 
 
 @pytest.mark.parametrize("key", REMOVED)
@@ -23,6 +23,8 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
     with pytest.raises(ConfigError, match=f"^{re.escape(key)} is no setting any more: {re.escape(told)}$"):
         from_mapping(given)
     expected: dict[str, Any] = {**plain, "checkpoint_every": "4min"} if key == "checkpoint_every_minutes" else {**plain}
+    if key == "metrics.port":
+        expected["loggers"] = ["csv", "stdout", {"logger": "prometheus", "port": 4, "host": "127.0.0.1"}]
     if place:
         put(expected, place, 4)
     if key in LEARNED_WITH:  # a run that learned with it cannot go on without
@@ -61,6 +63,44 @@ def test_its_variable_is_named_too(fasttrain: RunCommand, monkeypatch: pytest.Mo
     assert told in fasttrain("env.id=CartPole-v1", "algo=ppo").err
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [({"env": {"win_key": None}}, "env.win_key"), ({"daemons": {"recycle_games": None}}, "daemons.recycle_games"),
+     ({"metrics": {"port": None}}, "metrics.port"), ({"study": None}, "study"), ({"guard": "rollback"}, "guard")],
+)  # fmt: skip
+def test_whatever_its_value_is(given: dict[str, Any], told: str):
+    with pytest.raises(ConfigError, match=f"^{told} is no setting any more: "):
+        from_mapping({**composed("env.id=CartPole-v1", "algo=ppo"), **given})
+
+
+def test_what_was_typed_before_is_typed_as_today():
+    typed = ["--config-dir=here", "env=gym", "env.name=A-v0", "+env.win_key=won", "env.end_key=null", "profile_name=x",
+             "guard.at_limit=rollback", "nan_guard=true", "checkpoint_every_minutes=2.5", "metrics={port: 1}",
+             "horizon_minutes=3", "ablate.flags=[a,b]", "env.kwargs.name=x"]  # fmt: skip
+    assert texts_without_removed(typed) == [
+        "--config-dir=here", "env=gym", "env.result.win=won", "nan_guard=rollback", "checkpoint_every=2.5min",
+        "minutes=3", "candidates='{ablate: [a,b]}'", "env.kwargs.name=x",
+    ]  # fmt: skip
+    kept = ["nan_guard=off", "checkpoint_every=1000", "overlap=on"]
+    assert (
+        texts_without_removed([*kept, "guard.at_limit=rollback", "checkpoint_every_minutes=2", "algo.burn_in=0"])
+        == kept
+    )
+
+
+def test_what_a_run_recorded_and_showed_goes_on():
+    stored = {"metrics": {"port": 9100, "host": "::"}, "loggers": None, "train_log_enabled": True,
+              "train_log_to_console": False, "train_log_to_file": True, "checkpoint_every_minutes": 1234567.0,
+              "daemons": {"profile": "jfr", "jvm_flags": ["-Xmx1g"]}}  # fmt: skip
+    found = without_removed(stored)
+    assert found["loggers"] == ["csv", {"logger": "prometheus", "port": 9100, "host": "::"}]
+    assert found["checkpoint_every"] == "1234567min"
+    first, second = found["daemons"]["jvm_flags"]
+    assert first == "-Xmx1g"
+    assert second.startswith("-XX:StartFlightRecording:filename={folder}")
+    assert stored["daemons"] == {"profile": "jfr", "jvm_flags": ["-Xmx1g"]}
+
+
 def test_a_key_that_never_was_is_no_former_one():
     assert instead_of("num_envs") == instead_of("env") == instead_of("daemons") == ""
 
@@ -72,12 +112,13 @@ def config(**changed: Any) -> Config:
 def test_settings_with_parts_and_two_forms():
     assert config(env={"id": "A-v0", "result": {"win": "winner"}}).env.result.win == "winner"
     assert [config(nan_guard=it).nan_guard for it in (True, "false", "rollback")] == ["stop", "off", "rollback"]
-    every = ("1e5", 0, "5min", "0.5min")
+    every = ("1e5", 0, "5min", ".5min", "1e+06min")
     assert [config(checkpoint_every=it).checkpoint_interval for it in every] == [
         (100_000, 0),
         (0, 0),
         (0, 300),
         (0, 30),
+        (0, 60_000_000),
     ]
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import RunCommand
+from conftest import RunCommand, configured
+from fasttrain.saving.files import write_json
 from fasttrain.studies import doctor as module
 from fasttrain.studies.advice import Candidate
-from fasttrain.studies.doctor import Doctor
+from fasttrain.studies.doctor import Doctor, _case
 from fasttrain.studies.study import Cell
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=4", "torch_threads=1",
@@ -88,6 +89,13 @@ def test_replay_and_transport_need_what_they_measure(fasttrain: RunCommand):
 def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCommand, cells: list[list[str]]):
     run = fasttrain(*SMALL, "total_timesteps=128", "eval.episodes=2", "report=false", "live=off")
     assert run.exit_code == 0, run.err
+    summary, plan = run.json("summary.json"), run.json("plan.json")
+    summary["overrides"] += ["env.name=x", "checkpoint_every_minutes=5"]
+    next(row for row in plan["flags"] if row["flag"] == "nan_guard")["requested"] = False  # as it was once
+    for name, content in (("summary.json", summary), ("plan.json", plan)):
+        write_json(run.folder / name, content)
+    asked = _case(configured("env.id=CartPole-v1", f"run={run.folder}"), {}, [])
+    assert (asked.config.nan_guard, asked.overrides[-1]) == ("off", "checkpoint_every=5min")
     done = fasttrain("doctor", f"run={run.folder}", "doctor.tries=1")
     assert done.exit_code == 0, done.err
     stored = done.json("doctor.json")

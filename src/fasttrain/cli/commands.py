@@ -20,6 +20,7 @@ from fasttrain.runs.folders import Held, held, override
 from fasttrain.saving.files import read_json
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
 from fasttrain.spec.overrides import OUTPUT_KEYS, asked, given_twice, is_sweep, key_of, normalise, split_options
+from fasttrain.spec.removed import texts_without_removed
 from fasttrain.spec.setting import did_you_mean
 
 MODULES = {
@@ -200,7 +201,7 @@ def _study_goes_on(folder: Path, command: str, typed: Sequence[str]) -> list[str
     if not isinstance(stored.get("arguments", []), list):
         raise ConfigError(f"run={folder}: its study.json is none that fasttrain wrote")
     keys = {key_of(text) for text in typed} - {""}
-    before = [str(text) for text in stored.get("arguments", ())]
+    before = texts_without_removed([str(text) for text in stored.get("arguments", ())])
     more = [] if any(key_of(text) == "candidates" for text in before) else more
     return [*(text for text in (*more, *before) if key_of(text) not in keys), *typed]
 
@@ -300,7 +301,7 @@ def _folder(key: str, overrides: Sequence[str], compose: Compose) -> Path | None
 def _going_on(found: Held, command: str, arguments: Sequence[str], composed: object) -> tuple[str, list[str]] | str:
     if found.kind == "sweep":
         before = read_json(found.folder / "sweep.json").get("arguments")
-        if before is not None and before != asked(arguments):
+        if before is not None and texts_without_removed(before) != asked(arguments):
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): take another folder")
         return command, list(arguments)
     if found.kind == "study":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fasttrain.errors import ConfigError
+from fasttrain.runs.folders import flat
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.config import Config, name_of_env
 from fasttrain.spec.overrides import config_dir_options, given_twice, key_of, normalise, split_options
@@ -193,7 +194,7 @@ def _keys_of(group: str, name: str, sources: Sequence[Any]) -> dict[str, list[st
             found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
             below = [_place_of(one, group) for one in found.pop("defaults", []) if one != "_self_"]
             first = {of: keys for at in below if at[0] in PRESETS for of, keys in _keys_of(*at, sources).items()}
-            return {**first, f"{group} {name}": list(_flatten(found))}
+            return {**first, f"{group} {name}": list(flat(found) if found else ())}
     return {f"{group} {name}": []}
 
 
@@ -203,12 +204,6 @@ def _place_of(entry: object, group: str) -> tuple[str, str]:
     words = f"{option.split(' ')[-1]}/{name.split(' ')[-1]}".partition("@")[0].strip("/").split("/")
     absolute = option.split(" ")[-1].startswith("/") or (not option and name.startswith("/"))
     return "/".join([*([] if absolute else [group]), *words[:-1]]), words[-1]
-
-
-def _flatten(node: object, prefix: str = "") -> list[str]:
-    if not isinstance(node, Mapping):
-        return [prefix]
-    return [key for name, child in node.items() for key in _flatten(child, f"{prefix}.{name}" if prefix else str(name))]
 
 
 # --- errors

@@ -37,7 +37,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, held_by, record_of, score_diff_of, truth, win_of
 from fasttrain.spec.plain import from_dict
 from fasttrain.spec.reading import evaluated, evaluation_envs, from_mapping, tells_games, with_typed
-from fasttrain.spec.removed import without_removed
+from fasttrain.spec.removed import rows_without_removed, without_removed
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, rests_of
 
@@ -346,12 +346,13 @@ def flags_of(folder: Path) -> list[dict[str, Any]]:
     Raises:
         ConfigError: it has none.
     """
-    rows = _plan_of(folder).get("flags")
+    plan = _plan_of(folder)
+    rows, config = plan.get("flags"), plan.get("config")
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and {"flag", "requested", "source"} <= row.keys() for row in rows
     ):
         raise ConfigError(f"run={folder}: its plan.json has no list of flags")
-    return rows
+    return rows_without_removed(rows, config if isinstance(config, dict) else {})
 
 
 def config_of(folder: Path) -> Config:

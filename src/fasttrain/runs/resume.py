@@ -76,6 +76,8 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
             run = _restored(plan, where, point, console)
     before = read_json(where / "plan.json")
     resumed = [*before.get("resumed", ()), provenance(overrides)]
+    if (minutes := before["config"].get("checkpoint_every_minutes")) and plan.config.checkpoint_interval[0]:
+        run.say(f"warning: no checkpoints every {minutes:g} minutes any more: it has checkpoint_every too, which holds")
     run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
     run.write_plan()
     own = [text for text in overrides if not text.startswith("run=")]
@@ -169,9 +171,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     try:
         plan = read_json(where / "plan.json")
         events = tuple(Event(**event) for event in plan.get("events", ()) if event["flag"] not in REMOVED)
-        rows = [_row(row, changes) for row in flags_of(where) if row["flag"] not in REMOVED]
-        guard = {"requested": kept.nan_guard, "effective": kept.nan_guard}  # it was a truth value
-        rows = [row._replace(**guard) if row.flag == "nan_guard" else row for row in rows]
+        rows = [_row(row, changes) for row in flags_of(where)]
         switch_at = plan.get("engine_switch_at", plan["config"].get("engine_switch_at"))
         return RunSpec(changed, tuple(rows), events, switch_at)
     except (LookupError, TypeError, AttributeError) as error:

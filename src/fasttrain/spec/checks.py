@@ -17,6 +17,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import RANGES
 from fasttrain.spec.config import Config
 from fasttrain.spec.daemons import check_daemons
+from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
 
 MAX_N_STEPS = 128  # of buffers/n_step.py
@@ -30,14 +31,6 @@ AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # S
 PATHS = ("run", "output")
 LONGEST_NAME = 255  # bytes: of all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
-
-
-def lookup(config: Config, key: str) -> Any:
-    """The value under a dotted key, None where this configuration has no such key."""
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
-    return value
 
 
 @cache

@@ -382,7 +382,7 @@ class Config:
         every = self.checkpoint_every
         if isinstance(every, int):
             return every, 0.0
-        if not re.fullmatch(r"\d+\.?\d*(e-?\d\d?)?min", every):
+        if not re.fullmatch(r"(\d+\.?\d*|\.\d+)(e[+-]?\d\d?)?min", every):
             raise ConfigError(f"checkpoint_every={every}: expected a number of env steps, or minutes as in 5min")
         return 0, 60 * float(every.removesuffix("min"))
 

@@ -12,7 +12,7 @@ from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.overrides import ALIASES, is_refined, translated
 from fasttrain.spec.own import own_values
-from fasttrain.spec.removed import REMOVED, instead_of, put, taken, value_at
+from fasttrain.spec.removed import former_key, instead_of, lookup, put, taken
 from fasttrain.spec.setting import Named, build, named, settings_of
 
 
@@ -26,7 +26,7 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
         ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
     """
     values = _by_one_name(values, chosen)
-    if removed := next((key for key in REMOVED if value_at(values, key) is not None), ""):
+    if removed := former_key(values):
         raise ConfigError(instead_of(removed))
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
@@ -66,7 +66,7 @@ def _by_one_name(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, 
     for name in ALIASES:
         if (value := taken(found, name)) is not None:
             key, meant = translated(name, value)
-            here, refines = value_at(found, key), ALIASES[name].refines
+            here, refines = lookup(found, key), ALIASES[name].refines
             if name in typed and key in typed and not refines and meant not in (None, here):
                 other = typed[key] or f"{key}={here}"
                 raise ConfigError(f"{other} contradicts {name}={value}: they are one setting ({key}); leave one out")
@@ -193,7 +193,7 @@ def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
             below, of = key.split("kwargs.", 1)[1], given.eval.env_kwargs if group == "eval" else given.env.kwargs
             top = below.partition(".")[0]
             there = {top: more.get(top, config.env.kwargs.get(top))}
-            put(there, below, value_at(of, below))
+            put(there, below, lookup(of, below))
             more |= there
         elif key == "eval.env_kwargs":
             more |= given.eval.env_kwargs

@@ -1,9 +1,9 @@
-"""Settings that are no more: what does their work now, told wherever one is given; and how a plan.json that has them
-is read."""
+"""Settings that are no more: what does their work now, told wherever one is given; and how a plan.json, or what was
+typed for a run or a study, that has them is read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MOVED = {  # to where a stored value belongs too
@@ -17,6 +17,7 @@ MOVED = {  # to where a stored value belongs too
     "daemons.recycle_games": "daemons.recycle.games",
     "daemons.recycle_mb": "daemons.recycle.mb",
     "daemons.games_per_connection": "daemons.recycle.connection_games",
+    "horizon_minutes": "minutes",
 }
 RECORDING = "'-XX:StartFlightRecording:filename={folder}/{index}.jfr,dumponexit=true'"
 CONSTANT = "what it is by default holds always; leave it out"
@@ -35,7 +36,6 @@ REMOVED = {  # what does their work now
     "daemons.max_wait_ms": "the game's class says it, as wait_ms",
     "metrics.port": "take loggers=[csv, stdout, {logger: prometheus, port: 9100}]",
     "metrics.host": "take loggers=[csv, stdout, {logger: prometheus, port: 9100, host: …}]",
-    "horizon_minutes": "take minutes=…",
     "study": "take run=FOLDER",
     "profile_name": "the profile is called measured or tuned; rename its file",
     "gate.min_speed_up": CONSTANT,
@@ -46,6 +46,11 @@ REMOVED = {  # what does their work now
     "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
 }
 LEARNED_WITH = ("overlap", "algo.chunk_steps", "algo.burn_in")  # what a run's weights came by
+OFF = ("null", "false", "off", "no", "0")
+TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # how those are typed now that cells may have
+    "checkpoint_every_minutes": "checkpoint_every=…min", "guard.at_limit": "nan_guard=…",
+    "ablate.flags": "candidates='{ablate: …}'",
+}  # fmt: skip
 GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablate.flags"}  # of which nothing is left
 
 
@@ -55,15 +60,28 @@ def instead_of(key: str) -> str:
     return f"{key} is no setting any more: {told}" if told else ""
 
 
+def former_key(values: Mapping[str, Any]) -> str:
+    """The first in `values` that is no setting any more, whatever its value; empty where there is none."""
+    return next((key for key in (*REMOVED, *GROUPS) if lookup(values, key, ...) is not ...), "")
+
+
 def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     """What a run stored, by the settings of today."""
     found = dict(values)
     if (guarded := found.get("nan_guard")) in (True, False):
-        found["nan_guard"] = (value_at(found, "guard.at_limit") or "stop") if guarded else "off"
+        found["nan_guard"] = (lookup(found, "guard.at_limit") or "stop") if guarded else "off"
     if (minutes := found.get("checkpoint_every_minutes")) and not found.get("checkpoint_every"):
-        found["checkpoint_every"] = f"{minutes:g}min"
+        found["checkpoint_every"] = f"{minutes:.15g}min"
+    if port := lookup(found, "metrics.port"):
+        logs = {"csv": "train_log_to_file", "stdout": "train_log_to_console"} if found.get("train_log_enabled") else {}
+        usual = [name for name, flag in logs.items() if found.get(flag)]
+        loggers = usual if found.get("loggers") is None else found["loggers"]
+        host = lookup(found, "metrics.host") or "127.0.0.1"
+        found["loggers"] = [*loggers, {"logger": "prometheus", "port": port, "host": host}]
+    if lookup(found, "daemons.profile") == "jfr":
+        put(found, "daemons.jvm_flags", [*(lookup(found, "daemons.jvm_flags") or ()), RECORDING.strip("'")])
     for key in REMOVED:
-        if key in LEARNED_WITH and value_at(found, key) not in (None, False, "off", 0):
+        if key in LEARNED_WITH and lookup(found, key) not in (None, False, "off", 0):
             continue  # it cannot go on as it began: refused by name
         value = taken(found, key)
         if key in MOVED and value is not None:
@@ -71,10 +89,37 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in GROUPS}
 
 
-def value_at(values: object, key: str) -> Any:
-    """What stands under a dotted key; None where there is nothing."""
+def rows_without_removed(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The flags of a plan.json by the settings of today; `config`: what it stored besides."""
+    stored = {name: {row["flag"]: row.get(name) for row in rows} for name in ("requested", "effective")}
+    today = {name: without_removed({**config, **values}) for name, values in stored.items()}
+    return [
+        {**row, **{name: values[row["flag"]] for name, values in today.items() if name in row}}
+        for row in rows
+        if row["flag"] not in REMOVED
+    ]
+
+
+def texts_without_removed(typed: Sequence[str]) -> list[str]:
+    """What was typed for a run or a study, by the settings of today; what no cell has any more is left out."""
+    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in typed)}
+    off = given.get("nan_guard", "").lower() in OFF
+    left = {"guard.at_limit" if off else "nan_guard"} if "guard.at_limit" in given else set()
+    left |= {"checkpoint_every_minutes"} if given.get("checkpoint_every", "0") != "0" else set()
+    found = []
+    for text in typed:
+        key, _, value = text.lstrip("+").partition("=")
+        if key in TYPED and key not in left and value != "null":
+            found.append(TYPED[key].replace("…", value))
+        elif key not in (*REMOVED, *GROUPS, *left) or (key in LEARNED_WITH and value.lower() not in OFF):
+            found.append(text)
+    return found
+
+
+def lookup(values: object, key: str, missing: object = None) -> Any:
+    """What stands under a dotted key of mappings, or of a configuration; `missing` where there is nothing."""
     for word in key.split("."):
-        values = values.get(word) if isinstance(values, Mapping) else None
+        values = values.get(word, missing) if isinstance(values, Mapping) else getattr(values, word, missing)
     return values
 
 

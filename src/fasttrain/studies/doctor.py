@@ -25,6 +25,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import key_of
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
+from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
 from fasttrain.studies.limits import Flow, Rates, composed_limit
@@ -91,7 +92,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     return Case(
         trained,
         of_flags,
-        [str(text) for text in summary["overrides"]],
+        texts_without_removed([str(text) for text in summary["overrides"]]),
         str(folder),
         1.0 / float(summary["steps_per_s"]),
     )

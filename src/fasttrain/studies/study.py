@@ -34,6 +34,7 @@ from fasttrain.saving.files import holder, read_json, write_json
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.overrides import COMPILES_FIRST, key_of
+from fasttrain.spec.removed import texts_without_removed
 from fasttrain.terminal import command, one_line, rate_text
 
 LEAST_WINDOWS = 3  # fewer are no steady state that the first could be left out of
@@ -103,7 +104,7 @@ class Cell:
         folder = study / str(stored["folder"])
         return cls(
             label=str(stored["label"]),
-            overrides=list(stored["overrides"]),
+            overrides=texts_without_removed(stored["overrides"]),
             folder=folder,
             exit_code=int(stored["exit_code"]),
             error=str(stored["error"]),

@@ -24,6 +24,7 @@ from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, activity, figure_text, say
 from fasttrain.saving.files import locked, read_json, write_json
 from fasttrain.spec.overrides import asked, config_dir_options, key_of, normalise, split_options
+from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies.study import Cell, last_line, run_cell
 from fasttrain.terminal import command, near, one_line, with_interval
 
@@ -104,7 +105,8 @@ class Sweep:
     def _known(self, label: str, overrides: list[str], folder: Path) -> Cell | None:
         """A cell that was done before the sweep was stopped."""
         for row in self._stored:
-            if (str(row["cell"]), row["overrides"], row["exit_code"]) == (label, overrides, EXIT_DONE):
+            typed = texts_without_removed(row["overrides"])
+            if (str(row["cell"]), typed, row["exit_code"]) == (label, overrides, EXIT_DONE):
                 return Cell(
                     label, overrides, folder, EXIT_DONE, "", float(row.get("seconds", 0)), summary=row["summary"]
                 )
