@@ -47,6 +47,14 @@ def test_the_file_that_is_asked_for_is_named_before_another(fasttrain: RunComman
     assert "/profile/broken.yaml, line 2: " in fasttrain("+profile=broken", *options).err
 
 
+def test_the_file_that_has_a_former_setting_is_named(fasttrain: RunCommand, tmp_path: Path):
+    for name in ("also", "mine"):
+        options = own_file(tmp_path, f"env/{name}.yaml", b"name: mine\nid: CartPole-v1\nkwargs: {a: '${oc.env:N,1}'}\n")
+    done = fasttrain("env=mine", "algo=ppo", *options)
+    assert f"{tmp_path / 'mine' / 'env' / 'mine.yaml'}: env.name is no setting any more: " in done.err
+    assert "error: env.name is no" in fasttrain("env=mine", "algo=ppo", "env.name=x", *options).err
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

@@ -20,7 +20,7 @@ from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.config import Config, name_of_env
 from fasttrain.spec.overrides import config_dir_options, given_twice, key_of, normalise, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
-from fasttrain.spec.removed import instead_of
+from fasttrain.spec.removed import former_key, instead_of
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
 MOST_YAML = 100_000  # values in a file of the user's
@@ -166,6 +166,9 @@ def typed_config(composed: object, overrides: Sequence[str]) -> Config:
         plain = OmegaConf.to_container(composed, resolve=True)
     except Exception as error:
         raise clear_error(error, overrides) from error
+    former = former_key(plain)  # type: ignore[arg-type]
+    if former and former not in map(key_of, overrides) and (file := _broken_file(overrides, former)):
+        raise ConfigError(file)
     return from_mapping(plain, {key_of(text) for text in overrides})  # type: ignore[arg-type]
 
 
@@ -275,29 +278,30 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     return f"unknown key '{key}'{did_you_mean(key, all_keys())}"
 
 
-def _broken_file(overrides: Sequence[str]) -> str:
-    """The first of the user's own files that cannot be read, those first that an argument names; else empty."""
+def _broken_file(overrides: Sequence[str], former: str = "") -> str:
+    """The first of the user's own files that cannot be read, or has that key, those first that an argument names."""
     given = search_path(overrides) or [text for text in overrides if key_of(text) == "hydra.searchpath"]
     folder = re.search(r"file://([^']+)", "".join(given))
     if folder is None:
         return ""
     values = {text.partition("=")[2] for text in overrides}
     for path in sorted(Path(folder[1]).rglob("*.yaml"), key=lambda path: (path.stem not in values, path)):
-        if problem := _problem_of(path):
+        if problem := _problem_of(path, former):
             return f"{path}{problem}"
     return ""
 
 
-def _problem_of(path: Path) -> str:
-    """`, line 3: …` of a file that holds no mapping; empty of one that does."""
+def _problem_of(path: Path, former: str) -> str:
+    """`, line 3: …` of a file that holds no mapping, or has a key `former`; empty of another."""
     import yaml
     from omegaconf import DictConfig, OmegaConf
 
     try:
         content = path.read_bytes()
         content.decode("utf-8")
-        if isinstance(OmegaConf.load(path), DictConfig):
-            return ""
+        if isinstance(values := OmegaConf.load(path), DictConfig):
+            has = former and former in (*flat(own := OmegaConf.to_container(values)), *flat({path.parent.name: own}))
+            return f": {instead_of(former)}" if has else ""
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         return f", line {line}: no text in UTF-8; save it as such"

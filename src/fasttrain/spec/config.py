@@ -110,8 +110,7 @@ class EnvConfig:
 
 
 def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> str:
-    """`ALE-Pong-v5` of ALE/Pong-v5, `MyGame` of my_game.envs:MyGame, `skullking` of fasttrain/SkullKing-v0; of an
-    adapter of fasttrain's, its game."""
+    """`ALE-Pong-v5` of ALE/Pong-v5, `My` of my.envs:My, `skullking` of fasttrain/SkullKing-v0 or its adapter."""
     if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
         entry_point = kwargs.get("game", entry_point)
     text = str(env_id or entry_point or "env")
@@ -291,9 +290,7 @@ class Config:
     train_log_to_console: bool = setting(True, "print them and the [PERF] line", "exact", may_change=True)
     train_log_to_file: bool = setting(True, "write them to progress.csv", "exact", may_change=True)
     reward_debug: bool = setting(False, "report reward terms one by one", "exact")
-    eval_every: int = setting(
-        0, "env steps between evaluations, 0 = only at the end", "exact", least=0, may_change=True
-    )
+    eval_every: int = setting(0, "env steps between evaluations, 0 = at the end", "exact", least=0, may_change=True)
     eval_async: bool = setting(False, "evaluate in a process beside training", "exact")
     checkpoint_every: int | str = setting(
         0,
