@@ -46,7 +46,7 @@ def call(command: list[str], cwd: Path | None = None) -> int:
 def run_fasttrain(arguments: list[str]) -> int:
     """`python -m fasttrain` with the arguments, in the caller's working directory."""
     python = Path(sys.orig_argv[0])
-    shim = os.path.realpath(shutil.which(python.name) or "") == os.path.realpath(python)  # it made a path of `python3`
+    shim = shutil.which(python.name) == str(python)  # pyenv's makes a path of `python3`, and puts it on PATH
     typed = shlex.join([python.name if shim else str(python), sys.argv[0]])
     fresh = not STAMP.exists()
     if code := ready():

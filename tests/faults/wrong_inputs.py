@@ -242,6 +242,15 @@ def takes(hint: Any, value: str) -> bool:
     return not is_dataclass(hint) and value in TAKES[hint]
 
 
+def parts_of(key: str, hint: Any) -> Iterator[tuple[str, Any]]:
+    """The key with its type, and those of its parts."""
+    yield key, hint
+    if is_dataclass(hint):
+        below = get_type_hints(hint)
+        for part in fields(hint):
+            yield from parts_of(f"{key}.{part.name}", below[part.name])
+
+
 def declared() -> dict[str, tuple[Any, tuple[str, ...]]]:
     """Dotted key → its type, and the algorithms that have it."""
     found: dict[str, tuple[Any, tuple[str, ...]]] = {}
@@ -249,12 +258,8 @@ def declared() -> dict[str, tuple[Any, tuple[str, ...]]]:
     hints = get_type_hints(Config)
     for field in fields(Config):
         hint = hints[field.name]
-        if field.name == "algo":
-            continue
-        found[field.name] = hint, every
-        if is_dataclass(hint):
-            below = get_type_hints(hint)
-            found |= {f"{field.name}.{part.name}": (below[part.name], every) for part in fields(hint)}
+        if field.name != "algo":
+            found |= {key: (hint, every) for key, hint in parts_of(field.name, hint)}
     for algo, cls in ALGO_CLASSES.items():
         below = get_type_hints(cls)
         for part in fields(cls):
