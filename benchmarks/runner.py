@@ -20,7 +20,6 @@ import numpy as np
 
 from benchmarks.machine import ROOT
 from benchmarks.work import Sample, Work
-from fasttrain.intervals import student
 
 Samples = dict[str, list[Sample]]  # side → one a turn
 
@@ -154,6 +153,7 @@ def ratio_interval(ratios: Sequence[float]) -> list[float] | None:
     """Student's 95 % interval of the geometric mean; None of a single turn, which says nothing."""
     if len(ratios) < 2:
         return None
+    from fasttrain.intervals import student  # not there in an old checkout, whose process only measures
     mean, half = student(np.log(ratios))
     return [float(np.exp(mean - half)), float(np.exp(mean + half))]
 
