@@ -154,6 +154,7 @@ def ratio_interval(ratios: Sequence[float]) -> list[float] | None:
     if len(ratios) < 2:
         return None
     from fasttrain.intervals import student  # not there in an old checkout, whose process only measures
+
     mean, half = student(np.log(ratios))
     return [float(np.exp(mean - half)), float(np.exp(mean + half))]
 

@@ -27,7 +27,7 @@ def test_src_is_not_above_its_ceilings() -> None:
 
 # Lines beside src: what measures, and what sets up. 45 of scripts end pip on Ctrl-C, go on with pip where uv fails, and
 # tell an environment that was made here and half an upgrade from others.
-LABORATORY = {"scripts": 414, "benchmarks": 4_140}
+LABORATORY = {"scripts": 414, "benchmarks": 4_141}
 
 
 def test_scripts_and_benchmarks_are_not_above_their_ceilings() -> None:
