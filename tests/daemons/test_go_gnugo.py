@@ -20,6 +20,7 @@ from fasttrain.daemons.game import Over
 from fasttrain.daemons.go import PASS, Go
 from fasttrain.daemons.pool import Pool
 from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.spec.setting import build
 
 FOUND = shutil.which("gnugo", path=os.pathsep.join([os.environ.get("PATH", ""), GAMES]))
 pytestmark = pytest.mark.skipif(FOUND is None, reason="gnugo is not installed (apt install gnugo)")
@@ -30,7 +31,7 @@ def with_engine(talk: Callable[[Channel], Awaitable[Any]], game: Go, folder: Pat
     """What `talk` returns; the engine is started as conf/daemons/gnugo.yaml says."""
 
     async def run() -> Any:
-        pool = Pool(DaemonsConfig(**yaml.safe_load(SHIPPED.read_text())), lambda: game, 1, 1, folder, 1, print)
+        pool = Pool(build(DaemonsConfig, yaml.safe_load(SHIPPED.read_text())), lambda: game, 1, 1, folder, 1, print)
         try:
             await pool.open()
             return await asyncio.wait_for(talk((await pool.seat(game)).channel), 120)

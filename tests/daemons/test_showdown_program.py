@@ -26,6 +26,7 @@ import yaml
 from fasttrain import daemons
 from fasttrain.daemons.showdown import SIZE
 from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain.spec.setting import build
 from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from pig_games import ports
@@ -252,7 +253,7 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
     for generation in (1, 9):
         where = tmp_path / str(generation)
         env = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": generation, "opponent": "max_damage"},
-                           3, DaemonsConfig(**settings), 2, folder=where)  # fmt: skip
+                           3, build(DaemonsConfig, settings), 2, folder=where)  # fmt: skip
         try:
             env.seed(generation)
             env.reset()
@@ -277,7 +278,7 @@ def test_both_sides_learn_in_self_play(tmp_path: Path):
     """The learner is asked in its own turns alone, and is paid for its own wins."""
     settings = {**yaml.safe_load(SHIPPED.read_text()), "cwd": str(FOLDER), "count": 1, "ports": ports()}
     below = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": 1, "opponent": "self"}, 2,
-                         DaemonsConfig(**settings), 2, folder=tmp_path, two_sided=True)  # fmt: skip
+                         build(DaemonsConfig, settings), 2, folder=tmp_path, two_sided=True)  # fmt: skip
     env, rng, rewards = SelfPlayVecEnv(below), np.random.default_rng(0), list[float]()
     try:
         env.seed(3)
