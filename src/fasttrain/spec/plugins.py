@@ -1,0 +1,74 @@
+"""Packages that attach to fasttrain by entry points: which names they offer, and what a name stands for.
+
+    [project.entry-points."fasttrain.games"]
+    tictactoe = "my_games.tictactoe:GAME"
+
+A package is imported when one of its names is used, never before. A name that two distributions claim for different
+things belongs to neither: whoever uses it is told to uninstall one.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fasttrain.errors import ConfigError
+from fasttrain.spec.setting import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GAMES, ENGINES, INTEGRATIONS = "fasttrain.games", "fasttrain.engines", "fasttrain.integrations"
+WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration"}
+
+
+def names(group: str) -> list[str]:
+    """What installed packages offer in a group, sorted; imports none of them."""
+    return sorted(_offered(tuple(sys.path))[group])
+
+
+def load(group: str, name: str) -> Any:
+    """What a name in a group stands for; imports its package.
+
+    Raises:
+        ConfigError: no package offers it, two do, or the one that does cannot be imported.
+    """
+    word, known = WORDS[group], _offered(tuple(sys.path))[group]
+    if name not in known:
+        there = f"there are {', '.join(sorted(known))}" if known else f"no package that offers any {word} is installed"
+        raise ConfigError(f"no {word} is called {name!r}{did_you_mean(name, known)}; {there}")
+    first, *others = known[name]
+    if others:
+        claims = " and ".join(f"{_package(one)} ({one.value})" for one in known[name])
+        raise ConfigError(f"the {word} {name!r} is claimed by two packages, {claims}; uninstall one of them")
+    try:
+        return first.load()
+    except (Exception, SystemExit) as error:
+        package, why = _package(first), str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"the {word} {name!r} of the package {package} cannot be loaded from {first.value}: "
+            f"{type(error).__name__}{': ' * bool(why)}{why}; install {package} again, or uninstall it"
+        ) from error
+
+
+@functools.cache
+def _offered(path: tuple[str, ...]) -> Mapping[str, Mapping[str, tuple[EntryPoint, ...]]]:
+    """By group and name the entry points on `sys.path`, those that name the same thing once. Of a distribution that is
+    there twice the first on the path counts."""
+    from importlib.metadata import entry_points  # which `--help` need not load
+
+    found: dict[str, dict[str, tuple[EntryPoint, ...]]] = {}
+    everything = entry_points()
+    for group in WORDS:
+        offers = found.setdefault(group, {})
+        for one in everything.select(group=group):
+            there = offers.get(one.name, ())
+            if one.value not in [other.value for other in there]:
+                offers[one.name] = (*there, one)
+    return found
+
+
+def _package(one: EntryPoint) -> str:
+    return str(one.dist.name) if one.dist is not None else one.value.partition(".")[0]

@@ -1,0 +1,59 @@
+"""Packages are found by their entry points, imported when a name is used, and refused in one sentence."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasttrain.errors import ConfigError
+from fasttrain.spec import plugins
+from installed import install
+
+
+def test_a_name_is_known_before_its_package_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = plugins.names(plugins.GAMES)
+    install(tmp_path, "chess-games", {plugins.GAMES: {"chess": "chess_of_mine:GAME"}}, chess_of_mine="GAME = 'chess'")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert plugins.names(plugins.GAMES) == sorted([*before, "chess"])
+    assert "chess" not in plugins.names(plugins.ENGINES)
+    assert "chess_of_mine" not in sys.modules
+    assert plugins.load(plugins.GAMES, "chess") == "chess"
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("import nothing_such", "ModuleNotFoundError: No module named 'nothing_such'"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("OTHER = 1", "AttributeError: "),
+        ("raise SystemExit", "SystemExit; "),
+    ],
+)
+def test_a_package_that_cannot_be_imported(
+    module: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"broken_{abs(hash(module))}"
+    install(tmp_path, "broken-engines", {plugins.ENGINES: {"broken": f"{name}:ENGINE"}}, **{name: module})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match="the engine 'broken' of the package broken-engines cannot be loaded") as told:
+        plugins.load(plugins.ENGINES, "broken")
+    assert why in str(told.value)
+    assert str(told.value).endswith("install broken-engines again, or uninstall it")
+
+
+def test_a_name_that_two_packages_claim_belongs_to_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("mine", "yours"):
+        offers = {"go": f"{package}_go:GAME", "shared": "common_go:GAME"}
+        monkeypatch.syspath_prepend(str(install(tmp_path / package, package, {plugins.INTEGRATIONS: offers})))
+    with pytest.raises(ConfigError, match=r"by two packages, yours \(yours_go:GAME\) and mine \(mine_go:GAME\)"):
+        plugins.load(plugins.INTEGRATIONS, "go")
+    with pytest.raises(ConfigError, match="cannot be loaded from common_go:GAME"):  # one thing, offered twice
+        plugins.load(plugins.INTEGRATIONS, "shared")
+
+
+def test_a_name_that_nobody_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(install(tmp_path, "some-games", {plugins.GAMES: {"backgammon": "b:GAME"}})))
+    with pytest.raises(ConfigError, match=r"called 'backgamon'; did you mean 'backgammon'\?; there are "):
+        plugins.load(plugins.GAMES, "backgamon")
