@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.daemons import Decision, DecisionServer, Over, Refused
+from fasttrain_engines import Decision, DecisionServer, Over, Refused
 
 
 class Alternating(DecisionServer):

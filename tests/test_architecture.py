@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
+BESIDE = {"fasttrain_engines": "engines"}  # packages beside `fasttrain`, and the folder of their tests
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -24,9 +25,9 @@ MAX_FUNCTION_LINES = 60
 LAYERS = {
     "": 0, "spec": 0, "batch": 0, "errors": 0, "intervals": 0, "jit": 0, "kernel_cache": 0, "machine": 0,
     "terminal": 0, "threads": 0,
-    "games": 1, "envs": 1, "kernels": 1, "vec": 1, "daemons": 1, "buffers": 1, "perf": 1,
+    "games": 1, "envs": 1, "kernels": 1, "vec": 1, "buffers": 1, "perf": 1,
     "algos": 2,
-    "accelerators": 3, "saving": 3,
+    "accelerators": 3, "saving": 3, "fasttrain_engines": 3,
     "runs": 4,
     "studies": 5, "report": 5,
     "cli": 6, "__main__": 6,
@@ -35,7 +36,6 @@ LAYERS = {
 SIDEWAYS = {
     ("vec", f"fasttrain.envs.{name}") for name in ("answers", "names", "protocol", "masks", "retrace", "user_code")
 }
-SIDEWAYS |= {("vec", f"fasttrain.daemons.{name}") for name in ("daemon", "game", "pool", "stats", "wire")}
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
 FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other in ("envs", "games")} | {
     ("accelerators", "saving"), ("saving", "accelerators"), ("studies", "report"), ("report", "studies"),
@@ -61,14 +61,15 @@ Sources = dict[str, str]  # dotted module name → source text
 
 def read_sources() -> Sources:
     sources = {}
-    for path in sorted((SRC / "fasttrain").rglob("*.py")):
+    for path in (path for package in ("fasttrain", *BESIDE) for path in sorted((SRC / package).rglob("*.py"))):
         parts = path.relative_to(SRC).with_suffix("").parts
         sources[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text(encoding="utf-8")
     return sources
 
 
 def room_of(module: str) -> str:
-    return [*module.split("."), ""][1]
+    package, room, *_ = [*module.split("."), ""]
+    return room if package == "fasttrain" else package
 
 
 def imports_of(module: str, source: str, modules: Sources) -> Iterator[tuple[int, str]]:
@@ -136,7 +137,7 @@ def layer_0_is_light(sources: Sources) -> Iterator[str]:
             continue
         for line, name in imports_of(module, source, sources):
             package = name.split(".")[0]
-            if package == "fasttrain" or package in sys.stdlib_module_names:
+            if package in ("fasttrain", *BESIDE) or package in sys.stdlib_module_names:
                 continue
             allowed = LAYER_0_PACKAGES.get(package)
             if allowed is None or (allowed and room_of(module) not in allowed):
@@ -257,7 +258,7 @@ def mirrored_by_tests(sources: Sources) -> Iterator[str]:
         below = module.split(".")[1:]
         if not below or ".".join(below) in WITHOUT_OWN_TEST or not _has_logic(source):
             continue
-        folder, name = "/".join(below[:-1]), below[-1]
+        folder, name = "/".join([*BESIDE.get(module.split(".")[0], "").split(), *below[:-1]]), below[-1]
         wanted = f"{folder}/test_{name}.py".lstrip("/")
         shared = f"{below[0]}/test_{below[1]}" if len(below) > 2 else None
         parts = wanted.removesuffix(".py") + "_"

@@ -144,7 +144,7 @@ GO_FLAGS = ("--mode", "gtp", "--chinese-rules", "--positional-superko", "--never
 
 def gnugo() -> tuple[str, ...]:
     """As conf/daemons/gnugo.yaml starts it; empty where it is not installed."""
-    from fasttrain.daemons.daemon import GAMES
+    from fasttrain_engines.daemon import GAMES
 
     found = shutil.which("gnugo", path=os.pathsep.join([os.environ.get("PATH", ""), GAMES]))
     return (found, *GO_FLAGS) if found else ()
@@ -153,7 +153,7 @@ def gnugo() -> tuple[str, ...]:
 class GoBoard(Blocking):
     def __init__(self) -> None:
         super().__init__()
-        from fasttrain.daemons.go import Go
+        from fasttrain_engines.go import Go
 
         self._go = Go(size=SIZE, level=LEVEL)
         self.observation_space, self.action_space = self._go.observation_space, self._go.action_space
@@ -172,7 +172,7 @@ class GoBoard(Blocking):
         return answers
 
     def begin(self, seed: int) -> Any:
-        from fasttrain.daemons.go import KOMI
+        from fasttrain_engines.go import KOMI
 
         self._black = not self._black
         self._mine, self._theirs = ("black", "white") if self._black else ("white", "black")
@@ -218,7 +218,7 @@ def battles() -> tuple[str, ...]:
 
 class Battle(OverSocket):
     def __init__(self) -> None:
-        from fasttrain.daemons.showdown import Showdown
+        from fasttrain_engines.showdown import Showdown
 
         super().__init__(battles(), SHOWDOWN)
         self._game = Showdown(**BATTLE)  # type: ignore[arg-type]
@@ -270,8 +270,8 @@ def ours(entry: str, kwargs: dict[str, Any], games: int, rollout: int, **daemons
     sys.path.insert(0, str(EXAMPLES))
     from fasttrain import MaskablePPO
     from fasttrain.machine import usable_cores
-    from fasttrain.spec.daemons import DaemonsConfig
-    from fasttrain.vec.games import DaemonVecEnv
+    from fasttrain_engines.settings import DaemonsConfig
+    from fasttrain_engines.vec_env import DaemonVecEnv
 
     if not daemons["command"]:
         return {"skipped": "the engine is not installed (docs/go.md, docs/showdown.md)"}
@@ -351,12 +351,12 @@ def pig_work(name: str, text: str, games: int, daemons: int, rollout: int, *swit
 
 def go_side(games: int, rollout: int) -> Sample:
     kwargs = {"size": SIZE, "level": LEVEL}
-    return ours("fasttrain.daemons.go:Go", kwargs, games, rollout, command=gnugo(), count=games, games_per_daemon=1)
+    return ours("fasttrain_engines.go:Go", kwargs, games, rollout, command=gnugo(), count=games, games_per_daemon=1)
 
 
 def showdown_side(games: int, rollout: int) -> Sample:
     daemons = {"command": battles(), "cwd": str(SHOWDOWN)}
-    return ours("fasttrain.daemons.showdown:Showdown", BATTLE, games, rollout, **daemons)
+    return ours("fasttrain_engines.showdown:Showdown", BATTLE, games, rollout, **daemons)
 
 
 SLEEPS = "An engine that sleeps 5 ms a decision; {} games in flight, four processes of ours."

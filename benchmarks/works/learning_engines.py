@@ -51,14 +51,14 @@ def learned(kind: str, settings: dict[str, Any], minutes: float, kwargs: dict[st
 def played(model: Any, kind: str, kwargs: dict[str, Any], greedy: bool, folder: Path) -> tuple[float, float]:
     """The win rate, and how many of the games' records differ. Each env plays as many games as any other."""
     from fasttrain.machine import usable_cores
-    from fasttrain.spec.daemons import DaemonsConfig
-    from fasttrain.vec.games import DaemonVecEnv
+    from fasttrain_engines.settings import DaemonsConfig
+    from fasttrain_engines.vec_env import DaemonVecEnv
 
     folder.mkdir()
-    entry = "fasttrain.daemons.go:Go"
+    entry = "fasttrain_engines.go:Go"
     settings = DaemonsConfig(command=engines.gnugo(), count=AT_ONCE, games_per_daemon=1)
     if kind == "showdown":
-        entry = "fasttrain.daemons.showdown:Showdown"
+        entry = "fasttrain_engines.showdown:Showdown"
         settings = DaemonsConfig(command=engines.battles(), cwd=str(engines.SHOWDOWN))
     env = DaemonVecEnv(entry, kwargs, AT_ONCE, settings, usable_cores(), folder=folder)
     env.seed(UNSEEN)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.daemons import Decision, DecisionServer, EngineGame, Over, Refused, RequestEngine
-from fasttrain.daemons.channel import Channel
+from fasttrain_engines import Decision, DecisionServer, EngineGame, Over, Refused, RequestEngine
+from fasttrain_engines.channel import Channel
 
 ROLL, HOLD = 0, 1
 

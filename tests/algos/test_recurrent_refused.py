@@ -17,9 +17,9 @@ import pig_games
 from conftest import configured
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.runs.callbacks import pool_for
-from fasttrain.spec.daemons import DaemonsConfig, Timeouts
-from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
+from fasttrain_engines.vec_env import DaemonVecEnv
 from toys import single_thread
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")

@@ -21,11 +21,11 @@ import psutil
 
 import pig_games
 from fasttrain import MaskablePPO
-from fasttrain.daemons.game import understood
-from fasttrain.daemons.wire import CODECS, FRAMINGS, GameLostError
-from fasttrain.spec.daemons import DaemonsConfig, Recycle, Timeouts
-from fasttrain.vec.game_row import AGAIN
-from fasttrain.vec.games import DaemonVecEnv
+from fasttrain_engines.game import understood
+from fasttrain_engines.game_row import AGAIN
+from fasttrain_engines.settings import DaemonsConfig, Recycle, Timeouts
+from fasttrain_engines.vec_env import DaemonVecEnv
+from fasttrain_engines.wire import CODECS, FRAMINGS, GameLostError
 
 Result = dict[str, Any]
 Say = Callable[[str], None]

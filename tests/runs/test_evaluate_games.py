@@ -14,7 +14,7 @@ import pig_games
 from conftest import RunCommand, configured
 from fasttrain.runs.evaluate import evaluate
 from fasttrain.spec.reading import tells_games
-from fasttrain.vec.games import DaemonVecEnv
+from fasttrain_engines.vec_env import DaemonVecEnv
 
 WRAPPED = "env.wrappers=[stable_baselines3.common.monitor:Monitor,lives:LifeByLife]"
 RUN = ("env.entry_point=lives:Lives", "algo=ppo", "num_envs=2", "total_timesteps=256", "algo.n_steps=32",

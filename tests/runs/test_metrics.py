@@ -13,12 +13,12 @@ from urllib.request import Request, urlopen
 import pytest
 
 from conftest import configured
-from fasttrain.daemons.stats import Tally
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import metrics
 from fasttrain.runs.metrics import Endpoint, check_metrics, endpoint_of, served
 from fasttrain.runs.progress import Progress
+from fasttrain_engines.stats import Tally
 
 ENGINES = {
     "decisions": 90, "forced": 10, "refused": 3, "games": 8, "engine_ms": 4.0, "network_ms": 0.5, "decode_ms": 0.25,

@@ -15,7 +15,7 @@ import pig_games
 from conftest import RunCommand
 from fasttrain.envs.checkup import CheckupResult
 from fasttrain.runs.one_game import looked_at
-from fasttrain.vec.games import DaemonVecEnv
+from fasttrain_engines.vec_env import DaemonVecEnv
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 Look = Callable[..., CheckupResult]

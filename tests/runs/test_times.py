@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from conftest import configured
-from fasttrain.daemons.stats import GameTimes, Tally
 from fasttrain.runs import times
 from fasttrain.runs.times import BIASED, engine_lines, engines_dict, env_times
+from fasttrain_engines.stats import GameTimes, Tally
 
 TIMES = GameTimes(4000, 800, 200, 5000, 400, decisions=100, games=99, lost=1, lost_decisions=7, restarts=2)
 

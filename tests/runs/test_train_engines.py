@@ -15,7 +15,7 @@ import torch
 from sb3_contrib import MaskablePPO
 
 from conftest import RunCommand
-from fasttrain.vec.games import DaemonVecEnv
+from fasttrain_engines.vec_env import DaemonVecEnv
 from pig_games import descendants, engines, overrides, until
 
 TESTS = Path(__file__).resolve().parent.parent

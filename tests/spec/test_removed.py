@@ -126,7 +126,7 @@ def test_settings_with_parts_and_two_forms():
     ("env_id", "entry", "name"),
     [
         ("ALE/Pong-v5", None, "ALE-Pong-v5"), ("a:B-v0", None, "B-v0"), (None, "my.envs:My", "My"),
-        ("fasttrain/SkullKing-v0", None, "skullking"), (None, "fasttrain.daemons.go:Go", "go"),
+        ("fasttrain/SkullKing-v0", None, "skullking"), (None, "fasttrain_engines.go:Go", "go"),
         ("pettingzoo.classic.connect_four_v3", None, "pettingzoo.classic.connect_four_v3"), (None, None, "env"),
     ],
 )  # fmt: skip

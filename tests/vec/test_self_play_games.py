@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fasttrain.errors import EnvError
-from fasttrain.spec.daemons import DaemonsConfig, Timeouts
-from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
+from fasttrain_engines.vec_env import DaemonVecEnv
 
 HERE = Path(__file__).resolve().parent.parent
 ENGINE = (sys.executable, "-S", str(HERE / "alternating_engine.py"))

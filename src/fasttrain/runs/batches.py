@@ -121,7 +121,7 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
     external engines; of a training those of its evaluations are its guests, and its logs go to `folder`."""
     env = config.env
     if env.backend == "daemons":
-        from fasttrain.vec.games import DaemonVecEnv
+        from fasttrain_engines.vec_env import DaemonVecEnv
 
         workers = config.workers if isinstance(config.workers, int) else None
         guests = guests_of(config) if folder else 0

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.daemons.stats import PARTS, Histogram
 from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.times import engines_dict, engines_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import named
+from fasttrain_engines.stats import PARTS, Histogram
 
 BUCKETS_S = {
     "decision": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),

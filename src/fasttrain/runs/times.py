@@ -7,13 +7,13 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.daemons.stats import summary
 from fasttrain.perf.report import EnvTimes
 from fasttrain.spec.config import Config
 from fasttrain.terminal import rate_text
-from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain_engines.stats import summary
+from fasttrain_engines.vec_env import DaemonVecEnv
 
 LOST_SHARE = 0.01  # of the games, from which on the loss is worth a warning
 BIASED = (

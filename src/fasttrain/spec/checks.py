@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import RANGES
 from fasttrain.spec.config import Config
-from fasttrain.spec.daemons import check_daemons
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
+from fasttrain_engines.settings import check_daemons
 
 MAX_N_STEPS = 128  # of buffers/n_step.py
 METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.daemons import NO_DAEMONS, DaemonsConfig
 from fasttrain.spec.own import OwnValues, own_values
 from fasttrain.spec.setting import Named, Switch, setting
+from fasttrain_engines.settings import NO_DAEMONS, DaemonsConfig
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 SELF = "self"  # as an opponent: snapshots of the learner
@@ -114,7 +114,7 @@ def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> s
     if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
         entry_point = kwargs.get("game", entry_point)
     text = str(env_id or entry_point or "env")
-    own = re.match(r"fasttrain[/.](?:.*:)?(\w+)", text)
+    own = re.match(r"fasttrain(?:_\w+)?[/.](?:.*:)?(\w+)", text)
     return own[1].lower() if own else re.sub(r"[^\w.-]+", "-", text.rpartition(":")[2])
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF, Config
-from fasttrain.spec.daemons import shared_out, workers_for
 from fasttrain.spec.reading import evaluation_envs, memory_inputs, plays_itself, uses_masks
+from fasttrain_engines.settings import shared_out, workers_for
 
 # What stepping costs besides the envs' own time, from CartPole (benchmarks, vecenv-step): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.

@@ -22,7 +22,6 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from fasttrain.accelerators.compiled import untouched
 from fasttrain.buffers.prefetch import Direct
-from fasttrain.daemons.stats import advice, summary
 from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import StockPhases, is_stock
@@ -35,8 +34,9 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.stepping import WAITS_BELOW
 from fasttrain.studies.limits import Flow, Rates
 from fasttrain.studies.statistics import interquartile_mean
-from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain_engines.stats import advice, summary
+from fasttrain_engines.vec_env import DaemonVecEnv
 
 FILLED = 20_000  # transitions in a replay buffer before its updates are timed: more than a cache line of each
 BUFFER = 50_000  # at most so large: two configurations are there at once

@@ -20,8 +20,8 @@ from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_
 from fasttrain.envs.masks import head_sizes
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import EmptyMasks, SlotSource, SlotVecEnv, copy_observations, opened, slots_of
-from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.native import NativeVecEnv
+from fasttrain_engines.vec_env import DaemonVecEnv
 
 
 @runtime_checkable

@@ -27,17 +27,17 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, each_array, select_rows
-from fasttrain.daemons.daemon import prepare
-from fasttrain.daemons.stats import GameTimes, Tally, merged
 from fasttrain.envs.masks import mask_width
 from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
-from fasttrain.spec.daemons import DaemonsConfig, shared_out, workers_for
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
-from fasttrain.vec.game_row import AGAIN, READY
-from fasttrain.vec.games_worker import GamesSettings, Ready
 from fasttrain.vec.groups import GroupStep
 from fasttrain.vec.process import PipedProcess
 from fasttrain.vec.worker_memory import Arrays, Layout, SharedBlock
+from fasttrain_engines.daemon import prepare
+from fasttrain_engines.game_row import AGAIN, READY
+from fasttrain_engines.games_worker import GamesSettings, Ready
+from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
+from fasttrain_engines.stats import GameTimes, Tally, merged
 
 LOOK_EVERY_S = 0.5  # whether workers live
 HUNG_S = 300.0  # without a word, of which there is one a second: as env.step_timeout_s
@@ -368,7 +368,7 @@ class _Process(PipedProcess):
     def __init__(self, settings: GamesSettings) -> None:
         self.up, self.silent_s = False, 0.0  # how long it was listened to in vain
         what = f"worker {settings.worker}, which plays the games with the engines,"
-        super().__init__(what, "fasttrain.vec.games_worker:serve", settings)
+        super().__init__(what, "fasttrain_engines.games_worker:serve", settings)
 
     def ready(self, timeout_s: float) -> Ready:
         """The spaces.

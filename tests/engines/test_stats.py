@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasttrain.daemons.stats import PARTS, GameTimes, Histogram, Tally, advice, merged, summary
+from fasttrain_engines.stats import PARTS, GameTimes, Histogram, Tally, advice, merged, summary
 
 
 @pytest.mark.parametrize("scale_ms", [0.02, 5.0, 3000.0])

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from fasttrain.daemons import pool as pools
-from fasttrain.daemons.pool import Pool, Seat, ports_of
-from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.spec.daemons import Recycle
+from fasttrain_engines import pool as pools
+from fasttrain_engines.pool import Pool, Seat, ports_of
+from fasttrain_engines.settings import Recycle
+from fasttrain_engines.wire import GameLostError
 from pig_games import COMMAND, Pig, descendants, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.daemons.game import Decision, Over, mask_of, row_of
-from fasttrain.daemons.go import Go, Replies, liberties
-from fasttrain.daemons.wire import GameLostError
+from fasttrain_engines.game import Decision, Over, mask_of, row_of
+from fasttrain_engines.go import Go, Replies, liberties
+from fasttrain_engines.wire import GameLostError
 
 EVERYWHERE = " ".join(f"{letter}{number}" for number in (5, 4, 3, 2, 1) for letter in "ABCDE")
 

@@ -25,13 +25,13 @@ from typing import NamedTuple
 
 import psutil
 
-from fasttrain.daemons.channel import Channel, cancelled
-from fasttrain.daemons.daemon import CLOSE_S, Daemon
-from fasttrain.daemons.game import EngineGame, greeted
-from fasttrain.daemons.stats import Tally
-from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain_engines.channel import Channel, cancelled
+from fasttrain_engines.daemon import CLOSE_S, Daemon
+from fasttrain_engines.game import EngineGame, greeted
+from fasttrain_engines.settings import DaemonsConfig
+from fasttrain_engines.stats import Tally
+from fasttrain_engines.wire import GameLostError
 
 LOOK_EVERY_S = 0.2  # whether daemons live
 SAMPLE_EVERY_S = 2.0  # what they take, how long their logs are

@@ -13,9 +13,9 @@ from gymnasium import spaces
 
 import pig_games
 from fasttrain.errors import EnvSpecError
-from fasttrain.spec.daemons import Timeouts
-from fasttrain.vec.game_row import STEP
-from fasttrain.vec.games_worker import GamesSettings, Worker, made
+from fasttrain_engines.game_row import STEP
+from fasttrain_engines.games_worker import GamesSettings, Worker, made
+from fasttrain_engines.settings import Timeouts
 
 
 def given(entry_point: str, kwargs: dict[str, Any], folder: str = ".", rows: int = 1, **changed: Any) -> GamesSettings:
@@ -36,7 +36,7 @@ def test_a_game_has_the_runs_deadline():
         ("pig:np", {}, "pig:np is no RequestEngine or DecisionServer"),
         ("collections:Counter", {}, "derive it from one"),
         ("pig:Pig", {"sides": 6}, r"could not be made with env.kwargs=\{'sides': 6\}: TypeError"),
-        ("fasttrain.daemons:DecisionServer", {}, "TypeError"),
+        ("fasttrain_engines:DecisionServer", {}, "TypeError"),
     ],
 )
 def test_classes_that_are_no_games(entry_point: str, kwargs: dict[str, Any], says: str):
@@ -46,7 +46,7 @@ def test_classes_that_are_no_games(entry_point: str, kwargs: dict[str, Any], say
 
 def test_a_game_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "spaceless.py").write_text(
-        "from fasttrain.daemons import DecisionServer\n"
+        "from fasttrain_engines import DecisionServer\n"
         "class Game(DecisionServer):\n"
         "    new_game = answer = read = lambda self, *given: None\n"
     )

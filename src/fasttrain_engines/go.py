@@ -17,9 +17,9 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import Float32Array
-from fasttrain.daemons.channel import Channel
-from fasttrain.daemons.game import Decision, EngineGame, Over
-from fasttrain.daemons.wire import MOST_BYTES, GameLostError
+from fasttrain_engines.channel import Channel
+from fasttrain_engines.game import Decision, EngineGame, Over
+from fasttrain_engines.wire import MOST_BYTES, GameLostError
 
 LETTERS = "ABCDEFGHJKLMNOPQRST"  # I is left out
 # With perfect play Black wins 5×5 by 25 points and 7×7 by 9 (https://webdocs.cs.ualberta.ca/~games/go/smallboard/).

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.daemons.game import Decision, EngineGame, Over, Refused
-from fasttrain.daemons.pool import Seat
-from fasttrain.daemons.stats import Tally
-from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvError
-from fasttrain.spec.daemons import DaemonsConfig, Timeouts
-from fasttrain.vec import game_row
-from fasttrain.vec.game_row import AGAIN, READY, SPENT, STEP, Records, Row, Table
+from fasttrain_engines import game_row
+from fasttrain_engines.game import Decision, EngineGame, Over, Refused
+from fasttrain_engines.game_row import AGAIN, READY, SPENT, STEP, Records, Row, Table
+from fasttrain_engines.pool import Seat
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
+from fasttrain_engines.stats import Tally
+from fasttrain_engines.wire import GameLostError
 
 BOTH = [0, 1]
 

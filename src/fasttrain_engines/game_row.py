@@ -20,7 +20,9 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import NO_LEGAL_ACTION, Int64Array, each_array, select_rows
-from fasttrain.daemons.game import (
+from fasttrain.errors import EnvError
+from fasttrain.vec.worker_memory import Arrays
+from fasttrain_engines.game import (
     MOST_REWARD,
     NO_ACTION,
     Decision,
@@ -32,12 +34,10 @@ from fasttrain.daemons.game import (
     row_of,
     sound,
 )
-from fasttrain.daemons.pool import Pool
-from fasttrain.daemons.stats import GameTimes, Tally
-from fasttrain.daemons.wire import GameLostError
-from fasttrain.errors import EnvError
-from fasttrain.spec.daemons import DaemonsConfig
-from fasttrain.vec.worker_memory import Arrays
+from fasttrain_engines.pool import Pool
+from fasttrain_engines.settings import DaemonsConfig
+from fasttrain_engines.stats import GameTimes, Tally
+from fasttrain_engines.wire import GameLostError
 
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # before a row tries again after a game that did not begin
 MOST_FORCED = 10_000  # decisions in a row that are no decisions

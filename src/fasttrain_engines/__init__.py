@@ -3,7 +3,7 @@
 `RequestEngine` and `DecisionServer` are what a user derives a game from; `docs/daemons.md` shows both.
 """
 
-from fasttrain.daemons.game import Decision, DecisionServer, EngineGame, Over, Refused, RequestEngine
-from fasttrain.daemons.wire import GameLostError
+from fasttrain_engines.game import Decision, DecisionServer, EngineGame, Over, Refused, RequestEngine
+from fasttrain_engines.wire import GameLostError
 
 __all__ = ["Decision", "DecisionServer", "EngineGame", "GameLostError", "Over", "Refused", "RequestEngine"]

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
-from fasttrain.daemons.channel import Channel
-from fasttrain.daemons.daemon import GAMES
-from fasttrain.daemons.game import Over
-from fasttrain.daemons.go import PASS, Go
-from fasttrain.daemons.pool import Pool
-from fasttrain.spec.daemons import DaemonsConfig
 from fasttrain.spec.setting import build
+from fasttrain_engines.channel import Channel
+from fasttrain_engines.daemon import GAMES
+from fasttrain_engines.game import Over
+from fasttrain_engines.go import PASS, Go
+from fasttrain_engines.pool import Pool
+from fasttrain_engines.settings import DaemonsConfig
 
 FOUND = shutil.which("gnugo", path=os.pathsep.join([os.environ.get("PATH", ""), GAMES]))
 pytestmark = pytest.mark.skipif(FOUND is None, reason="gnugo is not installed (apt install gnugo)")

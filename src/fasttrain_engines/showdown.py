@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.daemons.channel import Channel
-from fasttrain.daemons.game import Decision, DecisionServer, Outcome, Over, Refused
-from fasttrain.daemons.wire import GameLostError
+from fasttrain_engines.channel import Channel
+from fasttrain_engines.game import Decision, DecisionServer, Outcome, Over, Refused
+from fasttrain_engines.wire import GameLostError
 
 ACTIONS = 14  # four moves, the same with terastallization, six Pokémon
 SIZE = 704  # numbers of an observation, as node/numbers.js counts them

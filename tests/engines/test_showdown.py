@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.daemons.game import Decision, Over, Refused, mask_of, row_of
-from fasttrain.daemons.showdown import ACTIONS, SIZE, Showdown
-from fasttrain.daemons.wire import GameLostError
+from fasttrain_engines.game import Decision, Over, Refused, mask_of, row_of
+from fasttrain_engines.showdown import ACTIONS, SIZE, Showdown
+from fasttrain_engines.wire import GameLostError
 
 TRAFFIC = (Path(__file__).parent / "recorded" / "showdown.jsonl").read_text().splitlines()
 CAME = [json.loads(line[2:]) for line in TRAFFIC if line.startswith("< ")]

@@ -23,17 +23,17 @@ import numpy as np
 import pytest
 import yaml
 
-from fasttrain import daemons
-from fasttrain.daemons.showdown import SIZE
-from fasttrain.spec.daemons import DaemonsConfig
+import fasttrain_engines
 from fasttrain.spec.setting import build
-from fasttrain.vec.games import DaemonVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
+from fasttrain_engines.settings import DaemonsConfig
+from fasttrain_engines.showdown import SIZE
+from fasttrain_engines.vec_env import DaemonVecEnv
 from pig_games import ports
 
 ROOT = Path(__file__).parents[2]
 FOLDER = Path(os.environ.get("FASTTRAIN_SHOWDOWN") or ROOT / ".engines")
-NODE, BATTLES = shutil.which("node"), Path(daemons.__file__).parent / "node" / "battles.js"
+NODE, BATTLES = shutil.which("node"), Path(fasttrain_engines.__file__).parent / "node" / "battles.js"
 pytestmark = pytest.mark.skipif(
     NODE is None or not (FOLDER / "node_modules" / "pokemon-showdown").is_dir(),
     reason="pokemon-showdown is not installed (FASTTRAIN_SHOWDOWN or .engines; needs node)",
@@ -252,7 +252,7 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
     played = list[Any]()
     for generation in (1, 9):
         where = tmp_path / str(generation)
-        env = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": generation, "opponent": "max_damage"},
+        env = DaemonVecEnv("fasttrain_engines.showdown:Showdown", {"generation": generation, "opponent": "max_damage"},
                            3, build(DaemonsConfig, settings), 2, folder=where)  # fmt: skip
         try:
             env.seed(generation)
@@ -277,7 +277,7 @@ def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
 def test_both_sides_learn_in_self_play(tmp_path: Path):
     """The learner is asked in its own turns alone, and is paid for its own wins."""
     settings = {**yaml.safe_load(SHIPPED.read_text()), "cwd": str(FOLDER), "count": 1, "ports": ports()}
-    below = DaemonVecEnv("fasttrain.daemons.showdown:Showdown", {"generation": 1, "opponent": "self"}, 2,
+    below = DaemonVecEnv("fasttrain_engines.showdown:Showdown", {"generation": 1, "opponent": "self"}, 2,
                          build(DaemonsConfig, settings), 2, folder=tmp_path, two_sided=True)  # fmt: skip
     env, rng, rewards = SelfPlayVecEnv(below), np.random.default_rng(0), list[float]()
     try:

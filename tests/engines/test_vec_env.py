@@ -19,9 +19,9 @@ import pytest
 import pig_games
 from fasttrain import MaskablePPO
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.spec.daemons import Recycle, Timeouts
-from fasttrain.vec import games
-from fasttrain.vec.games import DaemonVecEnv
+from fasttrain_engines import vec_env
+from fasttrain_engines.settings import Recycle, Timeouts
+from fasttrain_engines.vec_env import DaemonVecEnv
 from pig_games import STRICT, descendants, engines, prudent, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -330,7 +330,7 @@ def test_a_trainer_that_is_killed_leaves_nothing(tmp_path: Path):
         import sys, time
         sys.path.insert(0, {str(Path(pig_games.__file__).parent)!r})
         import pig_games
-        from fasttrain.vec.games import DaemonVecEnv
+        from fasttrain_engines.vec_env import DaemonVecEnv
         if __name__ == "__main__":
             env = DaemonVecEnv("pig:Pig", {{}}, 2, pig_games.settings(), 2)
             env.reset()
@@ -449,8 +449,8 @@ def test_a_language_that_nobody_speaks_is_told_before_engines_start(make: Make, 
 def test_a_worker_that_hangs_ends_the_run(make: Make, monkeypatch: pytest.MonkeyPatch):
     env = make(1)
     env.reset()
-    monkeypatch.setattr(games, "HUNG_S", 0.2)
-    monkeypatch.setattr(games, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(vec_env, "HUNG_S", 0.2)
+    monkeypatch.setattr(vec_env, "LOOK_EVERY_S", 0.1)
     worker = env._workers[0].process
     os.kill(worker.pid, signal.SIGSTOP)
     try:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
-from fasttrain.daemons.wire import Codec, Framing, GameLostError
+from fasttrain_engines.wire import Codec, Framing, GameLostError
 
 MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # messages that nobody asked for
 TRACED = 40  # newest frames that are kept for the record of a failed game

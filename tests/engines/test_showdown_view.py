@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fasttrain import daemons
+import fasttrain_engines
 
 NODE = shutil.which("node")
 pytestmark = pytest.mark.skipif(NODE is None, reason="node is not installed (apt install nodejs)")
-HERE, VIEW = Path(__file__).parent, Path(daemons.__file__).parent / "node" / "view.js"
+HERE, VIEW = Path(__file__).parent, Path(fasttrain_engines.__file__).parent / "node" / "view.js"
 
 
 def recorded(name: str) -> list[str]:

@@ -18,8 +18,8 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.batch import BoolArray
-from fasttrain.daemons.channel import Channel
-from fasttrain.daemons.wire import CODECS, FRAMINGS, Codec, Framing, GameLostError
+from fasttrain_engines.channel import Channel
+from fasttrain_engines.wire import CODECS, FRAMINGS, Codec, Framing, GameLostError
 
 Legal = Union[Sequence[int], BoolArray, None]  # noqa: UP007 - read at run time by Python 3.10
 MOST_NOTES = 100_000  # in a row, without a decision

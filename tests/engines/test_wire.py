@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.daemons.game import Decision, understood
-from fasttrain.daemons.wire import (
+from fasttrain_engines.game import Decision, understood
+from fasttrain_engines.wire import (
     CODECS,
     FRAMINGS,
     MOST_DEPTH,

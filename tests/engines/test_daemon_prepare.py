@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.daemons import daemon
-from fasttrain.daemons.daemon import prepare
 from fasttrain.errors import EnvSpecError
-from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain_engines import daemon
+from fasttrain_engines.daemon import prepare
+from fasttrain_engines.settings import DaemonsConfig
 
 WRITES = "import os; open('built', 'a').write(os.environ['WHAT'])"
 

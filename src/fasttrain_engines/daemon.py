@@ -23,12 +23,12 @@ from typing import IO
 
 import psutil
 
-from fasttrain.daemons.channel import Channel, connected
-from fasttrain.daemons.game import EngineGame, greeted
-from fasttrain.daemons.jvm import QUIET_STDOUT, is_java, refused_flags, with_flags
-from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvSpecError
-from fasttrain.spec.daemons import DaemonsConfig
+from fasttrain_engines.channel import Channel, connected
+from fasttrain_engines.game import EngineGame, greeted
+from fasttrain_engines.jvm import QUIET_STDOUT, is_java, refused_flags, with_flags
+from fasttrain_engines.settings import DaemonsConfig
+from fasttrain_engines.wire import GameLostError
 
 HOST = "127.0.0.1"
 GAMES = "/usr/games"  # where Debian puts programs like gnugo, often not on PATH

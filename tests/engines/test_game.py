@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from fasttrain.daemons.game import (
+from fasttrain_engines.game import (
     Decision,
     DecisionServer,
     EngineGame,
@@ -24,7 +24,7 @@ from fasttrain.daemons.game import (
     sound,
     understood,
 )
-from fasttrain.daemons.wire import GameLostError
+from fasttrain_engines.wire import GameLostError
 
 
 class Fake:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.daemons.stats import Tally
+from fasttrain_engines.stats import Tally
 
 
 def test_shares_are_those_of_the_time_between():

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain.daemons.channel import MOST_UNREAD, TRACED, Channel, connected
-from fasttrain.daemons.wire import GameLostError, Json, Lines
+from fasttrain_engines.channel import MOST_UNREAD, TRACED, Channel, connected
+from fasttrain_engines.wire import GameLostError, Json, Lines
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.daemons import NO_DAEMONS, DaemonsConfig, check_daemons, shared_out, workers_for
+from fasttrain_engines.settings import NO_DAEMONS, DaemonsConfig, check_daemons, shared_out, workers_for
 
 COMMAND = ("engine", "--port", "{port}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fasttrain.daemons.jvm import is_java, refused_flags, with_flags
+from fasttrain_engines.jvm import is_java, refused_flags, with_flags
 
 
 @pytest.fixture

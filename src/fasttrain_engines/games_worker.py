@@ -24,17 +24,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import spaces
 
-from fasttrain.daemons.game import EngineGame
-from fasttrain.daemons.pool import Pool
-from fasttrain.daemons.stats import Tally
-from fasttrain.daemons.wire import Lengths
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.names import arguments
 from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
-from fasttrain.spec.daemons import DaemonsConfig
-from fasttrain.vec.game_row import Records, Row, Table
 from fasttrain.vec.worker_memory import Arrays, Layout, check_spaces, receive_block
+from fasttrain_engines.game import EngineGame
+from fasttrain_engines.game_row import Records, Row, Table
+from fasttrain_engines.pool import Pool
+from fasttrain_engines.settings import DaemonsConfig
+from fasttrain_engines.stats import Tally
+from fasttrain_engines.wire import Lengths
 
 FIRST_GUEST = 1 << 30  # of the names of evaluations' games
 TELL_EVERY_S = 1.0  # how often the tally goes to the trainer
@@ -99,7 +99,7 @@ def made(settings: GamesSettings, guest: bool = False) -> EngineGame:
     kwargs = (guest and settings.guest_kwargs) or settings.kwargs
     kind = look_up(settings.entry_point, "env.entry_point", settings.folder)
     if not (isinstance(kind, type) and issubclass(kind, EngineGame)):
-        raise EnvSpecError(f"{what} is no RequestEngine or DecisionServer (fasttrain.daemons); derive it from one")
+        raise EnvSpecError(f"{what} is no RequestEngine or DecisionServer (fasttrain_engines); derive it from one")
     try:
         game: EngineGame = kind(**arguments(kwargs, "env.kwargs.", settings.folder))
         game.language()

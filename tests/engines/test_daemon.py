@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from fasttrain.daemons.daemon import Daemon, free_port, rotate, spawn
-from fasttrain.daemons.wire import GameLostError
 from fasttrain.errors import EnvSpecError
-from fasttrain.spec.daemons import DaemonsConfig, Timeouts
+from fasttrain_engines.daemon import Daemon, free_port, rotate, spawn
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
+from fasttrain_engines.wire import GameLostError
 from pig_games import Pig, ports, said, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and unix sockets")
