@@ -36,7 +36,7 @@ from fasttrain.cli import main
 from fasttrain.cli.compose import conf_dir, register
 from fasttrain.runs import calibration, view
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import key_of, normalise, variables
+from fasttrain.spec.precedence import key_of, normalise, variables
 from fasttrain.spec.reading import from_mapping
 from fasttrain.vec import crew, process, stock
 

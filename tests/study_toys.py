@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.spec.overrides import key_of
+from fasttrain.spec.precedence import key_of
 from fasttrain.studies.study import Cell
 
 Behaviour = Callable[[dict[str, str], int], Mapping[str, Any]]  # (settings typed, seed) → what summary.json says

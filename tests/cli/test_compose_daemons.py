@@ -6,7 +6,7 @@ import pytest
 
 from fasttrain.cli.compose import composed_before, configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.overrides import normalise
+from fasttrain.spec.precedence import normalise
 
 GAME = ("env.backend=daemons", "env.entry_point=game:Game", "daemons.command=[java, Engine, --port, '{port}']")
 

@@ -11,7 +11,7 @@ import yaml
 
 from conftest import RunCommand
 from fasttrain.cli.compose import composed_before, conf_dir, configured, keys_of_files
-from fasttrain.spec.overrides import normalise
+from fasttrain.spec.precedence import normalise
 
 FILES = sorted((conf_dir() / "tuned").glob("*.yaml"))
 

@@ -52,7 +52,7 @@ def load() -> None:
         importlib.import_module(module)
     import composed_once
     from fasttrain.cli.compose import composed_before
-    from fasttrain.spec.overrides import normalise
+    from fasttrain.spec.precedence import normalise
 
     composed_once.patch(pytest.MonkeyPatch())
     for chosen in (["algo=ppo"], ["algo=dqn"], [], ["algo=ppo", "env=skullking"]):

@@ -26,7 +26,7 @@ from fasttrain.cli.commands import COMMANDS, OWNERS
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.checks import FLAGS, SCHEDULES, ranges
 from fasttrain.spec.config import ALGO_CLASSES, Config
-from fasttrain.spec.overrides import PREFIX
+from fasttrain.spec.precedence import PREFIX
 from fasttrain.spec.reading import all_keys
 
 Prepare = Callable[[Path, Callable[[], Path]], None]  # the case's working directory, what trains a run once

@@ -17,8 +17,8 @@ from fasttrain.kernels.ppo import train_epoch
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import EngineSwitch, switch_step
 from fasttrain.runs.progress import Progress
-from fasttrain.spec.overrides import from_environment
 from fasttrain.spec.plan import RunSpec
+from fasttrain.spec.precedence import from_environment
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "eval.episodes=2", "report=false")
 PPO = (*SMALL, "algo=ppo", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "total_timesteps=512")

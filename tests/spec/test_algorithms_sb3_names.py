@@ -11,7 +11,7 @@ from conftest import RunCommand, composed, configured
 from fasttrain.cli.compose import _unknown_key
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, INSTEAD, instead
-from fasttrain.spec.overrides import ALIASES
+from fasttrain.spec.precedence import ALIASES
 from fasttrain.spec.reading import all_keys, from_mapping
 
 STOCK = {name: spec.load(fast=False) for name, spec in ALGORITHMS.items() if not spec.ours_alone}

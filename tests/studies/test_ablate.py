@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from conftest import RunCommand
-from fasttrain.spec.overrides import key_of
+from fasttrain.spec.precedence import key_of
 from fasttrain.studies.ablate import Finding, Lever
 from fasttrain.studies.statistics import Ratio, compare
 from fasttrain.studies.study import Cell

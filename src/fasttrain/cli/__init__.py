@@ -28,7 +28,7 @@ from fasttrain.errors import (
 )
 from fasttrain.machine import stop_after
 from fasttrain.runs.folders import PARENT
-from fasttrain.spec.overrides import is_sweep, normalise, split_options, with_names_as_typed
+from fasttrain.spec.precedence import is_sweep, normalise, split_options, with_names_as_typed
 
 if TYPE_CHECKING:
     from fasttrain.studies.sweep import Sweep
@@ -243,7 +243,7 @@ def _run_command(command: str, composed: object, arguments: Sequence[str], start
 
     from fasttrain.runs.folders import way_on
     from fasttrain.saving.files import locked
-    from fasttrain.spec.overrides import config_dir_options, sources
+    from fasttrain.spec.precedence import config_dir_options, sources
 
     job = HydraConfig.get()
     config = compose.typed_config(composed, normalise(arguments, os.environ))

@@ -19,7 +19,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import Held, held, override
 from fasttrain.saving.files import read_json
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
-from fasttrain.spec.overrides import OUTPUT_KEYS, asked, given_twice, is_sweep, key_of, normalise, split_options
+from fasttrain.spec.precedence import OUTPUT_KEYS, asked, given_twice, is_sweep, key_of, normalise, split_options
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.spec.setting import did_you_mean
 

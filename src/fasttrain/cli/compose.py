@@ -18,7 +18,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import flat
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.config import Config, name_of_env
-from fasttrain.spec.overrides import config_dir_options, given_twice, key_of, normalise, split_options
+from fasttrain.spec.precedence import config_dir_options, given_twice, key_of, normalise, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
 from fasttrain.spec.removed import former_key, instead_of
 from fasttrain.spec.setting import defaults_of, did_you_mean

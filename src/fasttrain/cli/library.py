@@ -29,9 +29,9 @@ from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.folders import held
 from fasttrain.runs.train import carry_out, ready
 from fasttrain.saving.files import read_json
-from fasttrain.spec.overrides import ALIASES, with_names_as_typed
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
+from fasttrain.spec.precedence import ALIASES, with_names_as_typed
 from fasttrain.spec.reading import from_mapping
 from fasttrain.spec.removed import put
 

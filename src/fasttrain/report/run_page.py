@@ -16,8 +16,8 @@ from fasttrain.report.words import METRICS, NOTHING, Metric, number, percent, se
 from fasttrain.runs.logs import FIELDS, EvaluationLog, read_episodes
 from fasttrain.saving.files import read_json
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.overrides import key_of
 from fasttrain.spec.plan import is_notable
+from fasttrain.spec.precedence import key_of
 from fasttrain.terminal import one_line
 
 FILES = ("summary.json", "plan.json", "episodes.csv")  # any of them makes a folder a run's

@@ -16,7 +16,7 @@ from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Til
 from fasttrain.report.values import Found, as_list, as_mapping, as_number, as_rows, found, over_seeds, quality_of
 from fasttrain.report.words import METRICS, metric_of, number, seconds, times, value_text
 from fasttrain.saving.files import read_json
-from fasttrain.spec.overrides import key_of
+from fasttrain.spec.precedence import key_of
 from fasttrain.terminal import one_line
 
 SWEEP, STUDY = "sweep.json", "study.json"

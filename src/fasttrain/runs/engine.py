@@ -33,8 +33,8 @@ from fasttrain.runs.progress import Progress
 from fasttrain.runs.view import activity, make_console
 from fasttrain.spec.computing import mode_of
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import COMPILES_FIRST
 from fasttrain.spec.plan import RunSpec, resolve
+from fasttrain.spec.precedence import COMPILES_FIRST
 from fasttrain.spec.reading import against_bots
 
 R = TypeVar("R")

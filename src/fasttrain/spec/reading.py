@@ -10,8 +10,8 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
-from fasttrain.spec.overrides import ALIASES, is_refined, translated
 from fasttrain.spec.own import own_values
+from fasttrain.spec.precedence import ALIASES, is_refined, translated
 from fasttrain.spec.removed import former_key, instead_of, lookup, put, taken
 from fasttrain.spec.setting import Named, build, named, settings_of
 

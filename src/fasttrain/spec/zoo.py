@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, LSTM, AlgorithmSpec, instead
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import ALIASES
+from fasttrain.spec.precedence import ALIASES
 from fasttrain.spec.reading import from_mapping
 from fasttrain.spec.removed import put
 from fasttrain.spec.setting import defaults_of, did_you_mean

@@ -19,7 +19,7 @@ from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
 from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import key_of
+from fasttrain.spec.precedence import key_of
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.studies.judge import choose_metric, compared, read_outcome, speed_ratio
 from fasttrain.studies.statistics import FAIL, Comparison, Ratio

@@ -22,8 +22,8 @@ from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec.checks import BY_NAME
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import key_of
 from fasttrain.spec.plan import RunSpec, resolve
+from fasttrain.spec.precedence import key_of
 from fasttrain.spec.reading import against_bots
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies import advice as show

@@ -33,7 +33,7 @@ from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import holder, read_json, write_json
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import COMPILES_FIRST, key_of
+from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.terminal import command, one_line, rate_text
 

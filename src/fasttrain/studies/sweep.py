@@ -23,7 +23,7 @@ from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, activity, figure_text, say
 from fasttrain.saving.files import locked, read_json, write_json
-from fasttrain.spec.overrides import asked, config_dir_options, key_of, normalise, split_options
+from fasttrain.spec.precedence import asked, config_dir_options, key_of, normalise, split_options
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies.study import Cell, last_line, run_cell
 from fasttrain.terminal import command, near, one_line, with_interval

@@ -22,7 +22,7 @@ from fasttrain.runs.view import FittingTable, make_console
 from fasttrain.saving.files import read_json
 from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, train_frequency
 from fasttrain.spec.config import Config
-from fasttrain.spec.overrides import key_of
+from fasttrain.spec.precedence import key_of
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.setting import convert, did_you_mean
 from fasttrain.studies.judge import speed_ratio

@@ -5,7 +5,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import FLAGS
-from fasttrain.spec.overrides import (
+from fasttrain.spec.precedence import (
     ALIASES,
     BARE,
     from_environment,
