@@ -19,6 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.fast import Fast
+from fasttrain.deploy.video import check_every, recorded
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, FastTrainError
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
@@ -45,7 +46,6 @@ from fasttrain.runs.stopping import StopFlag, stopping_for
 from fasttrain.runs.summary import summary_of
 from fasttrain.runs.times import engine_lines, engines_dict, engines_of, env_times
 from fasttrain.runs.trackers import Watched
-from fasttrain.runs.video import check_every, recorded
 from fasttrain.runs.view import LiveView, activity
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import Saving, clean, into_place, locked, write_json

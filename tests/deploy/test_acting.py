@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.runs.acting import ActingPath, largest_difference, random_inputs
+from fasttrain.deploy.acting import ActingPath, largest_difference, random_inputs
 from toys import RandomEnv, ToyGymEnv
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)

@@ -17,11 +17,11 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3 import PPO
 
 from conftest import RunCommand, configured
+from fasttrain.deploy import video
+from fasttrain.deploy.video import picture
 from fasttrain.errors import EnvSpecError
 from fasttrain.games.skirmish.env import SkirmishEnv
 from fasttrain.report.index import write_report
-from fasttrain.runs import video
-from fasttrain.runs.video import picture
 from fasttrain.spec.plain import to_dict
 
 needs_imageio = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from fasttrain.algos.recurrent import step_outputs
-from fasttrain.runs.acting import ActingPath, Arrays
+from fasttrain.deploy.acting import ActingPath, Arrays
 
 
 class RememberingPath(ActingPath):

@@ -1,7 +1,7 @@
 """`fasttrain export run=FOLDER format=onnx|torchscript`: a policy as one file that needs neither SB3 nor fasttrain.
 
-What is in the file: `runs/acting.py`. It is checked against the policy on random inputs; one that disagrees is not left
-behind.
+What is in the file: `deploy/acting.py`. It is checked against the policy on random inputs; one that disagrees is not
+left behind.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecNormalize
 
+from fasttrain.deploy.acting import ActingPath, Arrays, largest_difference, random_inputs
+from fasttrain.deploy.remembering import RememberingPath
 from fasttrain.errors import ConfigError, FastTrainError
-from fasttrain.runs.acting import ActingPath, Arrays, largest_difference, random_inputs
 from fasttrain.runs.evaluate import Finished, load_run, named_run
 from fasttrain.runs.models import one_env
-from fasttrain.runs.remembering import RememberingPath
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import write_json
 from fasttrain.spec.config import Config

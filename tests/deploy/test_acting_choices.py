@@ -14,7 +14,7 @@ from stable_baselines3 import DQN, PPO
 
 from fasttrain.algos.dqn import DQN as FastDQN  # noqa: N811 - a class named like a constant
 from fasttrain.algos.q_networks import BranchingDQNPolicy
-from fasttrain.runs.acting import Choice, best_choices
+from fasttrain.deploy.acting import Choice, best_choices
 
 
 class Space(gym.Env[np.ndarray, Any]):

@@ -319,7 +319,7 @@ def test_ctrl_c_ends_the_show(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fasttrain.runs.play.time.sleep", interrupt)
+    monkeypatch.setattr("fasttrain.deploy.play.time.sleep", interrupt)
     done = fasttrain("play", f"run={runs('skull')}")
     assert (done.exit_code, done.err) == (0, "")
     assert done.out.endswith("stopped\nno game finished\n")

@@ -1,0 +1,1 @@
+"""A trained policy put to use: played, filmed, exported."""
