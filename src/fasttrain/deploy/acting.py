@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
@@ -23,6 +24,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from fasttrain.algos.policy_view import action_dims
+from fasttrain.batch import OPPONENTS_TURN as TURN
+from fasttrain.envs.masks import property_of
 from fasttrain.vec.base import opened
 
 Arrays = dict[str, NDArray[Any]]
@@ -306,3 +309,41 @@ def _best_combinations(scores: Sequence[Sequence[float]], count: int) -> list[tu
         longer = [((*places, place), total + part[place]) for (places, total), place in product(best, order)]
         best = sorted(longer, key=lambda it: -it[1])[:count]
     return best
+
+
+# --- a model at several seats of one game
+
+
+def opponents_decide(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether the decision is not the learner's."""
+    read = property_of(env, TURN)
+    return bool(read() if read else env.has_wrapper_attr(TURN) and env.get_wrapper_attr(TURN))
+
+
+class Seats:
+    """Asks a model for whichever seat must decide; where an env does not name it, all opponents are one seat."""
+
+    def __init__(
+        self, model: BaseAlgorithm, env: gymnasium.Env[Any, Any], has_masks: bool, deterministic: bool
+    ) -> None:
+        self._predict: Any = model.predict
+        self._env, self._deterministic = env, deterministic
+        self.masked = has_masks and "action_masks" in inspect.signature(model.predict).parameters
+        self._states: dict[Any, Any] = {}
+
+    def forget(self) -> None:
+        """An episode begins."""
+        self._states = {}
+
+    def actions(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """The action (1, …) for one row of observations and masks."""
+        seat = opponents_decide(self._env)
+        if seat and self._env.has_wrapper_attr("seat_to_decide"):
+            seat = self._env.get_wrapper_attr("seat_to_decide")
+        begins = np.array([seat not in self._states])
+        extra = {"action_masks": masks} if self.masked else {}
+        actions: NDArray[Any]
+        actions, self._states[seat] = self._predict(
+            observations, state=self._states.get(seat), episode_start=begins, deterministic=self._deterministic, **extra
+        )
+        return actions

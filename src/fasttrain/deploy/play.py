@@ -32,12 +32,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.deploy.acting import best_choices
+from fasttrain.deploy.acting import Seats, best_choices, opponents_decide
 from fasttrain.deploy.video import check_output, drawn_env, film
 from fasttrain.errors import ConfigError
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import load_run, named_run, summarise
-from fasttrain.runs.seats import Seats, opponents_decide
 from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config

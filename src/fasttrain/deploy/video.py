@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from fasttrain.deploy.acting import Seats
 from fasttrain.envs.make import make_env
 from fasttrain.envs.retrace import closed
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import MAX_EPISODE_STEPS
-from fasttrain.runs.seats import Seats
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import into_place
 from fasttrain.spec.config import Config

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,14 +21,13 @@ from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.batch import BoolArray, each_array
+from fasttrain.batch import BoolArray, Int64Array, Observations, each_array
 from fasttrain.envs.user_code import process_settings
 from fasttrain.errors import ConfigError
 from fasttrain.intervals import student, wilson
 from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import Statistics, build_vec_env
 from fasttrain.runs.models import find_statistics, load_policy
-from fasttrain.runs.seats import Paths
 from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.runs.zoo import zoo_run
 from fasttrain.saving.env_state import own_random_state
@@ -116,6 +116,33 @@ def evaluate(
 def _kept(rows: BoolArray, before: object, after: object) -> Any:
     """States (L, N, H) as they were before in these rows (N,), and in the others as they are after a step."""
     return each_array(lambda one, other: np.where(rows[:, None], one, other), before, after)
+
+
+class Paths:
+    """Which episodes of an evaluation were one and the same: by a checksum of all that was observed in each."""
+
+    def __init__(self, env: VecEnv) -> None:
+        self.seen = np.zeros(env.num_envs, np.int64)  # of the running episodes
+        self.ended = set[tuple[Any, ...]]()
+        self._all = not isinstance(env.action_space, spaces.Box)  # else rounding alone leads elsewhere: the first alone
+
+    def see(self, observations: Observations, lengths: Int64Array, late: BoolArray | None) -> None:
+        """What the policy acted on, but for rows in which nothing was done."""
+        parts = observations.values() if isinstance(observations, dict) else (observations,)
+        for index in np.flatnonzero((self._all | (lengths == 0)) & (True if late is None else ~late)):
+            for part in parts:
+                self.seen[index] = zlib.crc32(part[index].tobytes(), int(self.seen[index]))
+
+    def end(self, index: np.integer[Any], length: np.integer[Any], episode_return: float) -> None:
+        """That env's episode counts."""
+        self.ended.add((int(self.seen[index]), int(length), f"{episode_return:.5g}"))
+
+    def told(self, quality: dict[str, Any]) -> dict[str, Any]:
+        """With `distinct_episodes` where some were one, as all greedy ones of a deterministic game are."""
+        distinct = len(self.ended)
+        if distinct == 1 < quality["episodes"]:  # one game, seen again and again: nothing of it is uncertain
+            quality["ci95"] = dict.fromkeys(quality["ci95"])
+        return {**quality, "distinct_episodes": distinct} if distinct < quality["episodes"] else quality
 
 
 def summarise(

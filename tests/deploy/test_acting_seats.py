@@ -7,8 +7,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
+from fasttrain.deploy.acting import Seats
 from fasttrain.games.skullking.env import SkullKingEnv
-from fasttrain.runs.seats import Seats
 
 Seen = tuple[bytes, ...]
 
