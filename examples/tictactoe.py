@@ -3,7 +3,7 @@
     fasttrain +profile=speed env.entry_point=tictactoe:TicTacToeEnv env.native_game=tictactoe:TicTacToe
 
 Run where this file lies. `TicTacToeEnv` is one board as a Gymnasium env: what the checkup plays, `play` shows, and what
-runs without a batch. Numpy is enough for a small game; the built-in ones are compiled (fasttrain.games).
+runs without a batch. Numpy is enough for a small game; the built-in ones are compiled (fasttrain_games).
 """
 
 from __future__ import annotations

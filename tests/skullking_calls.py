@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.games.skullking.rules import (
+from fasttrain_games.skullking.rules import (
     LEAD_OPEN,
     LOOTS,
     MAX_PLAYERS,

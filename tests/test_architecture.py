@@ -17,7 +17,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
-BESIDE = {"fasttrain_engines": "engines"}  # packages beside `fasttrain`, and the folder of their tests
+# Packages beside `fasttrain`, and the folder of their tests; those that attach by entry points, which it never imports.
+BESIDE = {"fasttrain_engines": "engines", "fasttrain_games": "games"}
+ATTACHED = ("fasttrain_games",)
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -25,8 +27,8 @@ MAX_FUNCTION_LINES = 60
 LAYERS = {
     "": 0, "spec": 0, "batch": 0, "errors": 0, "intervals": 0, "jit": 0, "kernel_cache": 0, "machine": 0,
     "terminal": 0, "threads": 0,
-    "games": 1, "envs": 1, "kernels": 1, "vec": 1, "buffers": 1, "perf": 1,
-    "algos": 2,
+    "native": 1, "envs": 1, "kernels": 1, "vec": 1, "buffers": 1, "perf": 1,
+    "algos": 2, "fasttrain_games": 2,
     "accelerators": 3, "saving": 3, "fasttrain_engines": 3,
     "runs": 4, "deploy": 4,
     "studies": 5, "report": 5,
@@ -37,9 +39,10 @@ SIDEWAYS = {
     ("vec", f"fasttrain.envs.{name}") for name in ("answers", "names", "protocol", "masks", "retrace", "user_code")
 }
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
-FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other in ("envs", "games")} | {
+FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other in ("envs", "native")} | {
     ("accelerators", "saving"), ("saving", "accelerators"), ("studies", "report"), ("report", "studies"),
     ("runs", "deploy"), ("studies", "deploy"), ("report", "deploy"),
+    ("fasttrain_games", "algos"),
 }  # fmt: skip
 # What is put to use is a run's result: `deploy` knows `runs`; of it a training knows only how to film (`video.every`).
 EXCEPT = {("runs", "fasttrain.deploy.video")}
@@ -54,6 +57,7 @@ WITHOUT_OWN_TEST = {
     "batch": "types; used by every test of vec and buffers",
     "vec": "public names on first use; every test of vec imports through it",
     "envs": "registers the games; each game's test makes its ids",
+    "native": "public names on first use; tests/native imports them so",
     "report.page": "what a page shows; every test of a page reads and writes one",
     "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
     "__main__": "one call; tests/cli/test___init__.py starts it as a process",
@@ -102,13 +106,13 @@ def imports_point_down(sources: Sources) -> Iterator[str]:
         for line, name in imports_of(module, source, sources):
             if name.startswith("."):
                 yield f"{module}:{line}: relative import {name!r}; write it from fasttrain on"
-            if name.split(".")[0] != "fasttrain":
+            if name.split(".")[0] not in ("fasttrain", *ATTACHED):
                 continue
             other = room_of(name)
             allowed = (
                 room == other
-                or LAYERS.get(other, 9) < LAYERS[room]
-                or LAYERS.get(other) == LAYERS[room] != 1
+                or (LAYERS.get(other, 9) < LAYERS[room] and other not in ATTACHED)
+                or (LAYERS.get(other) == LAYERS[room] != 1 and other not in ATTACHED)
                 or (room, name) in SIDEWAYS
             )
             if not allowed or ((room, other) in FORBIDDEN_ROOMS and (room, name) not in EXCEPT):
@@ -148,14 +152,14 @@ def layer_0_is_light(sources: Sources) -> Iterator[str]:
 
 
 def no_torch_in_workers(sources: Sources) -> Iterator[str]:
-    """No file of games, envs, vec imports torch; games, envs and vec's worker*.py not even through others."""
+    """No file of games, native, envs, vec imports torch; all but vec, and its worker*.py, not even through others."""
     for module, source in sources.items():
         room = room_of(module)
-        if room in ("games", "envs", "vec"):
+        if room in ("native", "envs", "vec", *ATTACHED):
             for line, name in imports_of(module, source, sources):
                 if name.split(".")[0] == "torch":
                     yield f"{module}:{line}: imports torch"
-        if room in ("games", "envs") or module.startswith("fasttrain.vec.worker"):
+        if room in ("native", "envs", *ATTACHED) or module.startswith("fasttrain.vec.worker"):
             yield from (f"{module}: loads {name}" for name in sorted(_loads(module, sources, set())))
 
 
@@ -258,10 +262,11 @@ def mirrored_by_tests(sources: Sources) -> Iterator[str]:
     """A module with logic has tests/<room>/test_<module>[_<part>].py; in a sub-package, or test_<sub-package>*.py."""
     tests = {path.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
     for module, source in sources.items():
-        below = module.split(".")[1:]
+        package, *below = module.split(".")
         if not below or ".".join(below) in WITHOUT_OWN_TEST or not _has_logic(source):
             continue
-        folder, name = "/".join([*BESIDE.get(module.split(".")[0], "").split(), *below[:-1]]), below[-1]
+        below = [*BESIDE.get(package, "").split(), *below]
+        folder, name = "/".join(below[:-1]), below[-1]
         wanted = f"{folder}/test_{name}.py".lstrip("/")
         shared = f"{below[0]}/test_{below[1]}" if len(below) > 2 else None
         parts = wanted.removesuffix(".py") + "_"
@@ -315,6 +320,8 @@ DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + " 
         (imports_point_down, {"fasttrain.spec.plan": "from fasttrain.cli import main"}, "(layer 0 → 6)"),
         (imports_point_down, {"fasttrain.envs.a": "from . import b"}, "relative import"),
         (imports_point_down, {"fasttrain.cellar.a": ""}, "has no layer"),
+        (imports_point_down, {"fasttrain.runs.a": "import fasttrain_games.b"}, "imports fasttrain_games.b (lay"),
+        (imports_point_down, {"fasttrain_games.a": "import fasttrain.algos.b"}, "imports fasttrain.algos.b"),
         (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "from fasttrain import a"}, "→ fasttrain.b →"),
         (layer_0_is_light, {"fasttrain.spec.config": "import omegaconf"}, "imports omegaconf"),
         (layer_0_is_light, {"fasttrain.batch": "import numba"}, "imports numba"),
@@ -347,6 +354,7 @@ def test_rule_bites(rule: Rule, sources: Sources, problem: str) -> None:
     ("rule", "sources"),
     [
         (imports_point_down, {"fasttrain.vec.a": "import fasttrain.envs.protocol", "fasttrain.envs.protocol": ""}),
+        (imports_point_down, {"fasttrain_games.a": "import fasttrain.native.b\nimport fasttrain_games.c"}),
         (imports_point_down, {"fasttrain.algos.a": "import fasttrain.perf.clock\nimport fasttrain.buffers.rollout"}),
         (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "", "fasttrain.c": "import fasttrain.b"}),
         (layer_0_is_light, {"fasttrain.jit": "import numba", "fasttrain.batch": "import numpy.typing\nimport json"}),
@@ -368,7 +376,7 @@ def test_exceptions_from_mirroring_exist() -> None:
     "modules",
     [
         "fasttrain, fasttrain.envs, fasttrain.envs.make, fasttrain.envs.checkup",
-        "fasttrain.games.skullking.env",
+        "fasttrain_games.skullking.env",
         "fasttrain.vec.worker, fasttrain.runs.survey",
         "fasttrain.cli, fasttrain.cli.commands, fasttrain.studies.sweep, fasttrain.report.index",  # these begin at once
     ],

@@ -15,14 +15,19 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # legal action in any command, and for where action noise was; 497 for SAC's update as kernels, in place of torch's; 147
 # and two modules for a command's settings in its help, and for what is told of settings that are no more; 40 for
 # studies, sweeps and rows of plan.json that have such settings; 75 and a module for the door of other packages.
-CEILINGS = {"lines": 51_346, "modules": 234, ": Any": 550}
+CEILINGS = {
+    "fasttrain": {"lines": 43_524, "modules": 189, ": Any": 520},
+    "fasttrain_engines": {"lines": 3_149, "modules": 14, ": Any": 17},
+    "fasttrain_games": {"lines": 4_709, "modules": 32, ": Any": 12},
+}
 
 
-def test_src_is_not_above_its_ceilings() -> None:
-    texts = [module.read_text(encoding="utf-8") for module in SRC.rglob("*.py")]
+@pytest.mark.parametrize("package", CEILINGS)
+def test_src_is_not_above_its_ceilings(package: str) -> None:
+    texts = [module.read_text(encoding="utf-8") for module in (SRC / package).rglob("*.py")]
     lines, untyped = sum(len(text.splitlines()) for text in texts), sum(text.count(": Any") for text in texts)
     weighs = {"lines": lines, "modules": len(texts), ": Any": untyped}
-    assert {name: size for name, size in weighs.items() if size > CEILINGS[name]} == {}, weighs
+    assert {name: size for name, size in weighs.items() if size > CEILINGS[package][name]} == {}, weighs
 
 
 # Lines beside src: what measures, and what sets up. 45 of scripts end pip on Ctrl-C, go on with pip where uv fails, and

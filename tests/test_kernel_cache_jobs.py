@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasttrain.games.stream import random_unit
 from fasttrain.kernel_cache import Compiler, KernelCall, compile_all
+from fasttrain.native.stream import random_unit
 
 KERNELS = """
 from fasttrain.jit import njit

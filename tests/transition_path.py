@@ -13,11 +13,11 @@ import gymnasium
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
-from fasttrain.games.skullking.game import SkullKingGame
+from fasttrain_games.skullking.game import SkullKingGame
 
 SRC = Path(fasttrain.__file__).parent
 # Compiled code, rules of a game, and what a run sets in torch: optimizers that step without torch's compiler.
-APART = ("games/", "kernels/", "jit.py", "threads.py", "kernel_cache.py", "runs/")
+APART = ("native/", "kernels/", "jit.py", "threads.py", "kernel_cache.py", "runs/")
 
 
 def passed(iteration: Callable[[], Any]) -> dict[str, int]:

@@ -179,8 +179,8 @@ def gpu_stock(native: bool) -> Sample:
     from sb3_contrib import MaskablePPO
 
     import fasttrain.envs  # noqa: F401 - registers the game
-    from fasttrain.games.skullking.game import SkullKingGame
     from fasttrain.vec.native import NativeVecEnv
+    from fasttrain_games.skullking.game import SkullKingGame
 
     num_envs = GPU["num_envs"]
     single = "fasttrain.envs:fasttrain/SkullKing-v0"

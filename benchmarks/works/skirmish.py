@@ -21,10 +21,10 @@ def native(**kwargs: Any) -> Sample:
     """256 native games on all cores, random legal actions that are drawn outside of what is timed."""
     import numpy as np
 
-    from fasttrain.games.skirmish.game import SkirmishGame
     from fasttrain.machine import usable_cores
     from fasttrain.vec.native import NativeVecEnv
     from fasttrain.vec.self_play import RandomOpponent
+    from fasttrain_games.skirmish.game import SkirmishGame
 
     game = SkirmishGame(NUM_ENVS, **kwargs)
     game.max_threads = usable_cores()

@@ -18,8 +18,8 @@ import fasttrain
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.errors import EnvError
-from fasttrain.games.skullking.game import SkullKingGame
 from fasttrain.threads import ThreadChoice
+from fasttrain_games.skullking.game import SkullKingGame
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -163,7 +163,7 @@ def test_a_fresh_process_trains_with_kernels_from_the_disk_cache(tmp_path: Any):
     code = (
         "import fasttrain\n"
         "from fasttrain.algos.engine import EngineSettings\n"
-        "from fasttrain.games.skullking.game import SkullKingGame\n"
+        "from fasttrain_games.skullking.game import SkullKingGame\n"
         "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
         "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=64, batch_size=512, n_epochs=2, device='cpu')\n"
         "model.use_engine(EngineSettings(kind='kernels', threads=2))\n"
@@ -257,7 +257,7 @@ def test_torch_keeps_its_number_of_threads(tmp_path: Any, threads: int):
     code = (
         "import stable_baselines3, torch, fasttrain\n"
         "from fasttrain.algos.engine import EngineSettings\n"
-        "from fasttrain.games.skullking.game import SkullKingGame\n"
+        "from fasttrain_games.skullking.game import SkullKingGame\n"
         f"torch.set_num_threads({threads})\n"
         "env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)\n"
         "model = fasttrain.MaskablePPO('MlpPolicy', env, n_steps=4, batch_size=32, n_epochs=1, seed=0, device='cpu')\n"

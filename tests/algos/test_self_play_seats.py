@@ -12,9 +12,9 @@ import fasttrain
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.envs.wrappers import TwoSided
 from fasttrain.errors import ConfigError
-from fasttrain.games.skullking.env import SkullKingEnv
-from fasttrain.games.skullking.game import SkullKingGame
 from fasttrain.vec.self_play import SelfPlayVecEnv
+from fasttrain_games.skullking.env import SkullKingEnv
+from fasttrain_games.skullking.game import SkullKingGame
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

@@ -8,7 +8,7 @@ import gymnasium as gym
 import pytest
 
 from fasttrain.deploy.acting import Seats
-from fasttrain.games.skullking.env import SkullKingEnv
+from fasttrain_games.skullking.env import SkullKingEnv
 
 Seen = tuple[bytes, ...]
 

@@ -20,8 +20,8 @@ from conftest import RunCommand, configured
 from fasttrain.algos.dqn import DQN
 from fasttrain.algos.recurrent import MaskableRecurrentPPO
 from fasttrain.cli import main
-from fasttrain.games.skullking.env import SkullKingEnv
 from fasttrain.spec.plain import to_dict
+from fasttrain_games.skullking.env import SkullKingEnv
 
 FAST = "play.speed=100000"
 LAKE = ("env.id=FrozenLake-v1", "+env.kwargs.is_slippery=false", "env.max_episode_steps=20", "algo=ppo")

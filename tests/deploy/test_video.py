@@ -20,9 +20,9 @@ from conftest import RunCommand, configured
 from fasttrain.deploy import video
 from fasttrain.deploy.video import picture
 from fasttrain.errors import EnvSpecError
-from fasttrain.games.skirmish.env import SkirmishEnv
 from fasttrain.report.index import write_report
 from fasttrain.spec.plain import to_dict
+from fasttrain_games.skirmish.env import SkirmishEnv
 
 needs_imageio = pytest.mark.skipif(
     any(video.find_spec(name) is None for name in video.PACKAGES[".mp4"]),

@@ -14,9 +14,9 @@ from gymnasium import spaces
 
 from fasttrain.envs import retrace
 from fasttrain.envs.retrace import Retrace, Retraced
-from fasttrain.games.batch import bytes_of, load_bytes
-from fasttrain.games.skirmish.env import SkirmishEnv
-from fasttrain.games.skullking.env import SkullKingEnv
+from fasttrain.native.batch import bytes_of, load_bytes
+from fasttrain_games.skirmish.env import SkirmishEnv
+from fasttrain_games.skullking.env import SkullKingEnv
 from reference.skirmish_python.env import SkirmishPythonEnv
 
 

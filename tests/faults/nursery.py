@@ -37,8 +37,8 @@ LOADED = (  # and what the first training of its kind would load, else each fork
     "fasttrain.algos.ppo",
     "fasttrain.algos.step",
     "fasttrain.accelerators.eligible",
-    "fasttrain.games.skullking.env",
-    "fasttrain.games.skullking.game",
+    "fasttrain_games.skullking.env",
+    "fasttrain_games.skullking.game",
     "fasttrain.runs.resume",
     "fasttrain.runs.train",
 )

@@ -20,9 +20,9 @@ import fasttrain.envs
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.games.skirmish.env import SkirmishEnv
-from fasttrain.games.skirmish.options import make_options
 from fasttrain.vec.native import NativeVecEnv
+from fasttrain_games.skirmish.env import SkirmishEnv
+from fasttrain_games.skirmish.options import make_options
 from reference.skirmish import SkirmishGame
 from reference.skirmish_python.env import SkirmishPythonEnv
 

@@ -20,11 +20,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for running it b
 
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.games.skirmish import kernels, state, tables
-from fasttrain.games.skirmish.game import SkirmishGame
-from fasttrain.games.skirmish.layout import describe_observation, observation_width
-from fasttrain.games.skirmish.options import OPPONENTS
 from fasttrain.threads import new_team
+from fasttrain_games.skirmish import kernels, state, tables
+from fasttrain_games.skirmish.game import SkirmishGame
+from fasttrain_games.skirmish.layout import describe_observation, observation_width
+from fasttrain_games.skirmish.options import OPPONENTS
 from reference.skirmish import FLAGS, SideBySide, bound, play, stale_tables, state_differences
 
 BOTH_MISSIONS = ["only_war", "take_and_hold"]

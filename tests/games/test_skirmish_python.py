@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fasttrain.games.skirmish.game import SkirmishGame
+from fasttrain_games.skirmish.game import SkirmishGame
 from reference.skirmish import bound
 from reference.skirmish_python.env import SkirmishPythonEnv
 from reference.skirmish_python.stream import Stream

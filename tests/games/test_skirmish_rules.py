@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fasttrain.games.skirmish.options import make_options
-from fasttrain.games.skirmish.sheets import Sheet, Weapon
-from fasttrain.games.skirmish.state import save_roll_needed, wound_roll_needed
+from fasttrain_games.skirmish.options import make_options
+from fasttrain_games.skirmish.sheets import Sheet, Weapon
+from fasttrain_games.skirmish.state import save_roll_needed, wound_roll_needed
 from reference.skirmish_python import units as plain
 from reference.skirmish_python.battle import Battle
 from reference.skirmish_python.bots import best_shot, expected_damage, greedy_charge, greedy_move

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.games.skirmish.env import SkirmishEnv
-from fasttrain.games.skirmish.words import action_in_words, choice_in_words, move_in_words, target_in_words
+from fasttrain_games.skirmish.env import SkirmishEnv
+from fasttrain_games.skirmish.words import action_in_words, choice_in_words, move_in_words, target_in_words
 from reference.skirmish_python.env import SkirmishPythonEnv
 
 ENVS = pytest.mark.parametrize("kind", [SkirmishEnv, SkirmishPythonEnv])

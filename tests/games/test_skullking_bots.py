@@ -9,11 +9,11 @@ import pytest
 
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError
-from fasttrain.games.skullking import state
-from fasttrain.games.skullking.bots import LEVEL_NAMES
-from fasttrain.games.skullking.game import SkullKingGame
-from fasttrain.games.skullking.observation import observation_width
-from fasttrain.games.skullking.opponents import cumulative_mix, level_of
+from fasttrain_games.skullking import state
+from fasttrain_games.skullking.bots import LEVEL_NAMES
+from fasttrain_games.skullking.game import SkullKingGame
+from fasttrain_games.skullking.observation import observation_width
+from fasttrain_games.skullking.opponents import cumulative_mix, level_of
 
 
 def make(num_envs: int, num_players: int = 4, seed: int = 0, **kwargs: Any) -> tuple[SkullKingGame, Slots]:

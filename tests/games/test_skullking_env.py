@@ -18,9 +18,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import fasttrain.envs
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.games.skullking.env import SkullKingEnv
-from fasttrain.games.skullking.game import SkullKingGame
-from fasttrain.games.skullking.render import card_name
+from fasttrain_games.skullking.env import SkullKingEnv
+from fasttrain_games.skullking.game import SkullKingGame
+from fasttrain_games.skullking.render import card_name
 
 MIXED = {"random": 1.0, "easy": 1.0, "medium": 1.0, "hard": 1.0}
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
-from fasttrain.games.skullking import kernels, state
-from fasttrain.games.skullking.game import GameView, SkullKingGame
-from fasttrain.games.skullking.observation import describe_observation, observation_width
 from fasttrain.threads import ThreadChoice, new_team
+from fasttrain_games.skullking import kernels, state
+from fasttrain_games.skullking.game import GameView, SkullKingGame
+from fasttrain_games.skullking.observation import describe_observation, observation_width
 
 
 def load_reference() -> ModuleType:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasttrain.games.skullking import rules
+from fasttrain_games.skullking import rules
 from skullking_calls import deal_size, legal_cards, loot_allies, score_round, trick_bonus, trick_winner
 
 

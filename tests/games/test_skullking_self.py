@@ -10,11 +10,11 @@ from test_skullking_game import draw_actions, legal_lists, make, reference, rese
 
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.games.skullking import state
-from fasttrain.games.skullking.bots import LEVEL_NAMES, SELF
-from fasttrain.games.skullking.env import SkullKingEnv
-from fasttrain.games.skullking.game import GameView, SkullKingGame
 from fasttrain.threads import ThreadChoice
+from fasttrain_games.skullking import state
+from fasttrain_games.skullking.bots import LEVEL_NAMES, SELF
+from fasttrain_games.skullking.env import SkullKingEnv
+from fasttrain_games.skullking.game import GameView, SkullKingGame
 
 
 class Table:

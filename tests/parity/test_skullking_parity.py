@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import fasttrain
 import fasttrain.envs
 from conftest import RunCommand
-from fasttrain.games.skullking.game import SkullKingGame
+from fasttrain_games.skullking.game import SkullKingGame
 
 SETTINGS = {"n_steps": 64, "batch_size": 64, "n_epochs": 3, "seed": 3, "device": "cpu"}
 NUM_ENVS = 8

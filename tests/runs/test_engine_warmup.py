@@ -11,7 +11,7 @@ SMALL = ("env=skullking", "num_envs=4")
 def test_the_kernels_of_a_run_are_compiled_and_said(fasttrain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fasttrain.runs.engine.learner_calls", lambda _: [])  # 15 s of compiling; the game's are shown
     monkeypatch.setattr("numba.config.CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("fasttrain.games.skullking.game.SkullKingGame.kernel_calls", calls)
+    monkeypatch.setattr("fasttrain_games.skullking.game.SkullKingGame.kernel_calls", calls)
     monkeypatch.setattr("fasttrain.runs.engine.env_facts", lambda _: facts())
     first = fasttrain("warmup", "+profile=speed", *SMALL)
     assert first.exit_code == 0, first.err

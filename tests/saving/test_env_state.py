@@ -17,14 +17,14 @@ from traced_envs import Hidden, Parts, Slow
 
 from fasttrain.envs.retrace import Retraced
 from fasttrain.errors import ConfigError
-from fasttrain.games.skirmish.game import SkirmishGame
-from fasttrain.games.skullking.game import SkullKingGame
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import env_state, load_env_state
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
+from fasttrain_games.skirmish.game import SkirmishGame
+from fasttrain_games.skullking.game import SkullKingGame
 from toys import ToyGame
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

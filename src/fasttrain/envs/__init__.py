@@ -7,8 +7,8 @@ import gymnasium
 SKULL_KING_ID = "fasttrain/SkullKing-v0"
 SKIRMISH_ID = "fasttrain/Skirmish-v0"
 ENTRY_POINTS = (
-    (SKULL_KING_ID, "fasttrain.games.skullking.env:SkullKingEnv"),
-    (SKIRMISH_ID, "fasttrain.games.skirmish.env:SkirmishEnv"),
+    (SKULL_KING_ID, "fasttrain_games.skullking.env:SkullKingEnv"),
+    (SKIRMISH_ID, "fasttrain_games.skirmish.env:SkirmishEnv"),
 )
 
 __all__ = ["SKIRMISH_ID", "SKULL_KING_ID", "register_envs"]

@@ -29,7 +29,10 @@ import fasttrain
 from fasttrain.errors import EnvSpecError, FastTrainError
 from fasttrain.spec.setting import did_you_mean
 
-_OUR_FOLDERS = tuple(os.path.join(os.path.dirname(str(module.__file__)), "") for module in (gymnasium, fasttrain))
+_OUR_FOLDERS = (  # fasttrain_games beside fasttrain too
+    os.path.join(os.path.dirname(str(gymnasium.__file__)), ""),
+    os.path.dirname(str(fasttrain.__file__)),
+)
 _LIBRARY_FOLDERS = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )

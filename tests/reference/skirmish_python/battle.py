@@ -37,9 +37,9 @@ from __future__ import annotations
 
 import math
 
-from fasttrain.games.skirmish.missions import Mission
-from fasttrain.games.skirmish.options import Options, strip_cells
-from fasttrain.games.skirmish.sheets import Weapon
+from fasttrain_games.skirmish.missions import Mission
+from fasttrain_games.skirmish.options import Options, strip_cells
+from fasttrain_games.skirmish.sheets import Weapon
 from reference.skirmish_python.stream import Stream
 from reference.skirmish_python.units import (
     ADVANCE,

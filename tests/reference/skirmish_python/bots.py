@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
-from fasttrain.games.skirmish.options import GREEDY, RANDOM
-from fasttrain.games.skirmish.sheets import Weapon
+from fasttrain_games.skirmish.options import GREEDY, RANDOM
+from fasttrain_games.skirmish.sheets import Weapon
 from reference.skirmish_python.battle import Battle
 from reference.skirmish_python.units import (
     ADVANCE,

@@ -13,11 +13,11 @@ from gymnasium import spaces
 
 from fasttrain.batch import BoolArray, Float32Array
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.games.skirmish.actions import action_space, head_values, illegal_head, named_heads, replace_illegal
-from fasttrain.games.skirmish.layout import observation_width
-from fasttrain.games.skirmish.options import SELF, OpponentMix, make_options, opponents_for
-from fasttrain.games.skirmish.render import BoardView, check_render_mode, draw_board, outcome_line, render_board
-from fasttrain.games.skirmish.words import action_in_words, choice_in_words
+from fasttrain_games.skirmish.actions import action_space, head_values, illegal_head, named_heads, replace_illegal
+from fasttrain_games.skirmish.layout import observation_width
+from fasttrain_games.skirmish.options import SELF, OpponentMix, make_options, opponents_for
+from fasttrain_games.skirmish.render import BoardView, check_render_mode, draw_board, outcome_line, render_board
+from fasttrain_games.skirmish.words import action_in_words, choice_in_words
 from reference.skirmish_python.battle import Battle
 from reference.skirmish_python.bots import play_phase
 from reference.skirmish_python.observation import legal, observe

@@ -1,10 +1,10 @@
-"""What the deciding side sees and may do, in plain Python; the layout is `fasttrain.games.skirmish.layout`."""
+"""What the deciding side sees and may do, in plain Python; the layout is `fasttrain_games.skirmish.layout`."""
 
 from __future__ import annotations
 
 import math
 
-from fasttrain.games.skirmish.layout import (
+from fasttrain_games.skirmish.layout import (
     CONTROL_SCALE,
     DISTANCE_SCALE,
     LEAD_SCALE,
@@ -15,7 +15,7 @@ from fasttrain.games.skirmish.layout import (
     UNIT_WIDTH,
     VP_SCALE,
 )
-from fasttrain.games.skirmish.missions import MAX_MARKERS
+from fasttrain_games.skirmish.missions import MAX_MARKERS
 from reference.skirmish_python.battle import Battle
 from reference.skirmish_python.bots import expected_damage
 from reference.skirmish_python.units import CHARGE, MAX_CP, MOVE, SHOOT, Unit, squared_distance

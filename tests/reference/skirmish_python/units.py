@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fasttrain.games.skirmish.sheets import Sheet, Weapon
+from fasttrain_games.skirmish.sheets import Sheet, Weapon
 
 MOVE, SHOOT, CHARGE, OVER = range(4)
 NO_STRATAGEM, REROLL, OVERWATCH, SMOKESCREEN, BRAVERY = range(5)

@@ -1,0 +1,32 @@
+"""The public base of native games: N games stepped at once by compiled kernels, and one of them as an environment.
+
+Names are imported on first use, so that a module which only declares a game loads neither numba nor Gymnasium.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "GameBatch": "fasttrain.native.batch",
+    "NativeGame": "fasttrain.envs.protocol",
+    "SingleGame": "fasttrain.native.batch",
+    "bytes_of": "fasttrain.native.batch",
+    "load_bytes": "fasttrain.native.batch",
+    "random_below": "fasttrain.native.stream",
+    "random_bits": "fasttrain.native.stream",
+    "random_unit": "fasttrain.native.stream",
+    "seed_stream": "fasttrain.native.stream",
+}
+
+__all__ = [
+    "GameBatch", "NativeGame", "SingleGame", "bytes_of", "load_bytes", "random_below", "random_bits", "random_unit",
+    "seed_stream",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'fasttrain.native' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

@@ -1,0 +1,178 @@
+"""The cached tables of a game, who may read them and who must invalidate them.
+
+Nothing else touches their fields, but for those of `plan`, which planner.py fills.
+
+| table | depends on | read by |
+|---|---|---|
+| `distance` | where both units stand | `distance_between`: engagement, targets, charges, observation |
+| `sight` | where both units stand, terrain | `sees`: targets, overwatch, observation |
+| `engaged` | distances, who lives | `is_engaged`: moves, targets, fights, observation |
+| `targets` | all of these, flags of advance and falling back | `shooting_targets`: masks, opponents |
+| `plan` | where units stand, health, flags of shock | `planner.fill_plan`: scores of cells |
+
+| what happens | calls | invalidates |
+|---|---|---|
+| a game begins | `forget_all` | everything |
+| a unit is put in another cell (move, charge) | `forget_place_of` | its row of `distance`, `sight`; the last three |
+| a unit is destroyed (any attack) | `forget_groups` | `engaged`, `targets`, `plan` |
+| a unit is hurt (any attack) | `forget_health` | `plan` |
+| flags change (advance, falling back, command phase) | `forget_flags` | `targets`, `plan` |
+
+With `cache=off` every read recomputes. Measured, decisions/s with over without on one thread: 1.4 against `greedy`, 2.4
+with eight units a side, 2.2 to 3.1 against `planner`. tests/games/test_skirmish_game.py compares all tables after every
+decision with what the plain rules compute from nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fasttrain.batch import Record
+from fasttrain.jit import njit
+from fasttrain_games.skirmish.sheets import MAX_UNITS
+from fasttrain_games.skirmish.state import SPENT
+
+ROW = (1 << MAX_UNITS) - 1  # pairs of unit 0 of side 0
+COLUMN = sum(1 << MAX_UNITS * unit for unit in range(MAX_UNITS))  # pairs of unit 0 of side 1
+
+
+# --- who invalidates what
+
+
+@njit
+def forget_all(game: Record) -> None:
+    """A game begins."""
+    game.distance_known = 0
+    game.sight_known = 0
+    forget_groups(game)
+
+
+@njit
+def forget_place_of(game: Record, side: int, unit: int) -> None:
+    """A unit stands in another cell."""
+    stale = ROW << (MAX_UNITS * unit) if side == 0 else COLUMN << unit
+    game.distance_known &= ~stale
+    game.sight_known &= ~stale
+    forget_groups(game)
+
+
+@njit
+def forget_groups(game: Record) -> None:
+    """A unit moved or was destroyed."""
+    game.engaged_known = 0
+    forget_flags(game)
+
+
+@njit
+def forget_flags(game: Record) -> None:
+    """Flags changed, or anything above."""
+    game.targets_known[0] = 0
+    game.targets_known[1] = 0
+    forget_health(game)
+
+
+@njit
+def forget_health(game: Record) -> None:
+    """A unit lost wounds, or anything above."""
+    game.plan_known = 0
+
+
+# --- readers
+
+
+@njit
+def distance_between(game: Record, setup: Record, side: int, unit: int, enemy: int) -> Any:
+    """Squared inches between a unit of `side` and one of the other side."""
+    i, j = (unit, enemy) if side == 0 else (enemy, unit)
+    bit = 1 << (MAX_UNITS * i + j)
+    if game.distance_known & bit != 0:
+        return game.distance[i, j]
+    dx = game.x[0, i] - game.x[1, j]
+    dy = game.y[0, i] - game.y[1, j]
+    game.distance[i, j] = dx * dx + dy * dy
+    if setup.cache:
+        game.distance_known |= bit
+    return game.distance[i, j]
+
+
+@njit
+def sees(game: Record, setup: Record, side: int, unit: int, enemy: int) -> bool:
+    """Whether there is line of sight between a unit of `side` and one of the other side."""
+    i, j = (unit, enemy) if side == 0 else (enemy, unit)
+    bit = 1 << (MAX_UNITS * i + j)
+    if game.sight_known & bit != 0:
+        return bool(game.sight & bit != 0)
+    seen = line_of_sight(game, setup, game.x[0, i], game.y[0, i], game.x[1, j], game.y[1, j])
+    if setup.cache:
+        game.sight_known |= bit
+        if seen:
+            game.sight |= bit
+        else:
+            game.sight &= ~bit
+    return seen
+
+
+@njit
+def line_of_sight(game: Record, setup: Record, ax: int, ay: int, bx: int, by: int) -> bool:
+    """Whether no terrain lies between two cells. Exact: whole half inches, no division."""
+    ax, ay, bx, by = 2 * ax + 1, 2 * ay + 1, 2 * bx + 1, 2 * by + 1
+    low_x, high_x = min(ax, bx), max(ax, bx)
+    low_y, high_y = min(ay, by), max(ay, by)
+    dx, dy = bx - ax, by - ay
+    mission = game.mission
+    for index in range(setup.num_terrain[mission]):
+        left, right = setup.terrain[mission, index, 0], setup.terrain[mission, index, 2]
+        if high_x <= left or low_x >= right:
+            continue
+        bottom, top = setup.terrain[mission, index, 1], setup.terrain[mission, index, 3]
+        if high_y <= bottom or low_y >= top:
+            continue
+        # The corners' sides of the line: dx × (y - ay) - dy × (x - ax), least and greatest over the box.
+        least_y, greatest_y = (bottom, top) if dx >= 0 else (top, bottom)
+        least_x, greatest_x = (right, left) if dy >= 0 else (left, right)
+        least = dx * (least_y - ay) - dy * (least_x - ax)
+        greatest = dx * (greatest_y - ay) - dy * (greatest_x - ax)
+        if least < 0 < greatest:
+            return False
+    return True
+
+
+@njit
+def is_engaged(game: Record, setup: Record, side: int, unit: int) -> bool:
+    """Whether a living unit is within 1.5 inches of a living enemy."""
+    if not game.engaged_known:
+        _find_engaged(game, setup)
+    return bool(game.engaged[side] >> unit & 1)
+
+
+@njit
+def _find_engaged(game: Record, setup: Record) -> None:
+    game.engaged[0] = 0
+    game.engaged[1] = 0
+    for unit in range(setup.num_units[0]):
+        if game.health[0, unit] > 0:
+            for enemy in range(setup.num_units[1]):
+                if game.health[1, enemy] > 0 and distance_between(game, setup, 0, unit, enemy) <= 2:
+                    game.engaged[0] |= 1 << unit
+                    game.engaged[1] |= 1 << enemy
+    if setup.cache:
+        game.engaged_known = 1
+
+
+@njit
+def shooting_targets(game: Record, setup: Record, side: int, unit: int) -> Any:
+    """Enemies that a living unit may shoot, as bits."""
+    if game.targets_known[side] >> unit & 1:
+        return game.targets[side, unit]
+    targets = 0
+    if not game.flags[side, unit] & SPENT and not is_engaged(game, setup, side, unit):
+        reach = setup.range[side, unit] * setup.range[side, unit]
+        for enemy in range(setup.num_units[1 - side]):
+            near = game.health[1 - side, enemy] > 0 and distance_between(game, setup, side, unit, enemy) <= reach
+            # An enemy engaged with anybody is engaged with a friend of this unit.
+            if near and not is_engaged(game, setup, 1 - side, enemy) and sees(game, setup, side, unit, enemy):
+                targets |= 1 << enemy
+    game.targets[side, unit] = targets
+    if setup.cache:
+        game.targets_known[side] |= 1 << unit
+    return game.targets[side, unit]

@@ -1,0 +1,283 @@
+"""SkullKingGame: N games of Skull King stepped in place by compiled kernels (a `NativeGame`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from fasttrain.batch import Float64Array, Int64Array, Slots
+from fasttrain.errors import ConfigError, EnvError
+from fasttrain.kernel_cache import KernelCall
+from fasttrain.native.batch import GameBatch
+from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
+from fasttrain_games.skullking import kernels
+from fasttrain_games.skullking.bots import SEAT_NAMES
+from fasttrain_games.skullking.observation import observation_width
+from fasttrain_games.skullking.opponents import OpponentMix, cumulative_mix, level_of
+from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
+from fasttrain_games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
+
+_SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
+
+
+class GameView(NamedTuple):
+    """Everything about one game, hidden cards included: for tests, tools and rendering, never for an agent."""
+
+    phase: int  # state.BIDDING, PLAYING or ENDED
+    round_number: int
+    dealer: int
+    leader: int
+    hands: list[list[int]]  # card ids per seat, ascending
+    bids: list[int]  # while bidding those of the round before, but for seats that have bid
+    tricks: list[int]
+    totals: list[int]
+    bonuses: list[int]  # at stake this round, Loot apart
+    alliances: list[tuple[int, int]]  # (seat that played Loot, seat that won the trick)
+    trick: list[int]  # codes on the table in the order played
+    plays: list[int]  # codes played since the last bids, kept after a round until the next bids
+    levels: list[int]  # an index into bots.SEAT_NAMES per seat, entry 0 unused; drawn with the game's first decision
+    seat: int  # whose decision from outside comes next
+    final_totals: list[int]  # of the last game that ended
+
+
+class SkullKingGame(GameBatch):
+    """N independent games; seat 0 of each learns, bots of the chosen levels sit at the others.
+
+    At a seat whose opponent is "self" somebody outside decides (a `TwoSidedGame`): the game stops there as it does at
+    the learner's decisions, and the slots show that seat's view, as the learner would have it in that place. In a
+    round the learner bids first; nobody sees a bid before all are made.
+
+    Reward: round score times `reward_round_scale` at each round's end, plus `reward_win` for the best total (shared or
+    not) or minus it otherwise at the game's end. Shaping terms, all 0 by default:
+
+    - `shaping_bid_made`: added at a round's end if the learner made its bid exactly;
+    - `shaping_bid_error`: subtracted at a round's end for each trick above or below the bid;
+    - `shaping_trick_won`: added for each trick the learner wins;
+    - `shaping_trick_toward_bid`: added for each trick won up to the bid, subtracted for each won beyond it.
+
+    Args:
+        num_envs: N.
+        num_players: seats per game, 2 to 8.
+        opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
+        card_memory: False: an observation tells nothing of cards that were played but the current trick, as if nobody
+            took notes: `seen` and `tigress` of that trick alone, `bonus` and `alliances` zero.
+
+    Raises:
+        ConfigError: a value out of range or an unknown opponent.
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        num_players: int = 4,
+        opponents: OpponentMix = "medium",
+        *,
+        card_memory: bool = True,
+        reward_round_scale: float = 0.01,
+        reward_win: float = 1.0,
+        shaping_bid_made: float = 0.0,
+        shaping_bid_error: float = 0.0,
+        shaping_trick_won: float = 0.0,
+        shaping_trick_toward_bid: float = 0.0,
+    ) -> None:
+        if num_envs < 1:
+            raise ConfigError(f"num_envs={num_envs}: at least one game is needed")
+        if not MIN_PLAYERS <= num_players <= MAX_PLAYERS:
+            raise ConfigError(f"num_players={num_players}: Skull King takes {MIN_PLAYERS} to {MAX_PLAYERS} players")
+        if not isinstance(card_memory, bool):
+            raise ConfigError(f"card_memory={card_memory!r}: true or false")
+        super().__init__(
+            "Skull King",
+            np.zeros(num_envs, GAME),
+            np.empty((num_envs, num_players - 1, len(SEAT_NAMES))),
+            spaces.Discrete(NUM_ACTIONS),
+            observation_width(num_players),
+            NUM_ACTIONS,
+        )
+        self.num_players, self._remembers = num_players, card_memory
+        self.records["num_players"] = num_players
+        self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
+        # The order is that of the W_ indices in state.py.
+        self._weights = np.array(
+            [
+                reward_round_scale,
+                reward_win,
+                shaping_bid_made,
+                shaping_bid_error,
+                shaping_trick_won,
+                shaping_trick_toward_bid,
+            ],
+            np.float64,
+        )
+        if self._weights.shape != (NUM_WEIGHTS,) or not np.isfinite(self._weights).all():
+            raise ConfigError(f"reward and shaping keys must be finite numbers, got {self._weights.tolist()}")
+        self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
+        self.set_opponents(opponents)
+
+    def bind(self, slots: Slots) -> None:
+        super().bind(slots)
+        self.written = (
+            slots.observations, slots.action_masks, slots.rewards, slots.terminations, slots.truncations,
+            self.final_observations, self.opponents_turn,
+        )  # fmt: skip
+
+    @property
+    def seats_to_decide(self) -> NDArray[np.int32]:
+        """(N,) whose decision from outside comes next; 0 is the learner's."""
+        seats: NDArray[np.int32] = self.records["seat"]
+        return seats
+
+    def kernel_calls(self) -> list[KernelCall]:
+        games, none, team = self.records, self._everyone[:0], (new_team(), 0)
+        views = (self._observations, self._masks, self.opponents_turn)
+        return [
+            KernelCall(kernels.advance, (games, none, self._mix, self._weights, self._scratch, *team)),
+            KernelCall(kernels.write_step, (games, none, *self.written, *team)),
+            KernelCall(kernels.restart_games, (games, none, *views)),
+            KernelCall(kernels.apply_actions, (games, none, self._bound().actions)),
+            *([] if self._remembers else [KernelCall(kernels.forget_played_cards, (games, none, *self._shown()))]),
+            KernelCall(kernels.seed_games, (games, none, np.zeros(0, np.uint64))),
+            FOLLOW,
+        ]
+
+    def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
+        kernels.seed_games(self.records, indices, seeds)
+
+    def _restart(self, indices: Int64Array) -> None:
+        kernels.restart_games(self.records, indices, self._observations, self._masks, self.opponents_turn)
+        if not self._remembers:
+            kernels.forget_played_cards(self.records, indices, *self._shown())
+
+    def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
+        slots = self._bound()
+        games = self.records
+        illegal = kernels.apply_actions(games, indices, slots.actions)
+        if illegal >= 0:
+            raise self._illegal(int(illegal), int(slots.actions[illegal]))
+        parts = self._parts(indices)
+        on_threads = parts > 1 and choice.next()
+        threads = parts if on_threads else 1
+        start_ns = time.perf_counter_ns()
+        run(kernels.advance, threads, games, indices, self._mix, self._weights, self._scratch_of(threads))
+        between_ns = time.perf_counter_ns()
+        run(kernels.write_step, threads, games, indices, *self.written)
+        if not self._remembers:
+            kernels.forget_played_cards(games, indices, *self._shown())
+        self.opponents_ns += between_ns - start_ns
+        if parts > 1:  # per game: another number of them is listed every time
+            choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
+
+    def _shown(self) -> tuple[Any, ...]:
+        """Where views lie: observations, terminations, last observations."""
+        return self._observations, self._bound().terminations, self.final_observations
+
+    def _scratch_of(self, threads: int) -> Float64Array:
+        if len(self._scratch) < threads:
+            self._scratch = np.zeros((threads, *_SCRATCH_SHAPE))
+        return self._scratch
+
+    def episode_info(self, index: int) -> dict[str, Any]:
+        """The end-of-episode info of env `index`, valid in the step in which it ended.
+
+        `winner` is a seat (the learner's, 0, whenever it shares the best total), `is_win` is True also for a shared
+        win, `score_diff` is to the best other seat, `end_reason` is "won", "shared" or "lost", `turn` counts the
+        learner's decisions, `opponents_beaten` is the share of other seats with a lower total, ties counting half.
+        """
+        game = self.records[index]
+        totals = game["result_totals"][: self.num_players].tolist()
+        own = totals[0]
+        others = max(totals[1:])
+        end_reason = "won" if own > others else "shared" if own == others else "lost"
+        beaten = 0.0
+        for total in totals[1:]:
+            if total <= own:
+                beaten += 1.0 if total < own else 0.5
+        return {
+            "winner": 0 if own >= others else totals.index(others),
+            "is_win": end_reason != "lost",
+            "score": own,
+            "score_diff": own - others,
+            "bids_made": int(game["result_bids_made"]),
+            "end_reason": end_reason,
+            "turn": int(game["result_turn"]),
+            "opponents_beaten": beaten / (self.num_players - 1),
+        }
+
+    def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
+        """Change the opponents of all or the listed envs, from each env's next game on.
+
+        A game in which the learner has not decided anything yet counts as a next game: who sits at the table is drawn
+        with the learner's first decision.
+
+        Raises:
+            ConfigError: see `opponents.cumulative_mix`.
+        """
+        cumulative = cumulative_mix(mix, self.num_players)
+        self._mix[slice(None) if indices is None else np.asarray(indices, np.int64)] = cumulative
+
+    def bot_actions(self, level: str, indices: Sequence[int] | Int64Array | None = None) -> Int64Array:
+        """The int64 actions, one for each or each listed env, that a bot of this level would take for the seat to
+        decide: the learner's, or one of "self".
+
+        The levels `random` and `easy` draw from the games' own streams, so asking them changes what follows.
+
+        Raises:
+            ConfigError: unknown level.
+        """
+        self._bound()
+        listed = self._everyone if indices is None else np.asarray(indices, np.int64)
+        if (self.records["phase"][listed] == UNSTARTED).any():
+            raise EnvError("Skull King: reset() every env before asking for bot_actions()")
+        actions = np.empty(len(listed), np.int64)
+        kernels.choose_as_bot(self.records, listed, level_of(level), actions, self._scratch[0])
+        return actions
+
+    def peek(self, index: int) -> GameView:
+        """A copy of everything about game `index`, hidden cards included."""
+        game = self.records[index]
+        seats = self.num_players
+        allied = int(game["num_allied"])
+        return GameView(
+            phase=int(game["phase"]),
+            round_number=int(game["round"]),
+            dealer=int(game["dealer"]),
+            leader=int(game["leader"]),
+            hands=[
+                _cards(int(numbers), int(specials))
+                for numbers, specials in zip(game["hand_numbers"][:seats], game["hand_specials"][:seats], strict=True)
+            ],
+            bids=game["bids"][:seats].tolist(),
+            tricks=game["tricks"][:seats].tolist(),
+            totals=game["totals"][:seats].tolist(),
+            bonuses=game["bonus"][:seats].tolist(),
+            alliances=list(
+                zip(game["ally_player"][:allied].tolist(), game["ally_winner"][:allied].tolist(), strict=True)
+            ),
+            trick=game["codes"][: int(game["played"])].tolist(),
+            plays=game["plays"][: int(game["num_plays"])].tolist(),
+            levels=game["levels"][:seats].tolist(),
+            seat=int(game["seat"]),
+            final_totals=game["result_totals"][:seats].tolist(),
+        )
+
+    def _impossible(self, games: NDArray[Any]) -> str:
+        return impossible(games, len(SEAT_NAMES))
+
+    def _illegal(self, index: int, action: int) -> EnvError:
+        phase = int(self.records["phase"][index])
+        if phase in (UNSTARTED, ENDED):
+            return EnvError(f"Skull King env {index} has no game to play action {action} in: reset() it first")
+        legal = np.flatnonzero(self._masks[index]).tolist()
+        seat = int(self.records["seat"][index])
+        where = f"env {index}, seat {seat}" if seat else f"env {index}"
+        return EnvError(f"Skull King {where}: action {action} is illegal now, legal actions are {legal}")
+
+
+def _cards(numbers: int, specials: int) -> list[int]:
+    bits = numbers | specials << NUM_NUMBERED
+    return [card for card in range(bits.bit_length()) if bits >> card & 1]
