@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import sys
 import threading
@@ -16,6 +17,7 @@ THREADS_S = 5.0  # for threads of an env's to end, once everything is done
 
 def main() -> int:
     """The command line; returns the exit code."""
+    gc.disable()  # a second less; commands.implementation enables it when all is loaded
     with suppress(OSError):  # a working directory that is gone, which the command tells
         if sys.path[0] in ("", os.getcwd()):  # `python -m`
             put_behind_python(os.getcwd())

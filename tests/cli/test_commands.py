@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -25,6 +26,16 @@ from fasttrain.spec.reading import all_keys
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_an_implementation(command: str):
     assert callable(implementation(command))
+
+
+def test_the_collector_sleeps_only_until_the_command_is_loaded():
+    gc.disable()
+    try:
+        implementation("train")
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.enable()
 
 
 def test_a_misspelt_command_names_the_right_one():

@@ -6,6 +6,7 @@ The latter is decided before Hydra opens the folder, which it does by writing in
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -81,9 +82,13 @@ OWNERS = {
 def implementation(command: str) -> Any:
     """The command's `main(config, sources, folder, overrides) -> exit code`, of `PLAIN` ones `main(arguments)`.
 
-    Imported late: torch costs a second.
+    Imported late: torch costs seconds.
     """
-    return import_module(MODULES.get(command) or PLAIN[command]).main
+    main = import_module(MODULES.get(command) or PLAIN[command]).main
+    if not gc.isenabled():  # since the program began; what is loaded by now stays to the end, no collection need see it
+        gc.freeze()
+        gc.enable()
+    return main
 
 
 def known(word: str) -> tuple[str, list[str]]:
