@@ -65,8 +65,13 @@ def run_fasttrain(arguments: list[str]) -> int:
 
 
 def run_checks(arguments: list[str]) -> int:
-    """pytest with the arguments, or all checks, or `--quick` ones; returns the first exit code that is not 0."""
-    if code := ready("dev"):
+    """pytest with the arguments, or all checks, or `--quick` ones; returns the first exit code that is not 0.
+
+    `--all-extras` before them installs the libraries of every integration too, so that no test skips for want of one.
+    """
+    every = arguments[:1] == ["--all-extras"]
+    arguments = arguments[every:]
+    if code := ready("dev", *["all"] * every):
         return code
     checks = CHECKS
     if arguments[:1] == ["--quick"]:

@@ -35,7 +35,12 @@ def test_every_line_is_one_pin():
     assert "pygame" not in pins()  # pygame-ce has the same module
 
 
-@pytest.mark.parametrize("extra", WANTED)
+def test_all_has_every_extra_but_the_tools_of_development():
+    (text,) = WANTED["all"]
+    assert Requirement(text).extras == {*WANTED} - {"", "all", "dev"}
+
+
+@pytest.mark.parametrize("extra", [name for name in WANTED if name != "all"])
 def test_what_an_extra_asks_for_is_pinned_to_a_version_that_it_takes(extra: str):
     for text in WANTED[extra]:
         wanted = Requirement(text)

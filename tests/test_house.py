@@ -17,7 +17,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # studies, sweeps and rows of plan.json that have such settings; 75 and a module for the door of other packages; 7 for a
 # start that is a second shorter.
 CEILINGS = {
-    "fasttrain": {"lines": 43_531, "modules": 189, ": Any": 520},
+    "fasttrain": {"lines": 43_417, "modules": 189, ": Any": 520},
     "fasttrain_engines": {"lines": 3_149, "modules": 14, ": Any": 17},
     "fasttrain_games": {"lines": 4_709, "modules": 32, ": Any": 12},
 }
@@ -32,8 +32,9 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 
 
 # Lines beside src: what measures, and what sets up. 45 of scripts end pip on Ctrl-C, go on with pip where uv fails, and
-# tell an environment that was made here and half an upgrade from others.
-LABORATORY = {"scripts": 414, "benchmarks": 4_141}
+# tell an environment that was made here and half an upgrade from others; 5 are the lane
+# with the library of every integration.
+LABORATORY = {"scripts": 419, "benchmarks": 4_141}
 
 
 def test_scripts_and_benchmarks_are_not_above_their_ceilings() -> None:

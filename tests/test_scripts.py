@@ -344,6 +344,12 @@ def test_quick_checks_are_ruff_and_the_tests_that_take_no_time(checkout: Path) -
     assert all((SCRIPTS.parent / name).exists() for name in named)
 
 
+def test_all_extras_are_installed_for_the_lane_that_asks_for_them(checkout: Path) -> None:
+    assert start(checkout, "test.py", "--all-extras", "tests/runs")[0] == 0
+    assert installs(checkout) == [".[all,dev]"]
+    assert calls(checkout)[-1] == ["-m", "pytest", "tests/runs"]
+
+
 def test_a_signal_and_ctrl_c_end_as_the_child_does(checkout: Path) -> None:
     assert start(checkout, "test.py", "-x", FAKE_SIGNAL=str(int(signal.SIGTERM)))[0] == 128 + signal.SIGTERM
     fake = checkout / ".venv" / "bin" / "fake.py"

@@ -12,7 +12,7 @@ import pickletools
 import re
 import stat
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -169,41 +169,29 @@ def is_plain_path(name: str) -> bool:
     return all(part not in ("", ".", "..") for part in name.split("/"))
 
 
-# --- tensors out of a file of `torch.save`, without unpickling: the pickle in it is read as a list of what to build
+# --- tensors out of a file of `torch.save`, by torch's own reader of nothing but weights
 #
-# Of pickle's instructions those for numbers, texts, lists, dicts and tuples are understood, and four names: the ways
-# in which torch writes a tensor, a parameter and an ordered dict, and the types of storages. Nothing is looked up,
-# imported or called by name, so that what comes out is plain values and tensors, whatever torch's own reader would
-# allow (its `weights_only` had holes: CVE-2025-32434, CVE-2026-24747). torch itself is loaded where tensors are read.
+# Before it reads, the pickle in the file is looked through: it may name what torch writes of tensors, parameters and
+# ordered dicts and nothing else, though torch's reader would build more, and have no tuples so deep that their hash
+# overflows the stack. torch itself is loaded where tensors are read.
 
 MOST_PICKLE_BYTES = 1 << 20  # 100 to 200 bytes a tensor; policies have 10 to 100, a pool of opponents ten times as many
 MOST_STORAGES = 10_000
-MOST_DEPTH = 8  # of tuples in tuples; a tensor's are 2 deep
-DTYPES = {
-    "FloatStorage": "float32",
-    "DoubleStorage": "float64",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
+MOST_TUPLES = 20_000  # four a tensor
+KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+NAMES = {
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+    "collections OrderedDict",
+    *(f"torch {kind}Storage" for kind in KINDS),
 }
-TENSOR, PARAMETER = "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"
-ORDERED = "collections OrderedDict"
-NAMES = {TENSOR, PARAMETER, ORDERED, *(f"torch {name}" for name in DTYPES)}
-CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE")
-
-
-class Name(str):
-    """A name that the pickle wants to have looked up; it stays text."""
-
-
-class Mark:
-    """Where on the stack a list, dict or tuple begins."""
+INSTRUCTIONS = {
+    *("PROTO", "STOP", "GLOBAL", "MARK", "REDUCE", "BUILD", "BINPERSID"),
+    *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+    *("NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE"),
+    *("EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+}
 
 
 def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
@@ -217,152 +205,50 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
     Raises:
         ConfigError: it is damaged, or wants anything else to be built.
     """
+    import torch
+
     stream = io.BytesIO(file) if isinstance(file, bytes) else file
     with opened(stream, what, MOST_STORAGES) as archive:
         found = [name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(found) != 1:
             raise ConfigError(f"{what} is no file of torch.save")
-        pickle = read_member(archive, found[0], MOST_PICKLE_BYTES, what)
-        try:
-            return _Builder(archive, found[0].removesuffix("data.pkl"), what).build(pickle)
-        except ConfigError:
-            raise
-        except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError, OverflowError) as error:
-            reason = str(error).strip().split("\n")[0][:200]
-            raise ConfigError(f"{what} is not what torch.save writes of tensors: {reason}") from error
+        pickled = read_member(archive, found[0], MOST_PICKLE_BYTES, what)
+    try:
+        _check_pickle(pickled, what)
+        stream.seek(0)
+        value = torch.load(stream, map_location="cpu", weights_only=True)
+        _check_value(value, torch.Tensor)
+    except ConfigError:
+        raise
+    except Exception as error:  # torch's reader raises whatever a pickle that makes no sense leads to
+        reason = str(error).strip().split("\n")[0][:200]
+        raise ConfigError(f"{what} is not what torch.save writes of tensors: {reason}") from error
+    return value
 
 
-class _Builder:
-    """Reads one pickle. `root` is the folder in the archive where its storages lie."""
+def _check_pickle(pickled: bytes, what: str) -> None:
+    tuples = 0
+    for opcode, argument, _ in pickletools.genops(pickled):
+        if opcode.name not in INSTRUCTIONS:
+            raise ConfigError(f"{what} has the pickle instruction {opcode.name}, which no tensor needs")
+        if opcode.name == "GLOBAL" and argument not in NAMES:
+            raise ConfigError(f"{what} wants {str(argument).replace(' ', '.')[:100]!r}, which no tensor needs")
+        tuples += opcode.name.startswith("TUPLE")
+    if tuples > MOST_TUPLES:
+        raise ConfigError(f"{what} has {tuples:,} tuples in its pickle; {MOST_TUPLES:,} allowed")
 
-    def __init__(self, archive: zipfile.ZipFile, root: str, what: str) -> None:
-        import torch
 
-        self.torch, self.archive, self.root, self.what = torch, archive, root, what
-        self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
-        self.storages: dict[str, bytearray] = {}
-        self.depths: dict[int, int] = {}  # id of a tuple with tuples in it → how deep it is
-        order = f"{root}byteorder"
-        if order in archive.namelist() and read_member(archive, order, 100, what) != b"little":
-            raise ConfigError(f"{what} was written on a machine of another byte order")
-
-    def build(self, pickle: bytes) -> Any:
-        for opcode, argument, _ in pickletools.genops(pickle):
-            if opcode.name == "STOP":
-                break
-            self._step(opcode.name, argument)
-        (result,) = self.stack
-        return result
-
-    def _step(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in LITERALS:
-            stack.append(argument)
-        elif name in CONSTANTS:
-            stack.append(CONSTANTS[name])
-        elif name == "GLOBAL":
-            if argument not in NAMES:
-                raise ConfigError(f"{self.what} wants {argument.replace(' ', '.')[:100]!r}, which no tensor needs")
-            stack.append(Name(argument))
-        elif name in ("BINPUT", "LONG_BINPUT"):
-            self.memo[argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(self.memo[argument])
-        elif name == "MARK":
-            stack.append(Mark())
-        elif name != "PROTO":
-            self._compose(name)
-
-    def _compose(self, name: str) -> None:
-        stack = self.stack
-        if name in ("EMPTY_DICT", "EMPTY_LIST", "EMPTY_TUPLE"):
-            stack.append({"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple}[name]())
-        elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-            stack.append(self._tuple(self._taken(int(name[-1]))))
-        elif name == "TUPLE":
-            stack.append(self._tuple(self._since_mark()))
-        elif name in ("APPEND", "APPENDS"):
-            items = self._taken(1) if name == "APPEND" else self._since_mark()
-            self._top(list).extend(items)
-        elif name in ("SETITEM", "SETITEMS"):
-            items = self._taken(2) if name == "SETITEM" else self._since_mark()
-            if not all(type(key) in (str, int) for key in items[::2]):
-                raise ValueError("the pickle has a dict with keys that are neither texts nor integers")
-            self._top(dict).update(zip(items[::2], items[1::2], strict=True))
-        elif name == "BINPERSID":
-            stack.append(self._storage(*stack.pop()))
-        elif name == "REDUCE":
-            called, arguments = self._taken(2)
-            stack.append(self._called(called, arguments))
-        elif name == "BUILD":  # the _metadata of a state dict: versions of modules, which no policy asks for
-            stack.pop()
-            self._top(dict)
-        else:
-            raise ConfigError(f"{self.what} has the pickle instruction {name}, which no tensor needs")
-
-    def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        """Not deep: hashing one, which whoever looks it up does, recurses on the C stack without a limit."""
-        made = tuple(items)
-        inside = max((self.depths.get(id(item), 1) for item in items if type(item) is tuple), default=0)
-        if inside >= MOST_DEPTH:
-            raise ValueError(f"the pickle has tuples more than {MOST_DEPTH} deep")
-        self.depths.pop(id(made), None)  # of one that is gone and had this place in memory
-        if inside:
-            self.depths[id(made)] = inside + 1
-        return made
-
-    def _taken(self, count: int) -> list[Any]:
-        if len(self.stack) < count:
-            raise ValueError("the pickle takes more than it has")
-        items = self.stack[-count:]
-        del self.stack[-count:]
-        return items
-
-    def _since_mark(self) -> list[Any]:
-        for place in range(len(self.stack) - 1, -1, -1):
-            if isinstance(self.stack[place], Mark):
-                items = self.stack[place + 1 :]
-                del self.stack[place:]
-                return items
-        raise ValueError("the pickle has an end without a beginning")
-
-    def _top(self, kind: type) -> Any:
-        if type(self.stack[-1]) is not kind:
-            raise ValueError(f"the pickle fills a {type(self.stack[-1]).__name__} like a {kind.__name__}")
-        return self.stack[-1]
-
-    def _called(self, name: object, arguments: object) -> object:
-        if not isinstance(name, Name) or not isinstance(arguments, tuple):
-            raise ValueError("the pickle calls what is no name")
-        if name == ORDERED and not arguments:
-            return {}
-        if name == PARAMETER and len(arguments) == 3 and isinstance(arguments[0], self.torch.Tensor):
-            return arguments[0]
-        if name == TENSOR and len(arguments) in (6, 7):
-            return self._tensor(*arguments[:4])
-        raise ValueError(f"the pickle calls {name} in a way of its own")
-
-    def _storage(self, kind: object, storage_type: object, key: object, location: object, count: object) -> object:
-        """All numbers of a storage (count,), read when it is first asked for; `location` was its device."""
-        if kind != "storage" or not isinstance(storage_type, Name) or type(key) is not str or type(count) is not int:
-            raise ValueError("the pickle asks for what is no storage")
-        dtype = getattr(self.torch, DTYPES[storage_type.removeprefix("torch ")])
-        if key not in self.storages:
-            member = f"{self.root}data/{key}"
-            self.storages[key] = bytearray(read_member(self.archive, member, 1 << 62, self.what))
-        content = self.storages[key]
-        if count < 0 or count * dtype.itemsize != len(content):
-            raise ValueError(f"storage {key[:20]!r} says it has {count} numbers and has {len(content)} bytes")
-        return self.torch.frombuffer(content, dtype=dtype) if content else self.torch.empty(0, dtype=dtype)
-
-    def _tensor(self, storage: Any, offset: int, size: Sequence[int], stride: Sequence[int]) -> object:
-        """A view of the storage; torch refuses one that reaches beyond it."""
-        numbers = (offset, *size, *stride)
-        if type(storage) is not self.torch.Tensor or storage.ndim != 1 or len(size) != len(stride) or len(size) > 8:
-            raise ValueError("the pickle makes a tensor of what is no storage")
-        if not all(type(number) is int and 0 <= number < 2**62 for number in numbers):
-            raise ValueError("a tensor's shape is none")
-        if math.prod(size) > storage.numel():  # strides of 0 would let a file of a few bytes hold a huge tensor
-            raise ValueError(f"a tensor of {tuple(size)} has more numbers than its storage")
-        return storage.as_strided(size, stride, offset)
+def _check_value(value: Any, tensors: type) -> None:
+    """Raises ValueError where a file of a few bytes holds a huge tensor, or what holds it is no plain value."""
+    if isinstance(value, tensors):
+        if value.numel() * value.itemsize > value.untyped_storage().nbytes():
+            raise ValueError(f"a tensor of {tuple(value.shape)} has more numbers than its storage")
+    elif isinstance(value, dict):
+        if not all(type(key) in (str, int) for key in value):
+            raise ValueError("a dict has keys that are neither texts nor integers")
+        _check_value(list(value.values()), tensors)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_value(item, tensors)
+    elif not isinstance(value, (int, float, str, type(None))):
+        raise ValueError(f"there is a {type(value).__name__} in it")
