@@ -1,9 +1,22 @@
 """External game engines: their processes, pooled and watched, and the games that are played with them.
 
-`RequestEngine` and `DecisionServer` are what a user derives a game from; `docs/daemons.md` shows both.
+`RequestEngine` and `DecisionServer` are what a user derives a game from; `docs/daemons.md` shows both. They are
+imported on first use: a command that plays with no engine asks this package for its settings alone.
 """
 
-from fasttrain_engines.game import Decision, DecisionServer, EngineGame, Over, Refused, RequestEngine
-from fasttrain_engines.wire import GameLostError
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fasttrain_engines.game import Decision, DecisionServer, EngineGame, Over, Refused, RequestEngine
+    from fasttrain_engines.wire import GameLostError
 
 __all__ = ["Decision", "DecisionServer", "EngineGame", "GameLostError", "Over", "Refused", "RequestEngine"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{'wire' if name == 'GameLostError' else 'game'}"), name)

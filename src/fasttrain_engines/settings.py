@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.setting import setting
+
+if TYPE_CHECKING:
+    from fasttrain.spec.config import Config
 
 ROWS_PER_WORKER = 128  # games above which another process that plays them pays, where there are cores for it
 
@@ -59,9 +62,6 @@ class DaemonsConfig:
     skip_forced: bool = setting(False, "decisions with one legal action never reach the policy")
 
 
-NO_DAEMONS = DaemonsConfig()
-
-
 def shared_out(settings: DaemonsConfig, num_envs: int, cores: int) -> tuple[int, int]:
     """How many daemons, and how many games each plays at once."""
     count, per_daemon = settings.count, settings.games_per_daemon
@@ -78,18 +78,13 @@ def workers_for(settings: DaemonsConfig, num_envs: int, cores: int) -> int:
     return max(1, min(daemons, cores // 4, math.ceil(num_envs / ROWS_PER_WORKER)))
 
 
-def check_daemons(config: Any) -> None:
-    """Rules about engines, and that nothing is said of them where there are none.
+def check_daemons(settings: DaemonsConfig, config: Config) -> None:
+    """Rules about engines.
 
     Raises:
         ConfigError: names the key and a way out.
     """
-    settings, env = config.daemons, config.env
-    if env.backend != "daemons":
-        said = [one.name for one in fields(settings) if getattr(settings, one.name) != getattr(NO_DAEMONS, one.name)]
-        if said:
-            raise ConfigError(f"daemons.{said[0]} is for games with external engines: take env.backend=daemons")
-        return
+    env = config.env
     if env.entry_point is None or not settings.command:
         missing = "daemons.command=[my_engine,--port,'{port}']" if env.entry_point else "env.entry_point=my_game:MyGame"
         raise ConfigError(f"env.backend=daemons needs {missing}: the class that speaks to the engine, and its command")

@@ -19,6 +19,11 @@ from fasttrain.terminal import rate_text
 
 PARTS = ("engine", "network", "decode", "queue", "idle")
 SHARES = ("busy_share", "cpu_share")
+LOST_SHARE = 0.01  # of the games, from which on the loss is worth a warning
+BIASED = (
+    "Dropping games, long ones above all, biases what is learned from: see failed_games.jsonl, and give them time "
+    "(daemons.timeouts_s.game, daemons.timeouts_s.request)"
+)
 PER_DECADE, DECADES, FIRST_NS = 50, 8, 1e4  # 10 µs to 1,000 s, in steps of 4.7 %
 
 
@@ -127,7 +132,7 @@ def summary(tally: Tally, times: GameTimes, wall_s: float) -> dict[str, Any]:
     each = {f"{name}_ms": round(ns / made / 1e6, 4) for name, ns in times.parts_ns.items()}
     busy = [one["busy_share"] for one in tally.daemons]
     ended = sum(tally.games.counts.values())
-    return {
+    found = {
         "unit": "milliseconds per decision",
         **each,
         "decisions": times.decisions,
@@ -148,6 +153,37 @@ def summary(tally: Tally, times: GameTimes, wall_s: float) -> dict[str, Any]:
         "memory_mb": round(sum(one["memory_mb"] for one in tally.daemons), 1),
         "daemons": tally.daemons,
     }
+    lost, length = _lost(found)
+    often = lost > LOST_SHARE * (lost + times.games)
+    return {**found, "warning": BIASED if lost and (often or length > (found["mean_decisions"] or 0.0)) else ""}
+
+
+def _lost(found: Mapping[str, Any]) -> tuple[int, float]:
+    """How many games were lost, and their mean length."""
+    causes = found["lost_games"].values()
+    lost = sum(one["games"] for one in causes)
+    return lost, sum(one["games"] * one["mean_decisions"] for one in causes) / max(1, lost)
+
+
+def told(found: Mapping[str, Any]) -> list[str]:
+    """`summary` for a person."""
+    lines = [
+        f"engines: {len(found['daemons'])}, busy {100 * (found['busy_share'] or 0.0):.0f} %, "
+        f"{found['memory_mb']:,.0f} MB; {found['games']:,} games ({rate_text(found['games_per_s'] or 0.0)}/s), "
+        f"{found['decisions']:,} decisions "
+        f"({rate_text(found['decisions_per_s'] or 0.0)}/s)"
+    ]
+    took = {"a decision": found["decision_ms"], "a game": found["game_ms"]}
+    parts = {what: [f"{rate_text(ms)} ms ({name.upper()})" for name, ms in each.items()]
+             for what, each in took.items() if each["p50"] is not None}  # fmt: skip
+    told = [f"{what} took {', '.join(each)}" for what, each in parts.items()]
+    lines += ["; ".join(told)] if told else []
+    lost, length = _lost(found)
+    if lost:
+        causes = ", ".join(f"{cause} {one['games']:,}" for cause, one in found["lost_games"].items())
+        finished = f"; finished ones have {found['mean_decisions']:g}" if found["mean_decisions"] else ""
+        lines.append(f"{lost:,} games were lost after {length:.3g} decisions in the mean ({causes}){finished}")
+    return [*lines, *([found["warning"]] if found["warning"] else [])]
 
 
 def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tuple[str, list[str]]:

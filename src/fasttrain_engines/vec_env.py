@@ -10,14 +10,13 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-import pickle
 import select
 import shutil
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,15 +28,18 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, each_array, select_rows
 from fasttrain.envs.masks import mask_width
 from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
-from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
+from fasttrain.machine import usable_cores
+from fasttrain.vec.base import copy_observations, episode_info
+from fasttrain.vec.external import ExternalVecEnv, Figure
 from fasttrain.vec.groups import GroupStep
-from fasttrain.vec.process import PipedProcess
 from fasttrain.vec.worker_memory import Arrays, Layout, SharedBlock
 from fasttrain_engines.daemon import prepare
+from fasttrain_engines.figures import figures
 from fasttrain_engines.game_row import AGAIN, READY
+from fasttrain_engines.games_process import GamesProcess
 from fasttrain_engines.games_worker import GamesSettings, Ready
 from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
-from fasttrain_engines.stats import GameTimes, Tally, merged
+from fasttrain_engines.stats import GameTimes, Tally, advice, merged, summary, told
 
 LOOK_EVERY_S = 0.5  # whether workers live
 HUNG_S = 300.0  # without a word, of which there is one a second: as env.step_timeout_s
@@ -45,7 +47,7 @@ SLACK_S = 30.0  # on top of the engines' own deadline, for the worker's start
 CLOSE_S = 8.0
 
 
-class DaemonVecEnv(SlotVecEnv):
+class DaemonVecEnv(ExternalVecEnv):
     """N games of the class `entry_point`, each with an engine's process or a share of one.
 
     Args:
@@ -88,7 +90,7 @@ class DaemonVecEnv(SlotVecEnv):
         self.num_workers = min(workers or workers_for(settings, num_envs, cores), self.num_daemons)
         self._count, self._num_guests, self._first = num_envs, guests, 0
         self._workers = [
-            _Process(
+            GamesProcess(
                 GamesSettings(
                     entry_point, kwargs, os.getcwd(), str(self.folder), settings, worker, self.num_workers,
                     len(rows), len(daemons), self.per_daemon, cores, asks_again, two_sided, num_envs, guest_kwargs,
@@ -335,6 +337,28 @@ class DaemonVecEnv(SlotVecEnv):
                 self._hear(LOOK_EVERY_S)
         return merged(self._tallies)
 
+    def env_times(self) -> dict[str, Any]:
+        times = self.times()
+        games = tuple((name, ns // self.num_envs) for name, ns in times.parts_ns.items())
+        return {"games": games, "restarts": times.restarts, "lost_steps": times.lost_decisions}
+
+    def summary(self, wall_s: float, fresh: bool = False) -> dict[str, Any]:
+        return summary(self.tally(fresh), self.times(), wall_s)
+
+    def lines(self, found: Mapping[str, Any]) -> list[str]:
+        return told(found)
+
+    def figures(self, found: Mapping[str, Any]) -> Iterator[Figure]:
+        return figures(found, self.tally())
+
+    def limits(self, play: Callable[[], object]) -> tuple[str, list[str]]:
+        tally, times, began = self.tally(fresh=True), self.times(), time.perf_counter()
+        play()
+        now, wall_s = self.tally(fresh=True), time.perf_counter() - began
+        now.daemons = now.daemons_since(tally)
+        found = summary(now, self.times().since(times), wall_s)
+        return advice(found, self.num_envs, self.num_daemons, usable_cores())
+
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
         raise EnvError(f"games with external engines have no method {name!r} that could be called from here")
 
@@ -358,38 +382,3 @@ class DaemonVecEnv(SlotVecEnv):
             worker.end(max(0.1, deadline - time.monotonic()))
         if self._temporary is not None and all(worker.up for worker in self._workers):  # else a message names its logs
             shutil.rmtree(self._temporary, ignore_errors=True)
-
-
-class _Process(PipedProcess):
-    """A worker, as the trainer sees it."""
-
-    _lost = EnvError
-
-    def __init__(self, settings: GamesSettings) -> None:
-        self.up, self.silent_s = False, 0.0  # how long it was listened to in vain
-        what = f"worker {settings.worker}, which plays the games with the engines,"
-        super().__init__(what, "fasttrain_engines.games_worker:serve", settings)
-
-    def ready(self, timeout_s: float) -> Ready:
-        """The spaces.
-
-        Raises:
-            FastTrainError: the game could not be made.
-        """
-        answer = self.said(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
-        if isinstance(answer, FastTrainError):
-            raise answer
-        if answer is None:
-            raise EnvSpecError(f"env.entry_point: the game was not made within {timeout_s:g} s")
-        spaces: Ready = answer
-        return spaces
-
-    def send(self, command: str, content: object) -> None:
-        """Tell the worker."""
-        self.said(lambda: self.connection.send_bytes(pickle.dumps((command, content))))
-
-    def hear(self) -> tuple[str, Any]:
-        """The next message."""
-        message: tuple[str, Any] = pickle.loads(self.said(self.connection.recv_bytes))
-        self.silent_s = 0.0
-        return message

@@ -24,7 +24,7 @@ from fasttrain_engines.settings import DaemonsConfig
 
 FOUND = shutil.which("gnugo", path=os.pathsep.join([os.environ.get("PATH", ""), GAMES]))
 pytestmark = pytest.mark.skipif(FOUND is None, reason="gnugo is not installed (apt install gnugo)")
-SHIPPED = Path(__file__).parents[2] / "conf" / "daemons" / "gnugo.yaml"
+SHIPPED = Path(__file__).parents[2] / "src" / "fasttrain_engines" / "conf" / "daemons" / "gnugo.yaml"
 
 
 def with_engine(talk: Callable[[Channel], Awaitable[Any]], game: Go, folder: Path) -> Any:

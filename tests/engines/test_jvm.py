@@ -40,6 +40,6 @@ def test_flags_come_before_the_commands_own():
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="there is no java")
 def test_the_real_one_takes_the_small_flags():
-    preset = Path(__file__).resolve().parents[2] / "conf" / "daemons" / "small_jvm.yaml"
+    preset = Path(__file__).resolve().parents[2] / "src" / "fasttrain_engines" / "conf" / "daemons" / "small_jvm.yaml"
     small = yaml.safe_load(preset.read_text(encoding="utf-8"))["jvm_flags"]
     assert refused_flags("java", [flag.replace("{threads}", "1") for flag in small]) == {}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fasttrain.errors import ConfigError
-from fasttrain_engines.settings import NO_DAEMONS, DaemonsConfig, check_daemons, shared_out, workers_for
+from fasttrain.spec.backends import check_backend
+from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
 
 COMMAND = ("engine", "--port", "{port}")
 
@@ -37,7 +38,7 @@ def config(backend: str = "daemons", num_envs: int = 4, entry: Any = "m:G", **ch
 )
 def test_contradictions_are_named(given: Any, message: str):
     with pytest.raises(ConfigError) as found:
-        check_daemons(given)
+        check_backend(given)
     assert message in str(found.value)
 
 
@@ -50,13 +51,13 @@ def test_contradictions_are_named(given: Any, message: str):
     ],
 )  # fmt: skip
 def test_what_fits_together_passes(given: Any):
-    check_daemons(given)
+    check_backend(given)
 
 
 def test_nothing_is_said_of_engines_where_there_are_none():
     plain = config("gymnasium")
-    plain.daemons = NO_DAEMONS
-    check_daemons(plain)
+    plain.daemons = DaemonsConfig()
+    check_backend(plain)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
     NODE is None or not (FOLDER / "node_modules" / "pokemon-showdown").is_dir(),
     reason="pokemon-showdown is not installed (FASTTRAIN_SHOWDOWN or .engines; needs node)",
 )
-SHIPPED = ROOT / "conf" / "daemons" / "showdown.yaml"
+SHIPPED = ROOT / "src" / "fasttrain_engines" / "conf" / "daemons" / "showdown.yaml"
 NEW = {"new": 1, "seed": [1, 2, 3, 4], "generation": 1, "opponent": "random"}
 POKEMON, HP, GIVEN = 40, 3, 35  # numbers of one Pokémon, and where are its life, and what it gives and takes
 TYPES, FASTER = slice(10, 28), 38

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasttrain_engines.stats import PARTS, GameTimes, Histogram, Tally, advice, merged, summary
+from fasttrain_engines.stats import BIASED, PARTS, GameTimes, Histogram, Tally, advice, merged, summary, told
 
 
 @pytest.mark.parametrize("scale_ms", [0.02, 5.0, 3000.0])
@@ -87,3 +87,22 @@ def test_advice_names_what_limits(parts: tuple[int, ...], busy: float, cpu: floa
     assert law.startswith("8 games ÷ 10 ms a decision = 800 decisions/s")
     assert says in law
     assert overrides == tried
+
+
+@pytest.mark.parametrize(("after", "causes", "warns"), [(0, 0, False), (5, 1, False), (6, 1, True), (2, 2, True)])
+def test_lost_games_warn_where_they_are_many_or_long(after: int, causes: int, warns: bool):
+    one = Tally()
+    for _ in range(99):
+        one.games.add(2e9)
+        one.decisions.add(1e6)
+    one.steps = 99 * 5
+    if after:
+        one.lost["timeout"], one.lost_steps["timeout"] = causes, causes * after
+    one.daemons = [{"daemon": 0, "seconds": 1.0, "busy_share": 0.5, "cpu_share": 0.1, "memory_mb": 30.0}]
+    lines = told(summary(one, GameTimes(decisions=100, games=99), 2.0))
+    assert lines[0] == "engines: 1, busy 50 %, 30 MB; 99 games (49.5/s), 100 decisions (50/s)"
+    assert lines[1].startswith("a decision took 1.0")
+    assert "a game took 2,0" in lines[1]
+    assert (lines[-1] == BIASED) == warns
+    lost = f"{causes} games were lost after {after} decisions in the mean (timeout {causes}); finished ones have 5"
+    assert (lost in lines) == bool(after)

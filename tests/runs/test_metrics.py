@@ -18,6 +18,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import metrics
 from fasttrain.runs.metrics import Endpoint, check_metrics, endpoint_of, served
 from fasttrain.runs.progress import Progress
+from fasttrain_engines.figures import figures
 from fasttrain_engines.stats import Tally
 
 ENGINES = {
@@ -45,20 +46,22 @@ def free_port() -> int:
 
 def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("prometheus_client", reason="fasttrain[metrics] is not installed")
-    found: dict[str, Any] = {}
-    monkeypatch.setattr(metrics, "engines_dict", lambda env, wall_s: found)
     settings, progress = Endpoint(free_port()), Progress(1000, PhaseClock())
     env: Any = SimpleNamespace()
     model: Any = SimpleNamespace(n_envs=2, rollout_buffer=SimpleNamespace(pos=12, full=True))
     tally = Tally()
     for seconds in (2, 3, 700):
         tally.games.add(1e9 * seconds)
-    monkeypatch.setattr(metrics, "engines_of", lambda env: SimpleNamespace(tally=lambda fresh: tally))
+    games = SimpleNamespace(summary=lambda wall_s: ENGINES, figures=lambda found: figures(found, tally))
+    asked = dict[str, Any](games=None)
+    monkeypatch.setattr(metrics, "engines_of", lambda env: asked["games"])
     check_metrics(settings)
 
     def scraped() -> dict[str, float]:
-        asked = Request(f"http://127.0.0.1:{settings.port}/metrics", headers={"Accept": "application/openmetrics-text"})
-        with urlopen(asked, timeout=10) as answer:
+        request = Request(
+            f"http://127.0.0.1:{settings.port}/metrics", headers={"Accept": "application/openmetrics-text"}
+        )
+        with urlopen(request, timeout=10) as answer:
             text = answer.read().decode()
         list(import_module("prometheus_client.openmetrics.parser").text_string_to_metric_families(text))  # it is valid
         return {name: float(value) for name, value in re.findall(r"^([^#\n].*) (\S+)$", text, re.M)}
@@ -69,7 +72,7 @@ def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytes
         assert "fasttrain_episode_reward_mean" not in first
         progress.env_steps, progress.updates = 100, 3
         progress.returns += [1.0, 2.0]
-        found["engines"] = ENGINES
+        asked["games"] = games
         second = scraped()
         assert {name: second[name] for name in EXPECTED} == EXPECTED
         assert second["fasttrain_steps_per_second"] > 0

@@ -1,4 +1,4 @@
-"""What games with engines come to, in numbers and words."""
+"""What the envs of a run say of their time, games with engines among them."""
 
 from __future__ import annotations
 
@@ -9,43 +9,30 @@ import pytest
 
 from conftest import configured
 from fasttrain.runs import times
-from fasttrain.runs.times import BIASED, engine_lines, engines_dict, env_times
-from fasttrain_engines.stats import GameTimes, Tally
+from fasttrain.runs.times import engines_of, env_times
 
-TIMES = GameTimes(4000, 800, 200, 5000, 400, decisions=100, games=99, lost=1, lost_decisions=7, restarts=2)
+PARTS = (("engine", 1000), ("queue", 1250))
 
 
 class Games:
-    """Stands for a DaemonVecEnv."""
+    """Stands for an ExternalVecEnv."""
 
-    num_envs = 4
+    def __init__(self) -> None:
+        self.unwrapped = self
 
-    def __init__(self, lost_after: int = 0, causes: int = 1) -> None:
-        self.told, self.unwrapped = Tally(), self
-        for _ in range(99):
-            self.told.games.add(2e9)
-            self.told.decisions.add(1e6)
-        self.told.steps = 99 * 5
-        if lost_after:
-            self.told.lost["timeout"], self.told.lost_steps["timeout"] = causes, causes * lost_after
-        self.told.daemons = [{"daemon": 0, "seconds": 1.0, "busy_share": 0.5, "cpu_share": 0.1, "memory_mb": 30.0}]
-
-    def times(self) -> GameTimes:
-        return TIMES
-
-    def tally(self, fresh: bool) -> Tally:
-        return self.told
+    def env_times(self) -> dict[str, Any]:
+        return {"games": PARTS, "restarts": 2, "lost_steps": 7}
 
 
 @pytest.fixture(autouse=True)
 def _they_count_as_games(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "DaemonVecEnv", Games)
+    monkeypatch.setattr(times, "ExternalVecEnv", Games)
 
 
-def test_a_games_time_is_that_of_one_game():
+def test_games_with_engines_tell_of_their_time():
     env: Any = Games()
     found = env_times(env, configured("schedule=first_ready"), 3, counted=False)
-    assert dict(found.games) == {"engine": 1000, "network": 200, "decode": 50, "queue": 1250, "idle": 100}
+    assert found.games == PARTS
     assert (found.opponents_ns, found.restarts, found.lost_steps, found.in_step) == (3, 2, 7, False)
 
 
@@ -56,22 +43,10 @@ def test_in_self_play_the_trainer_counts_the_opponents_time_and_games_wait_for_e
     monkeypatch.setattr(times, "SelfPlayVecEnv", SimpleNamespace)
     found = env_times(env, configured("schedule=lockstep"), 0, counted=True)
     assert (found.opponents_ns, found.in_step) == (11, True)
-    assert engines_dict(env, 1.0)["engines"]["decisions"] == 100
+    assert engines_of(env) is env.inner
 
 
 def test_other_envs_have_none():
     env: Any = SimpleNamespace(unwrapped=None)
-    assert (engines_dict(env, 1.0), engine_lines({})) == ({}, [])
+    assert engines_of(env) is None
     assert env_times(env, configured(), 3, counted=False).games == ()
-
-
-@pytest.mark.parametrize(("after", "causes", "warns"), [(0, 0, False), (5, 1, False), (6, 1, True), (2, 2, True)])
-def test_lost_games_warn_where_they_are_many_or_long(after: int, causes: int, warns: bool):
-    env: Any = Games(after, causes)
-    told = engine_lines(engines_dict(env, 2.0))
-    assert told[0] == "engines: 1, busy 50 %, 30 MB; 99 games (49.5/s), 100 decisions (50/s)"
-    assert told[1].startswith("a decision took 1.0")
-    assert "a game took 2,0" in told[1]
-    assert (told[-1] == BIASED) == warns
-    lost = f"{causes} games were lost after {after} decisions in the mean (timeout {causes}); finished ones have 5"
-    assert (lost in told) == bool(after)

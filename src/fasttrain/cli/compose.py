@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import flat
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
+from fasttrain.spec.backends import engines, lacking
 from fasttrain.spec.config import Config, name_of_env
 from fasttrain.spec.precedence import config_dir_options, given_twice, key_of, normalise, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
@@ -50,6 +51,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     OmegaConf.register_new_resolver("env_name", env_name, replace=True)
     _store()
+    _search()
 
 
 @functools.cache  # Hydra's store lasts as long as the process; filling it costs 20 ms, and a command composes twice
@@ -61,6 +63,22 @@ def _store() -> None:
     ConfigStore.instance().store(name="settings", node=settings)
     for spec in ALGORITHMS.values():
         ConfigStore.instance().store(name=spec.name, node=_algo_node(spec, networks), group="algo")
+
+
+@functools.cache
+def _search() -> None:
+    """Let Hydra find the files of other packages too, after ours."""
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class Beside(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            for one in engines():
+                if one.conf is not None:
+                    search_path.append(one.name, f"file://{one.conf}")
+
+    Plugins.instance().register(Beside)
 
 
 def _algo_node(spec: AlgorithmSpec, networks: dict[str, Any]) -> dict[str, Any]:
@@ -254,6 +272,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         if not name:
             return f"{group}= is empty; choose from {', '.join(choices)}"
         hint = did_you_mean(name, choices)
+        if told := lacking(f"{group}={name}") or lacking(group):
+            return told
         return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"
     return ""
 
@@ -273,7 +293,7 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     for algo in (*chosen, "maskable_ppo", "dqn"):  # the one chosen; maskable_ppo is the default
         if why := foreign_key(key, algo):
             return why
-    if why := instead_of(key):
+    if why := instead_of(key) or lacking(key.partition(".")[0]):
         return why
     return f"unknown key '{key}'{did_you_mean(key, all_keys())}"
 

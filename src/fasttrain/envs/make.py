@@ -19,7 +19,7 @@ from fasttrain.envs import masks, wrappers
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import EnvSpecError
-from fasttrain.spec.reading import ZOO
+from fasttrain.spec.backends import option_of
 from fasttrain.spec.setting import Named, did_you_mean, named
 
 Env = gymnasium.Env[Any, Any]
@@ -55,9 +55,7 @@ class EnvSpec:
     @property
     def option(self) -> str:
         """The option as the user typed it, for messages."""
-        if (self.entry_point or "").startswith(ZOO) and "game" in self.kwargs:
-            return f"env.id={self.kwargs['game']}"
-        return f"env.id={self.id}" if self.id is not None else f"env.entry_point={self.entry_point}"
+        return option_of(self.id, self.entry_point, self.kwargs)
 
 
 class EnvFactory:

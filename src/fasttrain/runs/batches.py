@@ -14,9 +14,9 @@ from gymnasium import spaces
 from fasttrain.envs.masks import LOOKED_FOR
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.errors import ConfigError
-from fasttrain.machine import usable_cores
+from fasttrain.spec.backends import OF_VECTORS, SINGLE, VECTOR, Backend, backend_of
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import ZOO, env_kwargs, evaluated, guests_of, memory_inputs, plays_itself, uses_masks
+from fasttrain.spec.reading import env_kwargs, memory_inputs, plays_itself, uses_masks
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.vector import GymVecEnv, registered
 
@@ -34,18 +34,17 @@ def check_native_options(config: Config) -> None:
         "action_repeat": config.action_repeat if config.action_repeat > 1 else None,
         "env.masks": env.masks,
     }
-    if env.backend == "envpool":
-        asked["env.entry_point"] = env.entry_point
-        batch, way_out = "env.backend=envpool: EnvPool's envs are C++", "env.backend=gymnasium"
-    elif env.backend == "daemons":
-        asked["env.max_episode_steps"] = env.max_episode_steps
-        batch, way_out = "env.backend=daemons: the engine plays", "the game's own class to do it"
-    elif env.backend == "vector" or config.vec_env == "vector":
-        asked |= {"env.max_episode_steps": env.max_episode_steps if env.entry_point else None, "env.masks": None}
-        batch, way_out = "a VectorEnv, which steps all envs itself", "env.backend=gymnasium with vec_env=auto"
-    else:
+    if config.env.backend == SINGLE and config.vec_env != VECTOR:
         asked["env.max_episode_steps"] = env.max_episode_steps
         batch, way_out = f"the native batch of {env.id}: its kernels know no such option", "vec_env=dummy or shared"
+    else:
+        backend = of(config)
+        batch, way_out = backend.what, backend.instead
+        if backend is OF_VECTORS:
+            asked |= {"env.max_episode_steps": env.max_episode_steps if env.entry_point else None, "env.masks": None}
+        else:
+            asked |= {f"env.{key}": getattr(env, key) for key in backend.refuses}
+            batch = f"env.backend={backend.name}: {batch}"
     for key, value in asked.items():
         if value:
             raise ConfigError(f"{key}={value} does not go with {batch}; leave it out, or take {way_out}")
@@ -77,16 +76,17 @@ def check_batch(
         ConfigError: it does not go with algorithm or options.
     """
     check_native_options(config)
-    what = _name(config)
-    env = None if config.env.backend == "envpool" and config.algo.spec.masks == "must" else made_batch(config, 1)
+    backend = of(config)
+    what = backend.option(config.env)
+    env = made_batch(config, 1) if backend.masked or config.algo.spec.masks != "must" else None
     if env is None or (config.algo.spec.masks == "must" and not env.has_attr("action_masks")):
         sought, others = config.env.masks or LOOKED_FOR.replace("info[", "infos["), "take algo=ppo or dqn"
-        if config.env.backend in ("envpool", "daemons"):
+        if backend is not OF_VECTORS:
             raise ConfigError(f"{what} has no action masks: {others}")
         raise ConfigError(f"{what} has no action masks (looked for {sought}): {others}, or env.masks=METHOD")
     late = isinstance(env, GymVecEnv) and env.resets_late
     with closing(env):
-        if config.env.backend == "daemons":
+        if backend.lends:
             look(env)
     if late and (config.engine == "stock" or not config.algo.spec.has_fast):
         raise ConfigError(
@@ -105,38 +105,21 @@ def check_batch(
     return what, env.action_space, env.observation_space
 
 
-def _name(config: Config) -> str:
-    env = config.env
-    if env.backend == "envpool":
-        return f"env.id={env.id} of EnvPool"
-    if str(env.entry_point).startswith(ZOO):
-        return f"env.id={env.kwargs['game']}"
-    if env.backend == "daemons":
-        return f"env.entry_point={env.entry_point}"
-    return f"the VectorEnv of env.id={env.id}" if env.id else f"env.entry_point={env.entry_point}"
+def of(config: Config) -> Backend:
+    """Who plays envs that are no single ones."""
+    return backend_of(config.env) or OF_VECTORS
 
 
 def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> SlotVecEnv:
-    """`num_envs` envs of EnvPool, of a registered id's own VectorEnv, of the user's VectorEnv class, or games with
-    external engines; of a training those of its evaluations are its guests, and its logs go to `folder`."""
-    env = config.env
-    if env.backend == "daemons":
-        from fasttrain_engines.vec_env import DaemonVecEnv
-
-        workers = config.workers if isinstance(config.workers, int) else None
-        guests = guests_of(config) if folder else 0
-        return DaemonVecEnv(
-            str(env.entry_point), env_kwargs(config), num_envs, config.daemons, usable_cores(), workers, folder,
-            config.engine != "stock", plays_itself(config), guests, env_kwargs(evaluated(config)) if guests else None,
-            env.on_empty_mask == "raise",
-        )  # fmt: skip
+    """`num_envs` envs of a registered id's own VectorEnv, of the user's VectorEnv class, or of another backend; of a
+    training with engines those of its evaluations are its guests, and its logs go to `folder`."""
+    env, backend = config.env, of(config)
+    if backend is not OF_VECTORS:
+        built: SlotVecEnv = backend.build(config, num_envs, folder)
+        return built
     kwargs = arguments(env_kwargs(config), "env.kwargs.")
-    if env.backend == "envpool":
-        from fasttrain.vec.envpool import EnvPoolVecEnv
-
-        return EnvPoolVecEnv(str(env.id), num_envs, env.max_episode_steps, kwargs)
     if env.id is not None:
         make = registered(env.id, kwargs, env.max_episode_steps)
     else:
-        make = partial(callable_at(str(env.entry_point), _name(config)), **kwargs)
-    return GymVecEnv(make, num_envs, _name(config), uses_masks(config), env.masks)
+        make = partial(callable_at(str(env.entry_point), env.option), **kwargs)
+    return GymVecEnv(make, num_envs, backend.option(env), uses_masks(config), env.masks)

@@ -30,6 +30,7 @@ from fasttrain.perf.report import perf_dict
 from fasttrain.perf.stock import TimedVecEnv, optimizers_of
 from fasttrain.runs.loggers import made, note
 from fasttrain.runs.stopping import Stop
+from fasttrain.spec.backends import lends_games
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.infos import InfoReader, averaged_by_sb3, enemy_turn_ms, record_of, win_of
 from fasttrain.spec.reading import lends_env
@@ -74,7 +75,7 @@ class RunCallback(BaseCallback):
         self._checkpoint = Interval(config.checkpoint_interval[0])
         self._film = Interval(config.video.every)
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
-        self._lends = (lends_env(config) or config.env.backend == "daemons") and not config.eval_async
+        self._lends = (lends_env(config) or lends_games(config)) and not config.eval_async
         self._logged_updates = 0
 
     def _on_training_start(self) -> None:

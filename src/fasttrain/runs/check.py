@@ -41,6 +41,7 @@ from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
+from fasttrain.spec.backends import backend_of
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.computing import MEASURED
 from fasttrain.spec.config import Config
@@ -64,13 +65,14 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     Raises:
         ConfigError: the env is not one that can be played alone.
     """
-    if config.env.backend not in ("gymnasium", "daemons"):
+    backend = backend_of(config.env)
+    if backend is not None and not backend.lends:
         raise ConfigError(
-            f"check plays one Gymnasium env, or one game with an engine: env.backend={config.env.backend} has none; "
+            f"check plays one Gymnasium env, or one game with an engine: env.backend={backend.name} has none; "
             "leave it out"
         )
     console, played = make_console(), against_bots(config)
-    look = _alone_with_engine if config.env.backend == "daemons" else _alone
+    look = _alone_with_engine if backend is not None else _alone
     option, result = look(played, "algo" in sources, folder, console)
     say(console, f"Checkup of {option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
@@ -106,7 +108,7 @@ def _alone(config: Config, for_algo: bool, folder: Path, console: Console) -> tu
 def _alone_with_engine(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
     """The same of a game with an external engine."""
     check_native_options(config)
-    option = f"env.entry_point={config.env.entry_point}"
+    option = config.env.option
     with closing(made_batch(config, 1)) as games, activity(console, f"checkup of {option}"):
         if for_algo:
             check_spaces(config, option, games.action_space, games.observation_space)

@@ -14,16 +14,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.times import engines_dict, engines_of
+from fasttrain.runs.times import engines_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import named
-from fasttrain_engines.stats import PARTS, Histogram
-
-BUCKETS_S = {
-    "decision": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-    "game": (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600),
-}
-
 
 PROMETHEUS = "prometheus"  # among the loggers: {logger: prometheus, port: 9100}
 
@@ -107,12 +100,10 @@ class Figures:
         yield self._gauge("buffer_transitions", "Transitions in the replay or rollout buffer.", self._buffered())
         yield self._gauge("model_sync_lag_updates", "Updates that the acting policy has not got yet: it waits.", 0)
         wall_s = time.perf_counter() - self._began
-        if found := engines_dict(self._env, wall_s).get("engines"):
-            yield from self._of(found)
         if (games := engines_of(self._env)) is not None:
-            tally = games.tally(False)
-            yield self._histogram("decision", "Time of a decision of an engine.", tally.decisions)
-            yield self._histogram("game", "Time of a game.", tally.games)
+            makers = {"counter": self._counter, "gauge": self._gauge, "histogram": self._histogram}
+            for kind, *figure in games.figures(games.summary(wall_s)):
+                yield makers[kind](*figure)
 
     def _buffered(self) -> int:
         replay: Any = getattr(self._model, "replay_buffer", None)
@@ -121,32 +112,14 @@ class Figures:
             return int((replay.buffer_size if replay.full else replay.pos) * self._model.n_envs)
         return 0 if rollout is None else int(rollout.pos * self._model.n_envs)
 
-    def _of(self, found: dict[str, Any]) -> Iterator[Any]:
-        yield self._counter("decisions", "Decisions of the policy in games with engines.", found["decisions"])
-        yield self._counter("games", "Games that ended by their rules or limits.", found["games"])
-        lost = {cause: one["games"] for cause, one in found["lost_games"].items()}
-        yield self._counter("lost_games", "Games that a fault ended.", lost, "cause")
-        for name in ("forced", "refused"):
-            yield self._counter(f"decisions_{name}", f"Decisions {name}.", found[name])
-        made = found["decisions"] + found["forced"]
-        parts = {name: made * found[f"{name}_ms"] / 1000 for name in PARTS}
-        yield self._counter("game_seconds", "Where the time of all games in flight went.", parts, "part")
-        yield self._counter("daemon_restarts", "Engines started again.", found["restarts"], "cause")
-        for share in ("busy_share", "cpu_share"):
-            each = {str(one["daemon"]): one[share] for one in found["daemons"]}
-            yield self._gauge(f"daemon_{share}", "Of the time, 0 to 1 per core.", each, "daemon")
-        memory = {str(one["daemon"]): one["memory_mb"] * 2**20 for one in found["daemons"]}
-        yield self._gauge("daemon_memory_bytes", "Resident memory of an engine.", memory, "daemon")
-
     def _counter(self, name: str, text: str, value: object, label: str = "") -> object:
         return _filled(self._kinds.CounterMetricFamily, name, text, value, label)
 
-    def _histogram(self, name: str, text: str, taken: Histogram) -> object:
+    def _histogram(self, name: str, text: str, value: tuple[dict[str, int], int, float], label: str = "") -> object:
         """Durations by buckets: with them, and not with percentiles, Prometheus can add up several runs."""
-        count = sum(taken.counts.values())
-        buckets = [(str(float(edge)), taken.up_to(edge)) for edge in BUCKETS_S[name]]
-        kind = self._kinds.HistogramMetricFamily
-        return kind(f"fasttrain_{name}_duration_seconds", text, [*buckets, ("+Inf", count)], taken.total_ns / 1e9)
+        up_to, count, sum_s = value
+        buckets = [*up_to.items(), ("+Inf", count)]
+        return self._kinds.HistogramMetricFamily(f"fasttrain_{name}", text, buckets, sum_s)
 
     def _gauge(self, name: str, text: str, value: object, label: str = "") -> object:
         return _filled(self._kinds.GaugeMetricFamily, name, text, value, label)

@@ -44,7 +44,7 @@ from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.status import EVALUATING, StatusFile
 from fasttrain.runs.stopping import StopFlag, stopping_for
 from fasttrain.runs.summary import summary_of
-from fasttrain.runs.times import engine_lines, engines_dict, engines_of, env_times
+from fasttrain.runs.times import engines_of, env_times
 from fasttrain.runs.trackers import Watched
 from fasttrain.runs.view import LiveView, activity
 from fasttrain.saving.checkpoints import CheckpointFolder
@@ -364,9 +364,11 @@ class Run:
             parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
             self.say(f"  reward per episode, last {len(self.progress.returns):,} episodes: {parts}")
         perf = {"total": perf_dict(window), "lines": self.meter.lines, "windows": self.meter.windows.rows()}
-        engines = engines_dict(self.env, window.wall_ns / 1e9, fresh=True)
-        for line in engine_lines(engines):
-            self.say(f"  {line}")
+        engines = dict[str, Any]()
+        if (games := engines_of(self.env)) is not None:
+            engines = {"engines": games.summary(window.wall_ns / 1e9, fresh=True)}
+            for line in games.lines(engines["engines"]):
+                self.say(f"  {line}")
         perf |= engines
         if self.engine_switch is not None:
             perf["engine_switch"] = self.engine_switch.to_dict()

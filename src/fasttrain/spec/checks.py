@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import RANGES
+from fasttrain.spec.backends import backend_of, check_backend
 from fasttrain.spec.config import Config
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
-from fasttrain_engines.settings import check_daemons
 
 MAX_N_STEPS = 128  # of buffers/n_step.py
 METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric
@@ -68,7 +68,7 @@ def check(config: Config) -> None:
         _check_sde,
         _check_device,
         _check_scores,
-        check_daemons,
+        check_backend,
     )
     for rule in rules:
         rule(config)
@@ -216,13 +216,13 @@ def _check_lstm(config: Config) -> None:
 
 
 def _check_vec_env(config: Config) -> None:
-    env = config.env
-    if config.vec_env == "vector" and env.backend == "gymnasium" and env.id is None:
+    env, backend = config.env, backend_of(config.env)
+    if config.vec_env == "vector" and backend is None and env.id is None:
         raise ConfigError(
             f"vec_env=vector with env.entry_point={env.entry_point}: one env has no vector form; if that is a "
             "VectorEnv take env.backend=vector, else vec_env=auto"
         )
-    if config.vec_env == "native" and config.env.native_game is None and config.env.backend != "envpool":
+    if config.vec_env == "native" and env.native_game is None and (backend is None or backend.vec_env != "native"):
         raise ConfigError(
             f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
             "batch; take vec_env=auto, dummy or subproc"

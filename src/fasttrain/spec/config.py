@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
+from fasttrain.spec.backends import option_of, with_parts
 from fasttrain.spec.own import OwnValues, own_values
 from fasttrain.spec.setting import Named, Switch, setting
-from fasttrain_engines.settings import NO_DAEMONS, DaemonsConfig
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
 SELF = "self"  # as an opponent: snapshots of the learner
@@ -74,7 +74,7 @@ class EnvConfig:
     id: str | None = setting(None, "a registered Gymnasium id, or module:Id-v0")
     entry_point: str | None = setting(None, "module:Class, from a package or the working directory")
     kwargs: dict[str, Any] = setting({}, "what it is made with")
-    backend: Literal["gymnasium", "envpool", "vector", "pettingzoo", "daemons"] = setting(
+    backend: str = setting(
         "gymnasium",
         "vector: a VectorEnv steps all; envpool: in C++; pettingzoo: a seat of the game id names; daemons: engines",
     )
@@ -102,6 +102,11 @@ class EnvConfig:
         "which entries of the last info tell how an episode ended: {win: winner, win_value: red, scores: [vp]}",
     )
     reward_debug_key: str | None = setting(None, "the entry of kwargs that makes the env tell its reward term by term")
+
+    @property
+    def option(self) -> str:
+        """For messages."""
+        return option_of(self.id, self.entry_point, self.kwargs)
 
     @property
     def name(self) -> str:
@@ -346,7 +351,6 @@ class Config:
     )
     stop: StopConfig = StopConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    daemons: DaemonsConfig = NO_DAEMONS
     report: bool = setting(True, "report.html and its pictures at the end", may_change=True)
     callbacks: tuple[Named, ...] = setting((), "[my_game.callbacks:Curriculum, {callback: …, every: 100}]; SB3's too")
     loggers: tuple[Named, ...] | None = setting(
@@ -389,6 +393,8 @@ class Config:
         return own_values(self.env.own, self.algo.spec, self.tier)
 
 
+if not TYPE_CHECKING:  # with what engines declare, `daemons` say
+    Config = with_parts(Config)
 ALGO_CLASSES: dict[str, type[AlgoConfig]] = {spec.name: _algo_class(spec) for spec in ALGORITHMS.values()}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec.backends import engines
 from fasttrain.spec.checks import FLAGS, PATHS
 from fasttrain.spec.config import ALGO_CLASSES, Config
 from fasttrain.spec.removed import REMOVED
@@ -196,7 +197,7 @@ def _as_hydra_wants_it(override: str, algorithms: Sequence[str] = ()) -> str:
             raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
         return override
     override = _in_quotes_where_needed(override)
-    if override.startswith(("profile=", "tuned=", "daemons=")):
+    if override.startswith(("profile=", "tuned=", *(f"{one.name}=" for one in engines()))):
         return "+" + override
     own = [{f"algo.{name}" for name, _ in settings_of(ALGO_CLASSES[one])} for one in algorithms]
     if free or key in FREE or (own and key in set.intersection(*own)):

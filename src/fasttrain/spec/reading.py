@@ -8,6 +8,7 @@ from typing import Any
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead
+from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.own import own_values
@@ -76,9 +77,6 @@ def _by_one_name(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, 
     return found
 
 
-ZOO = "fasttrain.envs.pettingzoo"
-
-
 def against(config: Config, opponent: Named) -> Config:
     """The same with these opponents in the env; for a class of the user's somebody outside decides, as in self-play.
 
@@ -87,10 +85,9 @@ def against(config: Config, opponent: Named) -> Config:
     """
     key = config.env.opponent_key
     if key is None:
-        what = f"env.id={config.env.id}" if config.env.id else f"env.entry_point={config.env.entry_point}"
         raise ConfigError(
-            f"opponent={opponent} with {what}: this env has no opponents that fasttrain knows of; name the entry of "
-            "env.kwargs that chooses them as env.opponent_key, or leave opponent out"
+            f"opponent={opponent} with {config.env.option}: this env has no opponents that fasttrain knows of; name "
+            "the entry of env.kwargs that chooses them as env.opponent_key, or leave opponent out"
         )
     name = named(opponent, "opponent", "opponent")[0]
     env = replace(config.env, kwargs={**config.env.kwargs, key: SELF if ":" in name else name})
@@ -111,29 +108,29 @@ def plays_itself(config: Config) -> bool:
 
 def lends_env(config: Config) -> bool:
     """Whether evaluations play the training's one env: perhaps no second one can live on this machine."""
-    alone = config.num_envs == 1 and config.env.backend == "gymnasium" and config.vec_env not in BATCHED
+    alone = config.num_envs == 1 and config.env.backend == SINGLE and config.vec_env not in BATCHED
     return alone and not (plays_itself(config) or config.eval.env_kwargs) and config.eval.num_envs in (None, 1)
 
 
 def lends_engines(config: Config) -> bool:
     """Whether the last evaluation may play on in the training's own games with engines, which are ended."""
     other = plays_itself(config) or config.eval.env_kwargs or config.eval.num_envs not in (None, config.num_envs)
-    return config.env.backend == "daemons" and not other
+    return lends_games(config) and not other
 
 
 def guests_of(config: Config) -> int:
     """Games that evaluations play with the training's engines, beside the training's games."""
     asked = config.eval.episodes and (config.eval_every or not lends_engines(config))
-    return evaluation_envs(config) if asked and config.env.backend == "daemons" else 0
+    return evaluation_envs(config) if asked and lends_games(config) else 0
 
 
 def evaluation_envs(config: Config) -> int:
     """How many envs evaluations play."""
-    if config.env.backend == "vector" or lends_env(config):
+    if config.env.backend == VECTOR or lends_env(config):
         return config.num_envs  # a VectorEnv may take multiples of its agents alone
     usual = 64 if config.vec_env in BATCHED else 8  # these cost next to nothing
     count = min(config.eval.episodes, config.eval.num_envs or usual)
-    return min(count, config.num_envs) if config.env.backend == "daemons" else count
+    return min(count, config.num_envs) if lends_games(config) else count
 
 
 def no_second_env(config: Config) -> str:
@@ -209,21 +206,8 @@ def _build_env(env: Any) -> EnvConfig:
     if (config.id is None) == (config.entry_point is None):
         state = "both are set" if config.id else "neither is set"
         raise ConfigError(f"env.id and env.entry_point: {state}; give exactly one, env.id=CartPole-v1 say")
-    return config if config.backend != "pettingzoo" else _zoo(config)
-
-
-def _zoo(env: EnvConfig) -> EnvConfig:
-    """PettingZoo's games are envs like any other: a seat, the others played at random unless `opponent` says who; under
-    `env.kwargs.sharing=true` a VectorEnv with a row for every agent."""
-    if env.id is None:
-        raise ConfigError("env.backend=pettingzoo names the game's module: env.id=pettingzoo.classic.connect_four_v3")
-    kwargs = {"game": env.id, **env.kwargs}
-    if kwargs.pop("sharing", False):
-        return replace(env, backend="vector", id=None, entry_point=f"{ZOO}:Rows", kwargs=kwargs)
-    return replace(
-        env, backend="gymnasium", id=None, entry_point=f"{ZOO}:Seat", kwargs=kwargs,
-        opponent_key=env.opponent_key or "opponents", eval_opponent=env.eval_opponent or "random",
-    )  # fmt: skip
+    backend = backend_of(config)
+    return config if backend is None else backend.adapted(config)
 
 
 def all_keys() -> list[str]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec.backends import backend_of, lends_games
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.reading import evaluation_envs, memory_inputs, plays_itself, uses_masks
-from fasttrain_engines.settings import shared_out, workers_for
 
 # What stepping costs besides the envs' own time, from CartPole (benchmarks, vecenv-step): per env about the
 # same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
@@ -54,8 +54,12 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
 def _choose_vec_env(requested: str, context: Context) -> Resolved:
     config, env, machine = context.config, context.env, context.machine
     typed = context.sources.get("vec_env") == "command line"
-    if config.env.backend != "gymnasium":
-        return _one_for_all(requested, config.env.backend, typed)
+    if (backend := backend_of(config.env)) is not None:
+        if requested not in ("auto", backend.vec_env) and typed:
+            raise ConfigError(
+                f"vec_env={requested} with env.backend={backend.name}, which steps all envs itself: leave it out"
+            )
+        return backend.vec_env, backend.why
     if requested in ("subproc", "shared") and config.workers == 0:
         if typed and context.sources.get("workers") == "command line":
             raise ConfigError(f"vec_env={requested} contradicts workers=0: leave one of them out")
@@ -71,17 +75,6 @@ def _choose_vec_env(requested: str, context: Context) -> Resolved:
     if env.step_s is None or machine.windows:
         return "dummy", "Windows" if machine.windows else "nothing was measured"
     return _by_cost(env.step_s, context)
-
-
-def _one_for_all(requested: str, backend: str, typed: bool) -> Resolved:
-    kind = {"envpool": "native", "daemons": "daemons"}.get(backend, "vector")
-    if requested not in ("auto", kind) and typed:
-        raise ConfigError(f"vec_env={requested} with env.backend={backend}, which steps all envs itself: leave it out")
-    return kind, {
-        "native": "EnvPool steps all envs in its own threads",
-        "vector": "a VectorEnv steps all envs",
-        "daemons": "external engines play",
-    }[kind]
 
 
 def _by_cost(step_s: float, context: Context) -> Resolved:
@@ -163,11 +156,8 @@ def resolve_workers(requested: int | str, context: Context) -> Resolved:
     vec_env, num_envs = context.effective["vec_env"], context.effective["num_envs"]
     if vec_env == "shared":
         return _shared_workers(requested, num_envs, context)
-    if vec_env == "daemons":
-        most = shared_out(context.config.daemons, num_envs, context.machine.cores)[0]
-        if requested in (0, "auto"):
-            return workers_for(context.config.daemons, num_envs, context.machine.cores), "they play with the engines"
-        return min(int(requested), most), "" if int(requested) <= most else "no more than there are daemons"
+    if vec_env == "daemons" and (backend := backend_of(context.config.env)) is not None:
+        return backend.workers(context.config, requested, num_envs, context.machine.cores)
     if vec_env != "subproc":
         if context.sources.get("workers") == "command line" and requested not in (0, "auto"):
             raise ConfigError(
@@ -279,25 +269,19 @@ def resolve_eval_every(requested: int, context: Context) -> Resolved:
     if not requested and plays_itself(context.config) and "eval_every" not in context.sources:
         every = max(1, context.config.total_timesteps // EVALUATIONS)
         why = f"opponent=self: progress is measured against {context.config.env.eval_opponent}"
-    engines = _games_of_evaluations(context) if every and context.effective["vec_env"] == "daemons" else ""
+    engines, backend = "", backend_of(context.config.env)
+    if every and backend is not None and backend.lends:
+        effective = {name: context.effective[name] for name in ("vec_env", "num_envs")}
+        config = dataclasses.replace(context.config, **effective)
+        engines = backend.evaluations(config, evaluation_envs(config), context.machine.cores)
     return every, "; ".join(filter(None, (why, engines)))
-
-
-def _games_of_evaluations(context: Context) -> str:
-    """What becomes of the training's games with engines during an evaluation on the way."""
-    config = dataclasses.replace(context.config, vec_env="daemons", num_envs=context.effective["num_envs"])
-    daemons, per_daemon = shared_out(config.daemons, config.num_envs, context.machine.cores)
-    guests, most = evaluation_envs(config), config.daemons.games_per_daemon
-    if most == "auto" or daemons * per_daemon - config.num_envs >= guests:
-        return f"evaluations play {guests} games with the training's engines; the training's wait meanwhile"
-    return f"daemons.games_per_daemon={most}: evaluations end the training's games, which begin anew after them"
 
 
 def resolve_eval_async(requested: bool, context: Context) -> Resolved:
     """Beside training, in a process of its own: where there is work, a core, and room for another env."""
     if requested and not context.effective["eval_every"]:
         return False, "no evaluations on the way without eval_every=…"
-    if requested and context.effective["vec_env"] == "daemons":
+    if requested and lends_games(context.config):
         return False, "evaluations play with the training's engines"
     if requested and context.config.num_envs == 1 and context.sources.get("eval_async") != "command line":
         return False, "num_envs=1: evaluations borrow the one env, for perhaps there can be no second"

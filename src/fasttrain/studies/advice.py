@@ -19,6 +19,7 @@ from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.machine import free_memory
 from fasttrain.runs.envs import env_facts
 from fasttrain.runs.view import FittingTable, say
+from fasttrain.spec.backends import engines
 from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, train_frequency
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH, widest_layer
 from fasttrain.spec.config import Config
@@ -72,7 +73,8 @@ class Candidate(NamedTuple):
         """The strongest of what is switched on: what is switched off for it makes no difference of its own."""
         order: list[FlagClass] = ["exact", "rounding", "trade-off"]
         on = [(key, value) for key, value in self.changes if value != "off"]
-        on = [(key, value) for key, value in on if not key.startswith("daemons.")] or [("vec_env", "daemons")]
+        parts = [one.name for one in engines()]
+        on = [(key, value) for key, value in on if key.partition(".")[0] not in parts] or [("vec_env", "daemons")]
         classes = [BY_NAME[key].class_of(value) if key in BY_NAME else "trade-off" for key, value in on]
         return max(classes, key=order.index)
 

@@ -22,7 +22,6 @@ from stable_baselines3.common.callbacks import BaseCallback, CallbackList
 
 from fasttrain.accelerators.compiled import untouched
 from fasttrain.buffers.prefetch import Direct
-from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.check import updates_per_step
@@ -34,9 +33,8 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.stepping import WAITS_BELOW
 from fasttrain.studies.limits import Flow, Rates
 from fasttrain.studies.statistics import interquartile_mean
+from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain_engines.stats import advice, summary
-from fasttrain_engines.vec_env import DaemonVecEnv
 
 FILLED = 20_000  # transitions in a replay buffer before its updates are timed: more than a cache line of each
 BUFFER = 50_000  # at most so large: two configurations are there at once
@@ -111,7 +109,7 @@ class Rig:
         self.off_policy = self.config.algo.spec.off_policy
         stepping = self.run.env if self.stock else model.collector.source_of(model.env)
         self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # the workers, where there are any
-        self.games = stepping if isinstance(stepping, DaemonVecEnv) else None
+        self.games = stepping if isinstance(stepping, ExternalVecEnv) else None
         self._threads = torch.get_num_threads()
         self._begun = False
         self.slow_update = False  # one takes longer than a window
@@ -199,16 +197,10 @@ class Rig:
 
     def engines(self, seconds: float) -> tuple[str, list[str]] | None:
         """What limits the games with engines while it trains, and the overrides that would show it."""
-        games = self.games
-        if games is None:
+        if self.games is None:
             return None
         self.train(0.0)  # the wait since the last time is none of the games'
-        tally, times, began = games.tally(fresh=True), games.times(), time.perf_counter()
-        self.train(seconds)
-        now, wall_s = games.tally(fresh=True), time.perf_counter() - began
-        now.daemons = now.daemons_since(tally)
-        found = summary(now, games.times().since(times), wall_s)
-        return advice(found, self.num_envs, games.num_daemons, usable_cores())
+        return self.games.limits(lambda: self.train(seconds))
 
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         """How the run overlaps its parts."""

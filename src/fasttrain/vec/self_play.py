@@ -20,8 +20,8 @@ from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_
 from fasttrain.envs.masks import head_sizes
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import EmptyMasks, SlotSource, SlotVecEnv, copy_observations, opened, slots_of
+from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.native import NativeVecEnv
-from fasttrain_engines.vec_env import DaemonVecEnv
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ class RandomOpponent:
 class OwnTurns:
     """Whose turn it is, and steps of some envs: of native games and games with engines, which know both."""
 
-    def __init__(self, env: NativeVecEnv | DaemonVecEnv) -> None:
+    def __init__(self, env: NativeVecEnv | ExternalVecEnv) -> None:
         if isinstance(env, NativeVecEnv) and not hasattr(env.game, "step_listed"):
             raise EnvSpecError(f"{type(env.game).__name__} cannot be played against oneself: it has no step_listed")
         self.env = env
@@ -126,7 +126,7 @@ class SelfPlayVecEnv(SlotVecEnv):
     state it leaves may be one in which the opponent decides, whose view says nothing of the learner's future.
 
     Args:
-        inner: a `NativeVecEnv` of a two-sided game, a `DaemonVecEnv` of one, or a vector env whose envs wear
+        inner: a `NativeVecEnv` of a two-sided game, an `ExternalVecEnv` of one, or a vector env whose envs wear
             `TwoSided`.
     """
 
@@ -135,7 +135,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         self.source: Any = slots_of(inner)
         given: Slots = self.source.slots
         self.turns: OwnTurns | InfoTurns = (
-            OwnTurns(inner) if isinstance(inner, (NativeVecEnv, DaemonVecEnv)) else InfoTurns(inner, self.source)
+            OwnTurns(inner) if isinstance(inner, (NativeVecEnv, ExternalVecEnv)) else InfoTurns(inner, self.source)
         )
         self.opponent: Opponent = RandomOpponent(inner.action_space)
         self.empty_masks = EmptyMasks()  # of opponents; a run's own, which is told each step of the learners

@@ -8,8 +8,8 @@ import pytest
 
 from conftest import RunCommand, configured
 from fasttrain import PPO, MaskablePPO
-from fasttrain.envs.pettingzoo import Rows
 from fasttrain.errors import EnvSpecError
+from fasttrain.integrations.pettingzoo import Rows
 from fasttrain.vec.vector import GymVecEnv
 
 
@@ -77,7 +77,7 @@ def test_sharing_is_learned_from_the_command_line(fasttrain: RunCommand, monkeyp
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     typed = ("env.backend=pettingzoo", "env.id=herd", "env.kwargs.sharing=true", "algo=ppo", "num_envs=6")
     config = configured(*typed)
-    assert (config.env.backend, config.env.entry_point) == ("vector", "fasttrain.envs.pettingzoo:Rows")
+    assert (config.env.backend, config.env.entry_point) == ("vector", "fasttrain.integrations.pettingzoo:Rows")
     done = fasttrain("+profile=speed", *typed, "total_timesteps=3000", "eval.episodes=12", "algo.rollout_size=384")
     assert done.exit_code == 0, done.err
     assert done.json("summary.json")["quality"]["mean_reward"] == 3.0  # 2, 3 and 4 steps of eating

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,8 +19,12 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
 from fasttrain.batch import FinishedEpisode, Int64Array
+from fasttrain.envs.names import arguments
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
+from fasttrain.spec.backends import Backend
+from fasttrain.spec.config import Config, EnvConfig
+from fasttrain.spec.reading import env_kwargs
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
@@ -33,6 +38,21 @@ _OURS = {
     "gym_reset_return_info": "nothing",
 }
 _MAX_INT32 = 2**31 - 1
+
+
+class _EnvPool(Backend):
+    name, vec_env, why = "envpool", "native", "EnvPool steps all envs in its own threads"
+    what, refuses, masked = "EnvPool's envs are C++", ("entry_point",), False
+
+    def option(self, env: EnvConfig) -> str:
+        return f"env.id={env.id} of EnvPool"
+
+    def build(self, config: Config, num_envs: int, folder: Path | None) -> EnvPoolVecEnv:
+        env, kwargs = config.env, arguments(env_kwargs(config), "env.kwargs.")
+        return EnvPoolVecEnv(str(env.id), num_envs, env.max_episode_steps, kwargs)
+
+
+BACKEND = _EnvPool()
 
 
 class EnvPoolVecEnv(SlotVecEnv):

@@ -13,7 +13,7 @@ import torch
 
 from conftest import RunCommand, configured
 from fasttrain import PPO, MaskablePPO
-from fasttrain.envs.pettingzoo import Rows
+from fasttrain.integrations.pettingzoo import Rows
 from fasttrain.vec.vector import GymVecEnv
 
 GAMMA, LAMBDA, STEPS = 0.9, 0.8, 60
@@ -199,7 +199,7 @@ def test_it_is_learned_from_the_command_line(game: str, fasttrain: RunCommand, m
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     loss = ("env.kwargs.loss=1.0",) if game == "nimble" else ()
     typed = ("env.backend=pettingzoo", f"env.id={game}", "env.kwargs.sharing=true", "num_envs=6", *loss)
-    assert configured(*typed).env.entry_point == "fasttrain.envs.pettingzoo:Rows"
+    assert configured(*typed).env.entry_point == "fasttrain.integrations.pettingzoo:Rows"
     short = ("total_timesteps=600", "eval.episodes=6", "algo.rollout_size=384", "batch_size=64")
     done = fasttrain("+profile=speed", *typed, *short)
     assert done.exit_code == 0, done.err

@@ -9,8 +9,9 @@ and mask are that seat's. Rewards, the last observation and the info stay the le
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -20,10 +21,38 @@ from gymnasium.vector.utils import batch_space
 
 from fasttrain.batch import BoolArray, each_array
 from fasttrain.envs.user_code import blame, import_user_module
-from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
+from fasttrain.spec.backends import SINGLE, VECTOR, Backend
 
+if TYPE_CHECKING:
+    from fasttrain.spec.config import EnvConfig
+
+HERE = "fasttrain.integrations.pettingzoo"
 MASK, SEEN = "action_mask", "observation"
 KINDS = ("random", "self")
+
+
+class _Games(Backend):
+    """They are envs like any other: a seat, the others played at random unless `opponent` says who; under
+    `env.kwargs.sharing=true` a VectorEnv with a row for every agent."""
+
+    name = "pettingzoo"
+
+    def adapted(self, env: EnvConfig) -> EnvConfig:
+        if env.id is None:
+            raise ConfigError(
+                "env.backend=pettingzoo names the game's module: env.id=pettingzoo.classic.connect_four_v3"
+            )
+        kwargs = {"game": env.id, **env.kwargs}
+        if kwargs.pop("sharing", False):
+            return replace(env, backend=VECTOR, id=None, entry_point=f"{HERE}:Rows", kwargs=kwargs)
+        return replace(
+            env, backend=SINGLE, id=None, entry_point=f"{HERE}:Seat", kwargs=kwargs,
+            opponent_key=env.opponent_key or "opponents", eval_opponent=env.eval_opponent or "random",
+        )  # fmt: skip
+
+
+BACKEND = _Games()
 
 
 class Seat(gymnasium.Env[Any, Any]):

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from conftest import RunCommand, configured
-from fasttrain.envs.pettingzoo import Rows, Seat
 from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.integrations.pettingzoo import Rows, Seat
 
 
 def legal(env: Seat) -> int:
@@ -207,7 +207,7 @@ def test_seats_that_differ_are_told(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_backend_is_the_env_with_opponents_that_can_be_chosen():
     config = configured("env.backend=pettingzoo", "env.id=nimble", "env.kwargs.stones=7", "opponent=self")
-    assert (config.env.entry_point, config.env.id) == ("fasttrain.envs.pettingzoo:Seat", None)
+    assert (config.env.entry_point, config.env.id) == ("fasttrain.integrations.pettingzoo:Seat", None)
     assert config.env.kwargs == {"game": "nimble", "stones": 7, "opponents": "self"}
     assert config.env.eval_opponent == "random"
 

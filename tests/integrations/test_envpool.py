@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from conftest import RunCommand
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.vec.envpool import EnvPoolVecEnv
+from fasttrain.integrations.envpool import EnvPoolVecEnv
 
 REASON = "EnvPool is not installed: pip install fasttrain[envpool] (700 MB, Python 3.11 up)"
 needs_envpool = pytest.mark.skipif(find_spec("envpool") is None, reason=REASON)

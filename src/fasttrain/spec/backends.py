@@ -1,0 +1,174 @@
+"""What plays the envs of `env.backend=NAME`: an object that a package offers under that name.
+
+    [project.entry-points."fasttrain.engines"]  # "fasttrain.integrations" of other people's libraries
+    my_engine = "my_package.backend:BACKEND"
+
+It says what the checks and the plan ask, and builds the vectorized env. The module of an engine is imported while the
+configuration is declared, because its settings are a part of that: at its top it may import `fasttrain.errors`,
+`fasttrain.spec.setting` and this module, all else of fasttrain inside methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fasttrain.errors import ConfigError
+from fasttrain.spec import plugins
+from fasttrain.spec.setting import did_you_mean
+
+if TYPE_CHECKING:
+    from fasttrain.spec.config import Config, EnvConfig
+
+SINGLE, VECTOR = "gymnasium", "vector"  # fasttrain's own: single envs, which it steps by itself; a VectorEnv
+GROUPS = (plugins.ENGINES, plugins.INTEGRATIONS)
+# What the package fasttrain_engines adds, for those who lack it.
+ENGINES = ("env.backend=daemons", "env=go", "env=showdown", "daemons")
+LACKING = "plays with external engines: that needs the package fasttrain_engines, which is not installed"
+ADAPTERS = "fasttrain.integrations."
+C = TypeVar("C")
+
+
+def option_of(env_id: object, entry_point: object, kwargs: Mapping[str, Any]) -> str:
+    """How messages name an env: as it was typed, which of a game behind an adapter is its id."""
+    if env_id is None and str(entry_point).startswith(ADAPTERS):
+        env_id = kwargs.get("game")
+    return f"env.entry_point={entry_point}" if env_id is None else f"env.id={env_id}"
+
+
+class Backend:
+    """A backend; a subclass, or an instance's attributes, say what is otherwise."""
+
+    name: str = ""  # of its entry point; its settings stand below it at the top level
+    vec_env: str = "vector"  # in the plan; native: it steps all at once, daemons: each goes at its own pace
+    why: str = "a VectorEnv steps all envs"  # in the plan
+    what: str = ""  # who steps, in the message that refuses a setting
+    instead: str = "env.backend=gymnasium"  # where that setting works
+    refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that mean nothing to it
+    masked: bool = True  # whether an env of it can have action masks
+    lends: bool = False  # its vectorized env is an `ExternalVecEnv`: the checkup plays one game of it
+    settings: type | None = None  # of an engine: a dataclass whose fields are `setting(…)`, frozen, all with defaults
+    conf: Path | None = None  # of an engine: a folder of YAML files, env/my_game.yaml say
+
+    def adapted(self, env: EnvConfig) -> EnvConfig:
+        """The env as another backend plays it, where this one is an adapter; else as it is."""
+        return env
+
+    def check(self, config: Config) -> None:
+        """Rules about its settings, where it is chosen.
+
+        Raises:
+            ConfigError: names the key and a way out.
+        """
+
+    def option(self, env: EnvConfig) -> str:
+        """What messages call the env."""
+        return env.option
+
+    def build(self, config: Config, num_envs: int, folder: Path | None) -> Any:
+        """The vectorized env, a `SlotVecEnv`; its logs go to `folder`, which only a training has.
+
+        Raises:
+            FastTrainError: it cannot be built.
+        """
+        raise ConfigError(f"env.backend={self.name}: {type(self).__qualname__} has no method build")
+
+    def workers(self, config: Config, requested: int | str, num_envs: int, cores: int) -> tuple[int, str]:
+        """Of vec_env=daemons: how many processes play, and why."""
+        return 1, ""
+
+    def evaluations(self, config: Config, guests: int, cores: int) -> str:
+        """Of one that `lends`: what becomes of the training's games while evaluations play that many."""
+        return ""
+
+    def own(self, config: Config) -> Any:
+        """Its settings in a configuration."""
+        return getattr(config, self.name)
+
+
+class _Vector(Backend):
+    name, what, instead = VECTOR, "a VectorEnv, which steps all envs itself", "env.backend=gymnasium with vec_env=auto"
+
+    def option(self, env: EnvConfig) -> str:
+        return f"the VectorEnv of {env.option}" if env.id else env.option
+
+
+OF_VECTORS = _Vector()
+
+
+def backend_of(env: EnvConfig) -> Backend | None:
+    """Of `env.backend`; None for single envs.
+
+    Raises:
+        ConfigError: nobody offers such a backend, or who does cannot be loaded.
+    """
+    return None if env.backend == SINGLE else OF_VECTORS if env.backend == VECTOR else _loaded(env.backend)
+
+
+def lends_games(config: Config) -> bool:
+    """Whether evaluations play guests of the training's own vectorized env."""
+    backend = backend_of(config.env)
+    return backend is not None and backend.lends
+
+
+def _loaded(name: str) -> Backend:
+    for group in GROUPS:
+        if name in plugins.names(group):
+            found = plugins.load(group, name)
+            if isinstance(found, Backend):
+                return found
+    if told := lacking(f"env.backend={name}"):
+        raise ConfigError(told)
+    known = [SINGLE, VECTOR, *(one.name for one in _all(*GROUPS))]
+    raise ConfigError(f"env.backend={name}: not one of {', '.join(known)}{did_you_mean(name, known)}")
+
+
+def _all(*groups: str) -> list[Backend]:
+    """Those installed, without what cannot be loaded: whoever names it is told."""
+    found = []
+    for group in groups:
+        for name in plugins.names(group):
+            with suppress(ConfigError):
+                found.append(plugins.load(group, name))
+    return [one for one in found if isinstance(one, Backend)]
+
+
+def engines() -> list[Backend]:
+    """The engines that are installed."""
+    return _all(plugins.ENGINES)
+
+
+def lacking(typed: str) -> str:
+    """The sentence that tells of a missing fasttrain_engines; empty for what it would not bring, or where it is."""
+    return f"{typed} {LACKING}" if typed in ENGINES and "daemons" not in plugins.names(plugins.ENGINES) else ""
+
+
+def with_parts(config: type[C]) -> type[C]:
+    """The configuration's class with the settings of the engines that are installed."""
+    own = {one.name for one in fields(config)}  # type: ignore[arg-type]
+    parts = [(one.name, one.settings, one.settings()) for one in engines() if one.settings and one.name not in own]
+    namespace = {"__module__": config.__module__, "__doc__": config.__doc__}
+    return make_dataclass(
+        config.__name__, parts, bases=(config,), namespace=namespace, frozen=True, kw_only=True, slots=True
+    )  # fmt: skip
+
+
+def check_backend(config: Config) -> None:
+    """What the chosen one says of its settings, and that nothing is said of those of others.
+
+    Raises:
+        ConfigError: names the key and a way out.
+    """
+    for one in engines():
+        if one.settings is None or one.name == config.env.backend:
+            continue
+        usual, own = one.settings(), one.own(config)
+        for part in fields(usual):
+            if getattr(own, part.name) != getattr(usual, part.name):
+                key = f"{one.name}.{part.name}"
+                raise ConfigError(f"{key} is for games with external engines: take env.backend={one.name}")
+    if (chosen := backend_of(config.env)) is not None:
+        chosen.check(config)

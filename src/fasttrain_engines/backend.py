@@ -1,0 +1,53 @@
+"""What `env.backend=daemons` names: how games with external engines are checked, planned and built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasttrain.spec.backends import Backend
+from fasttrain_engines.settings import DaemonsConfig, check_daemons, shared_out, workers_for
+
+if TYPE_CHECKING:
+    from fasttrain.spec.config import Config
+    from fasttrain_engines.vec_env import DaemonVecEnv
+
+
+class _Daemons(Backend):
+    name, vec_env, why = "daemons", "daemons", "external engines play"
+    what, instead, lends = "the engine plays", "the game's own class to do it", True
+    settings, conf = DaemonsConfig, Path(__file__).parent / "conf"
+
+    def check(self, config: Config) -> None:
+        check_daemons(self.own(config), config)
+
+    def build(self, config: Config, num_envs: int, folder: Path | None) -> DaemonVecEnv:
+        from fasttrain.machine import usable_cores
+        from fasttrain.spec.reading import env_kwargs, evaluated, guests_of, plays_itself
+        from fasttrain_engines.vec_env import DaemonVecEnv
+
+        env = config.env
+        workers = config.workers if isinstance(config.workers, int) else None
+        guests = guests_of(config) if folder else 0
+        return DaemonVecEnv(
+            str(env.entry_point), env_kwargs(config), num_envs, self.own(config), usable_cores(), workers, folder,
+            config.engine != "stock", plays_itself(config), guests, env_kwargs(evaluated(config)) if guests else None,
+            env.on_empty_mask == "raise",
+        )  # fmt: skip
+
+    def workers(self, config: Config, requested: int | str, num_envs: int, cores: int) -> tuple[int, str]:
+        most = shared_out(self.own(config), num_envs, cores)[0]
+        if requested in (0, "auto"):
+            return workers_for(self.own(config), num_envs, cores), "they play with the engines"
+        return min(int(requested), most), "" if int(requested) <= most else "no more than there are daemons"
+
+    def evaluations(self, config: Config, guests: int, cores: int) -> str:
+        settings: Any = self.own(config)
+        daemons, per_daemon = shared_out(settings, config.num_envs, cores)
+        most = settings.games_per_daemon
+        if most == "auto" or daemons * per_daemon - config.num_envs >= guests:
+            return f"evaluations play {guests} games with the training's engines; the training's wait meanwhile"
+        return f"daemons.games_per_daemon={most}: evaluations end the training's games, which begin anew after them"
+
+
+BACKEND = _Daemons()
