@@ -17,9 +17,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src"
-# Packages beside `fasttrain`, and the folder of their tests; those that attach by entry points, which it never imports.
+# Packages beside `fasttrain`, which attach by entry points and which it never imports; and the folder of their tests.
 BESIDE = {"fasttrain_engines": "engines", "fasttrain_games": "games"}
-ATTACHED = ("fasttrain_games",)
+# Prefixes of modules that a worker process loads.
+WORKERS = (
+    "fasttrain.vec.worker", "fasttrain_engines.games_worker", "fasttrain_engines.go", "fasttrain_engines.showdown",
+    "fasttrain.integrations.pettingzoo",
+)  # fmt: skip
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -33,6 +37,7 @@ LAYERS = {
     "runs": 4, "deploy": 4,
     "studies": 5, "report": 5,
     "cli": 6, "__main__": 6,
+    "integrations": 7,  # found by name: nobody imports them
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {
@@ -60,6 +65,8 @@ WITHOUT_OWN_TEST = {
     "native": "public names on first use; tests/native imports them so",
     "report.page": "what a page shows; every test of a page reads and writes one",
     "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
+    "games_process": "the trainer's end of a worker; tests/engines/test_vec_env.py has workers that end and hang",
+    "figures": "tests/runs/test_metrics.py reads them as Prometheus does",
     "__main__": "one call; tests/cli/test___init__.py starts it as a process",
 }
 
@@ -106,13 +113,13 @@ def imports_point_down(sources: Sources) -> Iterator[str]:
         for line, name in imports_of(module, source, sources):
             if name.startswith("."):
                 yield f"{module}:{line}: relative import {name!r}; write it from fasttrain on"
-            if name.split(".")[0] not in ("fasttrain", *ATTACHED):
+            if name.split(".")[0] not in ("fasttrain", *BESIDE):
                 continue
             other = room_of(name)
             allowed = (
                 room == other
-                or (LAYERS.get(other, 9) < LAYERS[room] and other not in ATTACHED)
-                or (LAYERS.get(other) == LAYERS[room] != 1 and other not in ATTACHED)
+                or (LAYERS.get(other, 9) < LAYERS[room] and other not in BESIDE)
+                or (LAYERS.get(other) == LAYERS[room] != 1 and other not in BESIDE)
                 or (room, name) in SIDEWAYS
             )
             if not allowed or ((room, other) in FORBIDDEN_ROOMS and (room, name) not in EXCEPT):
@@ -144,7 +151,7 @@ def layer_0_is_light(sources: Sources) -> Iterator[str]:
             continue
         for line, name in imports_of(module, source, sources):
             package = name.split(".")[0]
-            if package in ("fasttrain", *BESIDE) or package in sys.stdlib_module_names:
+            if package == "fasttrain" or package in sys.stdlib_module_names:
                 continue
             allowed = LAYER_0_PACKAGES.get(package)
             if allowed is None or (allowed and room_of(module) not in allowed):
@@ -152,14 +159,15 @@ def layer_0_is_light(sources: Sources) -> Iterator[str]:
 
 
 def no_torch_in_workers(sources: Sources) -> Iterator[str]:
-    """No file of games, native, envs, vec imports torch; all but vec, and its worker*.py, not even through others."""
+    """No file of games, engines, native, envs, vec imports torch; games, native, envs and what workers load not even
+    through others."""
     for module, source in sources.items():
         room = room_of(module)
-        if room in ("native", "envs", "vec", *ATTACHED):
+        if room in ("native", "envs", "vec", *BESIDE):
             for line, name in imports_of(module, source, sources):
                 if name.split(".")[0] == "torch":
                     yield f"{module}:{line}: imports torch"
-        if room in ("native", "envs", *ATTACHED) or module.startswith("fasttrain.vec.worker"):
+        if room in ("native", "envs", "fasttrain_games") or module.startswith(WORKERS):
             yield from (f"{module}: loads {name}" for name in sorted(_loads(module, sources, set())))
 
 
@@ -377,7 +385,8 @@ def test_exceptions_from_mirroring_exist() -> None:
     [
         "fasttrain, fasttrain.envs, fasttrain.envs.make, fasttrain.envs.checkup",
         "fasttrain_games.skullking.env",
-        "fasttrain.vec.worker, fasttrain.runs.survey",
+        "fasttrain.vec.worker, fasttrain.runs.survey, fasttrain.integrations.pettingzoo",
+        "fasttrain_engines.games_worker, fasttrain_engines.go, fasttrain_engines.showdown, fasttrain_engines.backend",
         "fasttrain.cli, fasttrain.cli.commands, fasttrain.studies.sweep, fasttrain.report.index",  # these begin at once
     ],
 )

@@ -15,10 +15,11 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # legal action in any command, and for where action noise was; 497 for SAC's update as kernels, in place of torch's; 147
 # and two modules for a command's settings in its help, and for what is told of settings that are no more; 40 for
 # studies, sweeps and rows of plan.json that have such settings; 75 and a module for the door of other packages; 7 for a
-# start that is a second shorter.
+# start that is a second shorter; 164 and two modules, 172 and three of engines, for what a backend answers, who is
+# asked in place of its name.
 CEILINGS = {
-    "fasttrain": {"lines": 43_417, "modules": 189, ": Any": 520},
-    "fasttrain_engines": {"lines": 3_149, "modules": 14, ": Any": 17},
+    "fasttrain": {"lines": 43_588, "modules": 192, ": Any": 521},
+    "fasttrain_engines": {"lines": 3_321, "modules": 17, ": Any": 17},
     "fasttrain_games": {"lines": 4_709, "modules": 32, ": Any": 12},
 }
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import nimble
 import numpy as np
 import pytest
 
+import nimble
 from conftest import RunCommand, configured
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.integrations.pettingzoo import Rows, Seat

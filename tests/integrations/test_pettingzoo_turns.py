@@ -6,11 +6,11 @@ import csv
 from pathlib import Path
 from typing import Any
 
-import nimble
 import numpy as np
 import pytest
 import torch
 
+import nimble
 from conftest import RunCommand, configured
 from fasttrain import PPO, MaskablePPO
 from fasttrain.integrations.pettingzoo import Rows

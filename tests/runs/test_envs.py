@@ -195,7 +195,7 @@ def test_a_compiled_batch_takes_what_lies_around_it():
         ("env.normalize=obs", "^env.normalize=obs: expected a list"),
         (
             "env.backend=pool",
-            "^env.backend=pool: not one of gymnasium, envpool, vector, pettingzoo, daemons; did you mean 'envpool'",
+            "^env.backend=pool: not one of gymnasium, vector, daemons, envpool, pettingzoo; did you mean 'envpool'",
         ),
         ("env.wrappers=a:B", "^env.wrappers=a:B: expected a list"),
         ("action_repeat=0", "^action_repeat=0: must be at least 1$"),

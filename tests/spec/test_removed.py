@@ -9,7 +9,8 @@ import pytest
 
 from conftest import RunCommand, composed
 from fasttrain.errors import ConfigError
-from fasttrain.spec.config import Config, name_of_env
+from fasttrain.spec.backends import name_of_env
+from fasttrain.spec.config import Config
 from fasttrain.spec.reading import all_keys, from_mapping
 from fasttrain.spec.removed import LEARNED_WITH, MOVED, REMOVED, instead_of, put, texts_without_removed, without_removed
 

@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import flat
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.backends import engines, lacking
-from fasttrain.spec.config import Config, name_of_env
+from fasttrain.spec.backends import engines, lacking, name_of_env
+from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import config_dir_options, given_twice, key_of, normalise, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
 from fasttrain.spec.removed import former_key, instead_of

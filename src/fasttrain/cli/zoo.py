@@ -15,7 +15,7 @@ from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.runs.zoo import read_yaml
 from fasttrain.saving.files import write_whole
 from fasttrain.spec.algorithms import AlgorithmSpec
-from fasttrain.spec.config import name_of_env
+from fasttrain.spec.backends import name_of_env
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.spec.zoo import Taken, algorithm, configuration, entry_of, nested, taken, zoo_name
 

@@ -364,11 +364,10 @@ class Run:
             parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
             self.say(f"  reward per episode, last {len(self.progress.returns):,} episodes: {parts}")
         perf = {"total": perf_dict(window), "lines": self.meter.lines, "windows": self.meter.windows.rows()}
-        engines = dict[str, Any]()
-        if (games := engines_of(self.env)) is not None:
-            engines = {"engines": games.summary(window.wall_ns / 1e9, fresh=True)}
-            for line in games.lines(engines["engines"]):
-                self.say(f"  {line}")
+        games = engines_of(self.env)
+        engines = {} if games is None else {"engines": games.summary(window.wall_ns / 1e9, fresh=True)}
+        for line in [] if games is None else games.lines(engines["engines"]):
+            self.say(f"  {line}")
         perf |= engines
         if self.engine_switch is not None:
             perf["engine_switch"] = self.engine_switch.to_dict()

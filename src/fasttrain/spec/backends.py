@@ -10,24 +10,24 @@ configuration is declared, because its settings are a part of that: at its top i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec import plugins
 from fasttrain.spec.setting import did_you_mean
-
-if TYPE_CHECKING:
-    from fasttrain.spec.config import Config, EnvConfig
 
 SINGLE, VECTOR = "gymnasium", "vector"  # fasttrain's own: single envs, which it steps by itself; a VectorEnv
 GROUPS = (plugins.ENGINES, plugins.INTEGRATIONS)
 # What the package fasttrain_engines adds, for those who lack it.
 ENGINES = ("env.backend=daemons", "env=go", "env=showdown", "daemons")
 LACKING = "plays with external engines: that needs the package fasttrain_engines, which is not installed"
+Config: TypeAlias = Any  # that of `spec.config`, which this module helps to declare
+EnvConfig: TypeAlias = Any  # its `env`
 ADAPTERS = "fasttrain.integrations."
 C = TypeVar("C")
 
@@ -37,6 +37,15 @@ def option_of(env_id: object, entry_point: object, kwargs: Mapping[str, Any]) ->
     if env_id is None and str(entry_point).startswith(ADAPTERS):
         env_id = kwargs.get("game")
     return f"env.entry_point={entry_point}" if env_id is None else f"env.id={env_id}"
+
+
+def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> str:
+    """`ALE-Pong-v5` of ALE/Pong-v5, `My` of my.envs:My, `skullking` of fasttrain/SkullKing-v0 or its adapter."""
+    if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
+        entry_point = kwargs.get("game", entry_point)
+    text = str(env_id or entry_point or "env")
+    own = re.match(r"fasttrain(?:_\w+)?[/.](?:.*:)?(\w+)", text)
+    return own[1].lower() if own else re.sub(r"[^\w.-]+", "-", text.rpartition(":")[2])
 
 
 class Backend:
@@ -66,7 +75,7 @@ class Backend:
 
     def option(self, env: EnvConfig) -> str:
         """What messages call the env."""
-        return env.option
+        return str(env.option)
 
     def build(self, config: Config, num_envs: int, folder: Path | None) -> Any:
         """The vectorized env, a `SlotVecEnv`; its logs go to `folder`, which only a training has.

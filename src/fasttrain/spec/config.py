@@ -6,13 +6,12 @@ Keys below `algo` are SB3's own constructor names (`spec/algorithms.py`). Rules 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.backends import option_of, with_parts
+from fasttrain.spec.backends import name_of_env, option_of, with_parts
 from fasttrain.spec.own import OwnValues, own_values
 from fasttrain.spec.setting import Named, Switch, setting
 
@@ -112,15 +111,6 @@ class EnvConfig:
     def name(self) -> str:
         """For folders and tables."""
         return name_of_env(self.id, self.entry_point, self.kwargs)
-
-
-def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> str:
-    """`ALE-Pong-v5` of ALE/Pong-v5, `My` of my.envs:My, `skullking` of fasttrain/SkullKing-v0 or its adapter."""
-    if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
-        entry_point = kwargs.get("game", entry_point)
-    text = str(env_id or entry_point or "env")
-    own = re.match(r"fasttrain(?:_\w+)?[/.](?:.*:)?(\w+)", text)
-    return own[1].lower() if own else re.sub(r"[^\w.-]+", "-", text.rpartition(":")[2])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,118 @@
+"""`env.backend=NAME`: found by its name, asked by checks and plan, with settings of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fasttrain.errors import ConfigError
+from fasttrain.spec import plugins
+from fasttrain.spec.backends import OF_VECTORS, Backend, backend_of, lacking, option_of
+from fasttrain.spec.config import Config, EnvConfig
+from installed import install
+
+THIRD = """
+from dataclasses import dataclass
+from pathlib import Path
+
+from fasttrain.spec.backends import Backend
+from fasttrain.spec.setting import setting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Board:
+    size: int = setting(9, "lines of the board", least=3)
+
+
+class Boards(Backend):
+    name, settings, what = "boards", Board, "the board's own program"
+    conf = Path(__file__).parent / "files"
+
+    def check(self, config):
+        from fasttrain.errors import ConfigError
+        if self.own(config).size == 13:
+            raise ConfigError("boards.size=13: brings bad luck")
+
+
+BACKEND = Boards()
+"""
+ASKED = """
+import sys
+from fasttrain.cli.compose import configured
+from fasttrain.errors import ConfigError
+
+for typed in (["env=board", "boards.size=5"], ["env=board", "boards.size=2"], ["env=board", "boards.sise=5"],
+              ["env=board", "boards.size=13"], ["env.id=CartPole-v1", "algo=ppo", "boards.size=5"]):
+    try:
+        config = configured(typed)
+        print(config.env.backend, config.boards.size)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def env(**given: Any) -> EnvConfig:
+    return EnvConfig(**{"id": "CartPole-v1", **given})
+
+
+def test_the_projects_own():
+    assert backend_of(env()) is None
+    vectors = backend_of(env(backend="vector"))
+    assert vectors is OF_VECTORS
+    assert OF_VECTORS.option(env()) == "the VectorEnv of env.id=CartPole-v1"
+
+
+def test_one_that_nobody_offers_is_refused_with_those_that_are_there():
+    with pytest.raises(ConfigError, match="env.backend=envpol: not one of gymnasium, vector, .*did you mean 'envpool'"):
+        backend_of(env(backend="envpol"))
+
+
+def test_an_integration_that_steps_no_envs_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(tmp_path, "notes", {plugins.INTEGRATIONS: {"notes": "notes:Notes"}}, notes="class Notes: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="env.backend=notes: not one of gymnasium, vector"):
+        backend_of(env(backend="notes"))
+
+
+def test_without_the_engines_each_of_their_names_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    assert lacking("env=go") == ""
+    monkeypatch.setattr(plugins, "names", lambda group: [])
+    told = "env.backend=daemons plays with external engines: that needs the package fasttrain_engines"
+    with pytest.raises(ConfigError, match=told):
+        backend_of(env(backend="daemons"))
+    assert lacking("env=go").startswith("env=go plays with external engines")
+    assert (lacking("env=gym"), lacking("boards")) == ("", "")
+
+
+def test_one_without_a_way_to_build_says_so():
+    with pytest.raises(ConfigError, match="Backend has no method build"):
+        Backend().build(None, 1, None)
+
+
+def test_messages_name_the_game_behind_an_adapter():
+    adapter = "fasttrain.integrations.pettingzoo:Seat"
+    assert option_of(None, adapter, {"game": "my.game"}) == "env.id=my.game"
+    assert option_of(None, "my.envs:Mine", {"game": "chess"}) == "env.entry_point=my.envs:Mine"
+
+
+def test_engines_settings_are_a_part_of_the_configuration():
+    assert "daemons" in Config.__dataclass_fields__
+    assert Config.__qualname__ == "Config"
+
+
+def test_a_third_package_brings_settings_checks_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    install(tmp_path, "boards", {plugins.ENGINES: {"boards": "boards:BACKEND"}}, boards=THIRD)
+    (tmp_path / "files" / "env").mkdir(parents=True)
+    (tmp_path / "files" / "env" / "board.yaml").write_text("backend: boards\nentry_point: a.b:C\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == [
+        "boards 5", "boards.size=2: must be at least 3",
+        "unknown key 'boards.sise'; did you mean 'boards.size' or 'boards'?",
+        "boards.size=13: brings bad luck",
+        "boards.size is for games with external engines: take env.backend=boards",
+    ], done.stderr  # fmt: skip
