@@ -40,8 +40,8 @@ def measure(job: str) -> Sample:
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     from fasttrain.cli.compose import configured
+    from fasttrain.runs import callbacks, train
     from fasttrain.runs.envs import env_facts, this_machine
-    from fasttrain.runs.train import Run
     from fasttrain.spec.plan import resolve
     from fasttrain.vec.stock import NotedVecEnv
 
@@ -84,7 +84,7 @@ def measure(job: str) -> Sample:
             if self._settled > SETTLE:
                 self.times.append((pair[True], pair[False]))
                 if len(self.times) % CHECKPOINT_EVERY == 0:
-                    self._run.callback._checkpoint.following = 0  # the run's own callback, next in turn, finds it due
+                    self._run.course.checkpoint.following = 0  # the run's own callback, next in turn, finds it due
                     self._after, self._guarded = [], True
 
         def _switch(self) -> None:
@@ -100,9 +100,9 @@ def measure(job: str) -> Sample:
     config = configured(["+profile=speed", *JOBS[job], *never])
     with tempfile.TemporaryDirectory() as folder:
         plan = resolve(config, {}, env_facts(config), this_machine())
-        run = Run(plan, Path(folder), Console(file=io.StringIO()))
+        run = train.build(plan, Path(folder), Console(file=io.StringIO()))
         alternate = Alternate(run)
-        run.model.learn(10**12, callback=[alternate, run.callback], log_interval=None)
+        run.model.learn(10**12, callback=[alternate, *callbacks.callbacks_of(run)], log_interval=None)
         run.checkpoints.wait()
         run.model.logger.close()
         run.env.close()

@@ -27,7 +27,7 @@ def full(*arguments: Any, **more: Any) -> Any:
 
 
 def test_everything_that_is_missing_is_named_once(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.runs.train.save_model", full)
+    monkeypatch.setattr("fasttrain.runs.parts.save_model", full)
     monkeypatch.setattr(EpisodeLog, "_append", full)
     done = fasttrain(*SMALL, "eval_every=512")
     assert done.exit_code == 1
@@ -55,7 +55,7 @@ def test_what_could_be_written_later_is_not_missing(fasttrain: RunCommand, monke
 
 
 def test_a_checkpoint_is_the_way_on(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.runs.train.save_model", full)
+    monkeypatch.setattr("fasttrain.runs.parts.save_model", full)
     done = fasttrain(*SMALL, "checkpoint_every=512")
     assert done.exit_code == 1
     assert f"make room, then fasttrain resume run={done.folder} goes on from step_000000002048" in done.err
@@ -92,7 +92,7 @@ def test_no_room_for_the_plan_is_one_line(fasttrain: RunCommand, monkeypatch: py
     def refuse(path: Path, content: Any) -> None:
         raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr("fasttrain.runs.train.write_json", refuse)
+    monkeypatch.setattr("fasttrain.runs.parts.write_json", refuse)
     done = fasttrain(*SMALL)
     assert done.exit_code == 1
     (line,) = done.err.splitlines()
@@ -106,8 +106,8 @@ def test_what_comes_after_the_training_costs_its_own_output_alone(
     def broken(*arguments: Any, **more: Any) -> Any:
         raise ValueError("broken")
 
-    monkeypatch.setattr("fasttrain.runs.train.measured", broken)
-    monkeypatch.setattr("fasttrain.runs.train.finish", broken)
+    monkeypatch.setattr("fasttrain.runs.summary.measured", broken)
+    monkeypatch.setattr("fasttrain.runs.summary.finish", broken)
     monkeypatch.setattr(cli, "draw_report", lambda _: "no ink")
     monkeypatch.setattr("fasttrain.terminal.Output.lost", NO_ROOM)
     done = fasttrain(*SMALL)

@@ -18,7 +18,7 @@ from fasttrain.cli import main
 from fasttrain.errors import ConfigError
 from fasttrain.report import watch
 from fasttrain.report.watch import Row, Watch, row_of
-from fasttrain.runs.status import STATUS
+from fasttrain.runs.progress import STATUS
 from fasttrain.saving.files import locked
 from report_toys import HOSTILE, write_comparison, write_run, write_sweep
 

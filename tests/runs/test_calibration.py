@@ -169,13 +169,13 @@ def test_what_is_tried_has_as_many_zeros_and_legal_actions_as_the_env(monkeypatc
 def test_at_the_switch_torch_may_stay(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "measured", lambda *_: (SLOW, True))
     plan, model = run_of("total_timesteps=64")
-    after, reason = chosen_at_switch(plan, model, QUIET)
+    after, reason = chosen_at_switch(plan, model, QUIET, (1.0, 1.0))
     assert FIGURES in reason
     assert (after.config.fused_update, model.engine.kind) == ("off", "torch")
     assert model.engine.settings.fused_adam
     monkeypatch.setattr(module, "measured", lambda *_: ({**SLOW, "kernels": 1.0}, True))
     monkeypatch.setattr(module, "recall", lambda _: None)
-    after, reason = chosen_at_switch(plan, model, QUIET)
+    after, reason = chosen_at_switch(plan, model, QUIET, (1.0, 1.0))
     assert (after.config.fused_update, reason) == ("on", "")
 
 

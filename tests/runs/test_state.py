@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conftest import configured
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.callbacks import Interval
+from fasttrain.runs.parts import Course
 from fasttrain.runs.progress import LearningCurve, Progress
 from fasttrain.runs.state import (
-    callback_state,
+    course_state,
     curve_state,
-    load_callback,
+    load_course,
     load_curve,
     load_progress,
     load_stopping,
@@ -67,20 +68,17 @@ def test_rules_that_stop_decide_as_if_never_interrupted(rising: bool):
 
 
 def test_intervals_go_on_and_changed_ones_begin_from_here():
-    def callback(log: int, evaluate: int) -> Any:
-        return SimpleNamespace(_log=Interval(log), _evaluate=Interval(evaluate), _checkpoint=Interval(0),
-                               _film=Interval(0), _logged_updates=0, enemy_turn_ms=0.0)  # fmt: skip
+    def course(log_every: int, eval_every: int, every: int) -> Course:
+        config = configured(f"log_every={log_every}", f"eval_every={eval_every}", f"self_play.every={every}")
+        return Course(config)
 
-    first, fresh = callback(10, 100), callback(10, 70)
-    first._log.due(25)
-    first._evaluate.due(250)
-    snapshots: Any = SimpleNamespace(_snapshot=Interval(40))
-    state = travelled(callback_state(first, snapshots))
+    first, fresh = course(10, 100, 40), course(10, 70, 8)
+    first.log.due(25)
+    first.evaluate.due(250)
     progress: Any = SimpleNamespace(updates=25, env_steps=250)
-    again: Any = SimpleNamespace(_snapshot=Interval(8))
-    load_callback(fresh, again, state, progress)
-    assert (fresh._log.following, again._snapshot.following) == (30, 40)
-    assert fresh._evaluate.following == 280, "the next multiple of 70"
+    load_course(fresh, travelled(course_state(first, takes_snapshots=True)), progress)
+    assert (fresh.log.following, fresh.snapshot.following) == (30, 40)
+    assert fresh.evaluate.following == 280, "the next multiple of 70"
 
 
 def test_the_place_of_an_error_is_named_once():

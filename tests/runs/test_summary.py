@@ -17,5 +17,5 @@ def test_totals_of_a_resumed_run_are_those_of_the_whole():
 
 
 def test_a_rule_that_stopped_it_is_named():
-    assert _stopped_by(a_run(callback=SimpleNamespace(stopped=None))) == "horizon"
-    assert _stopped_by(a_run(callback=SimpleNamespace(stopped=SimpleNamespace(by="patience")))) == "patience"
+    assert _stopped_by(a_run(course=SimpleNamespace(stopped=None))) == "horizon"
+    assert _stopped_by(a_run(course=SimpleNamespace(stopped=SimpleNamespace(by="patience")))) == "patience"

@@ -10,8 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from sb3_contrib import MaskablePPO as StockMaskablePPO
 from stable_baselines3 import DQN, PPO
 
 from conftest import Finished, RunCommand
-from fasttrain.runs.train import Run
 
 SMALL = ("algo.rollout_size=2048", "batch_size=256", "algo.n_epochs=2", "eval.episodes=20", "num_envs=32")
 
@@ -258,11 +255,22 @@ def test_on_windows_one_process_unless_asked(fasttrain: RunCommand, monkeypatch:
     assert chosen == {(): "dummy", ("vec_env=shared",): "shared"}
 
 
-def test_kernels_that_serve_no_more_are_told_once():
-    said: list[str] = []
-    run: Any = SimpleNamespace(model=SimpleNamespace(engine=SimpleNamespace(unsupported_reason=None)), say=said.append,
-                               engine_switch=None, _unsupported="")  # fmt: skip
-    for reason in (None, "a hook", "a hook"):
-        run.model.engine.unsupported_reason = reason
-        Run.change_engine(run)
-    assert said == ["PyTorch computes from here on, not compiled kernels: a hook"]
+HOOKING = """
+from stable_baselines3.common.callbacks import BaseCallback
+
+class Hooking(BaseCallback):
+    def _on_step(self):
+        if self.num_timesteps == 256:
+            self.model.policy.action_net.register_forward_hook(lambda *_: None)
+        return True
+"""
+
+
+def test_kernels_that_serve_no_more_are_told_once(
+    fasttrain: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "hooking.py").write_text(HOOKING, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    done = fasttrain("+profile=speed", *CARTPOLE, "checkup=off", "vec_env=dummy", "callbacks=[hooking:Hooking]")
+    assert done.exit_code == 0, done.err
+    assert done.out.count("PyTorch computes from here on, not compiled kernels: ") == 1

@@ -151,7 +151,7 @@ def test_what_limits_games_with_engines_is_told_with_what_to_try(tmp_path: Path)
 def test_logging_is_what_the_runs_own_lines_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rig = rig_of(tmp_path, *KINDS["ours"], "log_every=4", "train_log_enabled=true")
     rig.warm_up(0.1)
-    monkeypatch.setattr(rig.run.callback, "_write_logs", lambda: time.sleep(0.01))
+    monkeypatch.setattr("fasttrain.runs.callbacks.RunCallback._write_logs", lambda _: time.sleep(0.01))
     window = rig.train(0.05)
     assert 0.01 / 64 <= window["logging"] < window["train"], "a line at every rollout of 64 steps"
     rig.close()

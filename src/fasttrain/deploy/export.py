@@ -56,11 +56,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
                 f"{spec.name} cannot be exported: there is no exported path of its kind of network; "
                 f"load model.zip by {spec.stock.replace(':', '.')}"
             )
-        statistics = _statistics(trained, where)
+        shown, statistics, masked = _shown(trained, where)
         doing.now("writing it, and trying it beside the policy")
         path_of = RememberingPath if trained.config.algo.spec.recurrent else ActingPath
-        acting = path_of(trained.model, _shown_space(trained), statistics).eval()
-        acting.masked |= _masks_q_values(trained.config)
+        acting = path_of(trained.model, shown, statistics).eval()
+        acting.masked |= masked
         report = export(acting, trained.model, statistics, str(config.format), path)
     write_json(folder / "export.json", {"run": config.run, **report})
     for what in ("inputs", "outputs"):
@@ -152,35 +152,22 @@ def _draft(path: Path) -> Path:
     return path.with_name(path.name + ".unchecked")
 
 
-def _statistics(trained: Finished, where: Path) -> VecNormalize | None:
-    """Those that observations are normalised by, if they are."""
-    if "obs" not in trained.config.env.normalize:
-        return None
-    env = one_env(trained.config, trained.statistics)
+def _shown(trained: Finished, where: Path) -> tuple[spaces.Space[Any], VecNormalize | None, bool]:
+    """Observations as the env shows them, the statistics that they are normalised by, whether Q-values were masked.
+
+    SB3 moves an image's channels to the front and keeps no note of it.
+    """
+    config, space = trained.config, trained.model.observation_space
+    normalized, may_mask = "obs" in config.env.normalize, config.algo.spec.masks == "may" and uses_masks(config)
+    is_image = any(is_image_space(part) for part in (space.values() if isinstance(space, spaces.Dict) else [space]))
+    if not (normalized or may_mask or is_image):
+        return space, None, False
+    env = one_env(config, trained.statistics)
     env.close()
-    if not isinstance(env, VecNormalize):
+    if normalized and not isinstance(env, VecNormalize):
         raise ConfigError(f"run={where}: trained against itself, where observations cannot be normalised")
-    return env
-
-
-def _masks_q_values(config: Config) -> bool:
-    """Whether an algorithm that may go without masks trained with those of the env."""
-    if not (config.algo.spec.masks == "may" and uses_masks(config)):
-        return False
-    env = one_env(config)
-    env.close()
-    return env.has_attr("action_masks")
-
-
-def _shown_space(trained: Finished) -> spaces.Space[Any]:
-    """Observations as the env shows them. SB3 moves an image's channels to the front and keeps no note of it."""
-    space = trained.model.observation_space
-    parts = list(space.values()) if isinstance(space, spaces.Dict) else [space]
-    if not any(is_image_space(part) for part in parts):
-        return space
-    env = one_env(trained.config)
-    env.close()
-    return env.observation_space
+    statistics = env if normalized and isinstance(env, VecNormalize) else None
+    return env.observation_space if is_image else space, statistics, may_mask and env.has_attr("action_masks")
 
 
 Run = Callable[[Arrays], Arrays]

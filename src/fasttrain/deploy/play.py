@@ -148,8 +148,7 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
     if opponent is not None and (not isinstance(opponent, str) or ":" in opponent):
         raise ConfigError(f"opponent={opponent}: a class of yours decides in training; here take one of the game's own")
     if not trained.play.human:
-        seated = trained if opponent is None else against(trained, opponent)
-        return _both_sides(seated) if plays_itself(seated) else seated
+        return _one_view(trained if opponent is None else against(trained, opponent))
     if opponent is not None:
         raise ConfigError(f"opponent={opponent} contradicts play.human=true: there the agent plays the other side")
     if trained.env.opponent_key is None:
@@ -157,12 +156,12 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
             f"play.human=true: env {trained.env.name} has no opponents that the agent could play; "
             "take play.human=false to watch"
         )
-    return _both_sides(against(trained, SELF))
+    return _one_view(against(trained, SELF))
 
 
-def _both_sides(config: Config) -> Config:
-    """The same, if the agent can play both sides."""
-    if config.env.frame_stack > 1:
+def _one_view(config: Config) -> Config:
+    """The same, if what the agent sees is of one side alone."""
+    if plays_itself(config) and config.env.frame_stack > 1:
         raise ConfigError(
             f"play with env.frame_stack={config.env.frame_stack}: the frames would be of both sides; watch it against "
             "one of the game's own opponents"

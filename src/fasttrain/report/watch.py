@@ -26,8 +26,7 @@ from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.report.values import as_mapping, as_number
 from fasttrain.report.words import NOTHING, compact, number, percent
 from fasttrain.runs.folders import MARKS, PART
-from fasttrain.runs.progress import clock_text
-from fasttrain.runs.status import STATUS, TRAINING
+from fasttrain.runs.progress import STATUS, TRAINING, clock_text
 from fasttrain.runs.view import make_console, moves
 from fasttrain.saving.files import ENDS, LOCK, holder, read_json
 from fasttrain.terminal import one_line, rate_text

@@ -92,7 +92,7 @@ def calibrated(
     return _decided(plan, ways, costs)
 
 
-def chosen_at_switch(plan: RunSpec, model: Any, console: Console, density: Density = (1.0, 1.0)) -> tuple[RunSpec, str]:
+def chosen_at_switch(plan: RunSpec, model: Fast, console: Console, density: Density) -> tuple[RunSpec, str]:
     """The plan once the kernels are compiled beside training; why torch stays, if it does, which is at work then."""
     plan = calibrated(plan, model, console, density, begun=True)
     if plan.config.fused_update == "on":

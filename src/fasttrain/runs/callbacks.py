@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,11 @@ from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import perf_dict
-from fasttrain.perf.stock import TimedVecEnv, optimizers_of
+from fasttrain.perf.stock import StockPhases, TimedVecEnv, is_stock, optimizers_of
 from fasttrain.runs.loggers import made, note
+from fasttrain.runs.parts import Interval, Parts
+from fasttrain.runs.progress import EVALUATING
+from fasttrain.runs.state import wandering
 from fasttrain.runs.stopping import Stop
 from fasttrain.spec.backends import lends_games
 from fasttrain.spec.config import SELF, Config
@@ -39,51 +42,20 @@ from fasttrain.vec.base import EmptyMasks
 from fasttrain.vec.self_play import Opponent, SelfPlayVecEnv
 
 
-class Interval:
-    """Says when a counter has passed the next multiple of `every` (0 = never)."""
-
-    def __init__(self, every: int) -> None:
-        self.every = every
-        self.following = every
-
-    def due(self, count: int) -> bool:
-        if not self.every or count < self.following:
-            return False
-        self.following = (count // self.every + 1) * self.every
-        return True
-
-
-def wandering(model: object) -> list[Any]:
-    """The action noise that goes on from step to step, of each env: Ornstein-Uhlenbeck's."""
-    noise = getattr(model, "action_noise", None)
-    return [one for one in getattr(noise, "noises", [noise]) if hasattr(one, "noise_prev")]
-
-
 class RunCallback(BaseCallback):
     """Its own time is phase `log`, evaluation and checkpoints have theirs."""
 
-    def __init__(self, run: Any) -> None:
+    def __init__(self, run: Parts) -> None:
         super().__init__()
-        config = run.config
-        self.run = run  # a train.Run, whose parts it serves
-        self.enemy_turn_ms = 0.0  # of Python envs that report info["perf"]["enemy_turn_ms"]
-        self.stopped: Stop | None = None  # before the horizon, by a rule of `stop` or a signal
-        self.at_rest = True  # False: stopped within a rollout
-        self.noise = list[Any]()  # of a resumed run: where the noise of each env was
-        self._log = Interval(config.log_every)
-        self._evaluate = Interval(config.eval_every)
-        self._checkpoint = Interval(config.checkpoint_interval[0])
-        self._film = Interval(config.video.every)
+        self.run, self.course, config = run, run.course, run.config
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
         self._lends = (lends_env(config) or lends_games(config)) and not config.eval_async
-        self._logged_updates = 0
+        self._unsupported = ""  # why kernels serve no more, as it was told
 
     def _on_training_start(self) -> None:
         # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
-        self._ours: Any = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = (
-            self.run.config.nan_guard != "off" and self._ours is None
-        )  # a stock class; ours look for themselves
+        self._ours = self.model if isinstance(self.model, Fast) else None
+        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # ours look for themselves
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.run.say
         self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)
@@ -93,8 +65,8 @@ class RunCallback(BaseCallback):
         self._updates_before = progress.updates
         self.run.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
-        for noise, was in zip(wandering(self.model), self.noise, strict=False):  # learn() begins all noise anew
-            noise.noise_prev = noise.noise_prev if was is None else was  # None: the env begins anew
+        for noise, was in zip(wandering(self.model), self.course.noise, strict=False):  # learn() begins all noise anew
+            noise.noise_prev = noise.noise_prev if was is None else was
 
     def _count_update(self, *_: object) -> None:
         self.run.progress.updates += 1
@@ -110,32 +82,50 @@ class RunCallback(BaseCallback):
             progress.first_update_s = round(process_age_s(), 3)
 
     def _on_rollout_start(self) -> None:
+        run, course = self.run, self.course
         self._take_updates()
-        self.run.progress.mark()
-        if self._log.due(self.run.progress.updates):
-            with self.run.clock.phase("log"):
+        run.progress.mark()
+        if course.log.due(run.progress.updates):
+            with run.clock.phase("log"):
                 self._write_logs()
-        self.run.meter.tick(self.run.progress.env_steps, self.run.progress.updates)
+        run.meter.tick(run.progress.env_steps, run.progress.updates)
         if self._evaluates_beside:
-            with self.run.clock.phase("eval"):
-                self.run.evaluator.collect()
+            with run.clock.phase("eval"):
+                run.evaluator.collect()
         if self._lends:  # the env is between two steps, and nothing of it is under way
             self._look_at_the_policy()
         env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
-        stopping = self.stopped is not None or self.run.stop.requested
-        self.run.checkpoints.rest(env_steps, self._checkpoint.due(env_steps), stopping)
-        self.run.change_engine()
+        stopping = course.stopped is not None or run.stop.requested
+        run.checkpoints.rest(env_steps, course.checkpoint.due(env_steps), stopping)
+        self._change_engine()
+
+    def _change_engine(self) -> None:
+        """Nothing is under way: let the compiled kernels take over if it is time, and write down when they did."""
+        run, reason = self.run, None if self._ours is None else self._ours.engine.unsupported_reason
+        if reason and reason != self._unsupported:  # something was done to the policy or the algorithm on the way
+            self._unsupported = reason
+            run.say(f"PyTorch computes from here on, not compiled kernels: {reason}")
+        switch = run.engine_switch
+        if switch is None or switch.done:
+            return
+        before = run.plan
+        with run.clock.phase("other"):
+            switch.at_rest(run.progress)
+        if switch.done and switch.beside_s is not None and switch.at is not None:  # not where the step was asked for
+            run.plan = run.plan._replace(engine_switch_at=switch.at)
+        if run.plan is not before:
+            with run.saving.of("plan.json"):
+                run.write_plan()
 
     def _write_logs(self) -> None:
-        progress = self.run.progress
-        self._logged_updates = progress.updates
-        line = self.run.meter.line(progress.env_steps, progress.updates)
-        note(self.model.logger, "perf", lambda: perf_dict(self.run.meter.newest), progress.env_steps)
-        config = self.run.config
-        if config.train_log_to_console:
-            self.run.say(line)
-        if config.train_log_enabled if config.loggers is None else config.loggers:
-            with self.run.saving.of("progress.csv"):
+        run, progress = self.run, self.run.progress
+        self.course.logged_updates = progress.updates
+        line = run.meter.line(progress.env_steps, progress.updates)
+        note(self.model.logger, "perf", lambda: perf_dict(run.meter.newest), progress.env_steps)
+        if run.config.train_log_to_console:
+            run.say(line)
+        if run.config.train_log_enabled if run.config.loggers is None else run.config.loggers:
+            with run.saving.of("progress.csv"):
                 if isinstance(self.model, OnPolicyAlgorithm):  # SB3's families differ in the argument
                     self.model.dump_logs(iteration=0)
                 else:
@@ -155,23 +145,28 @@ class RunCallback(BaseCallback):
         return self._goes_on()
 
     def _look_at_the_policy(self) -> None:
-        measure, film = self._evaluate.due(self.model.num_timesteps), self._film.due(self.model.num_timesteps)
-        if measure or film:
-            with self.run.clock.phase("eval"):
-                self.run.evaluate(measure, film)
+        """Its quality, and a video, where they are due: now, or soon of what the policy is now."""
+        run, steps = self.run, self.model.num_timesteps
+        measure, film = self.course.evaluate.due(steps), self.course.film.due(steps)
+        if not (measure or film):
+            return
+        here = run.evaluator.background is None
+        with run.clock.phase("eval"), run.status.doing(EVALUATING) if here else nullcontext():
+            wall_s = time.perf_counter() - run.progress.started
+            run.evaluator.evaluate(run.progress.env_steps, wall_s, measure, film)
 
     def _goes_on(self) -> bool:
         """False once there is a reason to stop, said in one line, and nothing to wait for: `Checkpoints.may_stop`.
 
         Evaluations and checkpoints count as training.
         """
-        run = self.run
-        if self.stopped is None:
-            self.stopped = self._reason()
-        if self.stopped is None or not run.checkpoints.may_stop(for_signal=run.stop.requested):
+        run, course = self.run, self.course
+        if course.stopped is None:
+            course.stopped = self._reason()
+        if course.stopped is None or not run.checkpoints.may_stop(for_signal=run.stop.requested):
             return True
-        self.at_rest = False
-        run.say(f"stopped at {self.num_timesteps:,} steps: {self.stopped.text}")
+        course.at_rest = False
+        run.say(f"stopped at {self.num_timesteps:,} steps: {course.stopped.text}")
         return False
 
     def _reason(self) -> Stop | None:
@@ -183,25 +178,23 @@ class RunCallback(BaseCallback):
         if not run.stopping.active:
             return None
         with run.clock.phase("log"):
-            reason: Stop | None = run.stopping.reason(time.perf_counter() - run.progress.started)
-            return reason
+            return run.stopping.reason(time.perf_counter() - run.progress.started)
 
     def _collect_episodes(self) -> None:
-        infos: list[dict[str, Any]] = self.locals["infos"]
+        run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
         if "perf" in infos[0]:  # under lean_info only of envs that have just ended; but then the workers count it
-            self.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
-        progress, dones = self.run.progress, self.locals["dones"]
+            self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         for index in np.flatnonzero(dones) if dones.any() else ():
             episode = record_of(infos[index])
             if episode is None:
                 continue
-            info = self.run.reader.read(infos[index], int(index))
+            info, progress = run.reader.read(infos[index], int(index)), run.progress
             progress.add_episode(float(episode["r"]), info)
-            if self.run.stopping.active:
-                self.run.stopping.add(self.num_timesteps, float(episode["r"]), progress.updates > 0)
+            if run.stopping.active:
+                run.stopping.add(self.num_timesteps, float(episode["r"]), progress.updates > 0)
             wall_s = round(time.perf_counter() - progress.started, 3)
             fixed = (progress.episodes, self.num_timesteps, int(index), episode["r"], episode["l"], wall_s)
-            self.run.episodes.add(fixed, info)
+            run.episodes.add(fixed, info)
         if self._ours is None:
             for info, done in zip(infos, dones, strict=True):  # what SB3 would fail over in its means
                 for key in {"episode", "is_success"} & info.keys() - (averaged_by_sb3(info) if done else {}).keys():
@@ -211,12 +204,35 @@ class RunCallback(BaseCallback):
         for hook in self._hooks:
             hook.remove()
         self._take_updates()
-        if self.at_rest:  # whatever wanted to stop it, the horizon came first
-            self.stopped = None
+        if self.course.at_rest:  # whatever wanted to stop it, the horizon came first
+            self.course.stopped = None
         with self.run.clock.phase("log"):
-            if self.run.progress.updates > self._logged_updates:  # the last stretch is rarely a whole interval
+            if self.run.progress.updates > self.course.logged_updates:  # the last stretch is rarely a whole interval
                 self._write_logs()
             self.run.episodes.flush()
+
+
+class SnapshotCallback(BaseCallback):
+    """Takes a snapshot every `self_play.every` gradient updates. Its time is phase `other`."""
+
+    def __init__(self, pool: SnapshotPool, interval: Interval, clock: PhaseClock) -> None:
+        super().__init__()
+        self.pool, self.interval, self.clock = pool, interval, clock
+
+    def _on_rollout_start(self) -> None:
+        if self.interval.due(self.model.engine.gradient_updates):  # type: ignore[attr-defined]
+            with self.clock.phase("other"):
+                self.pool.take(self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def callbacks_of(run: Parts, users: bool = True) -> list[BaseCallback]:
+    """What `learn()` is given: phases of a stock class, snapshots, the user's callbacks, and the run's own."""
+    stock = [StockPhases(run.clock)] if is_stock(run.model) else []
+    taking = [] if run.pool is None else [SnapshotCallback(run.pool, run.course.snapshot, run.clock)]
+    return [*stock, *taking, *([run.users] if users and run.users.callbacks else []), RunCallback(run)]
 
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
@@ -313,24 +329,3 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
     )
     env.set_opponent(pool)
     return pool
-
-
-class SnapshotCallback(BaseCallback):
-    """Takes a snapshot every `every` gradient updates. Its time is phase `other`."""
-
-    def __init__(self, pool: SnapshotPool, every: int, clock: PhaseClock) -> None:
-        super().__init__()
-        self.pool, self._snapshot, self.clock = pool, Interval(every), clock
-
-    def _on_rollout_start(self) -> None:
-        if self._snapshot.due(self.model.engine.gradient_updates):  # type: ignore[attr-defined]
-            with self.clock.phase("other"):
-                self.pool.take(self.num_timesteps)
-
-    def _on_step(self) -> bool:
-        return True
-
-
-def pool_file(model_file: Path) -> Path:
-    """Where the opponents lie that belong to a model zip."""
-    return model_file.with_name(f"{model_file.stem}.opponents.pt")

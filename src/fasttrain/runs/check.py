@@ -26,6 +26,7 @@ from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -299,7 +300,7 @@ SIDE_BY_SIDE = 8  # sequences among them
 MUST_GAIN = 1.1  # else one thread, which leaves the other cores alone
 
 
-def settle_threads(plan: RunSpec, model: Any) -> RunSpec:
+def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     """Set torch's threads to what was fastest, where the plan left that open; its networks and draws stay as they were.
 
     `deterministic=true` takes what the plan says: a number that was measured may be another one the next time.

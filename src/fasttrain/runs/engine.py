@@ -31,7 +31,7 @@ from fasttrain.machine import usable_cores
 from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.view import activity, make_console
-from fasttrain.spec.computing import mode_of
+from fasttrain.spec.computing import auto_device, mode_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.precedence import COMPILES_FIRST
@@ -144,7 +144,12 @@ def switch_step(plan: RunSpec) -> int | None:
 
 
 def switch_for(
-    plan: RunSpec, model: Any, console: Console, say: Callable[[str], None], resumes: bool, decide: Callable[[], str]
+    plan: RunSpec,
+    model: BaseAlgorithm,
+    console: Console,
+    say: Callable[[str], None],
+    resumes: bool,
+    decide: Callable[[], str],
 ) -> tuple[EngineSwitch | None, float]:
     """Load the kernels that act and learn, compile them, or let the run begin without.
 
@@ -160,7 +165,7 @@ def switch_for(
     if at is None and (resumes or all(call.is_kept for call in calls)):
         at = 0
     took = compile_shown(replay_calls(config) + ([] if at is None else calls), console)
-    if not calls or at == 0:
+    if not calls or at == 0 or not isinstance(model, Fast):
         return None, took
     settings = model.engine.settings
     model.use_engine(EngineSettings())
@@ -279,14 +284,28 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
 # --- what a run sets in torch: its device, its compiler left out where it is not used, its threads
 
 
+def set_up_torch(config: Config) -> None:
+    """As the run needs it, before anything starts.
+
+    Raises:
+        ConfigError: a device was asked for that is not there.
+    """
+    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
+        torch.use_deterministic_algorithms(config.deterministic)
+    if config.use_compile == "off":
+        leave_compiler_out()
+    set_threads(config.torch_threads)
+    pick_device(config.device, config.algo.policy)
+
+
 def pick_device(requested: str, policy: str) -> str:
-    """`auto`: a small MLP is faster on the CPU (SB3 warns of the GPU there), images belong on the GPU.
+    """The device of torch's that was asked for.
 
     Raises:
         ConfigError: a device was asked for that is not there.
     """
     if requested == "auto":
-        return "cuda" if policy.startswith("Cnn") and torch.cuda.is_available() else "cpu"
+        return auto_device(policy.startswith("Cnn"), torch.cuda.is_available())
     if requested == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("device=mps: this machine (or this torch build) has no MPS; take device=cpu")
     kind, _, number = requested.partition(":")
@@ -307,11 +326,7 @@ def set_threads(threads: int | str) -> int:
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-
-
 DISABLED = "__dynamo_disable"  # where torch keeps the form of a method that its compiler would leave alone
-
-
 STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 

@@ -13,8 +13,8 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.errors import ConfigError
+from fasttrain.runs.envs import engines_of
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.times import engines_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import named
 

@@ -20,8 +20,9 @@ from fasttrain.runs import view as show
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.folders import provenance
 from fasttrain.runs.loggers import cut_back
+from fasttrain.runs.parts import Parts
 from fasttrain.runs.state import WRONG, restore
-from fasttrain.runs.train import Draw, Run, carry_out
+from fasttrain.runs.train import Draw, build, carry_out
 from fasttrain.runs.view import activity
 from fasttrain.saving.checkpoints import CheckpointFolder, problem_of, stored
 from fasttrain.saving.files import locked, read_json
@@ -85,9 +86,9 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
     return carry_out(run, [*(map(str, first) if isinstance(first, list) else ()), *own], draw)
 
 
-def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Run:
+def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Parts:
     """The run at that point, its files cut back to what the checkpoint knows."""
-    run = Run(plan, where, console, resumes=True)
+    run = build(plan, where, console, resumes=True)
     try:
         anew, lost = restore(run, point.state, point.arrays)
         _cut_files_back(run, point.state["run"])
@@ -117,7 +118,7 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Run
     return run
 
 
-def _cut_files_back(run: Run, own: Mapping[str, Any]) -> None:
+def _cut_files_back(run: Parts, own: Mapping[str, Any]) -> None:
     """Episodes, evaluations and log lines of after the checkpoint are made again; `own` is what it says of the run."""
     steps = run.model.num_timesteps
     if not run.episodes.go_on(own["episodes_file"]):

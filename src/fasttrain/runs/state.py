@@ -16,20 +16,21 @@ import zipfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from fasttrain import __version__
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import inside, under
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
-from fasttrain.runs.callbacks import Interval, RunCallback, SnapshotCallback, wandering
 from fasttrain.runs.folders import way_on
+from fasttrain.runs.parts import Course, Interval, Parts
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
 from fasttrain.runs.stopping import Block, Plateau, Stopping
 from fasttrain.saving.checkpoints import Snapshot
@@ -121,35 +122,39 @@ def _load_plateau(plateau: Plateau, state: Mapping[str, Any]) -> None:
         plateau.found = plateau._blocks[before], plateau._blocks[now]
 
 
-def callback_state(callback: RunCallback, snapshots: SnapshotCallback | None) -> dict[str, Any]:
+DUE = ("log", "evaluate", "checkpoint", "film")
+
+
+def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
     """When what is due next."""
+    intervals = {name: getattr(course, name) for name in DUE}
     return {
-        "intervals": {name: [each.every, each.following] for name, each in _intervals(callback).items()},
-        "logged_updates": callback._logged_updates,
-        "enemy_turn_ms": float(callback.enemy_turn_ms),
-        "next_snapshot": None if snapshots is None else snapshots._snapshot.following,
+        "intervals": {name: [each.every, each.following] for name, each in intervals.items()},
+        "logged_updates": course.logged_updates,
+        "enemy_turn_ms": float(course.enemy_turn_ms),
+        "next_snapshot": course.snapshot.following if takes_snapshots else None,
     }
 
 
-def load_callback(
-    callback: RunCallback, snapshots: SnapshotCallback | None, state: Mapping[str, Any], progress: Progress
-) -> None:
+def load_course(course: Course, state: Mapping[str, Any], progress: Progress) -> None:
     """Intervals that were changed begin anew from here."""
-    for name, interval in _intervals(callback).items():
+    for name in DUE:
+        interval: Interval = getattr(course, name)
         every, following = state["intervals"].get(name, (None, 0))  # None: a kind that is younger than the checkpoint
         if every == interval.every:
             interval.following = int(following)
         else:
             interval.due(progress.updates if name == "log" else progress.env_steps)
-    callback._logged_updates = int(state["logged_updates"])
-    callback.enemy_turn_ms = float(state["enemy_turn_ms"])
-    if snapshots is not None and state["next_snapshot"] is not None:
-        snapshots._snapshot.following = int(state["next_snapshot"])
+    course.logged_updates = int(state["logged_updates"])
+    course.enemy_turn_ms = float(state["enemy_turn_ms"])
+    if state["next_snapshot"] is not None:
+        course.snapshot.following = int(state["next_snapshot"])
 
 
-def _intervals(callback: RunCallback) -> dict[str, Interval]:
-    return {"log": callback._log, "evaluate": callback._evaluate, "checkpoint": callback._checkpoint,
-            "film": callback._film}  # fmt: skip
+def wandering(model: BaseAlgorithm) -> list[Any]:
+    """The action noise that goes on from step to step, of each env: Ornstein-Uhlenbeck's."""
+    noise = getattr(model, "action_noise", None)
+    return [one for one in getattr(noise, "noises", [noise]) if hasattr(one, "noise_prev")]
 
 
 SEED_STRIDE = 1_000_003  # between the seeds of an env and of the one after a resume, which must not play the same again
@@ -163,14 +168,14 @@ def traced(config: Config) -> bool:
     return config.env.backend == "gymnasium" and config.vec_env not in BATCHED
 
 
-def snapshot(run: Any, broken: bool = False) -> Snapshot:
-    """Of a `train.Run` at rest. `broken`: an error ended a rollout; where envs are is not asked any more."""
+def snapshot(run: Parts, broken: bool = False) -> Snapshot:
+    """Of a run at rest. `broken`: an error ended a rollout; where envs are is not asked any more."""
     model, normalizer = run.model, run.model.get_vec_normalize_env()
     found: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
     parts = {
         "model": model_state(model),
-        "envs": env_state(model.env, traced(run.config), broken),
+        "envs": env_state(cast(VecEnv, model.env), traced(run.config), broken),
         "random": random_state(),
     }
     if run.pool is not None:
@@ -185,7 +190,7 @@ def snapshot(run: Any, broken: bool = False) -> Snapshot:
         "run": {
             "progress": progress_state(run.progress),
             "stopping": stopping_state(run.stopping),
-            "callback": callback_state(run.callback, run.snapshots),
+            "callback": course_state(run.course, run.pool is not None),
             "noise": [plain(noise.noise_prev) for noise in wandering(model)],
             "best_reward": None if run.evaluator.best_reward == float("-inf") else float(run.evaluator.best_reward),
             "evaluations": plain(run.evaluator.log.rows),
@@ -228,9 +233,9 @@ def _check_identity(stored: object, config: Config) -> None:
 
 
 def restore(
-    run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    run: Parts, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[list[int], dict[int, list[str]]]:
-    """Put a fresh `train.Run` where the other one was; the envs that begin a new episode, and what the others lost.
+    """Put a fresh run where the other one was; the envs that begin a new episode, and what the others lost.
 
     Raises:
         ConfigError: the checkpoint is of another run, or something in it does not fit this one.
@@ -243,22 +248,24 @@ def restore(
 
 
 def _restore(
-    run: Any, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    run: Parts, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[list[int], dict[int, list[str]]]:
     model, own, lost = run.model, state["run"], dict[int, list[str]]()
     if run.pool is not None:
         _load_pool(run.pool, state["pool"], inside(arrays, "pool"))
     other_seed = (run.config.seed + SEED_STRIDE * (1 + len(own["resumed_at"]))) % 2**31
-    begun = load_env_state(model.env, state["envs"], inside(arrays, "envs"), other_seed, traced(run.config), lost)
+    begun = load_env_state(
+        cast(VecEnv, model.env), state["envs"], inside(arrays, "envs"), other_seed, traced(run.config), lost
+    )
     load_model_state(model, state["model"], inside(arrays, "model"))
     rows = [] if begun is None else begun.rows
     noise = [np.array(was, np.float64).reshape(model.action_space.shape) for was in own.get("noise", ())]
-    run.callback.noise = [None if row in rows else was for row, was in enumerate(noise)]
+    run.course.noise = [None if row in rows else was for row, was in enumerate(noise)]
     if begun is not None:
         begin_anew(model, begun)
     load_progress(run.progress, own["progress"])
     load_stopping(run.stopping, own["stopping"])
-    load_callback(run.callback, run.snapshots, own["callback"], run.progress)
+    load_course(run.course, own["callback"], run.progress)
     run.evaluator.best_reward = float("-inf") if own["best_reward"] is None else float(own["best_reward"])
     run.resumed_at = [*own["resumed_at"], int(model.num_timesteps)]
     load_random_state(state["random"], inside(arrays, "random"))
@@ -311,8 +318,8 @@ def _load_pool(pool: SnapshotPool, stored: Mapping[str, Any], arrays: Mapping[st
 MODEL, LAST_GOOD = "model.zip", "last_good.zip"
 
 
-def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoReturn:
-    """Save what there is of a `train.Run`, then raise.
+def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> NoReturn:
+    """Save what there is of a run, then raise.
 
     Raises:
         CrashedError: past the first update; says where it happened, what was saved, and the command that goes on.
@@ -344,7 +351,7 @@ def raise_crash(run: Any, error: BaseException, overrides: Sequence[str]) -> NoR
 AGAIN = "it is the same error at the same place as before it was resumed, and will be again until that is repaired"
 
 
-def _save(run: Any, error: BaseException) -> str:
+def _save(run: Parts, error: BaseException) -> str:
     """Write checkpoint and model; what could not be written."""
     run.checkpoints.broke_off(lambda: snapshot(run, broken=True))
     for name in (MODEL, *([LAST_GOOD] if isinstance(error, DivergedError) else [])):

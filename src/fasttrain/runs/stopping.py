@@ -172,8 +172,6 @@ def stopping_for(config: Config) -> Stopping:
 
 
 ONE_S = 0.5
-
-
 HANG_UP = getattr(signal, "SIGHUP", None)  # a terminal that closes
 FROM_OUTSIDE = (HANG_UP, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None))  # from Slurm
 

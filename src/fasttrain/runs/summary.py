@@ -1,21 +1,96 @@
-"""summary.json: what a run came to."""
+"""What a run came to: its quality measured, said at its end, and written with the rest as perf.json and summary.json.
+
+Where one instance of a simulator can live (a port, a licence, a seat, a window), no second one is opened beside it:
+evaluations play on the training's one env with `num_envs=1`. A lent env is brought back to where the training left it
+by the same means as after a resume (`saving/env_state.py`); where that fails the training goes on with a new episode.
+
+Engines play the games of an evaluation beside the training's, which wait; where they take no more games, these are
+ended, and begun anew. Only the last evaluation plays on in the training's own games.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from fasttrain import __version__
 from fasttrain.algos.fast import Fast
+from fasttrain.errors import FastTrainError
 from fasttrain.perf.report import PerfWindow, limits_dict, perf_dict
-from fasttrain.runs.callbacks import replay_dict
-from fasttrain.runs.lending import why_no_quality
+from fasttrain.runs.callbacks import replay_dict, replay_line, sequences_line
+from fasttrain.runs.envs import engines_of, settled, wrapped
+from fasttrain.runs.evaluate import Quality, evaluate_both, summarise
+from fasttrain.runs.evaluator import EVALUATION
+from fasttrain.runs.folders import gone
+from fasttrain.runs.loggers import finish, watched
+from fasttrain.runs.parts import Parts
+from fasttrain.runs.state import MODEL, SEED_STRIDE, begin_anew, traced
 from fasttrain.runs.stopping import StoppedBy
-from fasttrain.saving.files import SUMMARY_SCHEMA
+from fasttrain.runs.view import activity, show_perf, show_quality
+from fasttrain.saving.env_state import env_state, load_env_state, own_random_state
+from fasttrain.saving.files import SUMMARY_SCHEMA, write_json
+from fasttrain.spec.config import Config
+from fasttrain.spec.reading import evaluated, lends_engines, lends_env
+from fasttrain.terminal import Output, command, near
 
 
-def summary_of(run: Any, window: PerfWindow, quality: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """Of a `train.Run` that is over."""
+def report(run: Parts, window: PerfWindow, overrides: list[str]) -> dict[str, Any]:
+    """Evaluate the final model; print, write and return perf.json and summary.json."""
+    games = engines_of(run.env)
+    engines = {} if games is None else {"engines": games.summary(window.wall_ns / 1e9, fresh=True)}
+    _write_perf(run, window, engines)
+    quality: Quality = {"greedy": summarise([])}
+    with run.saving.extra(EVALUATION):
+        quality = measured(run, final=True)
+    if quality["greedy"]["episodes"]:
+        show_quality(run.console, quality)
+    elif not run.config.eval.episodes:
+        run.say("no evaluation: eval.episodes=0")
+    summary = {**summary_of(run, window, quality, overrides), **engines}
+    with run.saving.of("plan.json"):
+        run.write_plan()
+    with run.saving.of("summary.json"):
+        write_json(run.folder / "summary.json", summary)
+    if not run.saving.failed:
+        run.say(f"everything is in {near(run.folder)}")
+    return summary
+
+
+def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> None:
+    """Where the time of training went, and what was lost of it, said and written."""
+    show_perf(run.console, window, {row.flag: row.effective for row in run.plan.rows})
+    if window.envs.restarts:
+        what, lost = "engines" if window.envs.games else "envs or workers", window.envs.lost_steps
+        run.say(f"  {window.envs.restarts} {what} failed and were replaced; {lost:,} env steps were lost")
+    if empty := run.empty_masks.count:
+        run.say(f"  {empty:,} action masks allowed nothing: any action counted as legal there")
+    if left_out := run.episodes.left_out:
+        run.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
+    if terms := run.progress.mean_terms():
+        parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
+        run.say(f"  reward per episode, last {len(run.progress.returns):,} episodes: {parts}")
+    games = engines_of(run.env)
+    for line in [] if games is None else games.lines(engines["engines"]):
+        run.say(f"  {line}")
+    perf = {"total": perf_dict(window), "lines": run.meter.lines, "windows": run.meter.windows.rows(), **engines}
+    if run.engine_switch is not None:
+        perf["engine_switch"] = run.engine_switch.to_dict()
+    if (replay := replay_dict(run.model)) is not None:
+        run.say(f"  {replay_line(replay)}")
+        perf["replay"] = replay
+    if line := sequences_line(run.model):
+        run.say(f"  {line}")
+    with run.saving.of("perf.json"):
+        write_json(run.folder / "perf.json", perf)
+
+
+def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Of a run that is over."""
     perf, warmup_s = perf_dict(window), run.model.engine.warmup_s if isinstance(run.model, Fast) else 0.0
     return {
         "schema": SUMMARY_SCHEMA,
@@ -36,7 +111,7 @@ def summary_of(run: Any, window: PerfWindow, quality: Mapping[str, Any], overrid
         "utilization": {"cpu": window.cpu_share, "gpu": window.gpu_share, "memory_bytes": window.memory_bytes},
         **({} if (replay := replay_dict(run.model)) is None else {"replay": replay}),
         "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
-        **why_no_quality(run),
+        **_why_no_quality(run),
         **({} if run.pool is None else {"self_play": run.pool.summary()}),
         "evaluations": run.evaluator.log.rows,
         **({"eval_beside_s": round(seconds, 3)} if (seconds := run.evaluator.beside_s) else {}),
@@ -48,7 +123,7 @@ def summary_of(run: Any, window: PerfWindow, quality: Mapping[str, Any], overrid
     }
 
 
-def _whole_run(run: Any, wall_s: float) -> dict[str, Any]:
+def _whole_run(run: Parts, wall_s: float) -> dict[str, Any]:
     """Of a resumed run: `perf`, and what is derived from it, measured the last part alone."""
     if not run.resumed_at:
         return {}
@@ -57,8 +132,90 @@ def _whole_run(run: Any, wall_s: float) -> dict[str, Any]:
     return {**totals, "update_ratio": updates / max(1, steps), "resumed_at": run.resumed_at}
 
 
-def _stopped_by(run: Any) -> StoppedBy:
+def _stopped_by(run: Parts) -> StoppedBy:
     if run.stop.requested:  # perhaps only while the final model was evaluated
         return "signal"
-    stopped: StoppedBy = "horizon" if run.callback.stopped is None else run.callback.stopped.by
-    return stopped
+    return "horizon" if run.course.stopped is None else run.course.stopped.by
+
+
+def _why_no_quality(run: Parts) -> dict[str, str]:
+    """Where the final evaluation was left out or failed."""
+    if not run.config.eval.episodes:
+        return {"evaluation": "left out: eval.episodes=0"}
+    failed = run.saving.failed.get(EVALUATION)
+    return {"evaluation": f"failed: {failed}"} if failed else {}
+
+
+def tell_loggers(run: Parts, summary: Mapping[str, Any]) -> None:
+    """Hand the trackers what the run came to, and its files; say where they show it."""
+    names = (MODEL, "report.html", "summary.json", "perf.json", "plan.json")
+    with activity(run.console, "finishing loggers"):
+        found = finish(run.model.logger, summary, [run.folder / name for name in names])
+    for line in found:
+        run.say(f"logger: {line}")
+
+
+def check_saved(run: Parts) -> None:
+    """At the end, whether everything is there.
+
+    Raises:
+        FastTrainError: something could not be written; names it, and the way on.
+    """
+    for logger in watched(run.model.logger):
+        if logger.failed:
+            run.saving.cost(f"logger {logger.name}", logger.failed)
+    if lost := Output.lost:
+        run.saving.cost("the output", lost)
+        Output.lost = ""
+    normalized, pooled = bool(run.config.env.normalize), run.pool is not None
+    missing = [*run.saving.missing(), *gone(run.folder, normalized, pooled, run.saving.failed)]
+    if run.stop.requested and run.checkpoints.failed:
+        missing.append(run.checkpoints.failed)
+    way_on = ""
+    if missing and (newest := run.checkpoints.folder.newest().folder):
+        way_on = f"; make room, then {command()} resume run={near(run.folder)} goes on from {newest.name}"
+    told = {"not saved": missing, "failed, and cost nothing else": run.saving.missing(extras=True)}
+    if text := "; ".join(f"{what}: {'; '.join(names)}" for what, names in told.items() if names):
+        raise FastTrainError(text + way_on)
+
+
+# --- its quality
+
+
+@contextmanager
+def lent(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> Iterator[VecEnv]:
+    """The env to evaluate on; `env.normalize` as it is now, and not learning.
+
+    Args:
+        env: the training's, without what SB3 puts around it.
+        returned: the training goes on with it.
+    """
+    whole: Any = model.get_env()
+    games = None if lends_engines(config) and not returned else engines_of(env)
+    with own_random_state(config.eval.seed):
+        state, views = env_state(whole, traced(config))
+        arrays = {name: np.array(array) for name, array in views.items()}
+        if games is not None:
+            lent = wrapped(games.guests(), evaluated(config), model.get_vec_normalize_env())
+        else:
+            lent = settled(env.venv, config, env) if isinstance(env, VecNormalize) else env
+        try:
+            yield lent
+        finally:
+            if games is not None:
+                lent.close()
+            if returned and (games is None or games.ended):
+                other_seed = (config.seed + SEED_STRIDE + model.num_timesteps) % 2**31
+                begun = load_env_state(whole, state, arrays, other_seed, traced(config))
+                if begun is not None:
+                    begin_anew(model, begun)
+
+
+def measured(run: Parts, final: bool) -> Quality:
+    """The quality of a run's policy: on fresh envs, or on its own, which the final one need not bring back."""
+    config = run.config
+    lends = lends_env(config) or engines_of(run.env) is not None
+    with lent(run.model, run.env, config, not final) if lends else nullcontext() as env:
+        return evaluate_both(
+            run.model, config, run.console, lambda: run.stop.requested, sampled=final, env=env, reader=run.reader
+        )

@@ -204,6 +204,17 @@ def say(console: Console, line: str, style: str = "") -> None:
     console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
+class Voice:
+    """`say` on one console; `last` is what it said last."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self.last = console, ""
+
+    def __call__(self, line: str) -> None:
+        self.last = line
+        say(self._console, line)
+
+
 def show_plan(console: Console, plan: RunSpec) -> None:
     """Flags that differ from a plain SB3 script or from what was requested."""
     console.print("Plan: what differs from a plain SB3 script", style="bold")

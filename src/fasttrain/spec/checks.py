@@ -239,7 +239,7 @@ def _check_workers(config: Config) -> None:
 
 def _check_rollout(config: Config) -> None:
     rollout_size = lookup(config, "algo.rollout_size")
-    batch_size = config.batch_size or config.own.batch_size or 0
+    batch_size = batch_size_of(config) or 0
     if rollout_size is not None and lookup(config, "algo.n_steps") is None and batch_size > rollout_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.rollout_size={rollout_size}: a minibatch is drawn from "
@@ -253,7 +253,7 @@ def _check_replay(config: Config) -> None:
         return
     if config.algo.n_steps > MAX_N_STEPS:
         raise ConfigError(f"algo.n_steps={config.algo.n_steps}: must be at most {MAX_N_STEPS}")
-    batch_size = config.batch_size or config.own.batch_size or 0
+    batch_size = batch_size_of(config) or 0
     if batch_size > buffer_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.buffer_size={buffer_size}: take a smaller batch_size"
@@ -324,10 +324,15 @@ def _check_device(config: Config) -> None:
 ENOUGH_UPDATES = 1_900
 
 
+def batch_size_of(config: Config) -> int | None:
+    """The typed one, else the game's or the algorithm's own; None of an algorithm without minibatches."""
+    return config.batch_size or config.own.batch_size
+
+
 def updates_of(config: Config) -> int | None:
     """Gradient updates of the whole training; None where they do not come of rollouts."""
     algo = config.algo
-    batch_size = config.batch_size or config.own.batch_size
+    batch_size = batch_size_of(config)
     if not algo.spec.on_policy or batch_size is None or config.own.n_epochs is None:
         return None
     return int(config.total_timesteps * algo.n_epochs // batch_size)
@@ -335,7 +340,7 @@ def updates_of(config: Config) -> int | None:
 
 def too_short(config: Config) -> str:
     """What to say where a tier's own values leave too few updates for their size; empty where they do not."""
-    updates, algo, batch_size = updates_of(config), config.algo, config.batch_size or config.own.batch_size
+    updates, algo, batch_size = updates_of(config), config.algo, batch_size_of(config)
     if updates is None or updates >= ENOUGH_UPDATES or batch_size is None:
         return ""
     stock = algo.spec.tiers["baseline"]

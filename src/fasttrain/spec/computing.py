@@ -25,12 +25,15 @@ def mode_of(switch: str, value: str) -> str:
     return MEANT_BY_ON[switch] if value == "on" else value
 
 
+def auto_device(images: bool, cuda: bool) -> str:
+    """A small MLP is faster on the CPU (SB3 warns of the GPU there), images belong on the GPU."""
+    return "cuda" if images and cuda else "cpu"
+
+
 def device_of(context: Context) -> str:
-    """`cpu`, `cuda` or `mps`: where the run will compute, as `runs.engine.pick_device` will say."""
+    """`cpu`, `cuda` or `mps`: where the run will compute; what is not there `runs.engine.pick_device` refuses."""
     requested = context.config.device.split(":")[0]
-    if requested != "auto":
-        return requested
-    return "cuda" if _has_images(context) and context.machine.cuda else "cpu"
+    return auto_device(_has_images(context), context.machine.cuda) if requested == "auto" else requested
 
 
 def _has_images(context: Context) -> bool:

@@ -194,12 +194,9 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
         return 1, "the workers need the cores"
     if context.env.images:
         return min(context.machine.cores, MAX_TORCH_THREADS), "one per core, for convolutions"
-    algo = context.config.algo
-    widths = algo.net_arch
-    usual = (algo.spec.hidden,)
-    flat = [w for part in (widths.values() if isinstance(widths, dict) else [widths or usual]) for w in part]
-    flat += [algo.lstm_hidden_size] if algo.spec.recurrent else []
-    if max(flat, default=64) <= 128:  # 2 threads gained nothing idle and ran 20× slower on a machine at load 6
+    algo, width = context.config.algo, computing.widest_layer(context.config)
+    # 2 threads gained nothing idle and ran 20× slower on a machine at load 6
+    if max(width, algo.lstm_hidden_size if algo.spec.recurrent else 0) <= 128:
         return 1, "small networks gain nothing from more"
     return min(context.machine.cores, MAX_TORCH_THREADS), "one per core"
 

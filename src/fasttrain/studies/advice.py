@@ -20,7 +20,7 @@ from fasttrain.machine import free_memory
 from fasttrain.runs.envs import env_facts
 from fasttrain.runs.view import FittingTable, say
 from fasttrain.spec.backends import engines
-from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, train_frequency
+from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, batch_size_of, train_frequency
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH, widest_layer
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
@@ -208,7 +208,7 @@ def _threads(now: Situation) -> Iterator[Candidate]:
 def _learning(now: Situation) -> Iterator[Candidate]:
     """Less work per env step, for which the learning pays or not."""
     config, algo = now.effective, now.effective.algo
-    batch_size = config.batch_size or config.own.batch_size
+    batch_size = batch_size_of(config)
     if batch_size is None:
         return
     if algo.spec.off_policy:

@@ -20,8 +20,6 @@ RISE = 0.9  # share of the baseline's rise that counts as learned, where no thre
 TAIL = 0.2  # the last fifth of a training curve: what was learned, without the luck of one final policy
 EVERY_BYTE = 10**12  # a verdict takes no sample
 WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
-
-
 MIN_SPEED_UP = 1.1  # below it a candidate is not worth its trade-offs
 OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # of a summary; the others of its quality
 # Shown as the interquartile mean over seeds with a bootstrap interval.

@@ -24,9 +24,10 @@ from fasttrain.accelerators.compiled import untouched
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import StockPhases, is_stock
+from fasttrain.runs.callbacks import callbacks_of
 from fasttrain.runs.check import updates_per_step
 from fasttrain.runs.folders import PART
-from fasttrain.runs.train import Run
+from fasttrain.runs.train import build
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config, StopConfig
 from fasttrain.spec.plan import RunSpec
@@ -102,7 +103,7 @@ class Rig:
         self._said = (folder / PART).open("w", encoding="utf-8")
         plan = plan._replace(config=steady(plan.config))
         with contextlib.redirect_stdout(self._said):  # a logger keeps the stream it was made with
-            self.run = Run(plan, folder, Console(file=self._said, width=140))
+            self.run = build(plan, folder, Console(file=self._said, width=140))
         self.config: Config = self.run.plan.config
         model: Any = self.run.model
         self.model, self.stock = model, is_stock(model)
@@ -111,6 +112,7 @@ class Rig:
         self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # the workers, where there are any
         self.games = stepping if isinstance(stepping, ExternalVecEnv) else None
         self._threads = torch.get_num_threads()
+        self._callbacks = callbacks_of(self.run, users=False)
         self._begun = False
         self.slow_update = False  # one takes longer than a window
 
@@ -132,11 +134,10 @@ class Rig:
     def train(self, seconds: float) -> Window:
         """Train for about `seconds`, an iteration at least: the run itself, and what logging takes of it."""
         beat = Beat(seconds, self.run.clock)
-        callbacks = [*self.run.watching(), self.run.callback, beat]
-        more: dict[str, Any] = {"callback": callbacks, "log_interval": None, "reset_num_timesteps": not self._begun}
+        more: dict[str, Any] = {"log_interval": None, "reset_num_timesteps": not self._begun}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.model.learn(self.config.total_timesteps, **more)
+            self.model.learn(self.config.total_timesteps, [*self._callbacks, beat], **more)
         self._begun = True
         steps = max(1, beat.steps)
         return {"train": beat.seconds / steps, "logging": beat.logging_s / steps}

@@ -31,7 +31,7 @@ from fasttrain.runs.folders import CELLS, GROUP, PARENT, clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import holder, read_json, write_json
-from fasttrain.spec.checks import FLAGS
+from fasttrain.spec.checks import FLAGS, batch_size_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
@@ -208,8 +208,6 @@ FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json tha
 CELL_OVERRIDES = ("live=off", "report=false")
 # Unless it is typed: a cell that was not finished is begun anew, so that a checkpoint would only take time.
 BESIDES = ("on_existing=overwrite", "checkpoint_every=0")
-
-
 Compose = Callable[[Sequence[str]], Config]  # command line arguments → the typed configuration
 
 
@@ -373,6 +371,6 @@ def settings(config: Config) -> dict[str, Any]:
     natives = config.own.num_envs if config.algo.spec.on_policy else None
     if natives is not None and config.vec_env in ("auto", "native"):
         found["num_envs"] = natives
-    found["batch_size"] = config.batch_size or config.own.batch_size
+    found["batch_size"] = batch_size_of(config)
     below = {f"algo.{name}": getattr(config.algo, name, None) for name in ("learning_rate", "n_epochs", "rollout_size")}
     return {**found, **{key: value for key, value in below.items() if value is not None}}

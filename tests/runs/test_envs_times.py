@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from conftest import configured
-from fasttrain.runs import times
-from fasttrain.runs.times import engines_of, env_times
+from fasttrain.runs import envs as times
+from fasttrain.runs.envs import engines_of, env_times
 
 PARTS = (("engine", 1000), ("queue", 1250))
 

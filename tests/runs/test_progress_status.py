@@ -11,9 +11,8 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs import status
-from fasttrain.runs.progress import Progress
-from fasttrain.runs.status import EVALUATING, STATUS, StatusFile
+from fasttrain.runs import progress as status
+from fasttrain.runs.progress import EVALUATING, STATUS, Progress, StatusFile
 
 CARTPOLE = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=1024", "algo.rollout_size=512",
             "batch_size=64", "algo.n_epochs=1", "eval.episodes=4", "vec_env=dummy", "torch_threads=1")  # fmt: skip
