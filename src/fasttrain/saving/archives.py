@@ -238,7 +238,7 @@ def _check_pickle(pickled: bytes, what: str) -> None:
         raise ConfigError(f"{what} has {tuples:,} tuples in its pickle; {MOST_TUPLES:,} allowed")
 
 
-def _check_value(value: Any, tensors: type) -> None:
+def _check_value(value: Any, tensors: type[Any]) -> None:
     """Raises ValueError where a file of a few bytes holds a huge tensor, or what holds it is no plain value."""
     if isinstance(value, tensors):
         if value.numel() * value.itemsize > value.untyped_storage().nbytes():
