@@ -8,6 +8,7 @@ extractor that is not for such observations) is told where the model is built.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ def _parts(observation: spaces.Space[Any]) -> dict[Any, Any]:
 
 
 def _line(space: spaces.Space[Any]) -> str:
-    return " ".join(str(space).split())
+    return re.sub(r"<function (\S+) at 0x\w+>", r"\1", " ".join(str(space).split()))
 
 
 def _unread(part: object, own: bool) -> str:
