@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from conftest import RunCommand
-from fasttrain.runs.callbacks import score_of
 from fasttrain.runs.parts import pool_file
+from fasttrain.spec.infos import score_of
 
 PLAIN = (
     "env.entry_point=duels:Duel", "env.opponent_key=opponent", "env.eval_opponent=zero", "engine=fast", "num_envs=4",

@@ -95,7 +95,7 @@ def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCo
     engine = ", ".join(f"'{part}'" for part in (sys.executable, "-S", str(TESTS / "alternating_engine.py")))
     game = ("env.backend=daemons", "env.entry_point=alternating_games:Alternating", f"daemons.command=[{engine}]",
             "daemons.games_per_daemon=1", "env.opponent_key=opponent", "env.eval_opponent=bot")  # fmt: skip
-    monkeypatch.setattr("fasttrain.runs.one_game.MANY_REFUSED", 0.02)  # random play has 1 decision in 16 refused
+    monkeypatch.setattr("fasttrain.runs.batches.MANY_REFUSED", 0.02)  # random play has 1 decision in 16 refused
     done = fasttrain("+profile=speed", *game, "opponent=self", *SMALL, "checkup=warn")
     assert done.exit_code == 0, done.err
     assert "warning mask_not_respected: the engine refused" in done.out, "it takes no action twice, and names all"

@@ -6,7 +6,6 @@ Another takes snapshots in self-play, which are kept beside the model and rated 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -35,7 +34,7 @@ from fasttrain.runs.state import wandering
 from fasttrain.runs.stopping import Stop
 from fasttrain.spec.backends import lends_games
 from fasttrain.spec.config import SELF, Config
-from fasttrain.spec.infos import InfoReader, averaged_by_sb3, enemy_turn_ms, record_of, win_of
+from fasttrain.spec.infos import InfoReader, averaged_by_sb3, enemy_turn_ms, record_of, score_of
 from fasttrain.spec.reading import lends_env
 from fasttrain.spec.setting import named
 from fasttrain.vec.base import EmptyMasks
@@ -270,16 +269,6 @@ def replay_line(facts: dict[str, Any]) -> str:
         line += f"; prefetched batches: {prefetch['hits']:,} were ready, {prefetch['waits']:,} were waited for "
         line += f"({prefetch['wait_s']:.1f} s)"
     return line
-
-
-def score_of(info: Mapping[str, Any]) -> float | None:
-    """The learner's share of the points, of an info that was read: of opponents beaten, or 1, 0.5, 0 of a game."""
-    if "opponents_beaten" in info:
-        return float(info["opponents_beaten"])
-    won = win_of(info)
-    if won is None:
-        return None
-    return 0.5 if info.get("is_draw") else float(won)
 
 
 def sequences_line(model: Any) -> str:

@@ -34,9 +34,8 @@ from fasttrain.envs.checkup import CheckupResult
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.runs.batches import check_native_options, has_vector_form, made_batch
+from fasttrain.runs.batches import check_native_options, has_vector_form, looked_at, made_batch
 from fasttrain.runs.envs import build_vec_env, env_spec
-from fasttrain.runs.one_game import looked_at
 from fasttrain.runs.spaces import check_spaces
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import activity, make_console, say

@@ -172,6 +172,16 @@ def score_diff_of(told: Mapping[str, Any]) -> float | None:
     return next((told[key] for key in SCORE_KEYS if key in told), None)
 
 
+def score_of(info: Mapping[str, Any]) -> float | None:
+    """The learner's share of the points, of an info that was read: of opponents beaten, or 1, 0.5, 0 of a game."""
+    if "opponents_beaten" in info:
+        return float(info["opponents_beaten"])
+    won = win_of(info)
+    if won is None:
+        return None
+    return 0.5 if info.get("is_draw") else float(won)
+
+
 def held_by(info: Mapping[str, Any]) -> list[str]:
     """`vp (31)`, `winner (red)`: what an info holds that could be a quality."""
     found = [(key, value) for key in info if key not in NOT_THE_ENVS and (value := plain(info[key])) is not None]

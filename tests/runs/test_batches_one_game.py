@@ -14,7 +14,7 @@ import pytest
 import pig_games
 from conftest import RunCommand
 from fasttrain.envs.checkup import CheckupResult
-from fasttrain.runs.one_game import looked_at
+from fasttrain.runs.batches import looked_at
 from fasttrain_engines.vec_env import DaemonVecEnv
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
