@@ -18,7 +18,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # start that is a second shorter; 164 and two modules, 172 and three of engines, for what a backend answers, who is
 # asked in place of its name; 55 for the parts of a run, typed.
 CEILINGS = {
-    "fasttrain": {"lines": 43_642, "modules": 189, ": Any": 506},
+    "fasttrain": {"lines": 43_737, "modules": 193, ": Any": 507},
     "fasttrain_engines": {"lines": 3_321, "modules": 17, ": Any": 17},
     "fasttrain_games": {"lines": 4_709, "modules": 32, ": Any": 12},
 }

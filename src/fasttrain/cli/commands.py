@@ -19,6 +19,7 @@ from fasttrain.cli.compose import clear_error, search_path, typed_config, unswep
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import Held, held, override
 from fasttrain.saving.files import read_json
+from fasttrain.spec import plugins
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
 from fasttrain.spec.precedence import OUTPUT_KEYS, asked, given_twice, is_sweep, key_of, normalise, split_options
 from fasttrain.spec.removed import texts_without_removed
@@ -36,8 +37,8 @@ MODULES = {
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
 }
-# These take arguments of their own and compose no configuration.
-PLAIN = {"new": "fasttrain.cli.new", "watch": "fasttrain.report.watch", "zoo": "fasttrain.cli.zoo"}
+# These take arguments of their own and compose no configuration; without a module: an integration of that name.
+PLAIN = {"new": "fasttrain.cli.new", "watch": "fasttrain.report.watch", "zoo": ""}
 COMMANDS = (*MODULES, *PLAIN)
 # Other words for a command with a setting.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
@@ -84,7 +85,8 @@ def implementation(command: str) -> Any:
 
     Imported late: torch costs seconds.
     """
-    main = import_module(MODULES.get(command) or PLAIN[command]).main
+    module = MODULES.get(command) or PLAIN[command]
+    main = (import_module(module) if module else plugins.load(plugins.INTEGRATIONS, command)).main
     if not gc.isenabled():  # since the program began; what is loaded by now stays to the end, no collection need see it
         gc.freeze()
         gc.enable()

@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fasttrain import __version__
 from fasttrain.cli.commands import COMMANDS, MODULES, OF_A_RUN, OTHER_WORDS, OWNERS, PLAIN, known
+from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import AlgoConfig, Config
@@ -80,7 +81,9 @@ def help_on(arguments: list[str]) -> str:
 
 
 def _of_command(command: str) -> str:
-    found = find_spec(MODULES.get(command) or PLAIN[command])
+    if not (module := MODULES.get(command) or PLAIN[command]):
+        return str(plugins.load(plugins.INTEGRATIONS, command).__doc__)
+    found = find_spec(module)
     about = ast.get_docstring(ast.parse(Path(str(found and found.origin)).read_text(encoding="utf-8"))) or ""
     if command in PLAIN:
         return about

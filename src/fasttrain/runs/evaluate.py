@@ -29,9 +29,9 @@ from fasttrain.runs.engine import set_threads
 from fasttrain.runs.envs import Statistics, build_vec_env
 from fasttrain.runs.models import find_statistics, load_policy
 from fasttrain.runs.view import activity, make_console, say, show_quality
-from fasttrain.runs.zoo import zoo_run
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
+from fasttrain.spec import plugins
 from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, held_by, record_of, score_diff_of, truth, win_of
@@ -342,7 +342,7 @@ def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Fin
     Raises:
         ConfigError: the folder is not a finished run's or lacks that model; or the model needs `trust`.
     """
-    if not (folder / "plan.json").exists() and (of_zoo := zoo_run(folder, model)):
+    if not (folder / "plan.json").exists() and (of_zoo := _of_zoo(folder, model)):
         config, file = of_zoo.config, of_zoo.model
         return _finished(config, file, find_statistics(config, file, trust, of_zoo.statistics), trust)
     for name in ("plan.json", "model.zip", model):
@@ -352,6 +352,12 @@ def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Fin
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
     config = config_of(folder)
     return _finished(config, folder / model, find_statistics(config, folder / model, trust), trust)
+
+
+def _of_zoo(folder: Path, model: str) -> Any:
+    """What rl_zoo3 left there, if it did and its files can be read here."""
+    known = "zoo" in plugins.names(plugins.INTEGRATIONS)
+    return plugins.load(plugins.INTEGRATIONS, "zoo").zoo_run(folder, model) if known else None
 
 
 def _finished(config: Config, file: Path, statistics: Path | None, trust: bool) -> Finished:

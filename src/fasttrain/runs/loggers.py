@@ -25,7 +25,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.folders import flat
 from fasttrain.runs.logs import number_in
 from fasttrain.runs.metrics import PROMETHEUS, check_metrics, endpoint_of
-from fasttrain.runs.trackers import TRACKERS, Home, Watched, numbers_of, tracker
+from fasttrain.runs.trackers import Home, Watched, numbers_of, started, tracker, trackers
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
@@ -70,12 +70,12 @@ class ContinuedCSV(CSVOutputFormat):
 
 def check_loggers(config: Config) -> None:
     """Before anything starts: raises ConfigError where `loggers` has a name that nobody knows, or of no logger."""
-    known = ("csv", "stdout", *TRACKERS, PROMETHEUS)
     check_metrics(endpoint_of(config))
     for name in (named(entry, "logger", "loggers")[0] for entry in config.loggers or ()):
-        if name in known:
+        if name in ("csv", "stdout", PROMETHEUS) or tracker(name):
             continue
         if ":" not in name:
+            known = ("csv", "stdout", *trackers(), PROMETHEUS)
             none = f"{name!r} is none of {', '.join(known)}, nor module:Class"
             raise ConfigError(f"loggers: {none}{did_you_mean(name, known)}")
         callable_at(name, f"loggers: {name}", only=KVWriter)
@@ -110,9 +110,9 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
         return ContinuedCSV(file) if continued else CSVOutputFormat(str(file))
     if name == "stdout":
         return HumanOutputFormat(sys.stdout)
-    if name in TRACKERS:
+    if (kind := tracker(name)) is not None:
         try:
-            return Watched(tracker(name, Home(folder), _settings(config), given), say)
+            return Watched(started(kind, Home(folder), _settings(config), given), say)
         except ConfigError:
             raise
         except Exception as error:  # no server, no network, no room: the run does not need it

@@ -1,4 +1,4 @@
-"""Experiment trackers behind SB3's logger: TensorBoard, Weights & Biases, MLflow and trackio, each in its own package.
+"""Experiment trackers behind SB3's logger, each found by its name (`fasttrain/integrations`, or a package of yours).
 
 They get every row of the log under SB3's names over env steps, [PERF] and evaluations beside it, the settings at the
 start, and at the end what the run came to, with model and report where the tracker keeps files. What they write lies
@@ -8,31 +8,23 @@ one line, and no run ends for it.
 
 from __future__ import annotations
 
-import io
-import logging
 import math
 import os
-import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.logger import HParam, KVWriter, SeqWriter, TensorBoardOutputFormat
+from stable_baselines3.common.logger import KVWriter, SeqWriter
 
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import GROUP
 from fasttrain.saving.files import read_json, write_json
-from fasttrain.terminal import near
+from fasttrain.spec import plugins
 
 IDS = "trackers.json"  # in the run's folder: as whom each tracker knows the run, for a resume
 PROJECT = "fasttrain"
-MOST_ROWS = 100  # in a request: what MLflow's servers take of parameters
-EVERY_S = 20.0  # a row of its own costs its store 46 ms
 MOST_CHARACTERS = 500  # of a value: MLflow's limit of old servers, and nobody reads more
 Numbers = Mapping[str, float]
 Settings = Mapping[str, Any]
@@ -63,12 +55,22 @@ class Home:
 
 
 class Tracker(KVWriter):
-    """One run as one tracker sees it.
+    """One run as one tracker sees it: what the entry point of a tracker's name, in `fasttrain.integrations`, names.
 
     Args:
+        home: where it writes.
         settings: what the run was asked for, by dotted key.
         further: what `loggers` says beside the tracker's name.
     """
+
+    name: str  # as `loggers` has it
+    _over = False
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        self.measure(numbers_of(key_values, key_excluded, self.name), step)
+
+    def measure(self, numbers: Numbers, step: int) -> None:
+        """Take a row."""
 
     def cut(self, env_steps: int) -> None:
         """What was written of later steps is written again."""
@@ -77,182 +79,52 @@ class Tracker(KVWriter):
         """The run is over: `done` or `stopped`, what it came to, what it left. How to look at it."""
         raise TypeError(type(self))
 
-
-class TensorBoard(Tracker, TensorBoardOutputFormat):
-    """Event files in the run's folder, by torch's SummaryWriter."""
-
-    def __init__(self, home: Home, settings: Settings) -> None:
-        self._folder, self._look = str(home.folder / "tensorboard"), f"tensorboard --logdir {near(home.shared)}"
-        plain = (bool, int, float)
-        self._settings = {name: value if isinstance(value, plain) else str(value) for name, value in settings.items()}
-        import_module("tensorboard")  # torch has a writer without it that fails later
-        super().__init__(self._folder)
-
-    def cut(self, env_steps: int) -> None:
-        self.writer.close()
-        self.writer = type(self.writer)(log_dir=self._folder, purge_step=env_steps + 1)
-
-    def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
-        if final:
-            rows = {"settings": HParam(self._settings, dict(final)), **final}
-            self.write(rows, dict.fromkeys(rows, ()), step)
-        return self._look
-
-
-class Wandb(Tracker):
-    """Weights & Biases; offline, in the run's folder, where nobody is logged in."""
-
-    def __init__(self, home: Home, settings: Settings, **further: object) -> None:
-        wandb = import_module("wandb")
-        os.environ.setdefault("WANDB_DIR", str(home.folder))
-        run_id = str(further.pop("id", home.known_as("wandb") or uuid.uuid4().hex[:8]))
-        chosen = {"project": PROJECT, "name": home.name, "group": home.group.name if home.group else None,
-                  "dir": str(home.folder), "mode": _wandb_mode(wandb), "config": dict(settings), "save_code": False,
-                  "settings": wandb.Settings(silent=True, console="off"), **further}  # fmt: skip
-        self._run = wandb.init(id=run_id, resume="allow", reinit="create_new", **chosen)
-        self._run.define_metric("*", step_metric="global_step")
-        self._wandb, self._closed = wandb, False
-        home.remember("wandb", run_id)
-
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        self._run.log({**numbers_of(key_values, key_excluded, "wandb"), "global_step": step})
-
-    def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
-        self._run.summary.update({**final, "status": status})
-        offline = bool(self._run.offline)
-        if files and not offline:  # offline it would be a second copy of the model in the run's folder
-            artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
-            for file in files:
-                artifact.add_file(str(file))
-            self._run.log_artifact(artifact)
-        place = Path(self._run.dir).parents[1]
-        look = "" if offline else str(self._run.url)
-        self._end(0)
-        written = sorted(place.glob(f"offline-run-*-{self._run.id}"))  # one more with every resume
-        return f"wandb sync {' '.join(str(near(folder)) for folder in written)}" if offline else look
+    def end(self, status: str) -> None:
+        """Leave nothing open, after `done`, `stopped` or `failed`."""
 
     def close(self) -> None:
-        self._end(1)
+        self.over("failed")
 
-    def _end(self, exit_code: int) -> None:
-        if not self._closed:
-            self._closed = True
-            self._run.finish(exit_code=exit_code)
-
-
-def _wandb_mode(wandb: Any) -> str | None:
-    """What the user's environment says, else offline without a key: asking for one would stop the run."""
-    if os.environ.get("WANDB_MODE"):
-        return None
-    return "online" if wandb.login(prompt=False) else "offline"
+    def over(self, status: str) -> None:
+        """`end`, the first time."""
+        over, self._over = self._over, True
+        if not over:
+            self.end(status)
 
 
-class MLflow(Tracker):
-    """MLflow's own store: SQLite in the run's or sweep's folder, or where `uri` or MLFLOW_TRACKING_URI points."""
-
-    def __init__(self, home: Home, settings: Settings, uri: str = "", experiment: str = "") -> None:
-        self._entities = import_module("mlflow.entities")
-        for noisy in ("alembic", "mlflow"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)
-        place = home.shared.absolute()
-        self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{place / 'mlflow.db'}"
-        self._local = self._uri.startswith("sqlite:")
-        self._client = import_module("mlflow").MlflowClient(self._uri)
-        name = experiment or (home.group.name if home.group else PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        artifacts = (place / "mlartifacts").as_uri() if self._local else None
-        number = found.experiment_id if found else self._client.create_experiment(name, artifacts)
-        known = home.known_as("mlflow")
-        self._run_id = known or self._client.create_run(number, run_name=home.name).info.run_id
-        self._client.update_run(self._run_id, status="RUNNING")
-        self._waiting: list[Any] = []
-        self._closed, self._sent = False, time.monotonic()
-        home.remember("mlflow", self._run_id)
-        before = self._client.get_run(self._run_id).data.params  # a parameter cannot be changed
-        texts = {name: str(value)[:MOST_CHARACTERS] for name, value in settings.items() if name not in before}
-        self._send("params", [self._entities.Param(name, text) for name, text in texts.items()])
-
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        self._measure(numbers_of(key_values, key_excluded, "mlflow"), step)
-        if time.monotonic() - self._sent > EVERY_S:
-            self._send_waiting()
-
-    def _measure(self, numbers: Numbers, step: int) -> None:
-        now = time.time_ns() // 1_000_000
-        self._waiting += [self._entities.Metric(name, value, now, step) for name, value in numbers.items()]
-
-    def _send_waiting(self) -> None:
-        rows, self._waiting, self._sent = self._waiting, [], time.monotonic()
-        self._send("metrics", rows)
-
-    def _send(self, kind: str, rows: Sequence[Any]) -> None:
-        for first in range(0, len(rows), MOST_ROWS):
-            self._client.log_batch(self._run_id, **{kind: rows[first : first + MOST_ROWS]})
-
-    def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
-        self._measure(final, step)
-        for file in files:
-            self._client.log_artifact(self._run_id, str(file))
-        self._end("FINISHED" if status == "done" else "KILLED")
-        return f"mlflow ui --backend-store-uri {self._uri}" if self._local else self._uri
-
-    def close(self) -> None:
-        self._end("FAILED")
-
-    def _end(self, status: str) -> None:
-        if not self._closed:
-            self._closed = True
-            self._send_waiting()
-            self._client.set_terminated(self._run_id, status)
+def trackers() -> list[str]:
+    """The names of those that packages offer; imports all integrations."""
+    return [name for name, one in plugins.loaded(plugins.INTEGRATIONS).items() if _is_tracker(one)]
 
 
-class Trackio(Tracker):
-    """trackio's store in the run's or sweep's folder, or where TRACKIO_DIR points."""
-
-    def __init__(self, home: Home, settings: Settings, **further: object) -> None:
-        os.environ.setdefault("TRACKIO_DIR", str(home.shared.absolute() / "trackio"))  # read when it is imported
-        self._trackio = import_module("trackio")
-        texts = {name: str(value)[:MOST_CHARACTERS] for name, value in settings.items()}
-        chosen = {"project": PROJECT, "name": home.known_as("trackio") or home.name,
-                  "group": home.group.name if home.group else None, "config": texts, "embed": False,
-                  "auto_log_gpu": False, "auto_log_cpu": False, **further}  # fmt: skip
-        with redirect_stdout(io.StringIO()):
-            self._run = self._trackio.init(resume="allow", **chosen)
-        self._project = chosen["project"]
-        home.remember("trackio", str(chosen["name"]))
-
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        self._run.log(numbers_of(key_values, key_excluded, "trackio"), step=step)
-
-    def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
-        self._run.log(dict(final), step=step)
-        self.close()
-        return f"TRACKIO_DIR={near(Path(self._trackio.TRACKIO_DIR))} trackio show --project {self._project}"
-
-    def close(self) -> None:
-        if self._run is not None:
-            with redirect_stdout(io.StringIO()):
-                self._trackio.finish()
-            self._run = None
+def _is_tracker(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, Tracker)
 
 
-TRACKERS: dict[str, Callable[..., Tracker]] = {
-    "tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow, "trackio": Trackio,
-}  # fmt: skip
+def tracker(name: str) -> type[Tracker] | None:
+    """The tracker of that name; None where it is none.
+
+    Raises:
+        ConfigError: the package that offers it cannot be loaded.
+    """
+    found = plugins.load(plugins.INTEGRATIONS, name) if name in plugins.names(plugins.INTEGRATIONS) else None
+    return found if _is_tracker(found) else None
 
 
-def tracker(name: str, home: Home, settings: Settings, further: Mapping[str, Any]) -> Tracker:
-    """The tracker of that name, made.
+def started(kind: Any, home: Home, settings: Settings, further: Mapping[str, Any]) -> Tracker:
+    """A tracker, made.
 
     Raises:
         ConfigError: its package is missing, or it takes no such arguments.
     """
+    name = kind.name
     try:
-        return TRACKERS[name](home, settings, **further)
+        made: Tracker = kind(home, settings, **further)
     except ImportError as error:
         raise ConfigError(f"loggers: {name} is not installed ({error}); pip install 'fasttrain[{name}]'") from error
     except TypeError as error:
         raise ConfigError(f"loggers: {name} does not take {dict(further)}: {error}") from error
+    return made
 
 
 def numbers_of(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -131,23 +130,14 @@ def _loaded(name: str) -> Backend:
                 return found
     if told := lacking(f"env.backend={name}"):
         raise ConfigError(told)
-    known = [SINGLE, VECTOR, *(one.name for one in _all(*GROUPS))]
+    others = [one.name for group in GROUPS for one in plugins.loaded(group).values() if isinstance(one, Backend)]
+    known = [SINGLE, VECTOR, *others]
     raise ConfigError(f"env.backend={name}: not one of {', '.join(known)}{did_you_mean(name, known)}")
-
-
-def _all(*groups: str) -> list[Backend]:
-    """Those installed, without what cannot be loaded: whoever names it is told."""
-    found = []
-    for group in groups:
-        for name in plugins.names(group):
-            with suppress(ConfigError):
-                found.append(plugins.load(group, name))
-    return [one for one in found if isinstance(one, Backend)]
 
 
 def engines() -> list[Backend]:
     """The engines that are installed."""
-    return _all(plugins.ENGINES)
+    return [one for one in plugins.loaded(plugins.ENGINES).values() if isinstance(one, Backend)]
 
 
 def lacking(typed: str) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fasttrain.errors import ConfigError
@@ -51,6 +52,15 @@ def load(group: str, name: str) -> Any:
             f"the {word} {name!r} of the package {package} cannot be loaded from {first.value}: "
             f"{type(error).__name__}{': ' * bool(why)}{why}; install {package} again, or uninstall it"
         ) from error
+
+
+def loaded(group: str) -> dict[str, Any]:
+    """What all names of a group stand for, but for those that cannot be loaded: whoever uses one is told."""
+    found = {}
+    for name in names(group):
+        with suppress(ConfigError):
+            found[name] = load(group, name)
+    return found
 
 
 @functools.cache

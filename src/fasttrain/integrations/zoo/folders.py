@@ -14,9 +14,9 @@ import yaml
 
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
+from fasttrain.integrations.zoo.entries import algorithm, configuration, taken
 from fasttrain.saving.files import yaml_values
 from fasttrain.spec.config import Config
-from fasttrain.spec.zoo import algorithm, configuration, taken
 
 MOST_BYTES = 1 << 20  # of a file; 16 kB are usual
 MOST_VALUES = 100_000  # in a file: one that names its own parts again and again has more than it is long

@@ -12,13 +12,14 @@ from typing import NoReturn
 
 from fasttrain import terminal
 from fasttrain.errors import EXIT_DONE, ConfigError
-from fasttrain.runs.zoo import read_yaml
+from fasttrain.integrations.zoo.entries import Taken, algorithm, configuration, entry_of, nested, taken, zoo_name
+from fasttrain.integrations.zoo.folders import read_yaml, zoo_run
 from fasttrain.saving.files import write_whole
 from fasttrain.spec.algorithms import AlgorithmSpec
 from fasttrain.spec.backends import name_of_env
 from fasttrain.spec.setting import did_you_mean
-from fasttrain.spec.zoo import Taken, algorithm, configuration, entry_of, nested, taken, zoo_name
 
+__all__ = ["main", "zoo_run"]
 USAGE = "fasttrain zoo import FILE.yml --env CartPole-v1 --algo ppo [--output conf/profile/NAME.yaml]"
 FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # without a class of ours, and with one
 MARK = "Imported from rl_zoo3"
