@@ -3,7 +3,7 @@
     fasttrain +profile=speed opponent=opponents:FirstLegal
     fasttrain +profile=speed "opponent={opponent: 'opponents:FirstLegal', errs: 0.2}"
 
-Run where this file lies. Quality is measured against `env.eval_opponent`, as in self-play.
+Run where this file lies. Quality is measured against the game's `eval_opponent`, as in self-play.
 """
 
 from __future__ import annotations

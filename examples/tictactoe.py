@@ -1,9 +1,10 @@
 """A native game of your own: N boards of tic-tac-toe against random moves, stepped at once.
 
-    fasttrain +profile=speed env.entry_point=tictactoe:TicTacToeEnv env.native_game=tictactoe:TicTacToe
+    fasttrain +profile=speed env.game=tictactoe:GAME
 
 Run where this file lies. `TicTacToeEnv` is one board as a Gymnasium env: what the checkup plays, `play` shows, and what
-runs without a batch. Numpy is enough for a small game; the built-in ones are compiled (fasttrain_games).
+runs without a batch; `GAME` says which is which, and what values hold where nobody chose others. Numpy is enough for a
+small game; the built-in ones are compiled (fasttrain_games).
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from numpy.typing import NDArray
 
 from fasttrain.batch import Slots
 from fasttrain.errors import EnvError
+from fasttrain.native import GameSpec
 
+GAME = GameSpec(
+    env="tictactoe:TicTacToeEnv",
+    native="tictactoe:TicTacToe",
+    own={"total_timesteps": 500_000, "num_envs": {"balance": 64, "speed": 256}},
+)
 LINES = np.array([[0, 1, 2], [3, 4, 5], [6, 7, 8], [0, 3, 6], [1, 4, 7], [2, 5, 8], [0, 4, 8], [2, 4, 6]])
 SPLITMIX = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB], np.uint64)
 

@@ -7,7 +7,10 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
+from fasttrain.native import GameSpec
 from fasttrain_engines import Decision, DecisionServer, Over, Refused
+
+GAME = GameSpec(env="alternating_games:Alternating", opponent_key="opponent", eval_opponent="bot")
 
 
 class Alternating(DecisionServer):

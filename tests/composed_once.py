@@ -14,9 +14,11 @@ from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig
 
 from fasttrain.cli.compose import conf_dir
+from fasttrain_engines.backend import BACKEND
+from fasttrain_games import CONF
 
 listed, joined = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
-PROVIDED = {"hydra": "pkg://hydra.conf", "main": f"file://{conf_dir()}", "schema": "structured://"}
+OURS = {"pkg://hydra.conf", "structured://", *(f"file://{it}" for it in (conf_dir(), CONF, BACKEND.conf))}
 _lists: dict[str, DefaultsList] = {}
 _configs: dict[str, DictConfig] = {}
 
@@ -31,7 +33,7 @@ def patch(patched: pytest.MonkeyPatch) -> None:
 
 def _are_ours(repo: Any) -> bool:
     """Whether these are the files of the package and no folder of a test, where they may change."""
-    return {source.provider: f"{source.scheme()}://{source.path}" for source in repo.get_sources()} == PROVIDED
+    return {f"{source.scheme()}://{source.path}" for source in repo.get_sources()} <= OURS
 
 
 def _list(repo: Any, config_name: str | None, overrides_list: Sequence[Any], **how: Any) -> DefaultsList:

@@ -34,9 +34,11 @@ from omegaconf import DictConfig, OmegaConf
 import composed_once
 from fasttrain import cli
 from fasttrain.cli import main
-from fasttrain.cli.compose import conf_dir, register
+from fasttrain.cli.compose import conf_dir, register, with_games
 from fasttrain.runs import calibration, view
+from fasttrain.spec import plugins
 from fasttrain.spec.config import Config
+from fasttrain.spec.games import DEFAULT
 from fasttrain.spec.precedence import key_of, normalise, variables
 from fasttrain.spec.reading import from_mapping
 from fasttrain.vec import crew, process, stock
@@ -51,6 +53,11 @@ def pytest_configure() -> None:
 
     `&` in a script lets the suite ignore Ctrl-C, nohup a closed terminal, and with it all that the tests start."""
     gc.disable()
+    if DEFAULT not in plugins.names(plugins.GAMES):
+        raise pytest.UsageError(
+            "fasttrain is installed without the entry points of pyproject.toml: pip install -e . once more, or "
+            "python3 scripts/test.py, which does so"
+        )
     for number, usual in (
         (signal.SIGINT, signal.default_int_handler),
         (getattr(signal, "SIGHUP", None), signal.SIG_DFL),
@@ -142,13 +149,13 @@ def _values_set(overrides: tuple[str, ...]) -> DictConfig:
         config = copy.deepcopy(_chosen(chosen))
         ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
     except HydraException:  # said better by all of Hydra
-        return compose("config", overrides=list(overrides))
+        return compose("config", overrides=with_games(overrides))
     return config
 
 
 @functools.cache
 def _chosen(overrides: tuple[str, ...]) -> DictConfig:
-    return compose("config", overrides=list(overrides))
+    return compose("config", overrides=with_games(overrides))
 
 
 def configured(*arguments: str) -> Config:

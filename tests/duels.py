@@ -9,7 +9,11 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.envs.wrappers import TwoSided
+from fasttrain.native import GameSpec
 
+GAME = GameSpec(env="duels:Duel", opponent_key="opponent", eval_opponent="zero", reward_debug_key="reward_debug")
+UNMEASURED = GameSpec(env="duels:Duel", opponent_key="opponent")
+ONE_SIDED = GameSpec(env="duels:Duel")
 DECISIONS = 5  # of both sides together, in an episode
 
 

@@ -213,7 +213,7 @@ def test_a_native_game_is_the_single_env_row_by_row_and_is_learned(run: RunComma
         assert (rewards[3], dones[3]) == (reward, over)
         if over:
             alone = single.slots.observations[0].copy()
-    game = ("env.entry_point=tictactoe:TicTacToeEnv", "env.native_game=tictactoe:TicTacToe", "num_envs=32")
+    game = ("env.game=tictactoe:GAME", "num_envs=32")
     few = ("total_timesteps=16384", "algo.rollout_size=1024", "batch_size=128", "eval.episodes=200", "live=off")
     done = run("+profile=speed", *game, *few, "fused_update=off", "report=false")
     assert done.exit_code == 0, done.err

@@ -16,11 +16,12 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # and two modules for a command's settings in its help, and for what is told of settings that are no more; 40 for
 # studies, sweeps and rows of plan.json that have such settings; 75 and a module for the door of other packages; 7 for a
 # start that is a second shorter; 164 and two modules, 172 and three of engines, for what a backend answers, who is
-# asked in place of its name; 55 for the parts of a run, typed.
+# asked in place of its name; 55 for the parts of a run, typed; 186 and a module, 55 and one of games, for what a game
+# declares of itself, where it is found, and runs that stored it.
 CEILINGS = {
-    "fasttrain": {"lines": 43_737, "modules": 193, ": Any": 507},
-    "fasttrain_engines": {"lines": 3_321, "modules": 17, ": Any": 17},
-    "fasttrain_games": {"lines": 4_709, "modules": 32, ": Any": 12},
+    "fasttrain": {"lines": 43_923, "modules": 194, ": Any": 507},
+    "fasttrain_engines": {"lines": 3_328, "modules": 18, ": Any": 17},
+    "fasttrain_games": {"lines": 4_764, "modules": 33, ": Any": 12},
 }
 
 
@@ -46,7 +47,7 @@ def test_scripts_and_benchmarks_are_not_above_their_ceilings() -> None:
     assert {room: size for room, size in weighs.items() if size > LABORATORY[room]} == {}, weighs
 
 
-MOST_SETTINGS = 106  # outside `algo.`
+MOST_SETTINGS = 102  # outside `algo.`
 
 
 def test_settings_are_not_above_their_ceiling() -> None:

@@ -9,6 +9,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from fasttrain.native import GameSpec
+
+GAME = GameSpec(env="workers:Counter", opponent_key="number", eval_opponent="1")
+
 
 class Counter(gym.Env[Any, Any]):
     """Observation: (env number, episode, steps in it, last action). Reward: action + env number / 10.

@@ -178,12 +178,12 @@ def gpu_stock(native: bool) -> Sample:
     begun = time.perf_counter()
     from sb3_contrib import MaskablePPO
 
-    import fasttrain.envs  # noqa: F401 - registers the game
+    import fasttrain_games.envs  # noqa: F401 - registers the game
     from fasttrain.vec.native import NativeVecEnv
     from fasttrain_games.skullking.game import SkullKingGame
 
     num_envs = GPU["num_envs"]
-    single = "fasttrain.envs:fasttrain/SkullKing-v0"
+    single = "fasttrain_games.envs:fasttrain/SkullKing-v0"
     env: Any = NativeVecEnv(SkullKingGame(num_envs)) if native else trainings.stock_envs(single, num_envs)
     env.seed(0)
     model = MaskablePPO(

@@ -52,7 +52,7 @@ def single(vectorised: bool, num_envs: int = 8, steps: int = 2000) -> Sample:
     import numpy as np
     from stable_baselines3.common.vec_env import DummyVecEnv
 
-    import fasttrain.envs  # noqa: F401 - registers the game
+    import fasttrain_games.envs  # noqa: F401 - registers the game
 
     rng, spent = np.random.default_rng(0), 0.0
     envs: list[Any] = [] if vectorised else [gym.make(ENV) for _ in range(num_envs)]
@@ -93,11 +93,11 @@ def stock() -> Sample:
     begun = time.perf_counter()
     from sb3_contrib import MaskablePPO
 
-    import fasttrain.envs  # noqa: F401 - registers the game
+    import fasttrain_games.envs  # noqa: F401 - registers the game
 
     same = {key: TRAIN[key] for key in ("batch_size", "n_epochs", "learning_rate")}
     n_steps = int(TRAIN["rollout_size"] // TRAIN["num_envs"])
-    env = trainings.stock_envs("fasttrain.envs:" + ENV, int(TRAIN["num_envs"]))
+    env = trainings.stock_envs("fasttrain_games.envs:" + ENV, int(TRAIN["num_envs"]))
     model = MaskablePPO("MlpPolicy", env, n_steps=n_steps, seed=0, device="cpu", **same)  # type: ignore[arg-type]
     return trainings.stock_learn(model, int(TRAIN["rollout_size"]) * ROLLOUTS, begun)
 

@@ -1,1 +1,47 @@
-"""Skull King and Skirmish: games that attach to fasttrain by their entry points, as any package's can."""
+"""Skull King, Skirmish and Atari's settings: games that attach to fasttrain by entry points, as any package's can.
+
+`import fasttrain_games.envs` makes the ids known to `gymnasium.make` in a script.
+"""
+
+from pathlib import Path
+
+from fasttrain.native import GameSpec
+
+CONF = Path(__file__).parent / "conf"
+# Its steps cost next to nothing, so that the update is the wall: few large minibatches, as good per env step here.
+WALL = {"batch_size": 1024, "learning_rate": 1e-3, "n_epochs": 4, "rollout_size": 16384}
+FAST = {
+    "eval_episodes": 2000,
+    "num_envs": {"balance": 64, "speed": 256},
+    "maskable_ppo": {"speed": WALL},
+    "maskable_recurrent_ppo": {"balance": {"rollout_size": 8192}, "speed": WALL},  # learns 128 and 64 steps back
+    "dqn": {"speed": {"learning_rate": 5e-4}},
+}
+SKULLKING = GameSpec(
+    id="fasttrain/SkullKing-v0",
+    env="fasttrain_games.skullking.env:SkullKingEnv",
+    native="fasttrain_games.skullking.game:SkullKingGame",
+    own={"total_timesteps": 3_000_000, **FAST},
+    opponent_key="opponents",
+    eval_opponent="medium",
+    conf=CONF,
+)
+SKIRMISH = GameSpec(
+    id="fasttrain/Skirmish-v0",
+    env="fasttrain_games.skirmish.env:SkirmishEnv",
+    native="fasttrain_games.skirmish.game:SkirmishGame",
+    own={"total_timesteps": 5_000_000, **FAST},
+    opponent_key="opponent",
+    eval_opponent="greedy",
+    reward_debug_key="reward_debug",
+    conf=CONF,
+)
+ATARI = GameSpec(
+    own={
+        "total_timesteps": 10_000_000,
+        "eval_episodes": 30,
+        "ppo": {"batch_size": 256, "learning_rate": 2.5e-4, "n_epochs": 4, "rollout_size": 1024},
+        "dqn": {"batch_size": 32, "learning_rate": 1e-4},
+    },
+    conf=CONF,
+)

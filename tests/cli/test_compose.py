@@ -60,7 +60,6 @@ def test_the_file_that_has_a_former_setting_is_named(fasttrain: RunCommand, tmp_
     [
         ("env=5", "env=5: Config group override must be a string or a list. Got int"),
         ("num_envs=${nothing}", "num_envs=${nothing}: Interpolation key 'nothing' not found"),
-        ("env.own=[1]", "env.own=[1]: expected a mapping"),
         ("env.kwargs=[1]", "env.kwargs=[1]: expected a mapping"),
         ("algo.name=dqn", "algo.name=dqn: choose the algorithm by algo=…"),
     ],

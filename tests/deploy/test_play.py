@@ -252,6 +252,9 @@ def test_stacked_frames_play_no_two_sides(runs: Callable[..., Path], fasttrain: 
 DUEL = """
 import gymnasium as gym
 import numpy as np
+from fasttrain.native import GameSpec
+
+GAME = GameSpec(env="duel:Duel", opponent_key="opponents", eval_opponent="none")
 
 class Duel(gym.Env):
     # Each side in turn names two numbers, four times; the larger sum wins.
@@ -294,7 +297,7 @@ def test_a_two_sided_env_of_ones_own(
     """Sub-actions are asked for one by one, forced ones not at all; the agent's answer is shown at once."""
     (tmp_path / "duel.py").write_text(DUEL)
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = ("env.entry_point=duel:Duel", "env.opponent_key=opponents", "env.eval_opponent=none")
+    own = ("env.game=duel:GAME",)
     (tmp_path / "plan.json").write_text(json.dumps({"config": to_dict(configured(*own))}))
     made = importlib.import_module("duel").Duel()
     MaskablePPO("MlpPolicy", made, n_steps=2, batch_size=2, seed=1, device="cpu").save(tmp_path / "model.zip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -16,11 +17,12 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
-import fasttrain.envs
+import fasttrain_games.envs
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.native import NativeVecEnv
+from fasttrain_games import SKIRMISH
 from fasttrain_games.skirmish.env import SkirmishEnv
 from fasttrain_games.skirmish.options import make_options
 from reference.skirmish import SkirmishGame
@@ -36,9 +38,9 @@ def draw(env: Any, rng: np.random.Generator) -> Any:
 
 def test_registered_once_and_made_by_id() -> None:
     before = dict(gymnasium.registry)
-    fasttrain.envs.register_envs()
+    importlib.reload(fasttrain_games.envs)
     assert dict(gymnasium.registry) == before
-    for name, kind in zip((fasttrain.envs.SKIRMISH_ID, "SkirmishPython-v0"), ENVS, strict=True):
+    for name, kind in zip((SKIRMISH.id, "SkirmishPython-v0"), ENVS, strict=True):
         env = gymnasium.make(name, action_mode="units", mission="take_and_hold", opponent="random")
         assert isinstance(env.unwrapped, kind)
         observation, info = env.reset(seed=1)
@@ -46,7 +48,7 @@ def test_registered_once_and_made_by_id() -> None:
         assert info == {}
 
 
-@pytest.mark.parametrize("name", [fasttrain.envs.SKIRMISH_ID, "SkirmishPython-v0"])
+@pytest.mark.parametrize("name", [SKIRMISH.id, "SkirmishPython-v0"])
 @pytest.mark.parametrize("action_mode", ["heads", "units"])
 def test_passes_both_checkers_without_a_warning(name: str, action_mode: str) -> None:
     env = gymnasium.make(name, render_mode="rgb_array", action_mode=action_mode, rounds=2).unwrapped
@@ -58,7 +60,7 @@ def test_passes_both_checkers_without_a_warning(name: str, action_mode: str) -> 
 
 def test_importing_and_stepping_needs_no_torch() -> None:
     code = (
-        "import sys, gymnasium, fasttrain.envs\n"
+        "import sys, gymnasium, fasttrain_games.envs\n"
         "env = gymnasium.make('fasttrain/Skirmish-v0', roster='duel', enemy_roster='duel')\n"
         "env.reset(seed=0)\n"
         "env.step([0, 0, 0, 0])\n"
@@ -101,7 +103,7 @@ def test_single_env_plays_as_the_plain_one(action_mode: str, opponent: str) -> N
 
 
 def test_named_heads_through_our_wrappers() -> None:
-    env = make_env(EnvSpec(id=fasttrain.envs.SKIRMISH_ID, kwargs={"action_mode": "dict"}, needs_masks=True))
+    env = make_env(EnvSpec(id=SKIRMISH.id, kwargs={"action_mode": "dict"}, needs_masks=True))
     plain = SkirmishEnv()
     assert isinstance(env.action_space, spaces.MultiDiscrete)
     assert env.action_space.nvec.tolist() == plain.action_space.nvec.tolist() == [25, 25, 25, 4, 4, 4, 5, 3]

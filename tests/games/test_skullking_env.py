@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from gymnasium.utils.env_checker import check_env as gymnasium_check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-import fasttrain.envs
+import fasttrain_games.envs
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain_games.skullking.env import SkullKingEnv
@@ -31,7 +32,7 @@ def draw_action(mask: np.ndarray, rng: np.random.Generator) -> int:
 
 def test_registered_once_and_made_by_id() -> None:
     before = dict(gymnasium.registry)
-    fasttrain.envs.register_envs()
+    importlib.reload(fasttrain_games.envs)
     assert dict(gymnasium.registry) == before
     env = gymnasium.make("fasttrain/SkullKing-v0", num_players=3, opponents=["easy", "hard"])
     assert isinstance(env.unwrapped, SkullKingEnv)
@@ -51,7 +52,7 @@ def test_passes_both_checkers_without_a_warning(num_players: int) -> None:
 
 def test_importing_and_stepping_needs_no_torch() -> None:
     code = (
-        "import sys, gymnasium, fasttrain.envs\n"
+        "import sys, gymnasium, fasttrain_games.envs\n"
         "env = gymnasium.make('fasttrain/SkullKing-v0')\n"
         "env.reset(seed=0)\n"
         "env.step(0)\n"

@@ -209,7 +209,7 @@ def test_the_backend_is_the_env_with_opponents_that_can_be_chosen():
     config = configured("env.backend=pettingzoo", "env.id=nimble", "env.kwargs.stones=7", "opponent=self")
     assert (config.env.entry_point, config.env.id) == ("fasttrain.integrations.pettingzoo:Seat", None)
     assert config.env.kwargs == {"game": "nimble", "stones": 7, "opponents": "self"}
-    assert config.env.eval_opponent == "random"
+    assert config.env.spec.eval_opponent == "random"
 
 
 SHORT = (

@@ -11,7 +11,6 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
-import fasttrain.envs
 from conftest import RunCommand
 from fasttrain_games.skullking.game import SkullKingGame
 
@@ -22,7 +21,7 @@ STEPS = 3 * 64 * NUM_ENVS
 
 @pytest.fixture(scope="module")
 def stock() -> BaseAlgorithm:
-    env = DummyVecEnv([lambda: Monitor(gymnasium.make(fasttrain.envs.SKULL_KING_ID))] * NUM_ENVS)
+    env = DummyVecEnv([lambda: Monitor(gymnasium.make("fasttrain_games.envs:fasttrain/SkullKing-v0"))] * NUM_ENVS)
     return sb3_contrib.MaskablePPO("MlpPolicy", env, **SETTINGS).learn(STEPS)
 
 

@@ -13,7 +13,7 @@ from fasttrain.runs.parts import pool_file
 from fasttrain.spec.infos import score_of
 
 PLAIN = (
-    "env.entry_point=duels:Duel", "env.opponent_key=opponent", "env.eval_opponent=zero", "engine=fast", "num_envs=4",
+    "env.game=duels:GAME", "engine=fast", "num_envs=4",
     "eval.episodes=4", "total_timesteps=600", "checkup=warn",
 )  # fmt: skip
 DUEL = (*PLAIN, "opponent=self", "self_play.pool=2")
@@ -61,7 +61,6 @@ def test_reward_terms(fasttrain: RunCommand):
         "opponent=zero",
         "vec_env=dummy",
         "total_timesteps=128",
-        "env.reward_debug_key=reward_debug",
     )
     plain, told = fasttrain(*arguments), fasttrain(*arguments, "reward_debug=true")
     assert "reward_terms" not in plain.json("summary.json")
@@ -87,8 +86,8 @@ def test_reward_terms(fasttrain: RunCommand):
         (("env.on_env_error=restart", "vec_env=shared"), "opponent=self with env.on_env_error=restart"),
         (("env.kwargs.opponent=zero",), "opponent=self and env.kwargs.opponent say the same thing"),
         (("opponent=zero",), "self_play.pool means nothing without opponent=self"),
-        (("env.eval_opponent=null",), "name a fixed opponent by which quality is measured, as env.eval_opponent"),
-        (("env.opponent_key=null",), "opponent=self with env.entry_point=duels:Duel: this env has no opponents"),
+        (("env.game=duels:UNMEASURED",), "the GameSpec names no eval_opponent, a fixed one that measures quality"),
+        (("env.game=duels:ONE_SIDED",), "opponent=self with env.entry_point=duels:Duel: this env has no opponents"),
         (("self_play.every=0",), "self_play.every=0: must be at least 1"),
     ],
 )
@@ -100,8 +99,8 @@ def test_what_cannot_be(fasttrain: RunCommand, arguments: tuple[str, ...], says:
 
 def test_an_env_with_one_side_says_so(fasttrain: RunCommand):
     done = fasttrain(
-        "env.entry_point=workers:Counter", "env.kwargs.number=0", "env.opponent_key=number", "opponent=self",
-        "env.eval_opponent='1'", "algo=dqn", "engine=fast", "vec_env=dummy", "total_timesteps=100",
+        "env.game=workers:GAME", "env.kwargs.number=0", "opponent=self", "algo=dqn", "engine=fast", "vec_env=dummy",
+        "total_timesteps=100",
     )  # fmt: skip
     assert done.exit_code == 2
 

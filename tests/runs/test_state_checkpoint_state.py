@@ -9,7 +9,8 @@ import pytest
 from sb3_contrib import MaskablePPO
 
 from conftest import Finished, RunCommand, configured
-from fasttrain.runs.state import identity, traced
+from fasttrain.errors import ConfigError
+from fasttrain.runs.state import check_identity, digest_of, identity, traced
 
 
 @pytest.fixture
@@ -51,6 +52,17 @@ def test_what_does_not_fit_is_one_clear_error(run: Finished, fasttrain: RunComma
     assert "Traceback" not in done.err
 
 
+def test_a_run_that_stored_what_its_game_now_declares_goes_on(run: Finished, fasttrain: RunCommand):
+    plan = run.json("plan.json")
+    env = {"native_game": "fasttrain.games.skullking.game:SkullKingGame", "opponent_key": "opponents",
+           "eval_opponent": "medium", "own": {"num_envs": {"speed": 256}}, "reward_debug_key": None}  # fmt: skip
+    plan["config"]["env"] = {**{key: value for key, value in plan["config"]["env"].items() if key != "game"}, **env}
+    (run.folder / "plan.json").write_text(json.dumps(plan))
+    done = fasttrain("resume", f"run={run.folder}")
+    assert done.exit_code == 0, done.err
+    assert run.json("summary.json")["env_steps"] == 512
+
+
 def test_python_envs_are_noted():
     plain = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
     assert traced(configured(*plain))
@@ -66,3 +78,14 @@ def test_python_envs_are_noted():
     for typed, key in others:
         other = identity(configured(*plain, typed))["settings"]
         assert [name for name in other if other[name] != settings[name]] == [key]
+
+
+def test_an_env_whose_module_was_moved_is_the_same_env():
+    today = configured("env.entry_point=fasttrain_games.skullking.env:SkullKingEnv")
+    stored = identity(today)
+    stored["env"] = "fasttrain.games.skullking.env:SkullKingEnv"
+    stored["settings"]["env.entry_point"] = digest_of(stored["env"])
+    check_identity(stored, today)
+    stored["settings"]["env.entry_point"] = digest_of("another")
+    with pytest.raises(ConfigError, match="the checkpoint is of another env"):
+        check_identity(stored, today)

@@ -93,8 +93,8 @@ def test_evaluations_start_no_engine_and_change_the_training_only_where_its_game
 def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
     engine = ", ".join(f"'{part}'" for part in (sys.executable, "-S", str(TESTS / "alternating_engine.py")))
-    game = ("env.backend=daemons", "env.entry_point=alternating_games:Alternating", f"daemons.command=[{engine}]",
-            "daemons.games_per_daemon=1", "env.opponent_key=opponent", "env.eval_opponent=bot")  # fmt: skip
+    game = ("env.backend=daemons", f"daemons.command=[{engine}]", "daemons.games_per_daemon=1",
+            "env.game=alternating_games:GAME")  # fmt: skip
     monkeypatch.setattr("fasttrain.runs.batches.MANY_REFUSED", 0.02)  # random play has 1 decision in 16 refused
     done = fasttrain("+profile=speed", *game, "opponent=self", *SMALL, "checkup=warn")
     assert done.exit_code == 0, done.err
@@ -105,8 +105,9 @@ def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCo
     assert summary["quality"]["episodes"] == 8
     assert summary["quality"]["mean_reward"] >= 0, "the bot names 0 and takes nothing away"
     assert summary["engines"]["decisions"] > summary["env_steps"] >= 2048, "the other side's are the engine's too"
-    done = fasttrain("+profile=speed", *game[:4], "opponent=self", *SMALL)
-    assert (done.exit_code, "env.opponent_key" in done.err) == (2, True)
+    alone = ("env.entry_point=alternating_games:Alternating", *(text for text in game if "env.game" not in text))
+    done = fasttrain("+profile=speed", *alone, "opponent=self", *SMALL)
+    assert (done.exit_code, "chooses them in a GameSpec" in done.err) == (2, True)
 
 
 @pytest.mark.parametrize("algo", ["maskable_recurrent_ppo", "maskable_ppo"])

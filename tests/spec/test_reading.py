@@ -22,7 +22,7 @@ def test_default_job_is_skull_king_with_maskable_ppo():
 @pytest.mark.parametrize("algo", ALGO_CLASSES)
 def test_every_profile_composes_with_every_algorithm(profile: str, algo: str):
     config = configured(f"+profile={profile}", f"algo={algo}", "env.id=CartPole-v1")
-    assert config.env.native_game is None, "another game's defaults leaked into the plain gym group"
+    assert config.env.game is None, "another game's defaults leaked into the plain gym group"
     assert config.env.kwargs == {}
 
 
@@ -144,7 +144,7 @@ def test_eval_takes_another_opponent_and_other_arguments_of_the_env_in_place_of_
     given = configured("opponent=random", "env.kwargs.num_players=5", "eval.episodes=6")
     found = with_typed(run, given, ["run", "opponent", "env.kwargs.num_players", "eval.episodes"])
     kwargs = evaluated(found).env.kwargs
-    assert (kwargs[run.env.opponent_key], kwargs["num_players"], kwargs["first"]) == ("random", 5, 1)
+    assert (kwargs[str(run.env.spec.opponent_key)], kwargs["num_players"], kwargs["first"]) == ("random", 5, 1)
     assert found.eval.episodes == 6
     assert found.env.kwargs["num_players"] == 3, "what the run was trained with"
     with pytest.raises(ConfigError, match="opponent=self: decides in training"):

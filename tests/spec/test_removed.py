@@ -102,6 +102,35 @@ def test_what_a_run_recorded_and_showed_goes_on():
     assert stored["daemons"] == {"profile": "jfr", "jvm_flags": ["-Xmx1g"]}
 
 
+OLD_ENV = {
+    "id": "fasttrain/SkullKing-v0", "entry_point": None, "kwargs": {"num_players": 3, "opponents": "self"},
+    "native_game": "fasttrain.games.skullking.game:SkullKingGame", "opponent_key": "opponents",
+    "eval_opponent": "hard", "own": {"num_envs": {"speed": 256}}, "reward_debug_key": None,
+}  # fmt: skip
+
+
+def test_a_run_of_before_has_its_game():
+    read = without_removed({**composed("env=skullking"), "env": OLD_ENV})
+    env, today = from_mapping(read).env, composed("env=skullking")["env"]
+    assert (env.game, env.id, env.spec.opponent_key) == ("skullking", "fasttrain/SkullKing-v0", "opponents")
+    assert (env.kwargs, today["game"]) == ({"num_players": 3, "opponents": "self"}, "skullking")
+    assert read["eval"]["env_kwargs"] == {"opponents": "hard"}, "by which its quality was measured"
+    go = {"entry_point": "fasttrain.daemons.go:Go", "own": {"num_envs": 16}, "native_game": None, "backend": "daemons"}
+    assert without_removed({"env": go})["env"] == {
+        "entry_point": "fasttrain_engines.go:Go", "game": "go", "backend": "daemons"
+    }  # fmt: skip
+    pong = {"id": "ALE/Pong-v5", "own": {"total_timesteps": 10}, "native_game": None}
+    assert without_removed({"env": pong})["env"] == {"id": "ALE/Pong-v5", "game": "atari"}
+    plain = {"id": "CartPole-v1", "own": {}, "native_game": None, "opponent_key": None}
+    assert without_removed({"env": plain})["env"] == {"id": "CartPole-v1"}
+    mine = {"id": "A-v0", "native_game": "mine:Batch", "own": {}}
+    with pytest.raises(ConfigError, match="^env.native_game is no setting any more: a GameSpec declares it"):
+        from_mapping(without_removed({**composed("env.id=A-v0", "algo=ppo"), "env": mine}))
+    assert texts_without_removed(["env.entry_point=fasttrain.games.skullking.env:SkullKingEnv", "env.own={}"]) == [
+        "env.entry_point=fasttrain_games.skullking.env:SkullKingEnv"
+    ]
+
+
 def test_a_key_that_never_was_is_no_former_one():
     assert instead_of("num_envs") == instead_of("env") == instead_of("daemons") == ""
 

@@ -178,7 +178,7 @@ def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
     from fasttrain.vec.worker_start import inherited
 
     compose.register()
-    normalised = normalise(arguments, os.environ)
+    normalised = compose.with_games(normalise(arguments, os.environ))
     sweep = _sweep(command, arguments)
     outcome: list[int] = []
     failed: list[Exception] = []

@@ -16,9 +16,11 @@ from typing import Any, NoReturn
 
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import flat
+from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.backends import engines, lacking, name_of_env
 from fasttrain.spec.config import Config
+from fasttrain.spec.games import DEFAULT, attached, game_of
 from fasttrain.spec.precedence import config_dir_options, given_twice, key_of, normalise, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
 from fasttrain.spec.removed import former_key, instead_of
@@ -46,7 +48,8 @@ def register() -> None:
 
     def env_name(*, _root_: Mapping[str, Mapping[str, object]]) -> str:
         env = _root_["env"]
-        return name_of_env(env.get("id"), env.get("entry_point"), env.get("kwargs"))
+        game = game_of(env.get("game"))  # type: ignore[arg-type]
+        return name_of_env(game.id or env.get("id"), game.env or env.get("entry_point"), env.get("kwargs"))
 
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     OmegaConf.register_new_resolver("env_name", env_name, replace=True)
@@ -128,6 +131,25 @@ def check_options(arguments: Sequence[str]) -> None:
             raise ConfigError(f"--{option.replace('_', '-')} means nothing here; your own files: --config-dir DIR")
 
 
+def with_games(overrides: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """The overrides, and where the files of the games are that they choose, or that the user's own may build upon.
+
+    Raises:
+        ConfigError: the game is not installed, or its package cannot be imported.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    names = {name for text in overrides if key_of(text) == "env" for name in re.findall(r"[\w.-]+", text)} - {"env"}
+    paths = [text.partition("=")[2].strip("[]") for text in overrides if key_of(text) == "hydra.searchpath"]
+    for name, game in attached(names or {DEFAULT}, bool(paths or config_dir_options([*options, *overrides]))).items():
+        if game.conf is None:
+            ConfigStore.instance().store(name, {"game": name}, group="env")
+        elif (path := f"'file://{game.conf}'") not in paths:
+            paths.append(path)
+    asked = [f"hydra.searchpath=[{','.join(paths)}]"] * bool(paths)
+    return [text for text in overrides if key_of(text) != "hydra.searchpath"] + asked
+
+
 def composed_before(overrides: Sequence[str], whole: bool = True) -> Any:
     """What Hydra will make of these overrides before it runs; `whole`: its own part included.
 
@@ -139,7 +161,7 @@ def composed_before(overrides: Sequence[str], whole: bool = True) -> Any:
     register()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return compose("config", overrides=list(overrides), return_hydra_config=whole)
+            return compose("config", overrides=with_games(overrides), return_hydra_config=whole)
     except Exception as error:
         raise clear_error(error, overrides) from error
 
@@ -164,7 +186,7 @@ def compose_typed(arguments: Sequence[str]) -> Config:
 
     wanted = normalise(split_options(arguments)[1], os.environ)
     try:
-        composed = compose("config", overrides=wanted)
+        composed = compose("config", overrides=with_games(wanted, arguments))
     except Exception as error:
         raise clear_error(error, [*config_dir_options(arguments), *wanted]) from error
     return typed_config(composed, wanted)
@@ -268,13 +290,13 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         return f"{several[1]}: several values need a sweep: add -m"
     if option := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
         group, name = option[1], option[2]
-        choices = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
+        games = plugins.names(plugins.GAMES) if group == "env" else ()
+        choices = sorted({*re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE), *games})
         if not name:
             return f"{group}= is empty; choose from {', '.join(choices)}"
-        hint = did_you_mean(name, choices)
         if told := lacking(f"{group}={name}") or lacking(group):
             return told
-        return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"
+        return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{did_you_mean(name, choices)}"
     return ""
 
 
@@ -351,7 +373,7 @@ def _composes(overrides: Sequence[str]) -> bool:
     inside = GlobalHydra.instance().is_initialized()
     try:
         with nullcontext() if inside else initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            OmegaConf.to_container(compose("config", overrides=list(overrides)), resolve=True)
+            OmegaConf.to_container(compose("config", overrides=with_games(overrides)), resolve=True)
     except Exception:  # of any kind: it is asked whether there is one
         return False
     return True

@@ -29,6 +29,7 @@ from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.folders import held
 from fasttrain.runs.train import carry_out, ready
 from fasttrain.saving.files import read_json
+from fasttrain.spec import plugins
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.precedence import ALIASES, with_names_as_typed
@@ -129,7 +130,8 @@ def _group(env: str | type | RunSpec | None) -> str:
     """The game of fasttrain's, or the plain group for any other env."""
     if env is None:
         return ""
-    return str(env) if (conf_dir() / "env" / f"{env}.yaml").is_file() else "gym"
+    known = (conf_dir() / "env" / f"{env}.yaml").is_file() or env in plugins.names(plugins.GAMES)
+    return str(env) if known else "gym"
 
 
 def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
         return _one_view(trained if opponent is None else against(trained, opponent))
     if opponent is not None:
         raise ConfigError(f"opponent={opponent} contradicts play.human=true: there the agent plays the other side")
-    if trained.env.opponent_key is None:
+    if trained.env.spec.opponent_key is None:
         raise ConfigError(
             f"play.human=true: env {trained.env.name} has no opponents that the agent could play; "
             "take play.human=false to watch"
@@ -190,7 +190,7 @@ def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
 
 
 def _title(trained: Config, model: BaseAlgorithm) -> str:
-    key = trained.env.opponent_key
+    key = trained.env.spec.opponent_key
     against_whom = f", opponents: {trained.env.kwargs.get(key)}" if key and not trained.play.human else ""
     you = ", you against the agent" if trained.play.human else ""
     return f"{trained.env.name}: {trained.algo.name} after {model.num_timesteps:,} steps{you}{against_whom}"

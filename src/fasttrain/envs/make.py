@@ -20,6 +20,7 @@ from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec.backends import option_of
+from fasttrain.spec.games import known_by
 from fasttrain.spec.setting import Named, did_you_mean, named
 
 Env = gymnasium.Env[Any, Any]
@@ -31,7 +32,7 @@ _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker")  # of `gymnasium.ma
 class EnvSpec:
     """What to build. Plain values only, so that it travels to worker processes."""
 
-    id: str | None = None  # "CartPole-v1", "fasttrain/SkullKing-v0", "my_game.envs:MyGame-v0"
+    id: str | None = None  # "CartPole-v1", "my_game.envs:MyGame-v0"
     entry_point: str | None = None  # "my_game.envs:MyGame"
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the constructor
     wrappers: tuple[Named, ...] = ()  # module:Name, each called with the env so far
@@ -152,6 +153,8 @@ def _closed_on_error(env: Env) -> Iterator[None]:
 
 def _from_id(spec: EnvSpec, folder: str) -> Env:
     module_name, _, name = (spec.id or "").rpartition(":")
+    if not module_name and name not in gymnasium.registry and (game := known_by(name)):
+        gymnasium.register(name, game.env)
     before = set(gymnasium.registry)
     if name.startswith("ALE/") and not module_name:  # registered when its package is imported
         module_name = "ale_py"

@@ -23,6 +23,7 @@ from fasttrain.batch import BoolArray, each_array
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.spec.backends import SINGLE, VECTOR, Backend
+from fasttrain.spec.games import GameSpec
 
 if TYPE_CHECKING:
     from fasttrain.spec.config import EnvConfig
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 HERE = "fasttrain.integrations.pettingzoo"
 MASK, SEEN = "action_mask", "observation"
 KINDS = ("random", "self")
+GAME = GameSpec(opponent_key="opponents", eval_opponent="random")
 
 
 class _Games(Backend):
@@ -47,8 +49,7 @@ class _Games(Backend):
         if kwargs.pop("sharing", False):
             return replace(env, backend=VECTOR, id=None, entry_point=f"{HERE}:Rows", kwargs=kwargs)
         return replace(
-            env, backend=SINGLE, id=None, entry_point=f"{HERE}:Seat", kwargs=kwargs,
-            opponent_key=env.opponent_key or "opponents", eval_opponent=env.eval_opponent or "random",
+            env, backend=SINGLE, id=None, entry_point=f"{HERE}:Seat", kwargs=kwargs, game=f"{HERE}:GAME",
         )  # fmt: skip
 
 

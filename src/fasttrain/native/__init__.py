@@ -10,6 +10,7 @@ from typing import Any
 
 _PUBLIC = {
     "GameBatch": "fasttrain.native.batch",
+    "GameSpec": "fasttrain.spec.games",
     "NativeGame": "fasttrain.envs.protocol",
     "SingleGame": "fasttrain.native.batch",
     "bytes_of": "fasttrain.native.batch",
@@ -21,8 +22,8 @@ _PUBLIC = {
 }
 
 __all__ = [
-    "GameBatch", "NativeGame", "SingleGame", "bytes_of", "load_bytes", "random_below", "random_bits", "random_unit",
-    "seed_stream",
+    "GameBatch", "GameSpec", "NativeGame", "SingleGame", "bytes_of", "load_bytes", "random_below", "random_bits",
+    "random_unit", "seed_stream",
 ]  # fmt: skip
 
 

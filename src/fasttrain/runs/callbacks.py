@@ -309,7 +309,9 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
         env.set_opponent(made(*named(config.opponent, "opponent", "opponent"), "opponent", kind))
         return None
     settings = config.self_play
-    alone = config.env.kwargs.get(str(config.env.opponent_key)) == SELF  # with bots among them a score is not theirs
+    alone = (
+        config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF
+    )  # with bots among them a score is not theirs
     infos = InfoReader.of(config.env)
     rated = (lambda info: score_of(infos.read(info))) if alone else lambda _: None
     turns = env.turns

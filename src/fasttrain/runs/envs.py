@@ -135,7 +135,7 @@ def env_spec(config: Config) -> EnvSpec:
 
 def survey_of(config: Config, console: Console) -> Survey:
     """What will look at the env of a run."""
-    compiled = config.env.native_game is not None and config.env.backend == "gymnasium" and uses_masks(config)
+    compiled = config.env.spec.native is not None and config.env.backend == "gymnasium" and uses_masks(config)
     here = compiled and config.vec_env in ("auto", "native")
     return Survey(env_spec(config), config.env.step_timeout_s, console, here)
 
@@ -160,7 +160,7 @@ def env_facts(
         images = check_spaces(config, what, actions, observations).startswith("Cnn")
         check_policy(config, observations)
         return EnvFacts(True, None, images=images)
-    native = config.env.native_game is not None and uses_masks(config)
+    native = config.env.spec.native is not None and uses_masks(config)
     if config.vec_env == "native" and not native:
         raise ConfigError(
             f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
@@ -256,14 +256,15 @@ def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryV
 
 
 def _native_game(config: Config, num_envs: int) -> Any:
-    game = callable_at(str(config.env.native_game), f"env.native_game={config.env.native_game}")
+    native = str(config.env.spec.native)
+    game = callable_at(native, f"the native form of env.game={config.env.game}, {native}")
     kwargs = arguments(env_kwargs(config), "env.kwargs.")
     try:
         made = game(num_envs, **kwargs)
     except FastTrainError:
         raise
     except Exception as error:
-        what = f"env.native_game={config.env.native_game} could not be made for {num_envs} envs"
+        what = f"{native}, the native form of env.game={config.env.game}, could not be made for {num_envs} envs"
         raise ConfigError(f"{what} with env.kwargs={config.env.kwargs}: {blame(error)}") from error
     if hasattr(made, "max_threads"):
         made.max_threads = usable_cores()
@@ -272,7 +273,7 @@ def _native_game(config: Config, num_envs: int) -> Any:
 
 def game_calls(config: Config) -> list[KernelCall]:
     """The kernels of the native game, if the env is one that lists them."""
-    if config.env.native_game is None or config.env.backend != "gymnasium":
+    if config.env.spec.native is None or config.env.backend != "gymnasium":
         return []
     from fasttrain.vec.native import NativeVecEnv
 

@@ -42,6 +42,7 @@ from fasttrain.saving.rests import zip_writer
 from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
+from fasttrain.spec.removed import formerly
 from fasttrain.vec.stock import WORKER_ERRORS
 
 RECENT = ("returns", "wins", "draws", "score_diffs")
@@ -220,11 +221,14 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _check_identity(stored: object, config: Config) -> None:
+def check_identity(stored: object, config: Config) -> None:
     """Raises ConfigError of a checkpoint of another run. A setting that one of the two does not know, of another
     version, is not compared."""
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)
     known, settings = stored.get("settings", {}), own.pop("settings")
+    place = config.env.entry_point or ""
+    if stored.get("env") in formerly(place) and known.get("env.entry_point") in map(digest_of, formerly(place)):
+        own["env"], settings["env.entry_point"] = stored["env"], known["env.entry_point"]  # of before it was moved
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")
@@ -240,7 +244,7 @@ def restore(
     Raises:
         ConfigError: the checkpoint is of another run, or something in it does not fit this one.
     """
-    _check_identity(state.get("of"), run.config)
+    check_identity(state.get("of"), run.config)
     try:
         return _restore(run, state, arrays)
     except WRONG as error:

@@ -43,7 +43,7 @@ def ranges(cls: type) -> dict[str, tuple[float | None, float | None]]:
 def check(config: Config) -> None:
     """Ranges and cross-field rules that need nothing but the configuration itself."""
     for name, bounds in ranges_of(dict(settings_of(type(config.own)))).items():
-        _check_range(f"env.own.{name}", getattr(config.own, name), *bounds)
+        _check_range(f"GameSpec.own.{name}", getattr(config.own, name), *bounds)
     for key, bounds in ranges(type(config)).items():  # type: ignore[arg-type]
         _check_range(key, lookup(config, key), *bounds)
     for key in SCHEDULES:
@@ -222,7 +222,7 @@ def _check_vec_env(config: Config) -> None:
             f"vec_env=vector with env.entry_point={env.entry_point}: one env has no vector form; if that is a "
             "VectorEnv take env.backend=vector, else vec_env=auto"
         )
-    if config.vec_env == "native" and env.native_game is None and (backend is None or backend.vec_env != "native"):
+    if config.vec_env == "native" and env.spec.native is None and (backend is None or backend.vec_env != "native"):
         raise ConfigError(
             f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
             "batch; take vec_env=auto, dummy or subproc"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.backends import name_of_env, option_of, with_parts
+from fasttrain.spec.games import GameSpec, game_of
 from fasttrain.spec.own import OwnValues, own_values
 from fasttrain.spec.setting import Named, Switch, setting
 
@@ -90,17 +91,16 @@ class EnvConfig:
     step_timeout_s: float = setting(
         300.0, "a call in the checkup, or a step of a worker of vec_env=shared, that takes longer is hung", least=0.1
     )
-    native_game: str | None = setting(None, "module:Class of the batched game, for vec_env=native")
-    opponent_key: str | None = setting(None, "the entry of kwargs that names the opponents, for opponent=…")
-    eval_opponent: str | None = setting(None, "a fixed one, by which quality is measured in self-play")
-    own: dict[str, Any] = setting(
-        {}, "the game's own values, {total_timesteps: …, num_envs: {speed: 64}, ppo: {speed: {batch_size: …}}}"
-    )
+    game: str | None = setting(None, "a package's game by its name, or module:GAME of yours: a GameSpec")
     result: Result = setting(
         Result(),
         "which entries of the last info tell how an episode ended: {win: winner, win_value: red, scores: [vp]}",
     )
-    reward_debug_key: str | None = setting(None, "the entry of kwargs that makes the env tell its reward term by term")
+
+    @property
+    def spec(self) -> GameSpec:
+        """What the game declares of itself."""
+        return game_of(self.game)
 
     @property
     def option(self) -> str:
@@ -380,7 +380,7 @@ class Config:
     @property
     def own(self) -> OwnValues:
         """What holds where nobody chose another value."""
-        return own_values(self.env.own, self.algo.spec, self.tier)
+        return own_values(self.env.spec.own, self.algo.spec, self.tier)
 
 
 if not TYPE_CHECKING:  # with what engines declare, `daemons` say

@@ -1,4 +1,4 @@
-"""What a game (`env.own`) and the algorithm name as their own values: they hold where nobody chose others."""
+"""What a game (`GameSpec.own`) and the algorithm name as their own values: they hold where nobody chose others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fasttrain.spec.setting import convert, did_you_mean, setting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnValues:
-    """What the game (`env.own`), else the algorithm names as its own values in `tier`.
+    """What the game (`GameSpec.own`), else the algorithm names as its own values in `tier`.
 
     None where the algorithm has no minibatches, epochs or rollouts.
     """
@@ -37,12 +37,12 @@ def own_values(games: Mapping[str, Any], spec: AlgorithmSpec, tier: str) -> OwnV
         ConfigError: the game's are no such values.
     """
     of_algorithm = {name: value for name, value in spec.tiers[tier].items() if name in OWN_NAMES}
-    found: OwnValues = convert({**of_algorithm, **games_own(games, spec.name, tier)}, OwnValues, "env.own")
+    found: OwnValues = convert({**of_algorithm, **games_own(games, spec.name, tier)}, OwnValues, "GameSpec.own")
     return found
 
 
 def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
-    """Of `env.own` what holds for an algorithm in a tier; what is said of both or one of them goes before the rest.
+    """Of a game's own values those of an algorithm in a tier; what is said of both or one of them goes before the rest.
 
     Raises:
         ConfigError: a word in it is no value, no tier and no algorithm.
@@ -53,8 +53,8 @@ def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
         if len(names) != 1 or not places <= {*TIERS, *ALGORITHMS}:
             wrong = next(iter(places - {*TIERS, *ALGORITHMS}), words[-1])
             raise ConfigError(
-                f"unknown key 'env.own.{'.'.join(words)}'{did_you_mean(wrong, (*OWN_NAMES, *TIERS, *ALGORITHMS))}; "
-                f"it has {', '.join(OWN_NAMES)}, each for a tier or an algorithm alone too"
+                f"GameSpec.own has no {'.'.join(words)!r}{did_you_mean(wrong, (*OWN_NAMES, *TIERS, *ALGORITHMS))}; "
+                f"there are {', '.join(OWN_NAMES)}, each for a tier or an algorithm alone too"
             )
         if places <= {algo, tier}:
             found[names[0]] = value

@@ -227,7 +227,9 @@ def _reward_debug(requested: bool, context: Context) -> Resolved:
     if not requested:
         return False, ""
     told = (
-        "" if context.config.env.reward_debug_key else "what the env puts into info['reward_terms'] at an episode's end"
+        ""
+        if context.config.env.spec.reward_debug_key
+        else "what the env puts into info['reward_terms'] at an episode's end"
     )
     return True, told or "sums of each episode in episodes.csv"
 
@@ -309,7 +311,7 @@ def _fused_update(requested: str, context: Context) -> Resolved:
 
 def own_values_of(config: Config, name: str) -> str:
     """Whose own value `own.NAME` is: the game's where it names one, else the algorithm's."""
-    games = name in games_own(config.env.own, config.algo.name, config.tier)
+    games = name in games_own(config.env.spec.own, config.algo.name, config.tier)
     return "the game's" if games else f"{config.algo.name}'s"
 
 

@@ -118,7 +118,7 @@ def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[
     overrides = _without_aliases(overrides)
     typed |= {key_of(override) for override in overrides}
     result = list(options)
-    if typed & {"env.id", "env.entry_point"} and "env" not in typed:
+    if typed & {"env.id", "env.entry_point", "env.game"} and "env" not in typed:
         result.append("env=gym")
     result += from_environment(environment, typed)
     named = [text.partition("=")[2] for text in overrides if key_of(text) == "algo"]

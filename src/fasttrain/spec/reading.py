@@ -11,6 +11,7 @@ from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead
 from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
+from fasttrain.spec.games import DEFAULT
 from fasttrain.spec.own import own_values
 from fasttrain.spec.precedence import ALIASES, is_refined, translated
 from fasttrain.spec.removed import former_key, instead_of, lookup, put, taken
@@ -42,7 +43,7 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
             raise ConfigError(why)
     values["env"] = env = _build_env(values.get("env"))
     tier = str(values.get("tier"))
-    own = own_values(env.own, spec, tier if tier in TIERS else TIERS[0])  # of an unknown one `build` says so
+    own = own_values(env.spec.own, spec, tier if tier in TIERS else TIERS[0])  # of an unknown one `build` says so
     own_names = {"learning_rate", "n_epochs", "rollout_size"} & {*spec.keys()}
     algo = {**algo, **{name: getattr(own, name) for name in own_names if algo.get(name) is None}}  # nobody chose others
     values["algo"] = build(ALGO_CLASSES[spec.name], algo, "algo.")
@@ -83,11 +84,11 @@ def against(config: Config, opponent: Named) -> Config:
     Raises:
         ConfigError: the env names no opponents.
     """
-    key = config.env.opponent_key
+    key = config.env.spec.opponent_key
     if key is None:
         raise ConfigError(
             f"opponent={opponent} with {config.env.option}: this env has no opponents that fasttrain knows of; name "
-            "the entry of env.kwargs that chooses them as env.opponent_key, or leave opponent out"
+            "the entry of env.kwargs that chooses them in a GameSpec (env.game=module:GAME), or leave opponent out"
         )
     name = named(opponent, "opponent", "opponent")[0]
     env = replace(config.env, kwargs={**config.env.kwargs, key: SELF if ":" in name else name})
@@ -96,13 +97,14 @@ def against(config: Config, opponent: Named) -> Config:
 
 def env_kwargs(config: Config) -> dict[str, Any]:
     """What the env is made with: `env.kwargs`, and what flags add to them."""
-    key = config.env.reward_debug_key
+    key = config.env.spec.reward_debug_key
     return {**config.env.kwargs, key: True} if config.reward_debug and key else config.env.kwargs
 
 
 def plays_itself(config: Config) -> bool:
     """Whether somebody outside decides for opponents: snapshots of the learner, or a class of the user's."""
-    chosen = config.env.kwargs.get(config.env.opponent_key) if config.env.opponent_key else None
+    key = config.env.spec.opponent_key
+    chosen = config.env.kwargs.get(key) if key else None
     return chosen == SELF or (isinstance(chosen, (Mapping, list, tuple)) and SELF in chosen)
 
 
@@ -157,12 +159,12 @@ def memory_inputs(config: Config) -> tuple[str, ...]:
 
 
 def against_bots(config: Config) -> Config:
-    """For what is no training (checkup, evaluation): in self-play the opponents are `env.eval_opponent`."""
+    """For what is no training (checkup, evaluation): in self-play the opponents are the game's `eval_opponent`."""
     if not plays_itself(config):
         return config
-    if config.env.eval_opponent is None:
-        raise ConfigError("opponent=self: name a fixed opponent by which quality is measured, as env.eval_opponent")
-    return against(config, config.env.eval_opponent)
+    if (fixed := config.env.spec.eval_opponent) is None:
+        raise ConfigError("opponent=self: the GameSpec names no eval_opponent, a fixed one that measures quality")
+    return against(config, fixed)
 
 
 def evaluated(config: Config) -> Config:
@@ -185,7 +187,7 @@ def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
             if given.opponent == SELF or ":" in str(given.opponent):
                 raise ConfigError(f"opponent={given.opponent}: decides in training; here take one of the game's own")
             config = against(config, given.opponent)
-            more[str(config.env.opponent_key)] = str(given.opponent)
+            more[str(config.env.spec.opponent_key)] = str(given.opponent)
         elif key.startswith(("env.kwargs.", "eval.env_kwargs.")):
             below, of = key.split("kwargs.", 1)[1], given.eval.env_kwargs if group == "eval" else given.env.kwargs
             top = below.partition(".")[0]
@@ -201,13 +203,23 @@ def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
 
 def _build_env(env: Any) -> EnvConfig:
     if not isinstance(env, Mapping):
-        raise ConfigError("env: choose skullking or skirmish, or name an environment by env.id or env.entry_point")
-    config = build(EnvConfig, env, "env.")
+        raise ConfigError(f"env: choose a game, as in env={DEFAULT}, or name an env by env.id or env.entry_point")
+    config = _of_game(build(EnvConfig, env, "env."))
     if (config.id is None) == (config.entry_point is None):
         state = "both are set" if config.id else "neither is set"
         raise ConfigError(f"env.id and env.entry_point: {state}; give exactly one, env.id=CartPole-v1 say")
     backend = backend_of(config)
     return config if backend is None else backend.adapted(config)
+
+
+def _of_game(env: EnvConfig) -> EnvConfig:
+    """With what the game declares: which env it is, and how its episodes tell how they ended."""
+    spec, given = env.spec, env.id or env.entry_point
+    if (played := spec.id or spec.env) and given not in (None, played):
+        raise ConfigError(f"env.game={env.game} is played as {played}; leave env.id={given} out, or take env=gym too")
+    place = {"id": spec.id} if spec.id else {"entry_point": spec.env} if spec.env else {}
+    own = {name: value for name, value in spec.result.items() if getattr(env.result, name) in (None, ())}
+    return replace(env, **place, result=replace(env.result, **own)) if place or own else env  # type: ignore[arg-type]
 
 
 def all_keys() -> list[str]:

@@ -19,6 +19,18 @@ MOVED = {  # to where a stored value belongs too
     "daemons.games_per_connection": "daemons.recycle.connection_games",
     "horizon_minutes": "minutes",
 }
+CLASS_PATHS = {  # of modules that were moved: as stored and typed, and as they are now
+    "fasttrain.games.": "fasttrain_games.",
+    "fasttrain.daemons.": "fasttrain_engines.",
+}
+GAMES = {  # which game a run had, by the class that it stored
+    "fasttrain_games.skullking.game:SkullKingGame": "skullking",
+    "fasttrain_games.skirmish.game:SkirmishGame": "skirmish",
+    "fasttrain_engines.go:Go": "go",
+    "fasttrain_engines.showdown:Showdown": "showdown",
+}
+OF_GAMES = ("env.native_game", "env.own", "env.opponent_key", "env.eval_opponent", "env.reward_debug_key")
+DECLARED = "a GameSpec declares it, which env.game names, as NAME or module:GAME"
 RECORDING = "'-XX:StartFlightRecording:filename={folder}/{index}.jfr,dumponexit=true'"
 CONSTANT = "what it is by default holds always; leave it out"
 REMOVED = {  # what does their work now
@@ -30,6 +42,8 @@ REMOVED = {  # what does their work now
     "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU; leave it out",
     "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib; leave it out",
     "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib; leave it out",
+    **dict.fromkeys(OF_GAMES, DECLARED),
+    "env.eval_opponent": f"{DECLARED}; eval.env_kwargs.KEY=… plays evaluations against another opponent",
     "env.name": "env.id or env.entry_point names folders and tables; leave it out",
     "daemons.profile": f"take daemons.jvm_flags=[{RECORDING}]",
     "daemons.log_mb": CONSTANT,
@@ -45,8 +59,14 @@ REMOVED = {  # what does their work now
     "doctor.seconds": CONSTANT,
     "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
 }
-LEARNED_WITH = ("overlap", "algo.chunk_steps", "algo.burn_in")  # what a run's weights came by
-OFF = ("null", "false", "off", "no", "0")
+LEARNED_WITH = (
+    "overlap",
+    "algo.chunk_steps",
+    "algo.burn_in",
+    "env.native_game",
+    "env.own",
+)  # what a run's weights came by
+OFF = ("null", "false", "off", "no", "0", "{}")
 TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # how those are typed now that cells may have
     "checkpoint_every_minutes": "checkpoint_every=…min", "guard.at_limit": "nan_guard=…",
     "ablate.flags": "candidates='{ablate: …}'",
@@ -80,13 +100,43 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
         found["loggers"] = [*loggers, {"logger": "prometheus", "port": port, "host": host}]
     if lookup(found, "daemons.profile") == "jfr":
         put(found, "daemons.jvm_flags", [*(lookup(found, "daemons.jvm_flags") or ()), RECORDING.strip("'")])
+    _by_its_game(found)
     for key in REMOVED:
-        if key in LEARNED_WITH and lookup(found, key) not in (None, False, "off", 0):
+        if key in LEARNED_WITH and lookup(found, key) not in (None, False, "off", 0, {}):
             continue  # it cannot go on as it began: refused by name
         value = taken(found, key)
         if key in MOVED and value is not None:
             put(found, MOVED[key], value)
     return {key: value for key, value in found.items() if key not in GROUPS}
+
+
+def _by_its_game(values: dict[str, Any]) -> None:
+    """`env.game` in place of what it declares, for what a run stored before there was one; classes where they are."""
+    for key in ("env.native_game", "env.entry_point"):
+        if isinstance(path := lookup(values, key), str):
+            put(values, key, today(path))
+    own, paths = lookup(values, "env.own"), [lookup(values, key) for key in ("env.native_game", "env.entry_point")]
+    game = next((GAMES[path] for path in paths if path in GAMES), None)
+    if game is None and own and str(lookup(values, "env.id")).startswith("ALE/"):
+        game = "atari"
+    if game is None or (not own and paths[0] is None):  # of today's, or of somebody's own
+        return
+    put(values, "env.game", game)
+    key, opponent = lookup(values, "env.opponent_key"), lookup(values, "env.eval_opponent")
+    if opponent and lookup(values, f"env.kwargs.{key}") == "self" and not lookup(values, f"eval.env_kwargs.{key}"):
+        put(values, f"eval.env_kwargs.{key}", opponent)
+    for key in OF_GAMES:
+        taken(values, key)
+
+
+def today(path: str) -> str:
+    """A class's path, `module:Class`, as it is since its module was moved."""
+    return next((path.replace(old, new, 1) for old, new in CLASS_PATHS.items() if path.startswith(old)), path)
+
+
+def formerly(path: str) -> list[str]:
+    """A class's path as it is, and as it was before its module was moved."""
+    return [path, *(path.replace(new, old, 1) for old, new in CLASS_PATHS.items() if path.startswith(new))]
 
 
 def rows_without_removed(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -112,7 +162,7 @@ def texts_without_removed(typed: Sequence[str]) -> list[str]:
         if key in TYPED and key not in left and value != "null":
             found.append(TYPED[key].replace("…", value))
         elif key not in (*REMOVED, *GROUPS, *left) or (key in LEARNED_WITH and value.lower() not in OFF):
-            found.append(text)
+            found.append(text.replace(value, today(value)) if key == "env.entry_point" else text)
     return found
 
 

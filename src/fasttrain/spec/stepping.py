@@ -39,7 +39,7 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
         if any(one != "auto" and context.sources.get(key) == "command line" for key, one in asked.items()):
             raise ConfigError(f"vec_env={value} with num_envs={context.config.num_envs}: {ONE_GAME}; take num_envs=1")
         value, reason = "shared", ONE_GAME
-    if requested == "auto" and context.config.env.native_game and memory_inputs(context.config):
+    if requested == "auto" and context.config.env.spec.native and memory_inputs(context.config):
         reason = f"algo.memory_inputs is shown by single envs, not by the native batch; {reason}"
     if context.config.env.on_env_error == "raise" or value == "shared":
         return value, reason
@@ -222,7 +222,7 @@ def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mappi
         ConfigError: names the key and a way out.
     """
     typed = [key for key, source in sources.items() if source == "command line"]
-    named = f"env.kwargs.{config.env.opponent_key}"
+    named = f"env.kwargs.{config.env.spec.opponent_key}"
     if "opponent" in typed and named in typed:
         raise ConfigError(f"opponent={config.opponent} and {named} say the same thing: leave one of them out")
     if not plays_itself(config) or config.opponent not in (None, SELF):
@@ -268,7 +268,7 @@ def resolve_eval_every(requested: int, context: Context) -> Resolved:
     every, why = requested, ""
     if not requested and plays_itself(context.config) and "eval_every" not in context.sources:
         every = max(1, context.config.total_timesteps // EVALUATIONS)
-        why = f"opponent=self: progress is measured against {context.config.env.eval_opponent}"
+        why = f"opponent=self: progress is measured against {context.config.env.spec.eval_opponent}"
     engines, backend = "", backend_of(context.config.env)
     if every and backend is not None and backend.lends:
         effective = {name: context.effective[name] for name in ("vec_env", "num_envs")}

@@ -221,7 +221,7 @@ class Ablation:
     @property
     def episodes(self) -> int:
         """Enough for a rough look at quality; the whole study shall take minutes."""
-        return min(self.config.eval.episodes, 300 if self.config.env.native_game else 20)
+        return min(self.config.eval.episodes, 300 if self.config.env.spec.native else 20)
 
     def conclude(self, written: bool) -> None:
         """Say and store what was found; `written`: the profile too."""

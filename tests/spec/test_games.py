@@ -1,0 +1,96 @@
+"""A game is found by the name that its package offers, or as module:NAME; what it declares need not be typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conftest import RunCommand, configured
+from fasttrain.envs.make import EnvSpec, make_env
+from fasttrain.errors import ConfigError
+from fasttrain.spec import plugins
+from installed import install
+
+MODULE = """
+from pathlib import Path
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+from fasttrain.native import GameSpec
+
+class Pole(CartPoleEnv):
+    pass
+
+GAME = GameSpec(id="{name}/Pole-v0", env="{name}:Pole", own={{"total_timesteps": 777}}, result={{"win": "balanced"}},
+                conf={conf})
+TEXT = "no game"
+"""
+
+
+def offer(folder: Path, name: str, conf: str = "None") -> None:
+    install(folder, name, {plugins.GAMES: {name: f"{name}:GAME"}}, **{name: MODULE.format(name=name, conf=conf)})
+
+
+def test_a_game_is_played_by_the_name_that_its_package_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    offer(tmp_path, "polegame")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = configured("env=polegame", "algo=ppo", "env.kwargs.sutton_barto_reward=true")
+    assert (config.env.id, config.env.game, config.total_timesteps) == ("polegame/Pole-v0", "polegame", 777)
+    assert (config.env.result.win, config.env.name) == ("balanced", "polegame-Pole-v0")
+    assert configured("env=polegame", "algo=ppo", "env.result.win=won").env.result.win == "won"
+    env = make_env(EnvSpec(id="polegame/Pole-v0", kwargs=config.env.kwargs))
+    assert type(env.unwrapped).__name__ == "Pole"
+    assert env.unwrapped._sutton_barto_reward  # type: ignore[attr-defined]
+
+
+def test_its_files_lie_with_it(fasttrain: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    offer(tmp_path, "confgame", conf="Path(__file__).parent / 'conf'")
+    (tmp_path / "conf" / "env").mkdir(parents=True)
+    (tmp_path / "conf" / "env" / "confgame.yaml").write_text("game: confgame\nkwargs: {sutton_barto_reward: true}\n")
+    (tmp_path / "conf" / "profile").mkdir()
+    (tmp_path / "conf" / "profile" / "mild.yaml").write_text("# @package _global_\nnum_envs: 3\n")
+    (own := tmp_path / "own" / "env").mkdir(parents=True)
+    (own / "built_upon.yaml").write_text("defaults: [confgame, _self_]\nkwargs: {render_mode: null}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    told = fasttrain("env=confgame", "algo=ppo", "+profile=mild", "--cfg", "job").out
+    assert "game: confgame" in told
+    assert "sutton_barto_reward: true" in told
+    assert "num_envs: 3" in told
+    told = fasttrain("--config-dir", str(own.parent), "env=built_upon", "algo=ppo", "--cfg", "job").out
+    assert "game: confgame" in told, "a file of the user's builds upon a game that no argument names"
+
+
+def test_a_game_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "minegame.py").write_text(MODULE.format(name="minegame", conf="None"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = configured("env.game=minegame:GAME", "algo=ppo")
+    assert (config.env.id, config.total_timesteps) == ("minegame/Pole-v0", 777)
+    for typed, told in {
+        "env.game=minegame:TEXT": "^env.game=minegame:TEXT: expected a fasttrain.native.GameSpec, it is 'no game'$",
+        "env.game=minegame:NONE": "^env.game=minegame:NONE cannot be loaded: AttributeError: ",
+        "env.game=nowhere_at_all:GAME": "^env.game=nowhere_at_all:GAME cannot be loaded: ModuleNotFoundError: ",
+        "env.game=chess": "^no game is called 'chess'",
+    }.items():
+        with pytest.raises(ConfigError, match=told):
+            configured(typed, "algo=ppo")
+    with pytest.raises(ConfigError, match="^env.game=minegame:GAME is played as minegame/Pole-v0; leave env.id=A-v0"):
+        configured("env.game=minegame:GAME", "env.id=A-v0", "algo=ppo")
+
+
+@pytest.mark.parametrize("typed", [(), ("env=skullking",), ("+profile=speed", "seed=3")])
+def test_without_the_default_game_there_is_cartpole(
+    fasttrain: RunCommand, typed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(plugins, "names", lambda _: [])
+    done = fasttrain("total_timesteps=64", *typed)
+    assert (done.exit_code, done.err.count("\n")) == (2, 1)
+    assert "no package that offers this game is installed" in done.err
+    assert "fasttrain algo=ppo env.id=CartPole-v1" in done.err
+    assert configured("env.id=CartPole-v1", "algo=ppo").env.id == "CartPole-v1"
+
+
+def test_a_misspelt_game_is_told_with_those_that_there_are(fasttrain: RunCommand):
+    done = fasttrain("env=skulking")
+    assert done.exit_code == 2
+    assert "env=skulking: no such env, choose from atari, go, gym, " in done.err
+    assert "did you mean 'skullking'?" in done.err
