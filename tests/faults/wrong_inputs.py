@@ -161,7 +161,7 @@ def no_training() -> Iterator[None]:
     from fasttrain.studies import doctor, study
 
     def accepted(*arguments: Any, **_: Any) -> None:
-        if arguments and isinstance(arguments[0], train.Run):
+        if arguments and isinstance(arguments[0], train.Parts):
             arguments[0].model.logger.close()
             arguments[0].env.close()
         raise Accepted
