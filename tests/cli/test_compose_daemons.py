@@ -1,10 +1,11 @@
-"""`+daemons=small_jvm`: flags for a Java engine."""
+"""`+daemons=small_jvm`: flags for a Java engine; and other files that an engine's package has."""
 
 from __future__ import annotations
 
 import pytest
 
 from fasttrain.cli.compose import composed_before, configured
+from fasttrain.cli.library import _group
 from fasttrain.errors import ConfigError
 from fasttrain.spec.precedence import normalise
 
@@ -22,3 +23,9 @@ def test_it_sets_flags_alone(typed: str):
 def test_a_typo_is_told():
     with pytest.raises(ConfigError, match=r"daemons=smal_jvm: no such daemons.*did you mean 'small_jvm'"):
         composed_before(normalise([*GAME, "daemons=smal_jvm"], {}))
+
+
+def test_a_game_of_an_engine_is_known_by_its_name():
+    assert (_group("go"), _group("skullking"), _group("CartPole-v1")) == ("go", "skullking", "gym")
+    found = configured(["env=go", "env.kwargs.size=5"])
+    assert (found.env.backend, found.daemons.command[0], found.daemons.games_per_daemon) == ("daemons", "gnugo", 1)
