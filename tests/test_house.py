@@ -20,7 +20,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # declares of itself, where it is found, and runs that stored it.
 CEILINGS = {
     "fasttrain": {"lines": 43_923, "modules": 194, ": Any": 507},
-    "fasttrain_engines": {"lines": 3_328, "modules": 18, ": Any": 17},
+    "fasttrain_engines": {"lines": 3_327, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_764, "modules": 33, ": Any": 12},
 }
 

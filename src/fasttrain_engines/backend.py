@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fasttrain.spec.backends import Backend
 from fasttrain_engines.settings import DaemonsConfig, check_daemons, shared_out, workers_for
@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from fasttrain.spec.config import Config
     from fasttrain_engines.vec_env import DaemonVecEnv
 
+CONF = Path(__file__).parent / "conf"
+
 
 class _Daemons(Backend):
     name, vec_env, why = "daemons", "daemons", "external engines play"
     what, instead, lends = "the engine plays", "the game's own class to do it", True
-    settings, conf = DaemonsConfig, Path(__file__).parent / "conf"
+    settings, conf = DaemonsConfig, CONF
 
     def check(self, config: Config) -> None:
         check_daemons(self.own(config), config)
@@ -42,9 +44,8 @@ class _Daemons(Backend):
         return min(int(requested), most), "" if int(requested) <= most else "no more than there are daemons"
 
     def evaluations(self, config: Config, guests: int, cores: int) -> str:
-        settings: Any = self.own(config)
-        daemons, per_daemon = shared_out(settings, config.num_envs, cores)
-        most = settings.games_per_daemon
+        most = self.own(config).games_per_daemon
+        daemons, per_daemon = shared_out(self.own(config), config.num_envs, cores)
         if most == "auto" or daemons * per_daemon - config.num_envs >= guests:
             return f"evaluations play {guests} games with the training's engines; the training's wait meanwhile"
         return f"daemons.games_per_daemon={most}: evaluations end the training's games, which begin anew after them"

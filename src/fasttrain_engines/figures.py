@@ -31,11 +31,8 @@ def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[Figure]:
         yield Figure("gauge", f"daemon_{share}", "Of the time, 0 to 1 per core.", each, "daemon")
     memory = {str(one["daemon"]): one["memory_mb"] * 2**20 for one in found["daemons"]}
     yield Figure("gauge", "daemon_memory_bytes", "Resident memory of an engine.", memory, "daemon")
-    taken = {
-        "decision": ("Time of a decision of an engine.", tally.decisions),
-        "game": ("Time of a game.", tally.games),
-    }
-    for name, (text, times) in taken.items():
+    texts = {"decision": "Time of a decision of an engine.", "game": "Time of a game."}
+    for name, times in (("decision", tally.decisions), ("game", tally.games)):
         up_to = {str(float(edge)): times.up_to(edge) for edge in BUCKETS_S[name]}
         value = (up_to, sum(times.counts.values()), times.total_ns / 1e9)
-        yield Figure("histogram", f"{name}_duration_seconds", text, value)
+        yield Figure("histogram", f"{name}_duration_seconds", texts[name], value)

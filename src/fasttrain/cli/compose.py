@@ -144,7 +144,7 @@ def with_games(overrides: Sequence[str], options: Sequence[str] = ()) -> list[st
     for name, game in attached(names or {DEFAULT}, bool(paths or config_dir_options([*options, *overrides]))).items():
         if game.conf is None:
             ConfigStore.instance().store(name, {"game": name}, group="env")
-        elif (path := f"'file://{game.conf}'") not in paths:
+        elif (path := f"'file://{game.conf}'") not in paths and game.conf not in (one.conf for one in engines()):
             paths.append(path)
     asked = [f"hydra.searchpath=[{','.join(paths)}]"] * bool(paths)
     return [text for text in overrides if key_of(text) != "hydra.searchpath"] + asked
