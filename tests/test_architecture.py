@@ -286,6 +286,18 @@ def mirrored_by_tests(sources: Sources) -> Iterator[str]:
             yield f"{module}: no tests/{wanted}" + (f" nor tests/{shared}*.py" if shared else "")
 
 
+def nothing_knows_the_games(sources: Sources) -> Iterator[str]:
+    """fasttrain names no game and no package that attaches, but for the default of `env=` and what runs once stored."""
+    for module, source in sources.items():
+        if module.split(".")[0] != "fasttrain" or module == "fasttrain.spec.removed":
+            continue
+        for node in ast.walk(ast.parse(source)):
+            text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+            named = re.search(r"fasttrain_games\.|skullking|skirmish", text, re.IGNORECASE)
+            if named and not (module == "fasttrain.spec.games" and text == "skullking"):
+                yield f"{module}:{node.lineno}: names {named[0]}"
+
+
 def _has_logic(source: str) -> bool:
     """Whether any function does more than carry a docstring or `...`."""
     for node in ast.walk(ast.parse(source)):
@@ -308,7 +320,7 @@ def _nodes(sources: Sources) -> Iterator[tuple[str, ast.AST]]:
 Rule = Callable[[Sources], Iterator[str]]
 RULES: list[Rule] = [
     imports_point_down, no_cycles, layer_0_is_light, no_torch_in_workers, files_are_short, functions_are_short,
-    no_mutable_module_state, errors_are_honest, mirrored_by_tests,
+    no_mutable_module_state, errors_are_honest, mirrored_by_tests, nothing_knows_the_games,
 ]  # fmt: skip
 
 
@@ -354,6 +366,8 @@ DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + " 
         (errors_are_honest, {"fasttrain.a": "try:\n    pass\nexcept:\n    pass"}, "bare except"),
         (errors_are_honest, {"fasttrain.a": "assert 1"}, "assert"),
         (errors_are_honest, {"fasttrain.a": "def f():\n    raise NotImplementedError"}, "NotImplementedError"),
+        (nothing_knows_the_games, {"fasttrain.runs.a": "x = 'fasttrain_games.b:C'"}, ":1: names fasttrain_games."),
+        (nothing_knows_the_games, {"fasttrain.spec.games": "def f():\n  'Of SkullKing.'"}, ":2: names SkullKing"),
         (mirrored_by_tests, {"fasttrain.vec.nowhere": "def f():\n    return 1"}, "no tests/vec/test_nowhere.py"),
         (mirrored_by_tests, {"fasttrain.vec.zero.where": "def f():\n    return 1"}, "nor tests/vec/test_zero*.py"),
     ],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import stable_baselines3
 
 from conftest import RunCommand
 from fasttrain.vec.native import NativeVecEnv
+from installed import install
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 RUN = ("+profile=balance", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=2048", "algo.rollout_size=512",
@@ -220,6 +223,29 @@ def test_a_native_game_is_the_single_env_row_by_row_and_is_learned(run: RunComma
     rows = csv.DictReader((done.folder / "episodes.csv").read_text().splitlines())
     won = [row["is_win"].lower() in ("1", "true") for row in rows]
     assert np.mean(won[-500:]) > np.mean(won[:500]) + 0.2
+
+
+def test_a_game_in_a_package_of_its_own_is_trained_by_its_name(tmp_path: Path):
+    """Installed beside fasttrain as pip would, by its own pyproject.toml, but without building a wheel."""
+    source = EXAMPLES / "third_party_game"
+    (group, name, place) = re.search(
+        r'entry-points."(.+?)"]\n(\w+) = "(.+?)"', (source / "pyproject.toml").read_text(encoding="utf-8")
+    ).groups()  # type: ignore[union-attr]
+    install(tmp_path / "site", "third-party-game", {group: {name: place}})
+    shutil.copytree(source / "higher_lower", tmp_path / "site" / "higher_lower")
+    path = os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH")]))
+    line = [sys.executable, "-m", "fasttrain", "+profile=speed", f"env={name}", "algo=ppo", "total_timesteps=512",
+            "algo.rollout_size=256", "batch_size=64", "num_envs=4", "eval.episodes=4", "report=false",
+            "fused_update=off", "hydra.run.dir=run"]  # fmt: skip
+    done = subprocess.run(
+        line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    plan, summary = (json.loads((tmp_path / "run" / f"{file}.json").read_text()) for file in ("plan", "summary"))
+    env = plan["config"]["env"]
+    assert (env["game"], env["id"], env["kwargs"]) == (name, "higher_lower/HigherLower-v0", {"cards": 6})
+    assert plan["config"]["algo"]["learning_rate"] == 1e-3, "the game's own"
+    assert summary["quality"]["win_rate"] is not None, "as the game tells it"
 
 
 def test_the_notebook_s_cells_run_one_after_another(tmp_path: Path):

@@ -77,9 +77,8 @@ def _search() -> None:
 
     class Beside(SearchPathPlugin):
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-            for one in engines():
-                if one.conf is not None:
-                    search_path.append(one.name, f"file://{one.conf}")
+            for one in (each for each in engines() if each.conf is not None):
+                search_path.append(one.name, f"file://{one.conf}")
 
     Plugins.instance().register(Beside)
 
@@ -141,12 +140,13 @@ def with_games(overrides: Sequence[str], options: Sequence[str] = ()) -> list[st
 
     names = {name for text in overrides if key_of(text) == "env" for name in re.findall(r"[\w.-]+", text)} - {"env"}
     paths = [text.partition("=")[2].strip("[]") for text in overrides if key_of(text) == "hydra.searchpath"]
-    for name, game in attached(names or {DEFAULT}, bool(paths or config_dir_options([*options, *overrides]))).items():
-        if game.conf is None:
+    own = re.findall(r"file://([^']+)", "".join([*paths, *search_path([*options, *overrides])]))
+    for name, game in attached(names or {DEFAULT}, bool(own)).items():
+        if game.conf is None and not any(Path(folder, "env", f"{name}.yaml").is_file() for folder in own):
             ConfigStore.instance().store(name, {"game": name}, group="env")
-        elif (path := f"'file://{game.conf}'") not in paths and game.conf not in (one.conf for one in engines()):
-            paths.append(path)
-    asked = [f"hydra.searchpath=[{','.join(paths)}]"] * bool(paths)
+        elif game.conf not in (None, *(each.conf for each in engines())):
+            paths.append(f"'file://{game.conf}'")
+    asked = [f"hydra.searchpath=[{','.join(dict.fromkeys(paths))}]"] * bool(paths)
     return [text for text in overrides if key_of(text) != "hydra.searchpath"] + asked
 
 

@@ -16,6 +16,7 @@ from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import AlgoConfig, Config
+from fasttrain.spec.games import DEFAULT
 from fasttrain.spec.setting import declared, settings_of
 from fasttrain.terminal import spelt
 
@@ -24,15 +25,15 @@ HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, 
 usage: fasttrain [train|resume|eval|check|export|play|compare|tune|doctor|report] [key=value …] [-m]
        fasttrain watch [FOLDER] · new FOLDER · zoo import FILE.yml --env ID --algo NAME · help [COMMAND]
 
-  fasttrain +profile=speed                                   Skull King with MaskablePPO, the main job
+  fasttrain +profile=speed                                   the default game with MaskablePPO
   fasttrain +profile=speed env.id=CartPole-v1 algo=ppo       any registered Gymnasium environment
   fasttrain +profile=balance env.id=CartPole-v1 algo=dqn num_envs=16 updates_per_step=8
   fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
   fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
-  fasttrain resume run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1     goes on after a stop or a crash
-  fasttrain eval run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 eval.episodes=5000
-  fasttrain export run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1 format=onnx   (or torchscript)
-  fasttrain play run=outputs/2026-01-31/12-00-00_skullking_maskable_ppo_1       watch it; output=game.mp4: a video
+  fasttrain resume run=outputs/2026-01-31/12-00-00_CartPole-v1_ppo_1     goes on after a stop or a crash
+  fasttrain eval run=outputs/2026-01-31/12-00-00_CartPole-v1_ppo_1 eval.episodes=5000
+  fasttrain export run=outputs/2026-01-31/12-00-00_CartPole-v1_ppo_1 format=onnx   (or torchscript)
+  fasttrain play run=outputs/2026-01-31/12-00-00_CartPole-v1_ppo_1       watch it; output=game.mp4: a video
   fasttrain report outputs/2026-01-31/*                      report.html of runs, a sweep or a study
   fasttrain watch                                            all runs below outputs/, multirun/ and studies/, live
   fasttrain compare candidates=[baseline,speed] seeds=5      is it faster, does it learn as well? (exit code 3: no)
@@ -48,7 +49,7 @@ usage: fasttrain [train|resume|eval|check|export|play|compare|tune|doctor|report
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
 algo=      {algorithms}
-env=       skullking  skirmish  atari, or env.id=…, env.entry_point=module:Class
+env=       a game that a package offers ({game}, the default), or env.id=…, env.entry_point=module:Class
 
 flags (variable in the environment: FASTTRAIN_ and the name in capitals; command line > environment > profile > default)
 {flags}
@@ -77,7 +78,7 @@ def help_on(arguments: list[str]) -> str:
     if not {"-h", "--help", "help"} & {*arguments}:
         return HELP.partition("\n\nprofiles")[0].format(version=__version__) + USAGE_END
     flags = "\n".join(f"  {flag.name:<22} {flag.class_text:<10} {flag.text}" for flag in FLAGS)
-    return HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS))
+    return HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS), game=DEFAULT)
 
 
 def _of_command(command: str) -> str:

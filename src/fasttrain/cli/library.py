@@ -66,7 +66,7 @@ def train(
     """Train, print what the command prints, and write the same files.
 
     Args:
-        env: a registered Gymnasium id, `module:Class`, a game of fasttrain's (`skullking`), the env's class, or the
+        env: a registered Gymnasium id, `module:Class`, a game by its name, the env's class, or the
             `RunSpec` of another run, which is run again with what is said besides.
         algo: `ppo`, `maskable_ppo`, `dqn`, … by default as the command line.
         profile: `baseline`, `exact`, `balance`, `speed`, or none.

@@ -320,7 +320,7 @@ def _check_device(config: Config) -> None:
 
 # Gradient updates below which large batches were measured to fall behind: Skull King under `speed` is after 832 of them
 # (200,000 steps) 1.6 points of win rate behind stock, the last fifth of its curve 3.5, and after 1,953 (500,000 steps)
-# 3.4 ahead; ten seeds each, benchmarks, learn-skullking.
+# 3.4 ahead; ten seeds each, benchmarks/works/learning.py.
 ENOUGH_UPDATES = 1_900
 
 
