@@ -19,7 +19,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # asked in place of its name; 55 for the parts of a run, typed; 186 and a module, 55 and one of games, for what a game
 # declares of itself, where it is found, and runs that stored it.
 CEILINGS = {
-    "fasttrain": {"lines": 43_924, "modules": 194, ": Any": 507},
+    "fasttrain": {"lines": 43_897, "modules": 194, ": Any": 507},
     "fasttrain_engines": {"lines": 3_327, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_764, "modules": 33, ": Any": 12},
 }

@@ -13,7 +13,6 @@ from fasttrain.studies.limits import (
     limit_s,
     modelled_s,
     most_gain,
-    share_of_limit,
 )
 
 RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, transport=3e-6, logging=0.5e-6, storing=1.5e-6)
@@ -23,7 +22,6 @@ def test_in_sequence_the_parts_add_up_and_what_lies_within_them_does_not():
     assert limit_s(RATES, Flow()) == pytest.approx(10e-6)
     assert composed_limit(RATES, Flow()) == pytest.approx(100_000)
     assert modelled_s(RATES, Flow()) == pytest.approx(12e-6)
-    assert share_of_limit(80_000, RATES, Flow()) == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         show(console, "\nstopped")
     finally:
         close_envs(env)
-    show(console, play.summary(), "bold")
+    show(console, _summary(play.finished, play.reader, "you" if config.play.human else "the agent"), "bold")
     return 0
 
 
@@ -301,10 +301,6 @@ class Play:
             if line.isdecimal() and int(line) in numbers:
                 return int(line)
             self._show(f"  {line!r} is none of the legal choices: {', '.join(_ranges(numbers))}")
-
-    def summary(self) -> str:
-        """One line about all episodes."""
-        return _summary(self.finished, self.reader, "you" if self.settings.human else "the agent")
 
 
 def _summary(finished: Sequence[tuple[float, int, dict[str, Any]]], reader: InfoReader, who: str) -> str:

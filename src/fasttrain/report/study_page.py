@@ -34,6 +34,9 @@ def study_page(folder: Path) -> Page:
     rows, cells, result = as_rows(stored.get("rows")), as_rows(stored.get("cells")), found(stored.get("result"))
     command = one_line(stored.get("command") or "study")
     chosen = [(key, _plain(stored[key])) for key in ("kept", "best") if isinstance(stored.get(key), (list, dict))]
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    body = [[_study_cell(key, row.get(key)) for key in keys] for row in rows]
+    names = [f">{metric_of(key).title}" if key in METRICS else metric_of(key).title for key in keys]
     nothing = Banner("Nothing to show", "study.json has no rows that can be read", "open")
     return Page(
         kind="Study",
@@ -46,7 +49,7 @@ def study_page(folder: Path) -> Page:
             *([cells_tile(cells)] if cells else []),
         ],
         sections=[
-            Section("Results", charts=_study_charts(rows), tables=[_study_table(rows)]),
+            Section("Results", charts=_study_charts(rows), tables=[Table(names, body)]),
             Section("Cells", tables=[cell_table(folder, cells, "cell", "", folded=True)]),
         ],
     )
@@ -58,13 +61,6 @@ def _plain(value: object) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{key}={_plain(each)}" for key, each in value.items()) or "the profile"
     return value_text(value)
-
-
-def _study_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    body = [[_study_cell(key, row.get(key)) for key in keys] for row in rows]
-    names = [f">{metric_of(key).title}" if key in METRICS else metric_of(key).title for key in keys]
-    return Table(names, body)
 
 
 def _study_cell(key: str, value: object) -> Cell:

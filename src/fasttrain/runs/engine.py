@@ -318,11 +318,10 @@ def pick_device(requested: str, policy: str) -> str:
     return requested
 
 
-def set_threads(threads: int | str) -> int:
-    """Set torch's intra-op threads; `default` leaves them alone. Returns what is in force."""
+def set_threads(threads: int | str) -> None:
+    """Set torch's intra-op threads; `default` leaves them alone."""
     if isinstance(threads, int):
         torch.set_num_threads(threads)
-    return torch.get_num_threads()
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, ConfigError
-from fasttrain.runs import view as show
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.folders import provenance
 from fasttrain.runs.loggers import cut_back
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Draw, build, carry_out
-from fasttrain.runs.view import activity
+from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.checkpoints import CheckpointFolder, problem_of, stored
 from fasttrain.saving.files import locked, read_json
 from fasttrain.spec.config import Config
@@ -65,13 +64,13 @@ def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: S
     """Nobody else works in that folder."""
     typed = [key for key, source in sources.items() if source == "command line" and key != "run"]
     plan = changed_plan(where, config, typed)
-    console = show.make_console()
+    console = make_console()
     with ExitStack() as files:
         point = newest_point(where, plan.config.checkpoint.keep, files, console)
         done, wanted = int(point.state["env_steps"]), plan.config.total_timesteps
         if done >= wanted:
             left = "nothing is left to do; total_timesteps=… goes on"
-            show.say(console, f"{config.run} has {done:,} of {wanted:,} steps: {left}")
+            say(console, f"{config.run} has {done:,} of {wanted:,} steps: {left}")
             return EXIT_DONE
         with activity(console, f"going back to {point.folder.name}"):
             run = _restored(plan, where, point, console)
@@ -205,7 +204,7 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
             problems.append(f"{folder.name}: {error}")
             continue
         for text in problems:
-            show.say(console, f"warning: {text}; going back to an older checkpoint")
+            say(console, f"warning: {text}; going back to an older checkpoint")
         return Point(folder, state, arrays)
     found = (
         "; ".join(problems)

@@ -32,7 +32,7 @@ from fasttrain.errors import ConfigError, CrashedError, DivergedError, EnvError,
 from fasttrain.runs.folders import way_on
 from fasttrain.runs.parts import Course, Interval, Parts
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
-from fasttrain.runs.stopping import Block, Plateau, Stopping
+from fasttrain.runs.stopping import Block, Stopping
 from fasttrain.saving.checkpoints import Snapshot
 from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state, load_random_state, plain, random_state
 from fasttrain.saving.files import SUMMARY_SCHEMA, read_json, write_json
@@ -95,31 +95,25 @@ def load_curve(curve: LearningCurve, state: Mapping[str, Any]) -> None:
 
 def stopping_state(stopping: Stopping) -> dict[str, Any]:
     """The last episodes, and the blocks of the rule about plateaus."""
-    plateau = stopping._plateau
-    return {"recent": plain(list(stopping._recent)), "plateau": None if plateau is None else _plateau_state(plateau)}
+    recent, plateau = plain(list(stopping._recent)), stopping._plateau
+    if plateau is None:
+        return {"recent": recent, "plateau": None}
+    blocks = [[block.begin, block.end, *plain(astuple(block.returns))] for block in plateau._blocks]
+    found = plateau.found and [[block is each for block in plateau._blocks].index(True) for each in plateau.found]
+    own = {"begin": plateau._begin, "open": plain(astuple(plateau._open)), "blocks": blocks, "found": found}
+    return {"recent": recent, "plateau": own}
 
 
 def load_stopping(stopping: Stopping, state: Mapping[str, Any]) -> None:
     """Rules that this run has anew begin with what the stored one counted for them, if it did."""
     stopping._recent.extend(state["recent"])
-    if stopping._plateau is not None and state["plateau"] is not None:
-        _load_plateau(stopping._plateau, state["plateau"])
-
-
-def _plateau_state(plateau: Plateau) -> dict[str, Any]:
-    blocks = [[block.begin, block.end, *plain(astuple(block.returns))] for block in plateau._blocks]
-    found = None
-    if plateau.found is not None:
-        found = [next(i for i, block in enumerate(plateau._blocks) if block is each) for each in plateau.found]
-    return {"begin": plateau._begin, "open": plain(astuple(plateau._open)), "blocks": blocks, "found": found}
-
-
-def _load_plateau(plateau: Plateau, state: Mapping[str, Any]) -> None:
-    plateau._begin = int(state["begin"])
-    plateau._open = Moments(*state["open"])
-    plateau._blocks = [Block(int(begin), int(end), Moments(*rest)) for begin, end, *rest in state["blocks"]]
-    if state["found"] is not None:
-        before, now = state["found"]
+    plateau, stored = stopping._plateau, state["plateau"]
+    if plateau is None or stored is None:
+        return
+    plateau._begin, plateau._open = int(stored["begin"]), Moments(*stored["open"])
+    plateau._blocks = [Block(int(begin), int(end), Moments(*rest)) for begin, end, *rest in stored["blocks"]]
+    if stored["found"] is not None:
+        before, now = stored["found"]
         plateau.found = plateau._blocks[before], plateau._blocks[now]
 
 

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -59,9 +58,7 @@ class Survey:
     def __enter__(self) -> Survey:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

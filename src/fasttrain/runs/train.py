@@ -23,9 +23,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import PerfWindow
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import callbacks, engine
-from fasttrain.runs import view as show
 from fasttrain.runs.calibration import calibrated, chosen_at_switch
-from fasttrain.runs.callbacks import callbacks_of
 from fasttrain.runs.check import run_checkup, settle_threads, with_trial
 from fasttrain.runs.envs import (
     build_vec_env,
@@ -49,7 +47,7 @@ from fasttrain.runs.progress import EVALUATING, Progress, StatusFile
 from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.stopping import StopFlag, stopping_for
 from fasttrain.runs.summary import check_saved, measured, report, tell_loggers
-from fasttrain.runs.view import LiveView, Voice, activity
+from fasttrain.runs.view import LiveView, Voice, activity, make_console, say, show_plan
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import Saving, clean, locked
 from fasttrain.saving.rests import Checkpoints, Settings
@@ -84,7 +82,7 @@ def ready(
     Args:
         switch_at: `engine_switch_at` of a run that is repeated.
     """
-    console = show.make_console()
+    console = make_console()
     with locked(folder), survey_of(against_bots(config), console) as survey:
         compile_s = engine.compile_shown(game_calls(config), console)  # before the checkup plays it
         look = partial(run_checkup, config, folder, console, survey)
@@ -100,9 +98,9 @@ def ready(
         run.compile_s += compile_s
         run.origin = {"provenance": provenance(overrides)}
         run.write_plan()
-        show.show_plan(console, run.plan)
+        show_plan(console, run.plan)
         if warning := too_short(run.plan.config):
-            show.say(console, f"  {warning}", "bold")
+            say(console, f"  {warning}", "bold")
         yield run
 
 
@@ -150,8 +148,8 @@ def learn(run: Parts) -> PerfWindow:
     """Train until the horizon or a signal; where the time of that went."""
     run.startup_s = process_age_s()
     with served(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
-        more: Any = {"callback": callbacks_of(run), "log_interval": None, "reset_num_timesteps": not run.resumed_at}
-        run.model.learn(run.config.total_timesteps - run.model.num_timesteps, **more)
+        more: Any = {"log_interval": None, "reset_num_timesteps": not run.resumed_at}
+        run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
         window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # the last checkpoint apart
         with activity(run.console, "writing the last checkpoint"):
             run.checkpoints.finish(run.model.num_timesteps, run.course.at_rest, run.stop.requested)
@@ -176,7 +174,7 @@ def build(
         scout: the process that looked at the env, for a training that has workers.
         density: as in `EnvFacts`.
     """
-    config, say, clock = plan.config, Voice(console), PhaseClock()
+    config, voice, clock = plan.config, Voice(console), PhaseClock()
     if resumes:
         clean(folder)
     stopping, users = stopping_for(config), UsersCallbacks(config, clock, lambda: evaluation_env(config))
@@ -187,14 +185,14 @@ def build(
     with activity(console, f"starting {config.num_envs:,} envs") as doing:
         env = build_vec_env(config, config.num_envs, config.seed, None, doing.now, scout, folder / "daemons")
     try:
-        empty_masks = EmptyMasks(config.env.on_empty_mask == "raise", say)
-        model = _model(config, env, clock, say, empty_masks, bool(users.callbacks))
+        empty_masks = EmptyMasks(config.env.on_empty_mask == "raise", voice)
+        model = _model(config, env, clock, voice, empty_masks, bool(users.callbacks))
         plan = _settled(plan, model, console, resumes, density)
         config = plan.config
-        switch, switch_s = engine.switch_for(plan, model, console, say, resumes, lambda: _decide(run, density))
-        saving, progress, course = Saving(say), Progress(config.total_timesteps, clock), Course(config)
+        switch, switch_s = engine.switch_for(plan, model, console, voice, resumes, lambda: _decide(run, density))
+        saving, progress, course = Saving(voice), Progress(config.total_timesteps, clock), Course(config)
         progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
-        status = StatusFile(folder, progress, lambda: say.last)
+        status = StatusFile(folder, progress, lambda: voice.last)
         every, every_s = config.checkpoint_interval
         saved = CheckpointFolder(folder / "checkpoints", config.checkpoint.keep)
         saved.clean()
@@ -203,11 +201,11 @@ def build(
         panel = config.live == "on" or (config.live == "auto" and console.is_terminal)
         counted = env.has_attr("opponents_ns")
         run = Parts(
-            plan, folder, console, say, clock, saving, StopFlag(), stopping, InfoReader.of(config.env, say),
+            plan, folder, console, voice, clock, saving, StopFlag(), stopping, InfoReader.of(config.env, voice),
             empty_masks, users, env, model, switch, callbacks.pool_for(config, model, env),
             Evaluator(
-                config, folder, lambda: measured(run, final=False)["greedy"], lambda file: run.save(file), say, saving,
-                lambda quality, env_steps: note(model.logger, "eval", lambda: quality, env_steps),
+                config, folder, lambda: measured(run, final=False)["greedy"], lambda file: run.save(file), voice,
+                saving, lambda quality, env_steps: note(model.logger, "eval", lambda: quality, env_steps),
                 lambda file: recorded(config, model, model.get_vec_normalize_env(), file),
             ),
             progress, course, status,
@@ -217,12 +215,12 @@ def build(
                 ),
                 lambda: callbacks.replay_words(model),
             ),
-            Checkpoints(saved, lambda: snapshot(run), settings, clock, say),
+            Checkpoints(saved, lambda: snapshot(run), settings, clock, voice),
             EpisodeLog(folder / "episodes.csv", config.reward_debug, saving),
             LiveView(progress, console, title, panel, status.tick), compile_s + switch_s,
         )  # fmt: skip
         with activity(console, "starting loggers"):
-            model.set_logger(make_logger(config, folder, resumes, say))
+            model.set_logger(make_logger(config, folder, resumes, voice))
         return run
     except BaseException:
         env.close()
@@ -230,13 +228,13 @@ def build(
 
 
 def _model(
-    config: Config, env: VecEnv, clock: PhaseClock, say: Voice, empty_masks: EmptyMasks, shown: bool
+    config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, empty_masks: EmptyMasks, shown: bool
 ) -> BaseAlgorithm:
     """`shown`: callbacks of the user's see the observations, and may keep them."""
     model = build_algorithm(config, env, clock)
     callbacks.count_empty_masks(model, empty_masks)
     if (replay := callbacks.replay_dict(model)) is not None:  # np.zeros takes memory page by page, as it is written
-        say(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
+        voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
     if shown and isinstance(model, Fast):
         model.collector.lends_observations = False
     if engines_of(env) is None:  # which have begun a game of an evaluation

@@ -287,7 +287,6 @@ NAMES = {
     "storing": "storing transitions",
     "logging": "logging",
 }
-LIMIT_PARTS = ("env", "policy", "update")
 
 
 def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
@@ -321,7 +320,7 @@ def parts(console: Console, now: Situation) -> None:
             table.add_row(name, rate_text(1 / seconds) if seconds > 0 else "-", f"{1e6 * seconds:.3g}", share)
     if table.rows:
         console.print(table)
-    if all(getattr(rates, part) is not None for part in LIMIT_PARTS):
+    if all(getattr(rates, part) is not None for part in PARTS):
         limit = composed_limit(rates, now.flow)
         say(console, f"Limit of this configuration: {rate_text(limit)} steps/s ({flow_words(now.flow)})")
         if present_s is not None:
@@ -364,7 +363,7 @@ def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
 def what_is_left(now: Situation) -> str:
     """The part that takes the most, in words."""
     rates, present_s = now.rates, now.told_s
-    part = max(LIMIT_PARTS, key=lambda name: getattr(rates, name) or 0.0)
+    part = max(PARTS, key=lambda name: getattr(rates, name) or 0.0)
     most = float("inf") if present_s is None else most_gain(getattr(rates, part), present_s)
     at_most = "all of it" if most == float("inf") else f"at most {_gain(most)} without any"
     return f"{NAMES[part]}: {at_most}"

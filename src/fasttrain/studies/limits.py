@@ -52,11 +52,6 @@ def composed_limit(rates: Rates, flow: Flow) -> float:
     return 1.0 / seconds if seconds > 0 else float("inf")
 
 
-def share_of_limit(steps_per_s: float, rates: Rates, flow: Flow) -> float:
-    """What a run reaches of its limit, 0..1."""
-    return steps_per_s * limit_s(rates, flow)
-
-
 def modelled_s(rates: Rates, flow: Flow) -> float:
     """As `limit_s`, with storing and logging, which the thread that acts does too."""
     own = (rates.policy or 0.0) + (rates.storing or 0.0) + (rates.logging or 0.0)
