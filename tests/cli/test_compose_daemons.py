@@ -29,3 +29,11 @@ def test_a_game_of_an_engine_is_known_by_its_name():
     assert (_group("go"), _group("skullking"), _group("CartPole-v1")) == ("go", "skullking", "gym")
     found = configured(["env=go", "env.kwargs.size=5"])
     assert (found.env.backend, found.daemons.command[0], found.daemons.games_per_daemon) == ("daemons", "gnugo", 1)
+
+
+def test_a_class_where_it_was_before_is_read_and_told(capsys: pytest.CaptureFixture[str]):
+    typed = ["env.backend=daemons", "env.entry_point=fasttrain.daemons.go:Go", "daemons.command=[gnugo]",
+             "daemons.games_per_daemon=1"]  # fmt: skip
+    assert configured(typed).env.entry_point == configured(typed).env.entry_point == "fasttrain_engines.go:Go"
+    told = "fasttrain: env.entry_point=fasttrain.daemons.go:Go is fasttrain_engines.go:Go now\n"
+    assert capsys.readouterr().err == told

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 
-from fasttrain.envs.user_code import blame, kept_random_state
+from fasttrain.envs.user_code import blame, import_user_module, kept_random_state
+from fasttrain.errors import EnvSpecError
 
 
 def raises_with_text() -> None:
@@ -71,3 +73,9 @@ def test_random_state_is_put_back_even_after_an_error() -> None:
     with pytest.raises(ValueError, match="bad deck"):
         draws_and_fails()
     assert (random.random(), np.random.random()) == expected
+
+
+def test_an_import_of_a_module_that_was_moved_says_where_it_is(tmp_path: Path):
+    (tmp_path / "old_game.py").write_text("from fasttrain.daemons import RequestEngine\n", encoding="utf-8")
+    with pytest.raises(EnvSpecError, match=r"No module named 'fasttrain.daemons' .*; it is fasttrain_engines now$"):
+        import_user_module("old_game", str(tmp_path), "env.entry_point")

@@ -119,6 +119,12 @@ def test_a_run_of_before_has_its_game():
     assert without_removed({"env": go})["env"] == {
         "entry_point": "fasttrain_engines.go:Go", "game": "go", "backend": "daemons"
     }  # fmt: skip
+    connect = {"entry_point": "fasttrain.envs.pettingzoo:Seat", "kwargs": {"game": "four", "opponents": "self"},
+               "own": {}, "opponent_key": "opponents", "eval_opponent": "random", "native_game": None}  # fmt: skip
+    assert without_removed({"env": connect})["env"] == {
+        "entry_point": "fasttrain.integrations.pettingzoo:Seat", "game": "fasttrain.integrations.pettingzoo:GAME",
+        "kwargs": connect["kwargs"],
+    }  # fmt: skip
     pong = {"id": "ALE/Pong-v5", "own": {"total_timesteps": 10}, "native_game": None}
     assert without_removed({"env": pong})["env"] == {"id": "ALE/Pong-v5", "game": "atari"}
     plain = {"id": "CartPole-v1", "own": {}, "native_game": None, "opponent_key": None}

@@ -27,6 +27,7 @@ import numpy as np
 
 import fasttrain
 from fasttrain.errors import EnvSpecError, FastTrainError
+from fasttrain.spec.removed import today
 from fasttrain.spec.setting import did_you_mean
 
 _OUR_FOLDERS = (  # fasttrain_games beside fasttrain too
@@ -139,7 +140,9 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             raise EnvSpecError(_not_found(name, error.name, folder, option)) from error
-        raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
+        now = today(f"{error.name}.")[:-1]
+        moved = f"; it is {now} now" if now != error.name else ""
+        raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}{moved}") from error
     except FastTrainError as error:
         told = blame(error).removeprefix(f"{type(error).__name__}: ")
         raise EnvSpecError(f"{option}: importing module {name!r} {told}") from error

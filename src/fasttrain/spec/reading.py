@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from fasttrain import terminal
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead
 from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games
@@ -14,7 +16,7 @@ from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.games import DEFAULT
 from fasttrain.spec.own import own_values
 from fasttrain.spec.precedence import ALIASES, is_refined, translated
-from fasttrain.spec.removed import former_key, instead_of, lookup, put, taken
+from fasttrain.spec.removed import former_key, instead_of, lookup, put, taken, today
 from fasttrain.spec.setting import Named, build, named, settings_of
 
 
@@ -204,12 +206,21 @@ def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
 def _build_env(env: Any) -> EnvConfig:
     if not isinstance(env, Mapping):
         raise ConfigError(f"env: choose a game, as in env={DEFAULT}, or name an env by env.id or env.entry_point")
+    path = env.get("entry_point")
+    if isinstance(path, str) and (now := today(path)) != path:
+        _tell_of_the_move(path, now)
+        env = {**env, "entry_point": now}
     config = _of_game(build(EnvConfig, env, "env."))
     if (config.id is None) == (config.entry_point is None):
         state = "both are set" if config.id else "neither is set"
         raise ConfigError(f"env.id and env.entry_point: {state}; give exactly one, env.id=CartPole-v1 say")
     backend = backend_of(config)
     return config if backend is None else backend.adapted(config)
+
+
+@functools.cache  # a command reads its configuration more than once
+def _tell_of_the_move(path: str, now: str) -> None:
+    terminal.tell(f"fasttrain: env.entry_point={path} is {now} now")
 
 
 def _of_game(env: EnvConfig) -> EnvConfig:

@@ -22,12 +22,14 @@ MOVED = {  # to where a stored value belongs too
 CLASS_PATHS = {  # of modules that were moved: as stored and typed, and as they are now
     "fasttrain.games.": "fasttrain_games.",
     "fasttrain.daemons.": "fasttrain_engines.",
+    "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
 }
 GAMES = {  # which game a run had, by the class that it stored
     "fasttrain_games.skullking.game:SkullKingGame": "skullking",
     "fasttrain_games.skirmish.game:SkirmishGame": "skirmish",
     "fasttrain_engines.go:Go": "go",
     "fasttrain_engines.showdown:Showdown": "showdown",
+    "fasttrain.integrations.pettingzoo:Seat": "fasttrain.integrations.pettingzoo:GAME",
 }
 OF_GAMES = ("env.native_game", "env.own", "env.opponent_key", "env.eval_opponent", "env.reward_debug_key")
 DECLARED = "a GameSpec declares it, which env.game names, as NAME or module:GAME"
@@ -119,10 +121,10 @@ def _by_its_game(values: dict[str, Any]) -> None:
     game = next((GAMES[path] for path in paths if path in GAMES), None)
     if game is None and own and str(lookup(values, "env.id")).startswith("ALE/"):
         game = "atari"
-    if game is None or (not own and paths[0] is None):  # of today's, or of somebody's own
+    key, opponent = lookup(values, "env.opponent_key"), lookup(values, "env.eval_opponent")
+    if game is None or not (own or paths[0] or key):  # of today's, or of somebody's own
         return
     put(values, "env.game", game)
-    key, opponent = lookup(values, "env.opponent_key"), lookup(values, "env.eval_opponent")
     if opponent and lookup(values, f"env.kwargs.{key}") == "self" and not lookup(values, f"eval.env_kwargs.{key}"):
         put(values, f"eval.env_kwargs.{key}", opponent)
     for key in OF_GAMES:
