@@ -19,7 +19,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # asked in place of its name; 55 for the parts of a run, typed; 186 and a module, 55 and one of games, for what a game
 # declares of itself, where it is found, and runs that stored it; 16 for classes that are typed where they were before.
 CEILINGS = {
-    "fasttrain": {"lines": 43_913, "modules": 194, ": Any": 507},
+    "fasttrain": {"lines": 43_909, "modules": 194, ": Any": 507},
     "fasttrain_engines": {"lines": 3_327, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_764, "modules": 33, ": Any": 12},
 }

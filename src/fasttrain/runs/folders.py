@@ -146,16 +146,12 @@ def way_on(folder: Path) -> str:
 
 def command_line(command: str, *options: str, **folders: Path) -> str:
     """`fasttrain resume run=outputs/…`: to be typed as it is, whatever is in the folder's name."""
-    return " ".join([typed(), command, *options, *(argument(key, folder) for key, folder in folders.items())])
-
-
-def argument(key: str, folder: Path) -> str:
-    """`run=outputs/…` for a shell and for Hydra behind it."""
-    return shlex.quote(override(key, folder))
+    named = [shlex.quote(override(key, folder)) for key, folder in folders.items()]
+    return " ".join([typed(), command, *options, *named])
 
 
 def override(key: str, folder: Path) -> str:
-    """The same for Hydra alone."""
+    """`run=outputs/…` for Hydra; a shell takes it quoted."""
     text = str(folder)
     if PLAIN.fullmatch(text):
         return f"{key}={text}"
