@@ -21,7 +21,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 CEILINGS = {
     "fasttrain": {"lines": 43_909, "modules": 194, ": Any": 507},
     "fasttrain_engines": {"lines": 3_327, "modules": 18, ": Any": 16},
-    "fasttrain_games": {"lines": 4_764, "modules": 33, ": Any": 12},
+    "fasttrain_games": {"lines": 4_766, "modules": 33, ": Any": 12},
 }
 
 

@@ -3,6 +3,7 @@
 `import fasttrain_games.envs` makes the ids known to `gymnasium.make` in a script.
 """
 
+import sys
 from pathlib import Path
 
 from fasttrain.native import GameSpec
@@ -45,3 +46,4 @@ ATARI = GameSpec(
     },
     conf=CONF,
 )
+sys.modules.setdefault("fasttrain.games", sys.modules[__name__])  # where older pickles look
