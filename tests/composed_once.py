@@ -10,7 +10,6 @@ import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import DefaultsList, Overrides
-from hydra._internal.hydra import Hydra
 from omegaconf import DictConfig
 
 from fasttrain.cli.compose import conf_dir
@@ -20,13 +19,11 @@ from fasttrain_games import CONF
 listed, joined = config_loader_impl.create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
 OURS = {"pkg://hydra.conf", "structured://", *(f"file://{it}" for it in (conf_dir(), CONF, BACKEND.conf))}
 _lists: dict[str, DefaultsList] = {}
-_configs: dict[str, DictConfig] = {}
+_configs: dict[str, tuple[DictConfig, list[Any]]] = {}
 
 
 def patch(patched: pytest.MonkeyPatch) -> None:
     """Until `patched` ends. Values given on a command line are set in a copy, by Hydra itself, as ever."""
-    # Hydra composes everything once more only to see whether a file asks for a sweep, and none here does.
-    patched.setattr(Hydra, "get_mode", lambda *_, **__: None)
     patched.setattr(config_loader_impl, "create_defaults_list", _list)
     patched.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", _config)
 
@@ -54,5 +51,6 @@ def _config(self: ConfigLoaderImpl, defaults: Sequence[Any], repo: Any) -> DictC
         return joined(self, list(defaults), repo)
     key = repr(defaults)
     if key not in _configs:
-        _configs[key] = joined(self, list(defaults), repo)
-    return copy.deepcopy(_configs[key])
+        _configs[key] = joined(self, list(defaults), repo), getattr(self, "files", [])
+    found, self.files = _configs[key]  # type: ignore[attr-defined]
+    return copy.deepcopy(found)

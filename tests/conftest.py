@@ -25,7 +25,6 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 import hypothesis
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -34,12 +33,12 @@ from omegaconf import DictConfig, OmegaConf
 import composed_once
 from fasttrain import cli
 from fasttrain.cli import main
-from fasttrain.cli.compose import conf_dir, register, with_games
+from fasttrain.cli.compose import Composer, composer, plain_values
 from fasttrain.runs import calibration, view
 from fasttrain.spec import plugins
 from fasttrain.spec.config import Config
 from fasttrain.spec.games import DEFAULT
-from fasttrain.spec.precedence import key_of, normalise, variables
+from fasttrain.spec.precedence import key_of, read, variables
 from fasttrain.spec.reading import from_mapping
 from fasttrain.vec import crew, process, stock
 
@@ -121,41 +120,34 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
         multiprocessing.set_forkserver_preload(["fasttrain.vec.worker", "worker_toys"])
 
 
-def composed(*arguments: str, config_dir: Path | None = None) -> dict[str, Any]:
+def composed(*arguments: str) -> dict[str, Any]:
     """The plain mapping that the command line `arguments` composes to, the caller's own."""
-    return copy.deepcopy(_composed(arguments) if config_dir is None else _compose(arguments, config_dir))
+    return copy.deepcopy(_composed(arguments))
 
 
 @functools.cache
 def _composed(arguments: tuple[str, ...]) -> dict[str, Any]:
-    return _compose(arguments, conf_dir())
-
-
-def _compose(arguments: tuple[str, ...], config_dir: Path) -> dict[str, Any]:
-    register()
-    OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
-    with initialize_config_dir(str(config_dir), version_base="1.3"):
-        return OmegaConf.to_container(_values_set(tuple(normalise(arguments, {}))), resolve=True)
+    with composer() as hydra:
+        OmegaConf.register_new_resolver("pid", lambda: 0, replace=True)
+        return plain_values(_values_set(hydra, tuple(read(arguments, {}).overrides)))
 
 
 GROUPS = ("algo", "env", "profile", "tuned", "hydra")
+CHOSEN: dict[tuple[str, ...], DictConfig] = {}
 
 
-def _values_set(overrides: tuple[str, ...]) -> DictConfig:
+def _values_set(hydra: Composer, overrides: tuple[str, ...]) -> DictConfig:
     """What Hydra composes of these: the files chosen once a session, for it is a tenth of a second, then the values."""
     chosen = tuple(text for text in overrides if key_of(text) in GROUPS or not text.partition("=")[1])
     values = [text for text in overrides if text not in chosen]
     try:
-        config = copy.deepcopy(_chosen(chosen))
+        if chosen not in CHOSEN:
+            CHOSEN[chosen] = hydra.composed(chosen)
+        config = copy.deepcopy(CHOSEN[chosen])
         ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
     except HydraException:  # said better by all of Hydra
-        return compose("config", overrides=with_games(overrides))
+        return hydra.composed(overrides)
     return config
-
-
-@functools.cache
-def _chosen(overrides: tuple[str, ...]) -> DictConfig:
-    return compose("config", overrides=with_games(overrides))
 
 
 def configured(*arguments: str) -> Config:

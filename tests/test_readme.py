@@ -13,6 +13,7 @@ import pytest
 from conftest import RunCommand, configured
 from fasttrain.cli.commands import COMMANDS, PLAIN, prepare
 from fasttrain.spec.checks import FLAGS
+from fasttrain.spec.precedence import split_options
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -82,7 +83,9 @@ def test_every_command_composes():
         typed = shlex.split(text, comments=True)
         there = any(argument.startswith(("run=", "--config-dir")) for argument in typed)  # of a study that is there
         if word not in PLAIN and not there:
-            configured(*(text for text in prepare(word or "train", typed) if not text.startswith("hydra.")))
+            configured(
+                *(text for text in prepare(word or "train", *split_options(typed))[1] if not text.startswith("hydra."))
+            )
 
 
 def test_the_five_files_exist():

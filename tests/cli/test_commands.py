@@ -61,40 +61,41 @@ def test_a_key_of_another_command_is_refused_with_its_value(command: str):
 
 
 def test_candidates_reach_the_study_as_text():
-    for value in ("[baseline,speed]", "[{name: it's, overrides: [num_envs=8, env.kwargs.opponents=[hard,easy]]}]"):
+    for value in ("[baseline,speed]", "[{name: it's, overrides: [num_envs=8, env.kwargs.opponents=[hard,easy]]}]",
+                  r"[{name: b, overrides: ['run=C:\a']}]"):  # fmt: skip
         assert composed(quoted(f"candidates={value}"))["candidates"] == value
     assert quoted("candidates='[a]'") == "candidates='[a]'"
 
 
 def test_a_study_has_a_folder_of_its_own_or_the_one_named():
-    fresh, *rest = prepare("tune", ["+profile=speed"])
+    fresh, *rest = prepare("tune", [], ["+profile=speed"])[1]
     assert fresh.startswith("hydra.run.dir='studies/${now:%Y-%m-%d}/")
     assert "_tune_" in fresh
     assert rest == ["+profile=speed"]
-    assert prepare("tune", ["+profile=speed", "run=my study"])[0] == "hydra.run.dir='my study'"
+    assert prepare("tune", [], ["+profile=speed", "run=my study"])[1][0] == "hydra.run.dir='my study'"
 
 
 def test_a_study_named_alone_goes_on_with_its_own_arguments(tmp_path: Path):
     begun = {"command": "compare", "arguments": ["candidates=[baseline,speed]", "seeds=3"]}
     (tmp_path / "study.json").write_text(json.dumps(begun))
     study = f"run={tmp_path}"
-    assert prepare("compare", [study])[1:] == ["candidates='[baseline,speed]'", "seeds=3", study]
-    assert prepare("compare", ["seeds=9", study])[1:] == ["candidates='[baseline,speed]'", "seeds=9", study]
+    assert prepare("compare", [], [study])[1][1:] == ["candidates='[baseline,speed]'", "seeds=3", study]
+    assert prepare("compare", [], ["seeds=9", study])[1][1:] == ["candidates='[baseline,speed]'", "seeds=9", study]
     with pytest.raises(ConfigError, match=f"is a study of compare: fasttrain compare {study}"):
-        prepare("tune", [study])
+        prepare("tune", [], [study])
     with pytest.raises(ConfigError, match=f"is a study of compare: fasttrain compare {study}"):
-        prepare("compare", ["candidates=ablate", study])
+        prepare("compare", [], ["candidates=ablate", study])
     (tmp_path / "study.json").write_text(json.dumps({"command": "ablate", "arguments": ["+profile=speed"]}))
-    assert prepare("compare", [study])[1:] == ["candidates='ablate'", "+profile=speed", study]
+    assert prepare("compare", [], [study])[1][1:] == ["candidates='ablate'", "+profile=speed", study]
     with pytest.raises(ConfigError, match=f"is a study of ablate: fasttrain ablate {study}"):
-        prepare("compare", ["candidates=[baseline,speed]", study])
+        prepare("compare", [], ["candidates=[baseline,speed]", study])
     with pytest.raises(ConfigError, match="no study.json there"):
-        prepare("compare", [f"run={tmp_path / 'none'}"])
+        prepare("compare", [], [f"run={tmp_path / 'none'}"])
 
 
 def test_the_doctors_test_may_be_an_option():
     for typed in (["--test", "env"], ["--test=env"]):
-        assert prepare("doctor", ["+profile=speed", *typed]) == ["+profile=speed", "doctor.test=env"]
+        assert prepare("doctor", typed, ["+profile=speed"]) == ([], ["+profile=speed", "doctor.test=env"])
 
 
 @pytest.mark.parametrize("command", ["compare", "doctor", "play", "report"])
@@ -107,15 +108,15 @@ def test_what_is_no_single_run_cannot_be_swept(fasttrain: RunCommand, command: s
 
 def test_trust_is_an_option_of_what_loads_models():
     for command in ("eval", "play", "export"):
-        assert "trust=true" in prepare(command, ["run=x", "--trust"])
+        assert "trust=true" in prepare(command, ["--trust"], ["run=x"])[1]
     with pytest.raises(ConfigError, match="--trust means nothing for resume; eval, play, export load models"):
-        prepare("resume", ["run=x", "--trust"])
+        prepare("resume", ["--trust"], ["run=x"])
 
 
 def test_a_study_json_that_fasttrain_never_wrote_is_wrong_input(tmp_path: Path):
     (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
     with pytest.raises(ConfigError, match="its study.json is none that fasttrain wrote"):
-        prepare("compare", [f"run={tmp_path}"])
+        prepare("compare", [], [f"run={tmp_path}"])
 
 
 def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so():

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from conftest import RunCommand
-from fasttrain.cli.commands import prepare
-from fasttrain.cli.compose import check_options, clear_error, conf_dir, unswept
+from fasttrain.cli.commands import prepare, read_options
+from fasttrain.cli.compose import conf_dir, configured
 from fasttrain.errors import ConfigError
 
 PACKAGE = "# @package _global_\n"
@@ -79,34 +79,28 @@ def test_what_does_not_say_its_argument_is_told_with_it(fasttrain: RunCommand, o
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["--config-dir="], "--config-dir=: no such folder"),
         (["--config-dir", "/no/such"], "--config-dir=/no/such: no such folder"),
-        (["--config-name", "x"], "--config-name=x: no such YAML file"),
         (["--config-path", "x"], "--config-path means nothing here"),
+        (["--resolve"], "--resolve means nothing without --cfg"),
+        (["-m", "--cfg", "job"], "--multirun --cfg: leave all but one of them out"),
     ],
 )
 def test_options_are_checked_before_hydras_parser_ends_the_process(arguments: list[str], told: str):
     with pytest.raises(ConfigError, match=f"^{told}"):
-        check_options(arguments)
+        read_options(arguments)
 
 
 def test_a_file_whose_anchors_would_fill_memory_is_refused(tmp_path: Path):
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]
     with pytest.raises(ConfigError, match=r"bomb\.yaml: its anchors .* more than 100,000 values"):
-        check_options(own_file(tmp_path, "profile/bomb.yaml", "\n".join(lines).encode()))
-    check_options(own_file(tmp_path, "profile/bomb.yaml", "\n".join(lines[:4]).encode()))
+        configured([*own_file(tmp_path, "profile/bomb.yaml", "\n".join(lines).encode()), "+profile=bomb"])
+    harmless = own_file(tmp_path, "profile/bomb.yaml", "\n".join(lines[:4]).encode())
+    with pytest.raises(ConfigError, match="unknown key 'profile'"):
+        configured([*harmless, "+profile=bomb"])
 
 
 def test_options_that_hydra_knows_pass():
-    check_options(["-m", "--config-dir", str(conf_dir()), "--cfg", "job", "num_envs=4"])
-
-
-def test_an_error_of_ours_stays_what_it_is():
-    ours = ConfigError("num_envs=0: must be at least 1")
-    assert clear_error(ours, []) is ours
-
-
-def test_swept_arguments_are_left_out():
-    assert unswept(["num_envs=4,8", "seed=1", "x=[", "batch_size=range(1,3)"]) == ["seed=1", "x=["]
+    read_options(["-m", "--config-dir", str(conf_dir()), "num_envs=4"])
 
 
 def test_a_working_directory_that_is_gone_is_one_line(
@@ -137,4 +131,4 @@ def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttr
 
 def test_two_algorithms_in_one_command_are_refused():
     with pytest.raises(ConfigError, match="algo=ppo algo=dqn: algo is given 2 times; leave one out$"):
-        prepare("train", ["algo=ppo", "env.id=CartPole-v1", "algo=dqn"])
+        prepare("train", [], ["algo=ppo", "env.id=CartPole-v1", "algo=dqn"])

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fasttrain.cli.compose import composed_before, configured
+from fasttrain.cli.compose import configured
 from fasttrain.cli.library import _group
 from fasttrain.errors import ConfigError
-from fasttrain.spec.precedence import normalise
 
 GAME = ("env.backend=daemons", "env.entry_point=game:Game", "daemons.command=[java, Engine, --port, '{port}']")
 
@@ -22,7 +21,7 @@ def test_it_sets_flags_alone(typed: str):
 
 def test_a_typo_is_told():
     with pytest.raises(ConfigError, match=r"daemons=smal_jvm: no such daemons.*did you mean 'small_jvm'"):
-        composed_before(normalise([*GAME, "daemons=smal_jvm"], {}))
+        configured([*GAME, "daemons=smal_jvm"])
 
 
 def test_a_game_of_an_engine_is_known_by_its_name():

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from conftest import RunCommand
-from fasttrain.cli.compose import composed_before, conf_dir, configured, keys_of_files
-from fasttrain.spec.precedence import normalise
+from fasttrain.cli.commands import read_options
+from fasttrain.cli.compose import composer, conf_dir, configured
+from fasttrain.errors import ConfigError
+from fasttrain.spec.precedence import read, split_options
 
 FILES = sorted((conf_dir() / "tuned").glob("*.yaml"))
 
@@ -29,12 +31,17 @@ def test_each_file_holds_what_a_run_takes(file: Path):
     assert configured([f"tuned={file.stem}", "num_envs=3"]).num_envs == 3
 
 
+def sources(*arguments: str) -> dict[str, str]:
+    options, typed = split_options(arguments)
+    with composer(read_options(options)) as hydra:
+        return hydra.configured(read(typed, {}))[1]
+
+
 @pytest.mark.parametrize("typed", ["[speed,exact]", "[ speed , exact ]"])
-def test_several_profiles_are_told_apart(typed: str):
-    found = keys_of_files(composed_before(normalise([f"profile={typed}", "tuned=acrobot"], {})).hydra)
-    assert list(found) == ["profile speed", "profile exact", "tuned acrobot"]
-    assert "updates_per_step" in found["profile speed"]
-    assert "algo.n_epochs" in found["tuned acrobot"]
+def test_of_several_profiles_the_last_that_says_something_is_its_source(typed: str):
+    found = sources(f"profile={typed}", "tuned=acrobot")
+    told = ("updates_per_step", "use_amp", "algo.n_epochs", "env.id")
+    assert [found[key] for key in told] == ["profile exact", "profile speed", "tuned acrobot", "tuned acrobot"]
 
 
 @pytest.mark.parametrize("entry", ["/profile/speed", "speed", "/profile/speed@_global_"])
@@ -42,12 +49,30 @@ def test_a_profile_built_upon_another_keeps_the_sources_of_both(entry: str, tmp_
     (tmp_path / "profile").mkdir()
     text = f"# @package _global_\ndefaults:\n  - {entry}\n  - _self_\nnum_envs: 3\n"
     (tmp_path / "profile" / "mine.yaml").write_text(text)
-    composed = composed_before(["+profile=mine", f"hydra.searchpath=[file://{tmp_path}]"])
-    found = keys_of_files(composed.hydra)
-    assert list(found) == ["profile speed", "profile mine"]
-    assert found["profile mine"] == ["num_envs"]
-    assert "updates_per_step" in found["profile speed"]
-    assert (composed.num_envs, composed.updates_per_step) == (3, 10)
+    found = sources("--config-dir", str(tmp_path), "+profile=mine", "env.id=Pendulum-v1", "algo=sac", "seed=1")
+    told = ("num_envs", "updates_per_step", "local_random_actions", "seed")
+    assert [found[key] for key in told] == ["profile mine", "profile speed", "profile speed", "command line"]
+
+
+def test_another_name_in_a_file_counts_where_it_stands(tmp_path: Path):
+    (tmp_path / "profile").mkdir()
+    for name, text in (("sb3", "num_workers: 2\nalgo: {batch_size: 128}"), ("later", "workers: 3")):
+        (tmp_path / "profile" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
+    start = ("--config-dir", str(tmp_path), "env.id=CartPole-v1", "algo=ppo")
+    for typed, workers in (("[speed,sb3]", 2), ("[sb3,later]", 3), ("[later,sb3]", 2)):
+        assert configured([*start, f"+profile={typed}"]).workers == workers
+    found = configured([*start, "+profile=[speed,sb3]", "workers=4"])
+    assert (found.workers, found.batch_size) == (4, 128)
+    assert sources(*start, "+profile=[speed,sb3]")["batch_size"] == "profile sb3"
+
+
+def test_a_file_in_place_of_ours_is_somebodys_choice(tmp_path: Path):
+    text = "defaults: [config, {override env: gym}, {override algo: ppo}, _self_]\nenv: {id: CartPole-v1}\nnum_envs: 3"
+    (tmp_path / "mine.yaml").write_text(text)
+    found = sources("--config-dir", str(tmp_path), "--config-name", "mine", "seed=1")
+    assert (found["num_envs"], found["seed"]) == ("config mine", "command line")
+    with pytest.raises(ConfigError, match="^--config-name=x: no such YAML file in --config-dir"):
+        sources("--config-name", "x")
 
 
 def test_a_run_says_where_its_values_come_from(fasttrain: RunCommand):

@@ -81,6 +81,29 @@ def test_a_spec_is_run_again_to_the_bit_and_may_be_changed():
         train(first.spec, algo="dqn")
 
 
+def test_a_folder_that_holds_a_run_is_refused_gone_on_with_or_begun_anew():
+    def begin(steps: int = 128, **more: Any) -> library.Trained:
+        settings = {"eval.episodes": 2, "algo.rollout_size": 64}
+        small = {"num_envs": 2, "vec_env": "dummy", "batch_size": 32, "fused_update": "off", "report": False}
+        return train(
+            "CartPole-v1", algo="ppo", folder="it", settings=settings, checkpoint_every=64, engine="fast",
+            total_timesteps=steps, **small, **more,
+        )  # fmt: skip
+
+    assert begin(on_existing="resume").summary["env_steps"] == 128, "there is nothing yet to go on with"
+    with pytest.raises(ConfigError, match=r"^folder=it holds a run \(done\): take another folder, on_existing=resume"):
+        begin()
+    with pytest.raises(ConfigError, match="it holds this run, finished after 128 steps: nothing is left to do"):
+        begin(on_existing="resume")
+    longer = begin(256, on_existing="resume")
+    assert (longer.summary["env_steps"], longer.summary["resumed_at"]) == (256, [128])
+    assert longer.model.num_timesteps == 256
+    with pytest.raises(ConfigError, match="of other values of seed, which cannot change on the way"):
+        begin(512, on_existing="resume", seed=1)
+    anew = begin(on_existing="overwrite", seed=1)
+    assert (anew.summary["env_steps"], anew.summary["seed"], anew.summary.get("resumed_at", [])) == (128, 1, [])
+
+
 def test_an_env_is_named_by_module_class_game_or_is_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "tiny_game.py").write_text(TINY)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -116,6 +139,7 @@ def test_outside_of_the_main_thread_no_signal_is_touched():
             "unknown key 'algo.gama'; did you mean 'gamma'",
         ),
         ({"env": "CartPole-v1", "algo": "ppo", "num_envs": 0}, "num_envs=0"),
+        ({"env": "CartPole-v1", "settings": {"gate.margin": 1.0}}, "gate.margin=1.0 means nothing for train; to judge"),
         ({"env": "NoSuchEnv-v3", "algo": "ppo"}, "NoSuchEnv"),
         (
             {"env": "CartPole-v1", "algo": "ppo", "num_workers": 2, "vec_env": "dummy"},
@@ -123,7 +147,7 @@ def test_outside_of_the_main_thread_no_signal_is_touched():
         ),
         (
             {"env": "CartPole-v1", "algo": "ppo", "settings": {"algo.batch_size": 64}, "batch_size": 32},
-            "batch_size=32 contradicts algo.batch_size=64: they are one setting",
+            "algo.batch_size=64 contradicts batch_size=32: they are one setting",
         ),
     ],
 )

@@ -51,12 +51,11 @@ def load() -> None:
     for module in LOADED:
         importlib.import_module(module)
     import composed_once
-    from fasttrain.cli.compose import composed_before
-    from fasttrain.spec.precedence import normalise
+    from fasttrain.cli.compose import configured
 
     composed_once.patch(pytest.MonkeyPatch())
     for chosen in (["algo=ppo"], ["algo=dqn"], [], ["algo=ppo", "env=skullking"]):
-        composed_before(normalise(["+profile=speed", *chosen], {}))
+        configured(["+profile=speed", *chosen])
     gc.collect()
     gc.freeze()  # else every training that ends looks through all of this again: seconds, on pages that it must copy
 

@@ -136,9 +136,9 @@ def test_wrong_input_is_one_line(four: list[Path], fasttrain: RunCommand, tmp_pa
 
 def test_folders_may_be_typed_as_a_shell_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert prepare("report", ["a", "b/c"])[-1] == "run='./a,b/c'"
-    assert prepare("report", ["run=a,b", "output=x.html"])[-2:] == ["run='a,b'", "output=x.html"]
-    assert prepare("report", ["run=a"])[-1] == "run=a"
+    assert prepare("report", [], ["a", "b/c"])[1][-1] == "run='./a,b/c'"
+    assert prepare("report", [], ["run=a,b", "output=x.html"])[1][-2:] == ["run='a,b'", "output=x.html"]
+    assert prepare("report", [], ["run=a"])[1][-1] == "run=a"
     (tmp_path / "lr=1,size=2").mkdir()
-    assert prepare("report", ["lr=1,size=2"])[-1] == "run='./lr=1,size=2'"
+    assert prepare("report", [], ["lr=1,size=2"])[1][-1] == "run='./lr=1,size=2'"
     assert named_folders("lr=1,size=2,b,c") == [Path("lr=1,size=2"), Path("b,c")]

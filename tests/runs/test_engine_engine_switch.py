@@ -18,7 +18,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import EngineSwitch, switch_step
 from fasttrain.runs.progress import Progress
 from fasttrain.spec.plan import RunSpec
-from fasttrain.spec.precedence import from_environment
+from fasttrain.spec.precedence import read
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "eval.episodes=2", "report=false")
 PPO = (*SMALL, "algo=ppo", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "total_timesteps=512")
@@ -182,7 +182,7 @@ def test_when_kernels_work(monkeypatch: pytest.MonkeyPatch):
     plan, exact = (RunSpec(configured("+profile=speed", f"deterministic={it}"), ()) for it in ("false", "true"))
     assert switch_step(plan) == 0, "as the environment of tests says"
     assert switch_step(plan._replace(engine_switch_at=256)) == 256, "a run is repeated"
-    assert from_environment({"FASTTRAIN_ENGINE_SWITCH_AT": "5"}) == ["engine_switch_at=5"], "to be told of"
+    assert read([], {"FASTTRAIN_ENGINE_SWITCH_AT": "5"}).overrides == ["engine_switch_at=5"], "to be told of"
     monkeypatch.delenv("FASTTRAIN_ENGINE_SWITCH_AT")
     assert (switch_step(plan), switch_step(exact)) == (None, 0)
 

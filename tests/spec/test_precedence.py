@@ -5,16 +5,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import FLAGS
-from fasttrain.spec.precedence import (
-    ALIASES,
-    BARE,
-    from_environment,
-    key_of,
-    normalise,
-    sources,
-    split_options,
-    with_names_as_typed,
-)
+from fasttrain.spec.precedence import ALIASES, BARE, TYPED, key_of, read, split_options, with_names_as_typed
+
+
+def normalise(typed: list[str], environment: dict[str, str], swept: bool = False) -> list[str]:
+    return read(typed, environment, swept).overrides
+
+
+def from_environment(environment: dict[str, str]) -> list[str]:
+    return read([], environment).overrides
 
 
 def test_key_of():
@@ -88,36 +87,26 @@ def test_texts_that_hydra_reads_in_quotes_alone(typed: str, read: object):
 
 
 def test_swept_texts_stay_apart():
-    assert normalise(["-m", "output=ü,~,a", "seed=range(1,3)"], {})[1:] == ["output='ü','~',a", "seed=range(1,3)"]
+    assert normalise(["output=ü,~,a", "seed=range(1,3)"], {}) == ["output='ü','~',a", "seed=range(1,3)"]
 
 
 def test_a_key_that_each_swept_algorithm_has():
-    assert "++algo.buffer_size=9" in normalise(["-m", "algo=dqn,qrdqn", "algo.buffer_size=9"], {})
-    assert "algo.buffer_size=9" in normalise(["-m", "algo=dqn,ppo", "algo.buffer_size=9"], {})
+    assert "++algo.buffer_size=9" in normalise(["algo=dqn,qrdqn", "algo.buffer_size=9"], {}, swept=True)
+    assert "algo.buffer_size=9" in normalise(["algo=dqn,ppo", "algo.buffer_size=9"], {}, swept=True)
     assert "algo.buffer_size=9" in normalise(["algo=dqn", "algo.buffer_size=9"], {})
 
 
 def test_options_come_first_with_their_values():
     assert split_options(["a=1", "-m", "--config-dir", "d", "b=2"]) == (["-m", "--config-dir", "d"], ["a=1", "b=2"])
-    assert normalise(["a=1", "-m"], {}) == ["-m", "a=1"]
 
 
-def test_sources_by_precedence():
-    found = sources(
-        ["+profile=speed", "num_envs=16", "seed=3"],
-        {"NUM_ENVS": "16"},
-        {"profile speed": ["num_envs", "engine"], "tuned mine": ["engine"]},
+def test_who_says_a_setting_is_its_source():
+    given = read(
+        ["+profile=speed", "num_envs=4", "env.id=A-v0", "hydra.run.dir=x"], {"NUM_ENVS": "16", "USE_AMP": "on"}
     )
-    assert found == {
-        "num_envs": "environment",
-        "engine": "tuned mine",
-        "profile": "command line",
-        "seed": "command line",
-    }
-
-
-def test_same_key_typed_with_another_value_is_the_command_line():
-    assert sources(["num_envs=4"], {"NUM_ENVS": "16"}, {})["num_envs"] == "command line"
+    told = {"env": TYPED, "profile": TYPED, "num_envs": TYPED, "env.id": TYPED, "use_amp": "environment"}
+    assert given.sources == told
+    assert read([], {"USE_SUBPROC_ENVS": "0"}).sources == {"workers": "environment"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from conftest import composed, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import ALGO_CLASSES
 from fasttrain.spec.plain import to_dict
+from fasttrain.spec.precedence import TYPED, Given, settled
 from fasttrain.spec.reading import all_keys, evaluated, from_mapping, with_typed
 
 
@@ -120,7 +121,7 @@ def test_a_game_says_how_long_unless_it_is_given():
 
 def test_files_say_how_a_switch_is_on():
     def read(**values: Any) -> tuple[str, str]:
-        config = from_mapping({**composed(), "engine": "fast", **values})
+        config = from_mapping(settled({**composed(), "engine": "fast", **values}, (), Given([], {}))[0])
         return config.use_amp, config.use_compile
 
     old = {"amp_dtype": "bfloat16", "compile_mode": "default"}
@@ -134,9 +135,10 @@ def test_files_say_how_a_switch_is_on():
 def test_files_may_use_the_other_names():
     plain = composed("env.id=CartPole-v1", "algo=ppo")
     old = {"num_workers": 4, "use_subproc_envs": True, "force_dummy_vec_env": False}
-    config = from_mapping({**plain, **old})
+    config = from_mapping(settled({**plain, **old}, (), Given([], {}))[0])
     assert (config.workers, config.vec_env) == (4, "subproc")
-    assert from_mapping({**plain, **old, "workers": 2}, {"workers"}).workers == 2, "typed by its own name"
+    typed = settled({**plain, **old, "workers": 2}, (), Given([], {"workers": TYPED}))[0]
+    assert from_mapping(typed).workers == 2, "typed by its own name"
 
 
 def test_eval_takes_another_opponent_and_other_arguments_of_the_env_in_place_of_what_the_run_had():

@@ -58,7 +58,7 @@ def test_a_study_of_before_is_gone_on_with_by_the_settings_of_today(tmp_path: Pa
     stored["arguments"] = [*before, "horizon_minutes=2", "profile_name=x", "candidates=[a,b]"]
     stored["cells"][0]["overrides"] = [*before, *stored["cells"][0]["overrides"][2:]]
     write_json(tmp_path / "study.json", stored)
-    assert prepare("compare", [f"run={tmp_path}"])[1:] == [
+    assert prepare("compare", [], [f"run={tmp_path}"])[1][1:] == [
         "env=gym", *typed[:3], "candidates='[a,b]'", f"run={tmp_path}"
     ]  # fmt: skip
     found = study_in(tmp_path).find(Wanted("a", 0, ("env=gym", *wanted[0].overrides)))

@@ -11,12 +11,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasttrain import __version__, terminal
-from fasttrain.cli import commands, compose
+from fasttrain.cli import commands, existing
+from fasttrain.cli.existing import Asked
 from fasttrain.errors import (
     EXIT_CRASHED,
     EXIT_DONE,
@@ -28,10 +29,12 @@ from fasttrain.errors import (
 )
 from fasttrain.machine import stop_after
 from fasttrain.runs.folders import PARENT
-from fasttrain.spec.precedence import is_sweep, normalise, split_options, with_names_as_typed
+from fasttrain.spec.precedence import Given, read, split_options, with_names_as_typed, without_folder
 
 if TYPE_CHECKING:
-    from fasttrain.studies.sweep import Sweep
+    from omegaconf import DictConfig
+
+    from fasttrain.cli.compose import Composer
 
 PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
 # No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
@@ -139,134 +142,116 @@ def _dispatch(arguments: list[str]) -> int:
         Path.cwd()
     except OSError as error:
         raise ConfigError(f"the working directory is gone ({error.strerror}): cd to one that is there") from error
-    typed = split_options(arguments)[1]
-    command = "train"
+    options, typed = split_options(arguments)
+    words, command = (*commands.COMMANDS, *commands.OTHER_WORDS), "train"
     if typed and re.fullmatch(r"[a-z_]+", typed[0]):
-        if typed[0] not in (*commands.COMMANDS, *commands.OTHER_WORDS):
-            compose.check_options(split_options(arguments)[0])  # `--profile speed`
+        if typed[0] not in words:
+            commands.read_options(options)  # `--profile speed`
         command, more = commands.known(typed[0])
         arguments.remove(typed[0])
-        arguments = [*more, *arguments]
-    elif late := [word for word in typed if word in (*commands.COMMANDS, *commands.OTHER_WORDS)]:
+        typed = [*more, *typed[1:]]
+    elif late := [word for word in typed if word in words]:
         raise ConfigError(f"{late[0]}: the command comes before its settings, fasttrain {late[0]} {typed[0]} …")
     if command in commands.PLAIN:
         return int(commands.implementation(command)(arguments))
-    arguments = commands.prepare(command, arguments)
-    compose.check_options(normalise(arguments, {}))
+    return _compose(command, *commands.prepare(command, options, typed))
+
+
+def _compose(command: str, options: list[str], typed: list[str]) -> int:
+    """Compose the configuration and run `command` on it, once or once per cell of a sweep."""
+    from fasttrain.cli.compose import composer, is_sweep
+
+    found = commands.read_options(options)
+    given = read(typed, os.environ, found.multirun or "hydra.mode=MULTIRUN" in typed)
+    with composer(found) as hydra:
+        if hydra.shown(given):
+            return EXIT_DONE
+        job = hydra.job(given)
+        commands.refuse_chdir(job.hydra)
+        if is_sweep(job):
+            commands.refuse_sweep(command, typed)
+            return _sweep(command, hydra, given, job, [*options, *typed])
+        config, sources = hydra.configured(given, job)
+        overrides = list(job.hydra.overrides.task)
+        commands.refuse_foreign_keys(command, sources, overrides)
+        for line in commands.outdone(overrides):
+            print(line)
+        asked = Asked(command, config, sources, overrides, Path(job.hydra.runtime.output_dir))
+        if command == "resume":
+            asked = asked._replace(folder=Path(str(config.run)))
+        elif not commands.leaves_nothing(command, typed):
+            decided = existing.decided(asked, str(job.hydra.run.dir))
+            if isinstance(decided, str):
+                print(decided)
+                return EXIT_DONE
+            asked = decided
+        if asked.goes_on:  # with what the study was begun with, too
+            options, typed = commands.prepare(command, options, [*asked.goes_on, *without_folder(typed)])
+        else:
+            return _run(asked, hydra, job, asked.command == command)
+    return _compose(command, options, typed)
+
+
+def _run(asked: Asked, hydra: Composer, job: DictConfig, anew: bool) -> int:
+    """One command → its exit code. A run that is gone on with, not `anew`, keeps what its folder says of it."""
+    from fasttrain.runs.folders import way_on
+    from fasttrain.runs.view import activity, make_console
+    from fasttrain.saving.files import locked
+
+    command, config, sources, overrides, folder, _ = asked
+    studies = command in commands.STUDIES
+    more: dict[str, Any] = {"compose": hydra.typed} if studies else {}
+    more |= {"draw": draw_report} if command in commands.RUNS else {}
+    overrides += hydra.files if command in commands.STARTS_RUNS else []
+
+    def task() -> int:
+        with activity(make_console(), "loading fasttrain and PyTorch"):
+            main = commands.implementation(command)
+        with locked(folder) if studies else nullcontext():
+            code: int = main(config, sources, folder, overrides, **more)
+            if studies and config.report and draw_report(folder):
+                code = code or EXIT_CRASHED
+        return code
+
+    code = hydra.run(job, task, anew)
+    if command in (*commands.RUNS, *commands.STUDIES) and code == EXIT_STOPPED:
+        print(f"stopped; {way_on(folder)}")
+    return code
+
+
+def _sweep(command: str, hydra: Composer, given: Given, job: DictConfig, arguments: list[str]) -> int:
+    """Run each cell in a process of its own; the exit code of all."""
+    from hydra.core.hydra_config import HydraConfig
+
     from fasttrain.runs.view import activity, make_console
 
-    with ExitStack() as starting:  # until the command, or a sweep's first cell, has something to show
-        if not PRINTS_ONLY & set(arguments):
-            from fasttrain.cli.commands import settled
+    own, way = "sweep" * (command == "train"), str(job.on_existing)
+    if found := existing.to_go_on_with(own, way, str(job.hydra.sweep.dir), "hydra.sweep.dir"):
+        existing.check_same_sweep(found, arguments)
+    with activity(make_console(), "loading fasttrain"):
+        from fasttrain.studies.sweep import Sweep
+    sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way)
 
-            found = settled(command, arguments, compose.composed_before)
-            if isinstance(found, str):
-                print(found)
-                return EXIT_DONE
-            command, arguments = found
-            starting.enter_context(activity(make_console(), "loading fasttrain and PyTorch"))
-        return _run_hydra(command, arguments, starting)
-
-
-def _run_hydra(command: str, arguments: list[str], starting: ExitStack) -> int:
-    """Compose the configuration with Hydra and run `command` on it, once or once per sweep cell."""
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    from fasttrain.vec.worker_start import inherited
-
-    compose.register()
-    normalised = compose.with_games(normalise(arguments, os.environ))
-    sweep = _sweep(command, arguments)
-    outcome: list[int] = []
-    failed: list[Exception] = []
-    running: list[str] = []  # what is inside `task` now; a crash leaves it there
-
-    @hydra.main(version_base="1.3", config_path=str(compose.conf_dir()), config_name="config")
-    def task(composed: object) -> None:
-        running.append(command)
+    def cell(_: object) -> int:
         try:
-            commands.refuse_chdir(HydraConfig.get())
-            if sweep:
-                starting.close()
-                outcome.append(sweep.run_cell(HydraConfig.get()))
-            else:
-                outcome.append(_run_command(command, composed, arguments, starting))
-        except (FastTrainError, MemoryError, OSError, ImportError) as error:  # Hydra would print lines of its own
-            failed.append(error)
-        except (HydraException, OmegaConfBaseException) as error:
-            failed.append(compose.clear_error(error, normalised))
-            failed[0].__cause__ = error
-        running.clear()
+            return sweep.run_cell(HydraConfig.get())
+        except Exception as error:  # Hydra would print lines of its own, and begin the next one
+            raise KeyboardInterrupt from error
 
-    previous_argv, sys.argv = sys.argv, ["fasttrain", *normalised]
     try:
-        with inherited({"HYDRA_FULL_ERROR": "1"}):  # exceptions reach us; the messages below replace Hydra's
-            task()
-    except Exception as error:
-        if running or isinstance(error, BrokenPipeError):
-            raise
-        raise compose.clear_error(error, normalised) from error
-    except KeyboardInterrupt:
-        if sweep is None or not sweep.cells:
+        hydra.sweep(given, cell)
+    except KeyboardInterrupt as stop:
+        if stop.__cause__ is not None:
+            raise stop.__cause__ from None
+        if not sweep.cells:
             raise
         sweep.stopped = True
-    finally:
-        sys.argv = previous_argv
-    if failed:
-        raise failed[0]
-    if sweep is not None:
-        code = sweep.finish()
-        if draw_report(sweep.folder or Path()):
-            code = code or EXIT_CRASHED
-        if code == EXIT_STOPPED:
-            print(sweep.way_on())
-        return code
-    return outcome[0] if outcome else 0
-
-
-def _sweep(command: str, arguments: Sequence[str]) -> Sweep | None:
-    """The sweep these arguments ask for, if they do."""
-    if not is_sweep(arguments):
-        return None
-    from fasttrain.runs.view import make_console
-    from fasttrain.studies.sweep import Sweep
-
-    return Sweep(command, arguments, make_console())
-
-
-def _run_command(command: str, composed: object, arguments: Sequence[str], starting: ExitStack) -> int:
-    """One composed configuration → one command → its exit code. `starting` ends when its modules are there."""
-    from hydra.core.hydra_config import HydraConfig
-
-    from fasttrain.runs.folders import way_on
-    from fasttrain.saving.files import locked
-    from fasttrain.spec.precedence import config_dir_options, sources
-
-    job = HydraConfig.get()
-    config = compose.typed_config(composed, normalise(arguments, os.environ))
-    files = compose.keys_of_files(job)
-    overrides = list(job.overrides.task)
-    origin = sources(overrides, os.environ, files)
-    commands.refuse_foreign_keys(command, origin, overrides)
-    for line in commands.outdone(overrides):
-        print(line)
-    if command in commands.STARTS_RUNS:
-        overrides += config_dir_options(arguments)
-    more: dict[str, Any] = {"compose": compose.compose_typed} if command in commands.STUDIES else {}
-    more |= {"draw": draw_report} if command in commands.RUNS else {}
-    folder = Path(str(config.run)) if command == "resume" else Path(job.runtime.output_dir)
-    main = commands.implementation(command)
-    starting.close()
-    with locked(folder) if command in commands.STUDIES else nullcontext():
-        exit_code: int = main(config, origin, folder, overrides, **more)
-        if command in commands.STUDIES and config.report and draw_report(folder):
-            exit_code = exit_code or EXIT_CRASHED
-    if command in (*commands.RUNS, *commands.STUDIES) and exit_code == EXIT_STOPPED:
-        print(f"stopped; {way_on(folder)}")
-    return exit_code
+    code = sweep.finish()
+    if draw_report(sweep.folder or Path()):
+        code = code or EXIT_CRASHED
+    if code == EXIT_STOPPED:
+        print(sweep.way_on())
+    return code
 
 
 def draw_report(folder: Path) -> str:

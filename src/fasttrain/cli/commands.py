@@ -1,27 +1,24 @@
-"""The command words: where each is implemented, which keys it alone reads, what it does to its arguments, and what
-becomes of an output folder that holds a run, a sweep or a study already: refused, gone on with, or begun anew.
-
-The latter is decided before Hydra opens the folder, which it does by writing into it.
-"""
+"""The command words: where each is implemented, which keys it alone reads, and what it does to its arguments."""
 
 from __future__ import annotations
 
+import argparse
 import gc
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from fasttrain import terminal
-from fasttrain.cli.compose import clear_error, search_path, typed_config, unswept
 from fasttrain.errors import ConfigError
-from fasttrain.runs.folders import Held, held, override
+from fasttrain.runs.folders import in_quotes
 from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
-from fasttrain.spec.checks import NAMED, check_no_secret, check_path
-from fasttrain.spec.precedence import OUTPUT_KEYS, asked, given_twice, is_sweep, key_of, normalise, split_options
+from fasttrain.spec.checks import NAMED, check_no_secret
+from fasttrain.spec.precedence import given_twice, key_of
+from fasttrain.spec.reading import all_keys
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.spec.setting import did_you_mean
 
@@ -108,14 +105,49 @@ def known(word: str) -> tuple[str, list[str]]:
     return word, []
 
 
-def leaves_nothing(command: str, arguments: Sequence[str]) -> bool:
+class _Options(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        typed = re.search(r"unrecognized arguments: --?([\w.-]+)", message)
+        if typed and (key := typed[1].replace("-", "_")) in all_keys():
+            plus = "+" * (key in ("profile", "tuned"))
+            raise ConfigError(f"--{typed[1]}: settings are typed without dashes, {plus}{key}=VALUE")
+        raise ConfigError(f"{message}; fasttrain --help lists what there is")
+
+
+def read_options(typed: Sequence[str]) -> argparse.Namespace:
+    """Hydra's own options, before its parser prints its usage and ends the process.
+
+    Raises:
+        ConfigError: one is unknown, lacks its value, or names a folder that is not there.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    parser.__class__ = _Options
+    parser.prog = "fasttrain"
+    found = parser.parse_args(list(typed))
+    if found.config_dir is not None and not os.path.isdir(found.config_dir):
+        raise ConfigError(f"--config-dir={found.config_dir}: no such folder")
+    for option in ("config_path", "experimental_rerun"):
+        if getattr(found, option) is not None:
+            raise ConfigError(f"--{option.replace('_', '-')} means nothing here; your own files: --config-dir DIR")
+    if found.resolve and found.cfg is None:
+        raise ConfigError("--resolve means nothing without --cfg")
+    acts = {"--run": found.run, "--multirun": found.multirun, "--cfg": found.cfg, "--info": found.info,
+            "--shell-completion": found.shell_completion}  # fmt: skip
+    if len(asked := [name for name, given in acts.items() if given]) > 1:
+        raise ConfigError(f"{' '.join(asked)}: leave all but one of them out")
+    return found
+
+
+def leaves_nothing(command: str, typed: Sequence[str]) -> bool:
     """Whether the command has no output folder of its own."""
-    return command in WITHOUT_FOLDER or (command == "train" and only_compiles(arguments))
+    return command in WITHOUT_FOLDER or (command == "train" and only_compiles(typed))
 
 
-def only_compiles(arguments: Sequence[str]) -> bool:
-    """Whether `warmup` is typed with another value than off."""
-    return any(key_of(text) == "warmup" and text.partition("=")[2].strip("'\"") != "off" for text in arguments)
+def only_compiles(typed: Sequence[str]) -> bool:
+    """Whether `warmup` is among them with another value than off."""
+    return any(key_of(text) == "warmup" and text.partition("=")[2].strip("'\"") != "off" for text in typed)
 
 
 def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[str]) -> None:
@@ -149,45 +181,60 @@ def refuse_chdir(hydra: Any) -> None:
         )
 
 
-def prepare(command: str, arguments: Sequence[str]) -> list[str]:
-    """What was typed after `command`, as Hydra is to see it: `candidates` as text, `--test env` and
-    `--trust` as keys, the folder.
+def refuse_sweep(command: str, typed: Sequence[str]) -> None:
+    """Raises ConfigError where a command is not to be run once for each of several values."""
+    if command not in SWEEPABLE or only_compiles(typed):
+        raise ConfigError(f"-m sweeps over trainings; {command} {'warmup=only ' * (command == 'train')}cannot be swept")
+
+
+def prepare(command: str, options: Sequence[str], typed: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options and settings that were typed after `command`, as Hydra is to see them: `candidates` as text, `--test env`
+    and `--trust` as keys, the folder.
 
     Raises:
-        ConfigError: a sweep of something that is no single run, or `--trust` for what loads no model.
+        ConfigError: a folder is not named that is needed, or `--trust` for what loads no model.
     """
     if command == "report":
-        arguments = _folders_as_key(arguments)
-    overrides = split_options(arguments)[1]
-    if len({text for text in overrides if key_of(text) == "algo"}) > 1:  # Hydra takes the last, without a word
-        raise ConfigError(given_twice("algo", overrides))
-    for text in overrides:
+        typed = _folders_as_key(typed)
+    if len({text for text in typed if key_of(text) == "algo"}) > 1:  # Hydra takes the last, without a word
+        raise ConfigError(given_twice("algo", typed))
+    for text in typed:
         if key_of(text) in NAMED:  # before Hydra writes down what was typed
             check_no_secret(key_of(text), text.partition("=")[2])
-    if is_sweep(arguments) and (command not in SWEEPABLE or only_compiles(arguments)):
-        raise ConfigError(f"-m sweeps over trainings; {command} {'warmup=only ' * (command == 'train')}cannot be swept")
-    if command in OF_A_RUN and "run" not in map(key_of, arguments):
-        refuse_foreign_keys(command, map(key_of, overrides), overrides)
+    if {"-m", "--multirun"} & {*options}:
+        refuse_sweep(command, typed)
+    if command in OF_A_RUN and "run" not in map(key_of, typed):
+        refuse_foreign_keys(command, map(key_of, typed), typed)
         raise ConfigError(f"{command} needs run=FOLDER, the folder of a run (outputs/DATE/TIME_…)")
-    if "--trust" in arguments:
-        if command not in TRUSTING:
-            raise ConfigError(f"--trust means nothing for {command}; {', '.join(TRUSTING)} load models")
-        arguments = ["trust=true" if text == "--trust" else text for text in arguments]
-    if leaves_nothing(command, arguments):
-        return ["hydra.run.dir=.", "hydra.output_subdir=null", *arguments]
+    options, keys = _as_keys(command, options)
+    typed = [*typed, *keys]
+    if leaves_nothing(command, typed):
+        return options, ["hydra.run.dir=.", "hydra.output_subdir=null", *typed]
     if command == "eval":  # of which run, its files say
-        arguments = [re.sub(r"^\+*env\.kwargs=(?=\s*{)", "eval.env_kwargs=", text) for text in arguments]
-        return [f"hydra.run.dir={_in_quotes('outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}_eval_${pid:}')}", *arguments]
-    if command == "doctor":
-        return _test_as_key(arguments)
-    if command in STUDIES:
-        studies = [text.partition("=")[2] for text in split_options(arguments)[1] if key_of(text) == "run"]
-        if studies:
-            arguments = _study_goes_on(Path(studies[-1]), command, arguments)
-        result = [quoted(text) if key_of(text) == "candidates" else text for text in arguments]
-        folder = studies[-1] if studies else "studies/${now:%Y-%m-%d}/${now:%H-%M-%S}_" + command + "_${pid:}"
-        return [f"hydra.run.dir={_in_quotes(folder)}", *result]
-    return list(arguments)
+        typed = [re.sub(r"^\+*env\.kwargs=(?=\s*{)", "eval.env_kwargs=", text) for text in typed]
+        return options, [f"hydra.run.dir={in_quotes('outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}_eval_${pid:}')}", *typed]
+    if command not in STUDIES:
+        return options, typed
+    studies = [text.partition("=")[2] for text in typed if key_of(text) == "run"]
+    if studies:
+        typed = _study_goes_on(Path(studies[-1]), command, typed)
+    typed = [quoted(text) if key_of(text) == "candidates" else text for text in typed]
+    folder = studies[-1] if studies else "studies/${now:%Y-%m-%d}/${now:%H-%M-%S}_" + command + "_${pid:}"
+    return options, [f"hydra.run.dir={in_quotes(folder)}", *typed]
+
+
+def _as_keys(command: str, options: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Without the options that are settings: `--trust` is trust=true, and `--test env` is doctor.test=env."""
+    if "--trust" in options and command not in TRUSTING:
+        raise ConfigError(f"--trust means nothing for {command}; {', '.join(TRUSTING)} load models")
+    left, keys = list[str](), ["trust=true"] * ("--trust" in options)
+    rest = iter(options)
+    for option in rest:
+        if command == "doctor" and option.partition("=")[0] == "--test":
+            keys.append(f"doctor.test={option.partition('=')[2] or next(rest, '')}")
+        elif option != "--trust":
+            left.append(option)
+    return left, keys
 
 
 def _study_goes_on(folder: Path, command: str, typed: Sequence[str]) -> list[str]:
@@ -217,128 +264,14 @@ def quoted(override: str) -> str:
     """`candidates=[{name: a, overrides: [num_envs=8]}]`, its value in quotes: Hydra's grammar knows no `=` there."""
     key, _, value = override.partition("=")
     bare = value[:1] not in ("'", '"')
-    return f"{key}={_in_quotes(value)}" if bare else override
+    return f"{key}={in_quotes(value)}" if bare else override
 
 
-def _in_quotes(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
-
-
-def _folders_as_key(arguments: Sequence[str]) -> list[str]:
+def _folders_as_key(typed: Sequence[str]) -> list[str]:
     """`report A B` and `report run=A,B` → `run='A,B'`."""
-    options, typed = split_options(arguments)
     folders = [text if "/" in text else f"./{text}" for text in typed if "=" not in text or Path(text).is_dir()]
     rest = [text for text in typed if "=" in text and not Path(text).is_dir()]
     if not folders:
-        return [*options, *(quoted(text) if key_of(text) == "run" and "," in text else text for text in rest)]
+        return [quoted(text) if key_of(text) == "run" and "," in text else text for text in rest]
     named = [text.partition("=")[2] for text in rest if key_of(text) == "run"]
-    return [*options, f"run={_in_quotes(','.join([*named, *folders]))}", *(t for t in rest if key_of(t) != "run")]
-
-
-def _test_as_key(arguments: Sequence[str]) -> list[str]:
-    """`--test env` and `--test=env` → `doctor.test=env`."""
-    rest = (text.replace("--test=", "doctor.test=", 1) if text.startswith("--test=") else text for text in arguments)
-    return [f"doctor.test={next(rest, '')}" if text == "--test" else text for text in rest]
-
-
-Compose = Callable[..., Any]  # overrides → Hydra's whole configuration; False: its own part left out
-
-
-def settled(command: str, arguments: Sequence[str], compose: Compose) -> tuple[str, list[str]] | str:
-    """The command to run and its arguments, as Hydra is to see them; a text: there is nothing left to do, and why.
-
-    Raises:
-        ConfigError: the output folder holds something that this command would write over, or somebody works there.
-    """
-    from hydra.types import RunMode
-
-    same = command, list(arguments)
-    if leaves_nothing(command, arguments):
-        return same
-    overrides = split_options(normalise(arguments, os.environ))[1]
-    swept = is_sweep(arguments)
-    overrides = unswept(overrides) + search_path(arguments)
-    if not swept and search_path(arguments) and compose(overrides).hydra.mode == RunMode.MULTIRUN:  # as a file says
-        arguments = [*arguments, "hydra.mode=MULTIRUN"]
-        return settled(command, prepare(command, arguments), compose)
-    folder = _folder(OUTPUT_KEYS[swept], overrides, compose)
-    found = None if folder is None else held(folder)
-    if found is None:
-        return same
-    own = "study" if command in STUDIES else "sweep" if swept else "run"
-    way, typed = "refuse", [text for text in overrides if command in STUDIES and key_of(text) == "run"]
-    if found.kind == own and (typed or command in ("train", *STUDIES)):
-        composed = compose(overrides, False)
-        way = "resume" if typed else str(composed.on_existing)
-        if way == "resume":
-            return _going_on(found, command, arguments, composed)
-        if way == "overwrite":
-            return same
-        if way != "refuse":
-            typed_config(composed, overrides)  # says what there is
-        ways = ", on_existing=resume goes on with it, on_existing=overwrite begins it anew"
-    else:
-        ways = ""
-    raise ConfigError(f"{found.about()}: take another folder{ways}")
-
-
-def _folder(key: str, overrides: Sequence[str], compose: Compose) -> Path | None:
-    """Where the output goes, if that is not a folder of this very second."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    typed = [text for text in overrides if key_of(text) == key]
-    if not typed and not any(key_of(text) == "hydra.searchpath" for text in overrides):
-        return None
-    try:
-        value = OverridesParser.create().parse_override(typed[-1]).value() if typed else "${"
-    except HydraException:
-        return None
-    if "${" in str(value):
-        hydra = compose(overrides).hydra
-        try:
-            value = hydra.sweep.dir if key == OUTPUT_KEYS[True] else hydra.run.dir
-        except OmegaConfBaseException as error:
-            raise clear_error(error, overrides) from error
-    check_path(key, str(value or ""))
-    return Path(str(value))
-
-
-def _going_on(found: Held, command: str, arguments: Sequence[str], composed: object) -> tuple[str, list[str]] | str:
-    if found.kind == "sweep":
-        before = read_json(found.folder / "sweep.json").get("arguments")
-        if before is not None and texts_without_removed(before) != asked(arguments):
-            raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): take another folder")
-        return command, list(arguments)
-    if found.kind == "study":
-        if any(key_of(text) == "run" for text in arguments):
-            return command, list(arguments)
-        return command, prepare(command, [override("run", found.folder), *asked(arguments)])
-    return _run_again(found, arguments, composed)
-
-
-def _run_again(found: Held, arguments: Sequence[str], composed: object) -> tuple[str, list[str]] | str:
-    from fasttrain.runs.folders import changes
-    from fasttrain.runs.resume import may_change
-    from fasttrain.saving.checkpoints import CheckpointFolder
-
-    config = typed_config(composed, arguments)
-    where, summary = found.folder, read_json(found.folder / "summary.json")
-    different = changes(where, config)
-    if wrong := sorted(key for key in different if not may_change(key)):
-        raise ConfigError(
-            f"{found.about()} of other values of {', '.join(wrong)}, which cannot change on the way: take another "
-            "folder, or on_existing=overwrite begins anew"
-        )
-    if summary.get("status") == "done" and config.total_timesteps <= summary.get("env_steps", 0):
-        return f"{where} holds this run, finished after {summary['env_steps']:,} steps: nothing is left to do"
-    if summary.get("status") == "done" and "total_timesteps" not in different:
-        return f"{where} holds this run, finished (by {summary.get('stopped_by')}): nothing is left to do"
-    if CheckpointFolder(where / "checkpoints").newest().folder is None:
-        if (where / "model.zip").exists():
-            raise ConfigError(f"{found.about()} without a checkpoint to go on from: take another folder")
-        kept = [text for text in arguments if key_of(text) != "on_existing"]
-        return "train", [*kept, "on_existing=overwrite"]  # it ended before there was anything to go on from
-    values = {key: _in_quotes(it) if isinstance(it, str) else terminal.spelt(it) for key, it in different.items()}
-    return "resume", prepare("resume", [override("run", where), *(f"{key}={text}" for key, text in values.items())])
+    return [f"run={in_quotes(','.join([*named, *folders]))}", *(text for text in rest if key_of(text) != "run")]

@@ -6,27 +6,54 @@ Hydra, OmegaConf and PyYAML say what they cannot do, seldom which argument or wh
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 import os
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+import yaml
+from hydra._internal.callbacks import Callbacks
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.utils import JobStatus, run_job
+from hydra.errors import HydraException, OverrideParseException
+from hydra.initialize import initialize_config_dir
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from fasttrain.cli.commands import read_options
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import flat
+from fasttrain.saving.files import yaml_values
 from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
 from fasttrain.spec.backends import engines, lacking, name_of_env
 from fasttrain.spec.config import Config
 from fasttrain.spec.games import DEFAULT, attached, game_of
-from fasttrain.spec.precedence import config_dir_options, given_twice, key_of, normalise, split_options
+from fasttrain.spec.precedence import File, Given, given_twice, key_of, read, settled, split_options
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
 from fasttrain.spec.removed import former_key, instead_of
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
+if TYPE_CHECKING:
+    from hydra._internal.config_repository import IConfigRepository
+    from hydra._internal.hydra import Hydra
+    from hydra.core.default_element import ResultDefault
+    from hydra.plugins.config_source import ConfigResult
+
 MOST_YAML = 100_000  # values in a file of the user's
+PRESETS = ("profile", "tuned")  # groups whose files set what else has a default
+MAIN = "config"  # the file that all others are composed into
 
 
 def conf_dir() -> Path:
@@ -44,7 +71,6 @@ def conf_dir() -> Path:
 
 def register() -> None:
     """Tell Hydra its `${pid:}` and `${env_name:}`, what can be set, and of each algorithm the keys below `algo.`."""
-    from omegaconf import OmegaConf
 
     def env_name(*, _root_: Mapping[str, Mapping[str, object]]) -> str:
         env = _root_["env"]
@@ -54,33 +80,15 @@ def register() -> None:
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
     OmegaConf.register_new_resolver("env_name", env_name, replace=True)
     _store()
-    _search()
 
 
-@functools.cache  # Hydra's store lasts as long as the process; filling it costs 20 ms, and a command composes twice
+@functools.cache  # Hydra's store lasts as long as the process; filling it costs 20 ms
 def _store() -> None:
-    from hydra.core.config_store import ConfigStore
-
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     ConfigStore.instance().store(name="settings", node=settings)
     for spec in ALGORITHMS.values():
         ConfigStore.instance().store(name=spec.name, node=_algo_node(spec, networks), group="algo")
-
-
-@functools.cache
-def _search() -> None:
-    """Let Hydra find the files of other packages too, after ours."""
-    from hydra.core.config_search_path import ConfigSearchPath
-    from hydra.core.plugins import Plugins
-    from hydra.plugins.search_path_plugin import SearchPathPlugin
-
-    class Beside(SearchPathPlugin):
-        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-            for one in (each for each in engines() if each.conf is not None):
-                search_path.append(one.name, f"file://{one.conf}")
-
-    Plugins.instance().register(Beside)
 
 
 def _algo_node(spec: AlgorithmSpec, networks: dict[str, Any]) -> dict[str, Any]:
@@ -93,184 +101,242 @@ def _algo_node(spec: AlgorithmSpec, networks: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Options(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        typed = re.search(r"unrecognized arguments: --?([\w.-]+)", message)
-        if typed and (key := typed[1].replace("-", "_")) in all_keys():
-            plus = "+" * (key in ("profile", "tuned"))
-            raise ConfigError(f"--{typed[1]}: settings are typed without dashes, {plus}{key}=VALUE")
-        raise ConfigError(f"{message}; fasttrain --help lists what there is")
+class Files(ConfigRepository):
+    """Hydra's own, which names the file that cannot be read."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        file = Path(source.path if source else "", f"{config_path}.yaml")
+        try:
+            if file.is_file() and b"&" in (text := file.read_bytes()) and yaml_values(text) > MOST_YAML:
+                raise ConfigError(f"{file}: its anchors (&) and aliases (*) come to more than {MOST_YAML:,} values")
+            found = super().load_config(config_path)
+        except (HydraException, ConfigError):
+            raise
+        except Exception as error:  # whatever a YAML can be built to raise
+            raise ConfigError(f"{file}{_problem(error, file)}") from error
+        if found is not None and not isinstance(found.config, DictConfig):
+            raise ConfigError(f"{file}: holds no keys; write key: value, one a line")
+        return found
 
 
-def check_options(arguments: Sequence[str]) -> None:
-    """Hydra's own options, before its parser prints its usage and ends the process.
-
-    Raises:
-        ConfigError: one is unknown, lacks its value, or names a folder that is not there.
-    """
-    from hydra._internal.utils import get_args_parser
-
-    from fasttrain.saving.files import yaml_values
-
-    parser = get_args_parser()
-    parser.__class__ = _Options
-    parser.prog = "fasttrain"
-    found = parser.parse_args(list(arguments))
-    if found.config_dir is not None and not os.path.isdir(found.config_dir):
-        raise ConfigError(f"--config-dir={found.config_dir}: no such folder")
-    places = [conf_dir(), Path(found.config_dir or conf_dir())]
-    for path in sorted([*places[1].glob("*.yaml"), *places[1].glob("*/*.yaml")] if found.config_dir else ()):
-        with suppress(OSError):
-            if b"&" in (text := path.read_bytes()) and yaml_values(text) > MOST_YAML:
-                raise ConfigError(f"{path}: its anchors (&) and aliases (*) come to more than {MOST_YAML:,} values")
-    if found.config_name and not any((place / f"{found.config_name}.yaml").is_file() for place in places):
-        raise ConfigError(f"--config-name={found.config_name}: no such YAML file in --config-dir")
-    for option in ("config_path", "experimental_rerun"):
-        if getattr(found, option) is not None:
-            raise ConfigError(f"--{option.replace('_', '-')} means nothing here; your own files: --config-dir DIR")
+def _problem(error: Exception, file: Path) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        before = file.read_bytes().decode("utf-8", "replace").partition("\ufffd")[0]
+        return f", line {before.count(chr(10)) + 1}: no text in UTF-8; save it as such"
+    if isinstance(error, yaml.MarkedYAMLError):
+        line = 0 if error.problem_mark is None else error.problem_mark.line + 1
+        return f", line {line}: no YAML: {error.problem}"
+    return f": cannot be read: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
 
-def with_games(overrides: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """The overrides, and where the files of the games are that they choose, or that the user's own may build upon.
+class Loader(ConfigLoaderImpl):
+    """Hydra's own, which remembers the files that it composes and what each of them sets."""
 
-    Raises:
-        ConfigError: the game is not installed, or its package cannot be imported.
-    """
-    from hydra.core.config_store import ConfigStore
+    def __init__(self, path: ConfigSearchPath) -> None:
+        super().__init__(path)
+        self.repository, self.files = Files(path), list[File]()
 
-    names = {name for text in overrides if key_of(text) == "env" for name in re.findall(r"[\w.-]+", text)} - {"env"}
-    paths = [text.partition("=")[2].strip("[]") for text in overrides if key_of(text) == "hydra.searchpath"]
-    own = re.findall(r"file://([^']+)", "".join([*paths, *search_path([*options, *overrides])]))
-    for name, game in attached(names or {DEFAULT}, bool(own)).items():
-        if game.conf is None and not any(Path(folder, "env", f"{name}.yaml").is_file() for folder in own):
-            ConfigStore.instance().store(name, {"game": name}, group="env")
-        elif game.conf not in (None, *(each.conf for each in engines())):
-            paths.append(f"'file://{game.conf}'")
-    asked = [f"hydra.searchpath=[{','.join(dict.fromkeys(paths))}]"] * bool(paths)
-    return [text for text in overrides if key_of(text) != "hydra.searchpath"] + asked
+    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
+        loaded = super()._load_single_config(default, repo)
+        group, _, name = str(default.config_path).partition("/")
+        if loaded.path.startswith("file:"):
+            source = f"{group} {name}" if group in PRESETS else f"config {group}" * (default.primary and group != MAIN)
+            keys = tuple(flat(OmegaConf.to_container(loaded.config, resolve=False) or {"": None}))
+            self.files.append(File(f"{loaded.path.partition('://')[2]}/{default.config_path}.yaml", keys, source))
+        return loaded
 
 
-def composed_before(overrides: Sequence[str], whole: bool = True) -> Any:
-    """What Hydra will make of these overrides before it runs; `whole`: its own part included.
-
-    Raises:
-        ConfigError: nothing.
-    """
-    from hydra import compose, initialize_config_dir
-
+@contextmanager
+def composer(options: argparse.Namespace | None = None) -> Iterator[Composer]:
+    """Hydra, until the context ends; one that is at work already, of the user's script, goes on after it."""
     register()
+    before = HydraConfig.instance().cfg
     try:
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return compose("config", overrides=with_games(overrides), return_hydra_config=whole)
-    except Exception as error:
-        raise clear_error(error, overrides) from error
+        with initialize_config_dir(str(conf_dir()), "fasttrain", version_base="1.3"):
+            if (hydra := GlobalHydra.instance().hydra) is not None:
+                yield Composer(hydra, options or read_options(()))
+    finally:
+        HydraConfig.instance().cfg = before
+
+
+class Composer:
+    """Composes with fasttrain's files and those of the user."""
+
+    def __init__(self, hydra: Hydra, options: argparse.Namespace) -> None:
+        self.hydra = hydra
+        self.options, self.name = options, options.config_name or MAIN
+        places = (conf_dir(), Path(options.config_dir or conf_dir()))
+        if not any((place / f"{self.name}.yaml").is_file() for place in places):
+            raise ConfigError(f"--config-name={self.name}: no such YAML file in --config-dir")
+        self.path = hydra.config_loader.get_search_path()
+        self.loader = Loader(self.path)
+
+    @property
+    def files(self) -> list[str]:
+        """Options that tell another process where the user's own files lie."""
+        given = {"--config-dir": self.options.config_dir, "--config-name": self.options.config_name}
+        return [f"{option}={value}" for option, value in given.items() if value is not None]
+
+    def composed(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
+        """What Hydra makes of them: in a sweep's mode without what is swept over."""
+        with self.telling(overrides):
+            try:
+                return self._loaded(overrides, mode)
+            except Exception:
+                with suppress(Exception):
+                    if is_sweep(job := self._loaded(overrides, RunMode.MULTIRUN)):  # as a file says
+                        return job
+                raise
+
+    def _loaded(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+        self.loader = self.hydra.config_loader = Loader(self._search_path(overrides))
+        return self.loader.load_configuration(self.name, list(overrides), mode)
+
+    def _search_path(self, overrides: Sequence[str]) -> ConfigSearchPath:
+        """Ours, the user's own files, those of engines and of games that are chosen, or that files may build upon."""
+        names = {name for text in overrides if key_of(text) == "env" for name in re.findall(r"[\w.-]+", text)} - {"env"}
+        typed = "".join(text for text in overrides if key_of(text) == "hydra.searchpath")
+        own = [self.options.config_dir] * (self.options.config_dir is not None)
+        own += re.findall(r"file://([^'\],]+)", typed)
+        folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
+        for name, game in attached(names or {DEFAULT}, bool(own)).items():
+            folders[game.conf] = None
+            if game.conf is None and not any(Path(folder, "env", f"{name}.yaml").is_file() for folder in own):
+                ConfigStore.instance().store(name, {"game": name}, group="env")
+        path = copy.deepcopy(self.path)
+        for folder in filter(None, folders):
+            provider = "command-line" if folder == self.options.config_dir else "package"
+            path.prepend(provider, f"file://{os.path.abspath(folder)}", SearchPathQuery(provider="schema"))
+        return path
+
+    def job(self, given: Given) -> DictConfig:
+        """The same of a command, which is known as Hydra's from here on: one of a sweep where that is asked for."""
+        job = self.composed(given.overrides, RunMode.MULTIRUN if self.options.multirun else RunMode.RUN)
+        job.hydra.mode = RunMode.MULTIRUN if self.options.multirun else job.hydra.mode or RunMode.RUN
+        with self.telling(given.overrides):
+            folder = os.path.abspath(str(job.hydra.sweep.dir if is_sweep(job) else job.hydra.run.dir))
+        with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
+            job.hydra.runtime.output_dir = folder
+        HydraConfig.instance().set_config(job)
+        return job
+
+    def configured(self, given: Given, job: DictConfig | None = None) -> tuple[Config, dict[str, str]]:
+        """The typed configuration, and where its values come from that are no defaults.
+
+        Raises:
+            ConfigError: a reference in it leads nowhere, or the values are none.
+        """
+        if name := next((text for text in given.overrides if key_of(text) == "algo.name"), None):
+            raise ConfigError(f"{name}: choose the algorithm by algo=…")
+        job = self.composed(given.overrides) if job is None else job
+        with self.telling(given.overrides):
+            plain = plain_values(job)
+        values, sources = settled(plain, self.loader.files, given)
+        former = former_key(values)
+        for file in self.loader.files if former not in given.sources else ():
+            if former in file.keys:
+                raise ConfigError(f"{file.path}: {instead_of(former)}")
+        return from_mapping(values), sources
+
+    def typed(self, arguments: Sequence[str]) -> Config:
+        """The typed configuration of other arguments: what a cell of a study will see."""
+        return self.configured(read(split_options(arguments)[1], os.environ))[0]
+
+    def run(self, job: DictConfig, task: Callable[[], int], describes: bool) -> int:
+        """What `task` returns, in the job's folder, which Hydra makes; `describes`: it writes `.hydra` there."""
+        if not describes:
+            with read_write(job.hydra):
+                job.hydra.output_subdir = None
+        callbacks = Callbacks(job)
+        callbacks.on_run_start(config=job, config_name=self.name)
+        try:
+            done = run_job(lambda _: task(), job, "hydra.run.dir", None, HydraContext(self.loader, callbacks))
+        except OSError as error:
+            raise ConfigError(f"cannot write the output folder: {error}") from error
+        callbacks.on_run_end(config=job, config_name=self.name, job_return=done)
+        if done.status is JobStatus.FAILED:  # `return_value` would print lines of its own
+            raise done._return_value
+        return int(done.return_value)
+
+    def sweep(self, given: Given, task: Callable[[DictConfig], int]) -> None:
+        """`task` for each cell, from Hydra's sweeper and launcher."""
+        with self.telling(given.overrides):
+            self.hydra.multirun(self.name, task, [*given.overrides, "hydra.mode=MULTIRUN"])
+
+    def shown(self, given: Given) -> bool:
+        """Whether an option asks Hydra to print something, which it has printed then."""
+        options = self.options
+        where: dict[str, Any] = {"config_name": self.name, "overrides": given.overrides}
+        with self.telling(given.overrides):
+            self.hydra.config_loader = Loader(self._search_path(given.overrides))
+            if options.hydra_help:
+                self.hydra.hydra_help(args_parser=get_args_parser(), args=options, config_name=self.name)
+            elif options.cfg:
+                self.hydra.show_cfg(cfg_type=options.cfg, package=options.package, resolve=options.resolve, **where)
+            elif options.info:
+                self.hydra.show_info(options.info, **where)
+            elif options.shell_completion:
+                self.hydra.shell_completion(**where)
+            else:
+                return False
+        return True
+
+    @contextmanager
+    def telling(self, overrides: Sequence[str]) -> Iterator[None]:
+        """Whatever is raised inside is one sentence."""
+        try:
+            yield
+        except Exception as error:
+            raise self.clear_error(error, overrides) from error
+
+    def clear_error(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
+        """What Hydra, OmegaConf or PyYAML raised while composing, as one sentence with the argument or file in it."""
+        if isinstance(error, ConfigError):
+            return error
+        if told := _known(error, overrides):
+            return ConfigError(told)
+        text = (str(error).strip() or type(error).__name__).split("\n")[0]
+        if isinstance(error, OSError):
+            return ConfigError(f"cannot write the output folder: {text}")
+        keys = "|".join(re.escape(key) for override in overrides if (key := key_of(override)))
+        if keys and re.search(rf"(?<![\w.])(?:{keys})(?![\w.])", text):
+            return ConfigError(text)
+        return ConfigError(": ".join([*self._culprit(overrides), text]))
+
+    def _culprit(self, overrides: Sequence[str]) -> list[str]:
+        """The override without which the others compose; none where there is no such, or all compose."""
+        for index, override in enumerate(["", *overrides]):
+            with suppress(Exception):  # of any kind: it is asked whether there is one
+                plain_values(self._loaded([*overrides[: max(0, index - 1)], *overrides[index:]], RunMode.MULTIRUN))
+                return [override] * (index > 0)
+        return []
+
+
+def plain_values(job: DictConfig) -> dict[str, Any]:
+    """Without Hydra's own part, references in it resolved."""
+    own = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
+    found: Any = OmegaConf.to_container(own, resolve=True)
+    return dict(found)
+
+
+def is_sweep(job: DictConfig) -> bool:
+    """Whether a command runs once for each of several values."""
+    return bool(job.hydra.mode == RunMode.MULTIRUN)
 
 
 def configured(arguments: Sequence[str]) -> Config:
-    """The typed configuration of a command line, outside of any command.
-
-    Raises:
-        ConfigError: it gives none.
-    """
-    overrides = normalise(arguments, {})
-    return typed_config(composed_before(overrides, whole=False), overrides)
-
-
-def compose_typed(arguments: Sequence[str]) -> Config:
-    """The typed configuration of other arguments, with the same search path: what a cell of a study will see.
-
-    Raises:
-        ConfigError: they give none.
-    """
-    from hydra import compose
-
-    wanted = normalise(split_options(arguments)[1], os.environ)
-    try:
-        composed = compose("config", overrides=with_games(wanted, arguments))
-    except Exception as error:
-        raise clear_error(error, [*config_dir_options(arguments), *wanted]) from error
-    return typed_config(composed, wanted)
-
-
-def typed_config(composed: object, overrides: Sequence[str]) -> Config:
-    """The typed configuration of what Hydra composed of these overrides.
-
-    Raises:
-        ConfigError: a reference in it leads nowhere, or the values are none.
-    """
-    from omegaconf import OmegaConf
-
-    if named := next((text for text in overrides if key_of(text) == "algo.name"), None):
-        raise ConfigError(f"{named}: choose the algorithm by algo=…")
-    try:
-        plain = OmegaConf.to_container(composed, resolve=True)
-    except Exception as error:
-        raise clear_error(error, overrides) from error
-    former = former_key(plain)  # type: ignore[arg-type]
-    if former and former not in map(key_of, overrides) and (file := _broken_file(overrides, former)):
-        raise ConfigError(file)
-    return from_mapping(plain, {key_of(text) for text in overrides})  # type: ignore[arg-type]
-
-
-PRESETS = ("profile", "tuned")  # groups whose files set what else has a default
-
-
-def keys_of_files(job: Any) -> dict[str, list[str]]:
-    """By `profile NAME` and `tuned NAME` the dotted keys that it sets, read from wherever Hydra found it."""
-    found: dict[str, list[str]] = {}
-    for group in PRESETS:
-        typed = [text.partition("=")[2] for text in job.overrides.task if key_of(text) == group]  # several: in brackets
-        names = [name.strip() for text in typed for name in text.strip("[]").split(",")]
-        names = names or [name for name in [job.runtime.choices.get(group)] if name]
-        for name in names:
-            found |= _keys_of(group, name, job.runtime.config_sources)
-    return found
-
-
-def _keys_of(group: str, name: str, sources: Sequence[Any]) -> dict[str, list[str]]:
-    """Of a file and, before it, of those that it builds upon."""
-    from omegaconf import OmegaConf
-
-    for source in sources:
-        path = Path(source.path) / group / f"{name}.yaml"
-        if source.schema == "file" and path.is_file():
-            found: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-            below = [_place_of(one, group) for one in found.pop("defaults", []) if one != "_self_"]
-            first = {of: keys for at in below if at[0] in PRESETS for of, keys in _keys_of(*at, sources).items()}
-            return {**first, f"{group} {name}": list(flat(found) if found else ())}
-    return {f"{group} {name}": []}
-
-
-def _place_of(entry: object, group: str) -> tuple[str, str]:
-    """Group and name of an entry in a file's list of defaults: `speed`, `/profile/speed`, `{/profile: speed}`."""
-    option, name = next(iter(entry.items())) if isinstance(entry, dict) else ("", str(entry))
-    words = f"{option.split(' ')[-1]}/{name.split(' ')[-1]}".partition("@")[0].strip("/").split("/")
-    absolute = option.split(" ")[-1].startswith("/") or (not option and name.startswith("/"))
-    return "/".join([*([] if absolute else [group]), *words[:-1]]), words[-1]
+    """The typed configuration of a command line, outside of any command."""
+    options, typed = split_options(arguments)
+    with composer(read_options(options)) as hydra:
+        return hydra.configured(read(typed, {}))[0]
 
 
 # --- errors
 
 
-def clear_error(error: Exception, overrides: Sequence[str]) -> ConfigError:
-    """What Hydra, OmegaConf or PyYAML raised while composing, as one sentence with the argument or the file in it."""
-    if isinstance(error, ConfigError):
-        return error
-    if told := _known(error, overrides) or _broken_file(overrides):
-        return ConfigError(told)
-    text = (str(error).strip() or type(error).__name__).split("\n")[0]
-    if isinstance(error, OSError):
-        return ConfigError(f"cannot write the output folder: {text}")
-    keys = "|".join(re.escape(key) for override in overrides if (key := key_of(override)))
-    if keys and re.search(rf"(?<![\w.])(?:{keys})(?![\w.])", text):
-        return ConfigError(text)
-    return ConfigError(": ".join([*_culprit(overrides), text]))
-
-
 def _known(error: Exception, overrides: Sequence[str]) -> str:
     """Where the text says enough; empty for others."""
-    from hydra.errors import OverrideParseException
-
     text = str(error)
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
@@ -318,83 +384,3 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     if why := instead_of(key) or lacking(key.partition(".")[0]):
         return why
     return f"unknown key '{key}'{did_you_mean(key, all_keys())}"
-
-
-def _broken_file(overrides: Sequence[str], former: str = "") -> str:
-    """The first of the user's own files that cannot be read, or has that key, those first that an argument names."""
-    given = search_path(overrides) or [text for text in overrides if key_of(text) == "hydra.searchpath"]
-    folder = re.search(r"file://([^']+)", "".join(given))
-    if folder is None:
-        return ""
-    values = {text.partition("=")[2] for text in overrides}
-    for path in sorted(Path(folder[1]).rglob("*.yaml"), key=lambda path: (path.stem not in values, path)):
-        if problem := _problem_of(path, former):
-            return f"{path}{problem}"
-    return ""
-
-
-def _problem_of(path: Path, former: str) -> str:
-    """`, line 3: …` of a file that holds no mapping, or has a key `former`; empty of another."""
-    import yaml
-    from omegaconf import DictConfig, OmegaConf
-
-    try:
-        content = path.read_bytes()
-        content.decode("utf-8")
-        if isinstance(values := OmegaConf.load(path), DictConfig):
-            has = former and former in (*flat(own := OmegaConf.to_container(values)), *flat({path.parent.name: own}))
-            return f": {instead_of(former)}" if has else ""
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        return f", line {line}: no text in UTF-8; save it as such"
-    except yaml.MarkedYAMLError as error:
-        line = 0 if error.problem_mark is None else error.problem_mark.line + 1
-        return f", line {line}: no YAML: {error.problem}"
-    except Exception as error:  # whatever a YAML can be built to raise
-        return f": cannot be read: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
-    return ": holds no keys; write key: value, one a line"
-
-
-def _culprit(overrides: Sequence[str]) -> list[str]:
-    """The override without which the others compose; none where there is no such."""
-    kept = unswept(split_options(overrides)[1])
-    kept += search_path(overrides)
-    if _composes(kept):
-        return []
-    others = ([*kept[:index], *kept[index + 1 :]] for index in range(len(kept)))
-    return [override for override, rest in zip(kept, others, strict=True) if _composes(rest)][:1]
-
-
-def _composes(overrides: Sequence[str]) -> bool:
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-
-    inside = GlobalHydra.instance().is_initialized()
-    try:
-        with nullcontext() if inside else initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            OmegaConf.to_container(compose("config", overrides=with_games(overrides)), resolve=True)
-    except Exception:  # of any kind: it is asked whether there is one
-        return False
-    return True
-
-
-def unswept(overrides: Sequence[str]) -> list[str]:
-    """Without what is swept over, which cannot be composed; what cannot be read is left to Hydra to say."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    parser, kept = OverridesParser.create(), []
-    for text in overrides:
-        try:
-            swept = parser.parse_override(text).is_sweep_override()
-        except HydraException:
-            swept = False
-        kept += [] if swept else [text]
-    return kept
-
-
-def search_path(arguments: Sequence[str]) -> list[str]:
-    """What `--config-dir` is for a composition of one's own."""
-    folder = [text.partition("=")[2] or text for text in config_dir_options(arguments)][-1:]
-    return [f"hydra.searchpath=['file://{Path(folder[0]).absolute()}']"] if folder else []

@@ -20,21 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.cli import draw_report, refuse_while_imported
-from fasttrain.cli.compose import clear_error, composed_before, conf_dir, keys_of_files
+from fasttrain.cli.commands import refuse_foreign_keys
+from fasttrain.cli.compose import composer, conf_dir
+from fasttrain.cli.existing import Asked, decided
 from fasttrain.errors import ConfigError, FastTrainError
-from fasttrain.runs.folders import held
+from fasttrain.runs import resume
+from fasttrain.runs.parts import Parts
 from fasttrain.runs.train import carry_out, ready
 from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
-from fasttrain.spec.precedence import ALIASES, with_names_as_typed
+from fasttrain.spec.precedence import TYPED, one_name, read, settled, with_names_as_typed
 from fasttrain.spec.reading import from_mapping
-from fasttrain.spec.removed import put
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ def train(
             `RunSpec` of another run, which is run again with what is said besides.
         algo: `ppo`, `maskable_ppo`, `dqn`, … by default as the command line.
         profile: `baseline`, `exact`, `balance`, `speed`, or none.
-        folder: where everything is written; by default a new one below `outputs`. One that holds a run is refused, or
-            begun anew with `on_existing="overwrite"`.
+        folder: where everything is written; by default a new one below `outputs`. One that holds a run is refused;
+            with `on_existing="resume"` it goes on, with `on_existing="overwrite"` it is begun anew.
         settings: by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`. A class or a function among them is
             noted by its import path, so that `eval` and `resume` find it.
         flags: settings that have no dot in their name, `num_envs=16`.
@@ -82,32 +83,34 @@ def train(
     """
     refuse_while_imported()
     chosen = {**_env_settings(env), **(settings or {}), **flags}
-    if isinstance(env, RunSpec):
-        if algo or profile:
-            raise ConfigError("train: a RunSpec has its algorithm and profile; leave algo and profile out")
-        values, said = from_dict(to_dict(env.config)), list[str]()
-        sources, switch_at = {row.flag: row.source for row in env.rows}, env.engine_switch_at
-    else:
-        said = [f"{name}={value}" for name, value in (("env", _group(env)), ("algo", algo)) if value]
-        said += [f"+profile={profile}"] if profile else []
-        (values, sources), switch_at = _composed(said), None
-    keys = [ALIASES[key].key if key in ALIASES else key for key in chosen]
-    sources |= dict.fromkeys([*keys, *(["algo"] if algo else [])], "command line")
-    for key, value in chosen.items():
-        put(values, key, value)
-    given = [f"{key}={value}" for key, value in {**(settings or {}), **flags}.items()]
-    with _named_as_given(given):
-        config = from_mapping(values, chosen)
+    chosen_files = {"env": _group(env), "algo": algo, "+profile": profile}
+    words = [f"{name}={value}" for name, value in chosen_files.items() if value]
+    if isinstance(env, RunSpec) and (algo or profile):
+        raise ConfigError("train: a RunSpec has its algorithm and profile; leave algo and profile out")
+    typed = [*words, *(f"{key}={value}" for key, value in chosen.items())]
+    with _named_as_given(typed):
+        given = read(words, {})
+        given = given._replace(values=chosen, sources=given.sources | dict.fromkeys(map(one_name, chosen), TYPED))
+        if isinstance(env, RunSpec):
+            known = {row.flag: row.source for row in env.rows}
+            values, sources = settled(from_dict(to_dict(env.config)), (), given, known)
+            config = from_mapping(values)
+        else:
+            with composer() as hydra:
+                config, sources = hydra.configured(given)
+    refuse_foreign_keys("train", sources, typed)
     where = Path(folder).absolute() if folder else _new_folder(config.env.name, config.algo.name)
     if config.warmup == "only":
         raise ConfigError('train: warmup="only" is for the command: fasttrain train warmup=only')
-    _refuse_held(where, folder, config.on_existing)
+    asked = decided(Asked("train", config, sources, typed, where), folder or where, "folder")
+    if isinstance(asked, str):
+        raise ConfigError(f"train: {asked}")
     where.mkdir(parents=True, exist_ok=True)
-    typed = [*said, *(f"{key}={value}" for key, value in chosen.items())]
+    switch_at = env.engine_switch_at if isinstance(env, RunSpec) else None
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     try:
-        with _named_as_given(given), ready(config, sources, where, typed, switch_at) as run:
-            carry_out(run, typed, draw_report)
+        with _named_as_given(typed), _ready(asked, switch_at) as (run, texts):
+            carry_out(run, texts, draw_report)
     finally:
         torch.set_num_threads(threads)
         if torch.are_deterministic_algorithms_enabled() != strict:
@@ -128,7 +131,7 @@ def _named_as_given(given: Sequence[str]) -> Iterator[None]:
 
 def _group(env: str | type | RunSpec | None) -> str:
     """The game of fasttrain's, or the plain group for any other env."""
-    if env is None:
+    if env is None or isinstance(env, RunSpec):
         return ""
     known = (conf_dir() / "env" / f"{env}.yaml").is_file() or env in plugins.names(plugins.GAMES)
     return str(env) if known else "gym"
@@ -146,27 +149,17 @@ def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
     return {"env.id" if is_id else "env.entry_point": env}
 
 
-def _composed(overrides: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Plain values, and which of them a profile set."""
-    composed = composed_before(overrides)
-    try:
-        values: Any = OmegaConf.to_container(composed, resolve=False)
-    except Exception as error:
-        raise clear_error(error, overrides) from error
-    sources = {key: name for name, keys in keys_of_files(composed.hydra).items() for key in keys}
-    return {key: value for key, value in values.items() if key != "hydra"}, sources
-
-
-def _refuse_held(where: Path, folder: str | Path | None, way: str) -> None:
-    found = held(where) if where.exists() else None
-    if way == "resume":
-        raise ConfigError(
-            'train: on_existing="resume" is for the command: fasttrain resume run=FOLDER goes on with a run; here take '
-            'on_existing="overwrite", or another folder'
-        )
-    if found is not None and (way == "refuse" or found.kind != "run"):
-        anew = ', or on_existing="overwrite" begins it anew' if found.kind == "run" else ""
-        raise ConfigError(f"train: {found.about('folder', folder)}; take another folder{anew}")
+@contextmanager
+def _ready(asked: Asked, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
+    """The run, and all that was ever typed for it."""
+    if asked.command != "resume":
+        with ready(asked.config, asked.sources, asked.folder, asked.overrides, switch_at) as run:
+            yield run, asked.overrides
+        return
+    with resume.ready(asked.config, asked.sources, asked.overrides) as back:
+        if back is None:
+            raise ConfigError(f"train: the run in {asked.folder} has all its steps: nothing is left to do")
+        yield back
 
 
 def _new_folder(env: str, algo: str) -> Path:

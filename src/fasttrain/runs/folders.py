@@ -152,10 +152,12 @@ def command_line(command: str, *options: str, **folders: Path) -> str:
 
 def override(key: str, folder: Path) -> str:
     """`run=outputs/…` for Hydra; a shell takes it quoted."""
-    text = str(folder)
-    if PLAIN.fullmatch(text):
-        return f"{key}={text}"
-    return f"{key}='" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), text) + "'"
+    return f"{key}={folder if PLAIN.fullmatch(str(folder)) else in_quotes(str(folder))}"
+
+
+def in_quotes(text: str) -> str:
+    """As Hydra reads any text: backslashes stand for others in front of a quote alone."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), text) + "'"
 
 
 PACKAGES = ("fasttrain", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium", "numba", "hydra-core")

@@ -7,8 +7,8 @@ how to measure.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +47,17 @@ class Point(NamedTuple):
 def main(
     config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = lambda _: ""
 ) -> int:
-    """Train on; returns the exit code of a training.
+    """Train on; returns the exit code of a training."""
+    with ready(config, sources, overrides) as back:
+        return EXIT_DONE if back is None else carry_out(*back, draw)
+
+
+@contextmanager
+def ready(
+    config: Config, sources: Mapping[str, str], overrides: Sequence[str]
+) -> Iterator[tuple[Parts, list[str]] | None]:
+    """The run as it was at its newest whole checkpoint, and all that was ever typed for it; inside, its folder is this
+    process's alone. None: nothing is left to do.
 
     Raises:
         ConfigError: the run still goes on, it has no whole checkpoint, or something typed may not change.
@@ -57,32 +67,30 @@ def main(
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
     refuse_links(where)
     with locked(where):
-        return _go_on(config, sources, where, overrides, draw)
-
-
-def _go_on(config: Config, sources: Mapping[str, str], where: Path, overrides: Sequence[str], draw: Draw) -> int:
-    """Nobody else works in that folder."""
-    typed = [key for key, source in sources.items() if source == "command line" and key != "run"]
-    plan = changed_plan(where, config, typed)
-    console = make_console()
-    with ExitStack() as files:
-        point = newest_point(where, plan.config.checkpoint.keep, files, console)
-        done, wanted = int(point.state["env_steps"]), plan.config.total_timesteps
-        if done >= wanted:
-            left = "nothing is left to do; total_timesteps=… goes on"
-            say(console, f"{config.run} has {done:,} of {wanted:,} steps: {left}")
-            return EXIT_DONE
-        with activity(console, f"going back to {point.folder.name}"):
-            run = _restored(plan, where, point, console)
-    before = read_json(where / "plan.json")
-    resumed = [*before.get("resumed", ()), provenance(overrides)]
-    if (minutes := before["config"].get("checkpoint_every_minutes")) and plan.config.checkpoint_interval[0]:
-        run.say(f"warning: no checkpoints every {minutes:g} minutes any more: it has checkpoint_every too, which holds")
-    run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
-    run.write_plan()
-    own = [text for text in overrides if not text.startswith("run=")]
-    first = read_json(where / "summary.json").get("overrides")  # where it came to have one
-    return carry_out(run, [*(map(str, first) if isinstance(first, list) else ()), *own], draw)
+        typed = [key for key, source in sources.items() if source == "command line" and key != "run"]
+        plan = changed_plan(where, config, typed)
+        console = make_console()
+        with ExitStack() as files:
+            point = newest_point(where, plan.config.checkpoint.keep, files, console)
+            done, wanted = int(point.state["env_steps"]), plan.config.total_timesteps
+            if done >= wanted:
+                left = "nothing is left to do; total_timesteps=… goes on"
+                say(console, f"{config.run} has {done:,} of {wanted:,} steps: {left}")
+                yield None
+                return
+            with activity(console, f"going back to {point.folder.name}"):
+                run = _restored(plan, where, point, console)
+        before = read_json(where / "plan.json")
+        resumed = [*before.get("resumed", ()), provenance(overrides)]
+        if (minutes := before["config"].get("checkpoint_every_minutes")) and plan.config.checkpoint_interval[0]:
+            run.say(
+                f"warning: no checkpoints every {minutes:g} minutes any more: it has checkpoint_every too, which holds"
+            )
+        run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
+        run.write_plan()
+        own = [text for text in overrides if not text.startswith("run=")]
+        first = read_json(where / "summary.json").get("overrides")  # where it came to have one
+        yield run, [*(map(str, first) if isinstance(first, list) else ()), *own]
 
 
 def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Parts:

@@ -10,10 +10,9 @@ from dataclasses import MISSING, dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
+from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, OwnValues, own_values
 from fasttrain.spec.backends import name_of_env, option_of, with_parts
 from fasttrain.spec.games import GameSpec, game_of
-from fasttrain.spec.own import OwnValues, own_values
 from fasttrain.spec.setting import Named, Switch, setting
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None

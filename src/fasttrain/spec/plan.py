@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec import computing, stepping
-from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, having
+from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, games_own, having
 from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
-from fasttrain.spec.own import games_own
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.setting import Setting
 from fasttrain.terminal import spelt

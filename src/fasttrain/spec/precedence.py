@@ -1,4 +1,8 @@
-"""From what was typed to Hydra overrides, and back to where each value came from. Plain strings in and out."""
+"""Precedence: command line > environment > files (profile, tuned) > the game's own > the algorithm's own > default.
+
+`read` makes of what was typed and of the environment what Hydra is to compose; `settled` makes of what it composed the
+values of a run, and says where each comes from. Own values of games and algorithms: `algorithms`.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,15 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import engines
 from fasttrain.spec.checks import FLAGS, PATHS
 from fasttrain.spec.config import ALGO_CLASSES, Config
-from fasttrain.spec.removed import REMOVED
+from fasttrain.spec.removed import REMOVED, lookup, put, taken
 from fasttrain.spec.setting import did_you_mean, settings_of
 from fasttrain.terminal import one_line
 
+TYPED = "command line"  # as the source of a value
 OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # of a single command, of a sweep
 OPTIONS_WITH_VALUE = (
     "--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p",
-    "--info", "-i",
+    "--info", "-i", "--test",
 )  # fmt: skip
 SETTINGS = dict(settings_of(Config))
 FREE = tuple(key for key, one in SETTINGS.items() if one.default_factory is not MISSING)  # keys of the user's own
@@ -102,56 +107,118 @@ def given_twice(group: str, overrides: Sequence[str]) -> str:
     return f"{' '.join(typed)}: {group} is given {len(typed)} times; leave one out{both}"
 
 
-def normalise(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Arguments for Hydra.
+class Given(NamedTuple):
+    """What somebody asked for: Hydra overrides, and who says each key. Of a caller of `train(…)` also values, which
+    Hydra's grammar has no form for."""
+
+    overrides: list[str]
+    sources: dict[str, str]  # key → command line, environment
+    values: Mapping[str, Any] = {}
+
+
+class File(NamedTuple):
+    """One of the files of which a configuration was composed, and the dotted keys that it sets."""
+
+    path: str
+    keys: tuple[str, ...]
+    source: str = ""  # where it says what a value's source is: `profile NAME`, `tuned NAME`, `config NAME`
+
+
+def read(typed: Sequence[str], environment: Mapping[str, str], swept: bool = False) -> Given:
+    """What Hydra is to compose of settings that were typed, and of the environment, over which they win.
 
     `profile=speed` becomes `+profile=speed`; SB3's places of flags become the flags (`ALIASES`); naming an env by
     `env.id` or `env.entry_point` alone selects the plain `env=gym` group first; `env.kwargs.x=1`,
-    `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus; flags from environment variables come before what was
-    typed, so that the command line wins over them and they win over the profile.
+    `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus.
 
     Raises:
-        ConfigError: both names of one setting are typed, with different values.
+        ConfigError: both names of one setting are given, with different values.
     """
-    options, overrides = split_options(arguments)
-    typed = {ALIASES[key_of(override)].key for override in overrides if key_of(override) in ALIASES}
-    overrides = _without_aliases(overrides)
-    typed |= {key_of(override) for override in overrides}
-    result = list(options)
-    if typed & {"env.id", "env.entry_point", "env.game"} and "env" not in typed:
-        result.append("env=gym")
-    result += from_environment(environment, typed)
-    named = [text.partition("=")[2] for text in overrides if key_of(text) == "algo"]
-    swept = re.findall(r"\w+", named[-1]) if named and is_sweep(options) else []
-    wanted = [_as_hydra_wants_it(override, [name for name in swept if name in ALGO_CLASSES]) for override in overrides]
-    return result + sorted(wanted, key=lambda text: key_of(text) == "tuned")  # wins over the profile
+    keys = {one_name(key_of(text)) for text in typed}
+    plain = ["env=gym"] if keys & {"env.id", "env.entry_point", "env.game"} and "env" not in keys else []
+    exported = by_one_name([Said(name, environment[one]) for name, one in variables(environment).items()])
+    exported = [one for one in exported if one.key not in keys]
+    said = by_one_name([Said(key_of(text), text.partition("=")[2], text) for text in typed])
+    chosen = [one.value for one in said if one.key == "algo"]
+    swept_over = [name for name in re.findall(r"\w+", chosen[-1]) if name in ALGO_CLASSES] if chosen and swept else []
+    wanted = [_as_hydra_wants_it(one.text, swept_over) for one in said]
+    wanted.sort(key=lambda text: key_of(text) == "tuned")  # wins over the profile
+    sources = {one.key: "environment" for one in exported}
+    sources |= {key: TYPED for key in map(key_of, [*plain, *wanted]) if not key.startswith("hydra")}
+    return Given([*plain, *(one.text for one in exported), *wanted], sources)
 
 
-def _without_aliases(overrides: Sequence[str]) -> list[str]:
-    """`algo.batch_size=64` as `batch_size=64`.
+def settled(
+    values: Mapping[str, Any], files: Iterable[File], given: Given, known: Mapping[str, str] | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a run, each by its one name, and where those come from that are not by default.
+
+    What was typed wins over the environment, that over files, of which the last one wins. What the game and the
+    algorithm know better (`own`) holds where none of these says anything.
+
+    Args:
+        values: what Hydra composed of `files` and of the overrides of `given`.
+        known: sources of the values of a run that is repeated.
+    """
+    found, sources, last = dict(values), dict(known or {}), dict[str, str]()
+    for file in files:
+        for name in file.keys:
+            last[one_name(name)] = name
+            sources |= {one_name(name): file.source} if file.source else {}
+    for name, alias in ALIASES.items():
+        if (value := taken(found, name)) is None:
+            continue
+        key, meant = translated(name, value)
+        holds = is_refined(name, lookup(found, key)) if alias.refines else last.get(key, name) == name
+        if meant is not None and holds and (alias.refines or key not in given.sources):
+            put(found, key, meant)
+    for one in by_one_name([Said(key, value) for key, value in given.values.items()]):
+        put(found, one.key, one.value)
+    return found, sources | given.sources
+
+
+class Said(NamedTuple):
+    """A setting as somebody said it."""
+
+    key: str
+    value: Any
+    typed: str = ""
+
+    @property
+    def text(self) -> str:
+        """As an override."""
+        return self.typed or f"{self.key}={self.value}"
+
+
+def by_one_name(said: Sequence[Said]) -> list[Said]:
+    """With settings in place of their other names: `batch_size=64` for `algo.batch_size=64`.
 
     Raises:
-        ConfigError: two names of one setting are typed, with different values.
+        ConfigError: two names of one setting are given, with different values.
     """
-    found = {key_of(text): (text.partition("=")[2], text) for text in overrides if key_of(text) not in ALIASES}
-    kept = []
-    for text in sorted(overrides, key=lambda text: key_of(text) in ALIASES):
-        if (name := key_of(text)) not in ALIASES:
-            kept.append(text)
+    kept = [one for one in said if one.key not in ALIASES]
+    found = {one.key: one for one in kept}
+    for one in said:
+        if one.key not in ALIASES:
             continue
-        key, meant = translated(name, text.partition("=")[2])
-        value, other = found.get(key, (meant, text))
-        if meant is not None and is_refined(name, value):
-            kept = [*(one for one in kept if key_of(one) != key), f"{key}={meant}"]
-            continue
+        key, meant = translated(one.key, one.value)
+        other = found.get(key)
         if meant is None:
             continue
-        if value != meant and key_of(other) != name:
-            raise ConfigError(f"{text} contradicts {other}: they are one setting ({key}); leave one of them out")
-        if key_of(other) == name:
-            kept.append(f"{key}={meant}")
-        found[key] = meant, text
+        if other is not None and is_refined(one.key, other.value):
+            kept = [*(each for each in kept if each.key != key), Said(key, meant)]
+        elif other is None or other.key == one.key:
+            kept.append(Said(key, meant))
+            found[key] = Said(one.key, meant, one.text)
+        elif other.value != meant:
+            both = f"{one.text} contradicts {other.text}"
+            raise ConfigError(f"{both}: they are one setting ({key}); leave one of them out")
     return kept
+
+
+def one_name(key: str) -> str:
+    """The setting that a name stands for."""
+    return ALIASES[key].key if key in ALIASES else key
 
 
 def with_names_as_typed(message: str, arguments: Sequence[str], environment: Mapping[str, str], here: str = "") -> str:
@@ -167,18 +234,15 @@ def with_names_as_typed(message: str, arguments: Sequence[str], environment: Map
             message = re.sub(whole, path.replace("\\", r"\\"), message)
 
     def is_about(name: str) -> bool:
-        key = ALIASES[name].key if name in ALIASES else name
-        return re.search(rf"(?<![\w.]){re.escape(key)}([=:]| is no setting)", message) is not None
+        return re.search(rf"(?<![\w.]){re.escape(one_name(name))}([=:]| is no setting)", message) is not None
 
     named = [text for text in overrides if (name := key_of(text)) in ALIASES and name not in message and is_about(name)]
     message += f" (typed: {', '.join(named)})" if named else ""
-    typed = {ALIASES[name].key if name in ALIASES else name for name in map(key_of, overrides)}
-    exported = {name: one for name, one in variables(environment).items() if f"{one}=" not in message}
+    typed = {one_name(key_of(text)) for text in overrides}
     found = [
         f"{one}={one_line(environment[one], 60)}"
-        for name, one in exported.items()
-        if not {name, ALIASES[name].key if name in ALIASES else name} & typed
-        and (is_about(name) or f"{name}=" in message)
+        for name, one in variables(environment).items()
+        if f"{one}=" not in message and one_name(name) not in typed and (is_about(name) or f"{name}=" in message)
     ]
     return f"{message} (environment: {', '.join(found)})" if found else message
 
@@ -224,16 +288,9 @@ def _in_quotes_where_needed(override: str) -> str:
     return result.strip()
 
 
-def is_sweep(arguments: Sequence[str]) -> bool:
-    """Whether a command runs once for each of several values."""
-    return not {"-m", "--multirun", "hydra.mode=MULTIRUN"}.isdisjoint(arguments)
-
-
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options with their values, and overrides. argparse wants the overrides in one piece; people mix them."""
-    options: list[str] = []
-    overrides: list[str] = []
-    takes_value = False
+    options, overrides, takes_value = list[str](), list[str](), False
     for argument in arguments:
         if takes_value or argument.startswith("-"):
             options.append(argument)
@@ -243,28 +300,9 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return options, overrides
 
 
-def asked(arguments: Sequence[str]) -> list[str]:
+def without_folder(arguments: Sequence[str]) -> list[str]:
     """Of what was typed, all but where it is to be written."""
     return [text for text in arguments if key_of(text) not in ("on_existing", *OUTPUT_KEYS)]
-
-
-def config_dir_options(arguments: Sequence[str]) -> list[str]:
-    """Hydra's options that another process needs too: where the user's own configuration lies."""
-    options = split_options(arguments)[0]
-    return [
-        option
-        for index, option in enumerate(options)
-        if option.startswith("--config-dir=")
-        or option in ("--config-dir", "-cd")
-        or (index and options[index - 1] in ("--config-dir", "-cd"))
-    ]
-
-
-def from_environment(environment: Mapping[str, str], typed: Iterable[str] = ()) -> list[str]:
-    """Overrides from environment variables, those left out that were also typed."""
-    skip = set(typed)
-    given = _without_aliases([f"{name}={environment[one]}" for name, one in variables(environment).items()])
-    return [text for text in given if key_of(text) not in skip]
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -289,22 +327,3 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
             hint = re.sub(r"'(\w+)'", lambda flag: f"'{PREFIX}{flag[1].upper()}'", hint)
             raise ConfigError(f"environment variable {variable}: no flag has this name{hint}")
     return found
-
-
-def sources(
-    overrides: Iterable[str], environment: Mapping[str, str], files: Mapping[str, Iterable[str]]
-) -> dict[str, str]:
-    """Where each key's value came from: `command line`, `environment`, `profile NAME`, `tuned NAME`; absent = default.
-
-    Args:
-        overrides: the task overrides Hydra saw.
-        files: keys (dotted) that each chosen file of such a name sets, in order of composition.
-    """
-    injected = set(from_environment(environment))
-    result: dict[str, str] = {}
-    for name, keys in files.items():
-        keys = (ALIASES[key].key if key in ALIASES else key for key in keys)
-        result.update(dict.fromkeys(keys, name))
-    for override in overrides:
-        result[key_of(override)] = "environment" if override in injected else "command line"
-    return result

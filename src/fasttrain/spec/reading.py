@@ -9,27 +9,22 @@ from typing import Any
 
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead
+from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead, own_values
 from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.games import DEFAULT
-from fasttrain.spec.own import own_values
-from fasttrain.spec.precedence import ALIASES, is_refined, translated
-from fasttrain.spec.removed import former_key, instead_of, lookup, put, taken, today
+from fasttrain.spec.removed import former_key, instead_of, lookup, put, today
 from fasttrain.spec.setting import Named, build, named, settings_of
 
 
-def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Config:
+def from_mapping(values: Mapping[str, Any]) -> Config:
     """The typed and checked configuration.
-
-    Args:
-        chosen: keys that were typed: no file's other name for them counts.
 
     Raises:
         ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
     """
-    values = _by_one_name(values, chosen)
+    values = dict(values)
     if removed := former_key(values):
         raise ConfigError(instead_of(removed))
     algo = values.get("algo")
@@ -58,26 +53,6 @@ def from_mapping(values: Mapping[str, Any], chosen: Iterable[str] = ()) -> Confi
     config = config if config.opponent is None else against(config, config.opponent)
     check(config)
     return config
-
-
-def _by_one_name(values: Mapping[str, Any], chosen: Iterable[str]) -> dict[str, Any]:
-    """With settings in place of their other names; `chosen` were typed, what else has such a name stands in a file.
-
-    Raises:
-        ConfigError: both names of one setting were typed, with different values.
-    """
-    found, typed = dict(values), dict.fromkeys(chosen, "")
-    for name in ALIASES:
-        if (value := taken(found, name)) is not None:
-            key, meant = translated(name, value)
-            here, refines = lookup(found, key), ALIASES[name].refines
-            if name in typed and key in typed and not refines and meant not in (None, here):
-                other = typed[key] or f"{key}={here}"
-                raise ConfigError(f"{other} contradicts {name}={value}: they are one setting ({key}); leave one out")
-            if meant is not None and (is_refined(name, here) if refines else name in typed or key not in typed):
-                put(found, key, meant)
-                typed |= {key: f"{name}={value}"} if name in typed else {}
-    return found
 
 
 def against(config: Config, opponent: Named) -> Config:

@@ -56,13 +56,7 @@ def setting(
     flag_class: FlagClass | None = None,
     *,
     stock: object = MISSING,
-    needs: str = "",
-    ours: bool = False,
-    least: float | None = None,
-    most: float | None = None,
-    may_change: bool = False,
-    classes: Mapping[Any, FlagClass] | None = None,
-    hidden: bool = False,
+    **further: Any,
 ) -> Any:
     """A dataclass field with a `Setting`.
 
@@ -72,7 +66,7 @@ def setting(
         further: as in `Setting`.
     """
     plain = default if stock is MISSING else stock
-    declared = Setting(text, flag_class, needs, ours, plain, least, most, may_change, classes or {}, hidden)
+    declared = Setting(text, flag_class, stock=plain, **further)
     if isinstance(default, dict):
         return field(default_factory=dict, metadata={"setting": declared})
     return field(default=default, metadata={"setting": declared})

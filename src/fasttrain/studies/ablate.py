@@ -135,7 +135,7 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
         raise ConfigError(f"{profiles[-1]}: nothing in it differs from the baseline")
     chosen_levers(levers, asked_of(config))  # a wrong name is told before anything runs
     asked = [text for text in overrides if text.replace("'", "") != "candidates=ablate"]  # as `fasttrain ablate` has it
-    study = Study("ablate", folder, asked, make_console())
+    study = Study("ablate", folder, asked, make_console(), config.on_existing == "overwrite")
     ablation = Ablation(study, config, base, before, levers)
     try:
         return ablation.run()

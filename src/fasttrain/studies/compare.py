@@ -58,7 +58,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     base = [*base_overrides(overrides), *_horizon(config, sources)]
     cells = {each.name: tuple(merged(base, each.overrides)) for each in candidates}
     algorithms = [_checked(name, cells[name], compose).algo.name for name in cells]
-    study = Study("compare", folder, overrides, make_console())
+    study = Study("compare", folder, overrides, make_console(), config.on_existing == "overwrite")
     seeds = range(config.seed, config.seed + config.seeds)
     study.say(f"compare: {', '.join(cells)}; {config.seeds} seeds, {len(cells) * config.seeds} cells, in turn")
     wanted = [Wanted(name, seed, cells[name]) for seed in seeds for name in cells]

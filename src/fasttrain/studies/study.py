@@ -230,12 +230,15 @@ class Study:
     Args:
         folder: of the study; finished cells that it holds already are not run again.
         overrides: what was typed, stored so that `run=FOLDER` alone goes on.
+        anew: what the folder holds of a study is removed.
     """
 
-    def __init__(self, command: str, folder: Path, overrides: Sequence[str], console: Console) -> None:
+    def __init__(
+        self, command: str, folder: Path, overrides: Sequence[str], console: Console, anew: bool = False
+    ) -> None:
         self.command, self.folder, self.console = command, folder.absolute(), console
         self.arguments = [text for text in overrides if key_of(text) not in ("run", "on_existing")]
-        if "on_existing=overwrite" in overrides:
+        if anew:
             clear(self.folder, "study")
         stored = read_json(self.folder / "study.json")
         self.notes: dict[str, Any] = {key: value for key, value in stored.items() if key not in FIXED}

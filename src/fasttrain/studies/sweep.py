@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, activity, figure_text, say
 from fasttrain.saving.files import locked, read_json, write_json
-from fasttrain.spec.precedence import asked, config_dir_options, key_of, normalise, split_options
+from fasttrain.spec.precedence import key_of, without_folder
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies.study import Cell, last_line, run_cell
 from fasttrain.terminal import command, near, one_line, with_interval
@@ -49,11 +48,21 @@ def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
 
 
 class Sweep:
-    """Runs the cells that Hydra hands over one by one; `finish` prints and writes the table."""
+    """Runs the cells that Hydra hands over one by one; `finish` prints and writes the table.
 
-    def __init__(self, command: str, arguments: Sequence[str], console: Console) -> None:
+    Args:
+        arguments: what was typed, stored so that the same sweep is gone on with.
+        overrides: the same as Hydra has them, and what the environment says.
+        files: options that a cell needs to find the user's own files.
+        way: `on_existing`.
+    """
+
+    def __init__(
+        self, command: str, arguments: Sequence[str], console: Console, overrides: Sequence[str] = (),
+        files: Sequence[str] = (), way: str = "refuse",
+    ) -> None:  # fmt: skip
         self.command = command
-        self.arguments = list(arguments)
+        self.arguments, self.overrides, self.files, self.way = list(arguments), list(overrides), list(files), way
         self.console = console
         self.cells: list[Cell] = []
         self.folder: Path | None = None
@@ -72,13 +81,13 @@ class Sweep:
         if self.folder is None:
             self._open(Path(job.sweep.dir).absolute())
             of_files = [f"{key}={value}" for key, value in (job.sweeper.get("params") or {}).items()]
-            self._swept = {**_swept_keys(of_files), **_swept_keys(self.arguments)}
+            self._swept = {**_swept_keys(of_files), **_swept_keys(self.overrides)}
             self._total = math.prod(self._swept.values())
         folder = Path(job.runtime.output_dir).absolute()
-        label, own = str(len(self.cells)), asked(job.overrides.task)
+        label, own = str(len(self.cells)), without_folder(job.overrides.task)
         cell, interrupted = self._known(label, own, folder), False
         if cell is None:
-            overrides = [*job.overrides.task, *self._without_report(), *config_dir_options(self.arguments)]
+            overrides = [*job.overrides.task, *self._without_report(), *self.files]
             title = self._place(len(self.cells) + 1, job.overrides.task) + self._eta()
             with activity(self.console, title, lambda: last_line(folder)):
                 cell, interrupted = run_cell(self.command, overrides, folder, label)
@@ -96,10 +105,9 @@ class Sweep:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._lock.enter_context(locked(folder))
-        way = {key_of(text): text.partition("=")[2] for text in self.arguments}.get("on_existing")
-        if way == "overwrite":
+        if self.way == "overwrite":
             clear(folder, "sweep")
-        elif way == "resume":
+        elif self.way == "resume":
             self._stored = read_json(folder / "sweep.json").get("cells", [])
 
     def _known(self, label: str, overrides: list[str], folder: Path) -> Cell | None:
@@ -114,7 +122,7 @@ class Sweep:
 
     def _without_report(self) -> list[str]:
         """A cell's own page takes a second and is rarely looked at; the sweep has one, `report=true` asks for all."""
-        typed = {key_of(text) for text in split_options(self.arguments)[1]}
+        typed = {key_of(text) for text in self.arguments}
         return ["report=false"] if self.command == "train" and "report" not in typed else []
 
     def _place(self, number: int, overrides: Sequence[str]) -> str:
@@ -133,7 +141,7 @@ class Sweep:
         0 if every cell is done, 4 if stopped, else 1 if any failed, else 2 (only illegal ones).
         """
         if self.folder is None:
-            raise ConfigError(f"{' '.join(split_options(self.arguments)[1])}: no value is left, so no cell to run")
+            raise ConfigError(f"{' '.join(filter(key_of, self.arguments))}: no value is left, so no cell to run")
         found = self._rows()
         self._print(*found)
         self._write(*found)
@@ -151,7 +159,7 @@ class Sweep:
         text = f"stopped: {done} of {self._total} cells are done, in {self.folder}"
         if self.command != "train" or self.folder is None:
             return text
-        words = [*asked(self.arguments), override("hydra.sweep.dir", self.folder), "on_existing=resume"]
+        words = [*without_folder(self.arguments), override("hydra.sweep.dir", self.folder), "on_existing=resume"]
         return f"{text}; {command()} {shlex.join(words)} goes on"
 
     def _rows(self) -> tuple[list[dict[str, Any]], list[str], str]:
@@ -205,17 +213,17 @@ class Sweep:
              "seconds": round(cell.seconds, 2), **row, "summary": cell.summary}
             for cell, row in zip(self.cells, rows, strict=True)
         ]  # fmt: skip
-        content = {"schema": 1, "arguments": asked(self.arguments), "swept": keys, "speed_up_against": against}
+        content = {"schema": 1, "arguments": without_folder(self.arguments), "swept": keys, "speed_up_against": against}
         write_json(folder / "sweep.json", {**content, "cells": cells})
 
 
-def _swept_keys(arguments: Sequence[str]) -> dict[str, int]:
+def _swept_keys(given: Sequence[str]) -> dict[str, int]:
     """Keys with several values and how many: `num_envs=64,128` → `{"num_envs": 2}`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
-        overrides = OverridesParser.create().parse_overrides(split_options(normalise(arguments, os.environ))[1])
+        overrides = OverridesParser.create().parse_overrides(list(given))
         return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
     except HydraException:  # Hydra itself will say what is wrong
         return {}

@@ -60,7 +60,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         kind = get_type_hints(type(reduce(getattr, groups, config))).get(name, Any)
         for value in values:
             convert(value, kind, f"tune.space: {key}")
-    study = Study("tune", folder, overrides, make_console())
+    study = Study("tune", folder, overrides, make_console(), config.on_existing == "overwrite")
     search = Search(study, config, base_overrides(overrides), compose)
     try:
         return search.run()

@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from conftest import configured
-from fasttrain.cli import compose, main
+from fasttrain.cli import main
+from fasttrain.cli.compose import Loader
 from fasttrain.runs.folders import changes
 from fasttrain.saving.files import locked
 
@@ -143,8 +145,8 @@ def test_a_sweep_and_a_study_too(
     assert (tmp_path / "it" / name).read_text() == stored
 
 
-def test_where_nothing_lies_nothing_is_composed_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(compose, "composed_before", lambda overrides: pytest.fail("composed"))
-    assert main(["+profile=speed", "num_envs=0", "hydra.run.dir=nowhere/at/all"]) == 2
-    assert main(["+profile=speed", "num_envs=0"]) == 2
+def test_a_command_composes_once(run: Run, monkeypatch: pytest.MonkeyPatch):
+    composed = Mock(side_effect=Loader.load_configuration)
+    monkeypatch.setattr(Loader, "load_configuration", lambda *given: composed(*given))
+    assert run("num_envs=0")[0] == 2
+    assert composed.call_count == 1
