@@ -20,7 +20,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # declares of itself, where it is found, and runs that stored it; 16 for classes that are typed where they were before;
 # 15 for train(…) that goes on with a run.
 CEILINGS = {
-    "fasttrain": {"lines": 43_924, "modules": 194, ": Any": 507},
+    "fasttrain": {"lines": 43_925, "modules": 194, ": Any": 507},
     "fasttrain_engines": {"lines": 3_327, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_766, "modules": 33, ": Any": 12},
 }

@@ -89,6 +89,12 @@ def test_without_the_default_game_there_is_cartpole(
     assert configured("env.id=CartPole-v1", "algo=ppo").env.id == "CartPole-v1"
 
 
+def test_a_game_that_cannot_be_loaded_is_one_line(fasttrain: RunCommand):
+    done = fasttrain("env.game=nowhere_at_all:GAME", "algo=ppo")
+    assert (done.exit_code, done.err.count("\n")) == (2, 1)
+    assert done.err.startswith("fasttrain: error: env.game=nowhere_at_all:GAME cannot be loaded: ModuleNotFoundError: ")
+
+
 def test_a_misspelt_game_is_told_with_those_that_there_are(fasttrain: RunCommand):
     done = fasttrain("env=skulking")
     assert done.exit_code == 2

@@ -47,6 +47,7 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
         ("env.result={won: x}", "unknown key 'env.result.won'"),
         ("checkpoint_every=5h", "checkpoint_every=5h: expected a number of env steps, or minutes as in 5min"),
         ("daemons.timeouts_s.game=0", "daemons.timeouts_s.game=0.0: must be at least 0.1"),
+        ("env.own.num_envs=3", "env.own is no setting any more: a GameSpec declares it, which env.game names"),
         ("warmup=all", "warmup=all: not one of off, only"),
         ("warmup=true", "warmup=True: not one of off, only"),
         ("batch_inference=false", "inference_batch_size is no setting any more: acting takes all envs in one forward"),

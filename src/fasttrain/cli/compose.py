@@ -292,8 +292,8 @@ class Composer:
 
     def clear_error(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
         """What Hydra, OmegaConf or PyYAML raised while composing, as one sentence with the argument or file in it."""
-        if isinstance(error, ConfigError):
-            return error
+        if own := next((one for one in (error, error.__cause__) if isinstance(one, ConfigError)), None):
+            return own
         if told := _known(error, overrides):
             return ConfigError(told)
         text = (str(error).strip() or type(error).__name__).split("\n")[0]

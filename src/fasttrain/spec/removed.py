@@ -78,6 +78,7 @@ GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablat
 
 def instead_of(key: str) -> str:
     """The sentence that refuses a setting that is no more, or a group of such; empty for every other key."""
+    key = next((one for one in REMOVED if key.startswith(f"{one}.")), key)
     told = REMOVED.get(GROUPS.get(key, key))
     return f"{key} is no setting any more: {told}" if told else ""
 
