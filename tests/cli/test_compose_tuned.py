@@ -52,6 +52,8 @@ def test_a_profile_built_upon_another_keeps_the_sources_of_both(entry: str, tmp_
     found = sources("--config-dir", str(tmp_path), "+profile=mine", "env.id=Pendulum-v1", "algo=sac", "seed=1")
     told = ("num_envs", "updates_per_step", "local_random_actions", "seed")
     assert [found[key] for key in told] == ["profile mine", "profile speed", "profile speed", "command line"]
+    (tmp_path / "profile" / "mine.yaml").write_text(text.partition("num_envs")[0])
+    assert sources("--config-dir", str(tmp_path), "+profile=mine")["num_envs"] == "profile speed", "says nothing itself"
 
 
 def test_another_name_in_a_file_counts_where_it_stands(tmp_path: Path):

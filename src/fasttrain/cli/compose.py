@@ -196,9 +196,9 @@ class Composer:
     def _search_path(self, overrides: Sequence[str]) -> ConfigSearchPath:
         """Ours, the user's own files, those of engines and of games that are chosen, or that files may build upon."""
         names = {name for text in overrides if key_of(text) == "env" for name in re.findall(r"[\w.-]+", text)} - {"env"}
-        typed = "".join(text for text in overrides if key_of(text) == "hydra.searchpath")
         own = [self.options.config_dir] * (self.options.config_dir is not None)
-        own += re.findall(r"file://([^'\],]+)", typed)
+        for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
+            own += re.findall(r"file://([^'\],]+)", text)
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
         for name, game in attached(names or {DEFAULT}, bool(own)).items():
             folders[game.conf] = None
@@ -234,7 +234,7 @@ class Composer:
             plain = plain_values(job)
         values, sources = settled(plain, self.loader.files, given)
         former = former_key(values)
-        for file in self.loader.files if former not in given.sources else ():
+        for file in self.loader.files if former and former not in given.sources else ():
             if former in file.keys:
                 raise ConfigError(f"{file.path}: {instead_of(former)}")
         return from_mapping(values), sources
