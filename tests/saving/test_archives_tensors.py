@@ -101,13 +101,31 @@ DEEP = b")" + b"\x85" * 300_000
 HUGE = b"\x8a\x05" + (1 << 33).to_bytes(5, "little")
 
 
+def test_a_list_in_many_places_is_looked_at_once():
+    """Each list here holds the one before it twice: 2⁴⁰ ends of the walk, if it were taken at every turn."""
+    value: list[Any] = []
+    for _ in range(40):
+        value = [value, value]
+    found = read_tensors(saved(value), "x")
+    assert found[0] is found[1]
+    assert len(found[0]) == 2
+
+
+def test_a_second_pickle_that_torch_may_take_for_the_first_is_refused():
+    file = io.BytesIO(with_pickle(PLAIN))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("archive/DATA.PKL", PLAIN)
+    with pytest.raises(ConfigError, match=r"has 'archive/data\.pkl' twice"):
+        read_tensors(file.getvalue(), "x")
+
+
 @pytest.mark.parametrize(
     ("pickle", "reason"),
     [
         (b"\x80\x02}" + DEEP + b"Ns.", "300,000 tuples"),  # the hash of such a key would overflow the stack
         (b"\x80\x02})Ns.", "neither texts nor integers"),
         (b"\x80\x02}NNs.", "neither texts nor integers"),
-        (b"\x80\x02]q\x00h\x00a.", "recursion"),
+        (b"\x80\x02})\x85q\x00" + b"".join(b"h%c\x86\x80\x02q%c" % (n, n + 1) for n in range(50)), "one tuple in two"),
         (PLAIN.replace(b"K\x04\x85q\x08K\x01", HUGE + b"\x85q\x08K\x00"), "more numbers than its storage"),
         (PLAIN.replace(b"K\x04\x85q\x08K\x01", HUGE + b"\x85q\x08K\x01"), "resize"),
     ],

@@ -138,9 +138,9 @@ def _check_directory(stream: BinaryIO, what: str, most_members: int) -> None:
 def _check_members(members: list[zipfile.ZipInfo], length: int, what: str, most_members: int) -> None:
     if len(members) > most_members:
         raise ConfigError(f"{what} has {len(members):,} members; {most_members:,} allowed")
-    names = [info.filename for info in members]
+    names = [info.filename.casefold() for info in members]  # torch looks one up without regard to case
     if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+        twice = next(info.filename for info in members if names.count(info.filename.casefold()) > 1)
         raise ConfigError(f"{what} has {twice!r} twice")
     for info in members:
         why = _oddity(info)
@@ -217,7 +217,7 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
         _check_pickle(pickled, what)
         stream.seek(0)
         value = torch.load(stream, map_location="cpu", weights_only=True)
-        _check_value(value, torch.Tensor)
+        _check_value(value, torch.Tensor, set())
     except ConfigError:
         raise
     except Exception as error:  # torch's reader raises whatever a pickle that makes no sense leads to
@@ -227,28 +227,40 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
 
 
 def _check_pickle(pickled: bytes, what: str) -> None:
-    tuples = 0
+    tuples, last = 0, ""
+    of_tuples: set[int] = set()  # places in the memo: one in another twice, and so on, would be hashed for hours
+    argument: Any
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name not in INSTRUCTIONS:
             raise ConfigError(f"{what} has the pickle instruction {opcode.name}, which no tensor needs")
         if opcode.name == "GLOBAL" and argument not in NAMES:
             raise ConfigError(f"{what} wants {str(argument).replace(' ', '.')[:100]!r}, which no tensor needs")
+        if opcode.name.endswith("BINGET") and argument in of_tuples:
+            raise ConfigError(f"{what} has one tuple in two places, which no tensor needs")
+        if opcode.name.endswith("BINPUT"):
+            (of_tuples.add if last.startswith("TUPLE") else of_tuples.discard)(argument)
+        elif opcode.name != "PROTO":
+            last = opcode.name
         tuples += opcode.name.startswith("TUPLE")
     if tuples > MOST_TUPLES:
         raise ConfigError(f"{what} has {tuples:,} tuples in its pickle; {MOST_TUPLES:,} allowed")
 
 
-def _check_value(value: Any, tensors: type[Any]) -> None:
-    """Raises ValueError where a file of a few bytes holds a huge tensor, or what holds it is no plain value."""
+def _check_value(value: Any, tensors: type[Any], seen: set[int]) -> None:
+    """Each thing once, for a list may be in many places.
+
+    Raises:
+        ValueError: a file of a few bytes holds a huge tensor, or what holds it is no plain value.
+    """
     if isinstance(value, tensors):
         if value.numel() * value.itemsize > value.untyped_storage().nbytes():
             raise ValueError(f"a tensor of {tuple(value.shape)} has more numbers than its storage")
-    elif isinstance(value, dict):
-        if not all(type(key) in (str, int) for key in value):
+    elif isinstance(value, (dict, list, tuple)):
+        if isinstance(value, dict) and not all(type(key) in (str, int) for key in value):
             raise ValueError("a dict has keys that are neither texts nor integers")
-        _check_value(list(value.values()), tensors)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _check_value(item, tensors)
+        if id(value) not in seen:
+            seen.add(id(value))
+            for item in value.values() if isinstance(value, dict) else value:
+                _check_value(item, tensors, seen)
     elif not isinstance(value, (int, float, str, type(None))):
         raise ValueError(f"there is a {type(value).__name__} in it")
