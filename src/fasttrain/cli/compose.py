@@ -235,7 +235,7 @@ class Composer:
         values, sources = settled(plain, self.loader.files, given)
         former = former_key(values)
         for file in self.loader.files if former and former not in given.sources else ():
-            if former in file.keys:
+            if any(f"{key}.".startswith(f"{former}.") for key in file.keys):
                 raise ConfigError(f"{file.path}: {instead_of(former)}")
         return from_mapping(values), sources
 
