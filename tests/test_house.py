@@ -20,7 +20,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # declares of itself, where it is found, and runs that stored it; 16 for classes that are typed where they were before;
 # 15 for train(…) that goes on with a run; 12 for weights that nest a thing in itself or stand under two names.
 CEILINGS = {
-    "fasttrain": {"lines": 43_937, "modules": 194, ": Any": 507},
+    "fasttrain": {"lines": 43_936, "modules": 194, ": Any": 507},
     "fasttrain_engines": {"lines": 3_327, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_766, "modules": 33, ": Any": 12},
 }

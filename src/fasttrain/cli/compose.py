@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 from hydra._internal.callbacks import Callbacks
@@ -316,8 +316,7 @@ class Composer:
 def plain_values(job: DictConfig) -> dict[str, Any]:
     """Without Hydra's own part, references in it resolved."""
     own = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
-    found: Any = OmegaConf.to_container(own, resolve=True)
-    return dict(found)
+    return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
 
 def is_sweep(job: DictConfig) -> bool:
