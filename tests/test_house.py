@@ -18,9 +18,12 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # start that is a second shorter; 164 and two modules, 172 and three of engines, for what a backend answers, who is
 # asked in place of its name; 10 for the parts of a run, typed; 186 and a module, 55 and one of games, for what a game
 # declares of itself, where it is found, and runs that stored it; 16 for classes that are typed where they were before;
-# 15 for train(…) that goes on with a run; 12 for weights that nest a thing in itself or stand under two names.
+# 15 for train(…) that goes on with a run; 12 for weights that nest a thing in itself or stand under two names;
+# 95 and four modules for trackers and rl_zoo3's files, found by their names;
+# 88 for engines of other packages that are faulty, which are left out and named, for runs that are read without engines
+# that they did not use, and for metadata that are older than the source.
 CEILINGS = {
-    "fasttrain": {"lines": 43_936, "modules": 194, ": Any": 507},
+    "fasttrain": {"lines": 44_023, "modules": 194, ": Any": 507},
     "fasttrain_engines": {"lines": 3_327, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_766, "modules": 33, ": Any": 12},
 }

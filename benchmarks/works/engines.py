@@ -143,7 +143,7 @@ GO_FLAGS = ("--mode", "gtp", "--chinese-rules", "--positional-superko", "--never
 
 
 def gnugo() -> tuple[str, ...]:
-    """As conf/daemons/gnugo.yaml starts it; empty where it is not installed."""
+    """As fasttrain_engines/conf/daemons/gnugo.yaml starts it; empty where it is not installed."""
     from fasttrain_engines.daemon import GAMES
 
     found = shutil.which("gnugo", path=os.pathsep.join([os.environ.get("PATH", ""), GAMES]))
@@ -208,7 +208,7 @@ SHOWDOWN = Path(os.environ.get("FASTTRAIN_SHOWDOWN") or ROOT / ".engines")  # wh
 
 
 def battles() -> tuple[str, ...]:
-    """The program, as conf/daemons/showdown.yaml starts it; empty where it cannot run."""
+    """The program, as fasttrain_engines/conf/daemons/showdown.yaml starts it; empty where it cannot run."""
     from fasttrain import daemons
 
     if not shutil.which("node") or not (SHOWDOWN / "node_modules" / "pokemon-showdown").is_dir():

@@ -23,7 +23,13 @@ from fasttrain.cli import main
         (["help", "watch"], ["fasttrain watch [FOLDER …]"], ["\n  num_envs="]),
         (
             ["help", "train"],
-            ["  daemons.timeouts_s.game=3600", "(off | stop | rollback; class exact)", "  algo.net_arch", "warmup=off"],
+            [
+                "  daemons.timeouts_s.game=3600",
+                "(off | stop | rollback; class exact)",
+                "(gymnasium | vector | daemons | envpool | pettingzoo)",
+                "  algo.net_arch",
+                "warmup=off",
+            ],
             ["tier", "candidates", "  algo.name"],
         ),
     ],

@@ -28,7 +28,7 @@ SHIPPED = Path(__file__).parents[2] / "src" / "fasttrain_engines" / "conf" / "da
 
 
 def with_engine(talk: Callable[[Channel], Awaitable[Any]], game: Go, folder: Path) -> Any:
-    """What `talk` returns; the engine is started as conf/daemons/gnugo.yaml says."""
+    """What `talk` returns; the engine is started as fasttrain_engines/conf/daemons/gnugo.yaml says."""
 
     async def run() -> Any:
         pool = Pool(build(DaemonsConfig, yaml.safe_load(SHIPPED.read_text())), lambda: game, 1, 1, folder, 1, print)

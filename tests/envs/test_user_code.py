@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import gymnasium
 import numpy as np
 import pytest
 
-from fasttrain.envs.user_code import blame, import_user_module, kept_random_state
+import fasttrain
+from fasttrain.envs.user_code import _is_ours, blame, import_user_module, kept_random_state
 from fasttrain.errors import EnvSpecError
 
 
@@ -75,7 +79,19 @@ def test_random_state_is_put_back_even_after_an_error() -> None:
     assert (random.random(), np.random.random()) == expected
 
 
-def test_an_import_of_a_module_that_was_moved_says_where_it_is(tmp_path: Path):
+@pytest.mark.parametrize("left", [False, True])
+def test_an_import_of_a_module_that_was_moved_says_where_it_is(
+    left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     (tmp_path / "old_game.py").write_text("from fasttrain.daemons import RequestEngine\n", encoding="utf-8")
-    with pytest.raises(EnvSpecError, match=r"No module named 'fasttrain.daemons' .*; it is fasttrain_engines now$"):
+    if left:  # a folder of compiled files, as a checkout of before has one
+        monkeypatch.setitem(sys.modules, "fasttrain.daemons", ModuleType("fasttrain.daemons"))
+    with pytest.raises(EnvSpecError, match=r"'fasttrain.daemons' .*; it is fasttrain_engines now$"):
         import_user_module("old_game", str(tmp_path), "env.entry_point")
+
+
+def test_a_package_of_a_name_that_begins_like_ours_is_the_users():
+    ours = os.path.dirname(str(fasttrain.__file__))
+    assert _is_ours(os.path.join(ours, "envs", "make.py"))
+    assert _is_ours(os.path.join(f"{ours}_games", "envs.py"))
+    assert not _is_ours(os.path.join(f"{ours}_of_mine", "envs.py"))

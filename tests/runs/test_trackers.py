@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from conftest import RunCommand
+from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import GROUP
-from fasttrain.runs.trackers import IDS, Home, numbers_of
+from fasttrain.runs.trackers import IDS, Home, Tracker, numbers_of, started
 
 TYPED = ("engine=fast", "vec_env=dummy", "num_envs=2", "env.id=CartPole-v1", "algo=ppo", "algo.n_steps=64",
          "algo.n_epochs=1", "batch_size=64", "log_every=1", "eval.episodes=2", "report=false")  # fmt: skip
@@ -212,6 +213,17 @@ def test_a_missing_package_is_told_before_training(fasttrain: RunCommand, monkey
     refused = fasttrain(*TYPED, "total_timesteps=128", "loggers=[wandb]")
     assert refused.exit_code == 2
     assert "pip install 'fasttrain[wandb]'" in refused.err
+
+
+def test_only_fasttrains_own_trackers_have_extras(tmp_path: Path):
+    class Theirs(Tracker):
+        name = "theirs"
+
+        def __init__(self, *_: object) -> None:
+            import nothing_such  # noqa: F401
+
+    with pytest.raises(ConfigError, match=r"^loggers: theirs needs what is not installed \(No module [^;]*\)$"):
+        started(Theirs, Home(tmp_path), {}, {})
 
 
 def test_the_cells_of_a_sweep_share_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

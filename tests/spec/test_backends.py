@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec import plugins
-from fasttrain.spec.backends import OF_VECTORS, Backend, backend_of, lacking, option_of
+from fasttrain.spec import backends, plugins
+from fasttrain.spec.backends import OF_VECTORS, Backend, backend_of, lacking, name_of_env, option_of, played
 from fasttrain.spec.config import Config, EnvConfig
 from installed import install
 
@@ -80,12 +80,18 @@ def test_an_integration_that_steps_no_envs_is_none(tmp_path: Path, monkeypatch: 
 
 def test_without_the_engines_each_of_their_names_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
     assert lacking("env=go") == ""
-    monkeypatch.setattr(plugins, "names", lambda group: [])
-    told = "env.backend=daemons plays with external engines: that needs the package fasttrain_engines"
+    monkeypatch.setattr(backends, "_engines", dict)
+    told = "env.backend=daemons plays with external engines, which this installation of fasttrain is without; install"
     with pytest.raises(ConfigError, match=told):
         backend_of(env(backend="daemons"))
     assert lacking("env=go").startswith("env=go plays with external engines")
     assert (lacking("env=gym"), lacking("boards")) == ("", "")
+
+
+def test_settings_of_engines_that_do_not_play_are_not_stored():
+    values = {"env": {"backend": "gymnasium"}, "daemons": {"command": []}, "seed": 3}
+    assert played(values) == {"env": {"backend": "gymnasium"}, "seed": 3}
+    assert played(playing := {**values, "env": {"backend": "daemons"}}) == playing
 
 
 def test_one_without_a_way_to_build_says_so():
@@ -97,6 +103,8 @@ def test_messages_name_the_game_behind_an_adapter():
     adapter = "fasttrain.integrations.pettingzoo:Seat"
     assert option_of(None, adapter, {"game": "my.game"}) == "env.id=my.game"
     assert option_of(None, "my.envs:Mine", {"game": "chess"}) == "env.entry_point=my.envs:Mine"
+    assert name_of_env(None, "fasttrain_games.skirmish.env:SkirmishEnv") == "skirmishenv"
+    assert name_of_env(None, "fasttrain_of_mine.envs:Mine") == "Mine"
 
 
 def test_engines_settings_are_a_part_of_the_configuration():
@@ -115,4 +123,53 @@ def test_a_third_package_brings_settings_checks_and_files(tmp_path: Path, monkey
         "unknown key 'boards.sise'; did you mean 'boards.size' or 'boards'?",
         "boards.size=13: brings bad luck",
         "boards.size is for games with external engines: take env.backend=boards",
+    ], done.stderr  # fmt: skip
+
+
+FAULTY = """
+from dataclasses import dataclass
+from fasttrain.spec.backends import Backend
+
+@dataclass(frozen=True)
+class Part:
+    size: int
+
+def engine(name, settings=None):
+    found = Backend()
+    found.name, found.settings = name, settings
+    return found
+
+UNSET, STOP, RENAMED, NONE = engine("unset", Part), engine("stop"), engine("chess"), Backend
+"""
+TYPED = """
+import sys
+from fasttrain.cli.compose import configured
+from fasttrain.errors import ConfigError
+
+for typed in sys.argv[1:]:
+    try:
+        print(configured([typed, "env.id=CartPole-v1", "algo=ppo"]).env.backend)
+    except ConfigError as error:
+        print(error)
+"""
+
+
+def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    offers = {name: f"faulty:{name.upper()}" for name in ("unset", "stop", "renamed", "none")}
+    install(tmp_path, "faults", {plugins.ENGINES: {**offers, "broken": "broken:X"}}, faulty=FAULTY)
+    (tmp_path / "broken.py").write_text("print('imported')\n1 / 0\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    typed = ("seed=1", "unset.size=3", "env.backend=stop", "renamed.size=3", "env.backend=none", "broken.size=3")
+    done = subprocess.run([sys.executable, "-c", TYPED, *typed], capture_output=True, text=True, timeout=120)
+    told = [line.replace("; install faults again, or uninstall it", " …") for line in done.stdout.splitlines()]
+    assert told == [
+        "imported", "gymnasium",
+        "the engine 'unset' of the package faults has settings that are not as they must be: TypeError: "
+        "Part.__init__() missing 1 required positional argument: 'size' …",
+        "the engine 'stop' of the package faults has a name that means something else in a configuration …",
+        "the engine 'renamed' of the package faults calls itself 'chess': its entry point must have the same name …",
+        "the engine 'none' of the package faults is no fasttrain.spec.backends.Backend but "
+        "<class 'fasttrain.spec.backends.Backend'> …",
+        "the engine 'broken' of the package faults cannot be loaded from broken:X: "
+        "ZeroDivisionError: division by zero …",
     ], done.stderr  # fmt: skip

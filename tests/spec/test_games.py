@@ -8,7 +8,7 @@ import pytest
 
 from conftest import RunCommand, configured
 from fasttrain.envs.make import EnvSpec, make_env
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.spec import plugins
 from installed import install
 
@@ -100,3 +100,16 @@ def test_a_misspelt_game_is_told_with_those_that_there_are(fasttrain: RunCommand
     assert done.exit_code == 2
     assert "env=skulking: no such env, choose from atari, go, gym, " in done.err
     assert "did you mean 'skullking'?" in done.err
+
+
+def test_an_id_is_made_as_its_game_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    game = "from fasttrain.native import GameSpec\nGAME = GameSpec(id='bare/Id-v0')\n"
+    install(tmp_path, "baregame", {plugins.GAMES: {"bare": "baregame:GAME"}}, baregame=game)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(EnvSpecError, match="env.id=bare/Id-v0 is not registered"):
+        make_env(EnvSpec(id="bare/Id-v0"))
+    monkeypatch.setattr(plugins, "names", lambda _: pytest.fail("packages are asked"))  # by a worker, in each process
+    env = make_env(EnvSpec(id="bare/Id-v0", maker="gymnasium.envs.classic_control:CartPoleEnv"))
+    assert type(env.unwrapped).__name__ == "CartPoleEnv"
+    with pytest.raises(EnvSpecError, match="ale_py|Nothing"):
+        make_env(EnvSpec(id="ALE/Nothing-v5"))

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from conftest import configured
+from fasttrain.cli.commands import implementation
 from fasttrain.errors import ConfigError
-from fasttrain.spec import plugins
+from fasttrain.runs.loggers import check_loggers
+from fasttrain.spec import backends, plugins
 from installed import install
 
 
@@ -57,3 +60,19 @@ def test_a_name_that_nobody_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(install(tmp_path, "some-games", {plugins.GAMES: {"backgammon": "b:GAME"}})))
     with pytest.raises(ConfigError, match=r"called 'backgamon'; did you mean 'backgammon'\?; there are "):
         plugins.load(plugins.GAMES, "backgamon")
+
+
+def test_metadata_that_are_older_than_the_source_are_told_wherever_a_name_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured("env.id=CartPole-v1", "algo=ppo", "loggers=[tensorboard]")
+    monkeypatch.syspath_prepend(str(install(tmp_path, "fasttrain", {})))
+    monkeypatch.setattr(backends, "_engines", dict)
+    told = "; fasttrain's installed metadata is missing, or older than its source: pip install -e . once more"
+    for typed in ("env=skirmish", "env=go", "env=skullking", "env.backend=pettingzoo", "daemons.command=[x]"):
+        with pytest.raises(ConfigError, match=told):
+            configured(typed, "algo=ppo")
+    with pytest.raises(ConfigError, match=told):
+        check_loggers(config)
+    with pytest.raises(ConfigError, match=told):
+        implementation("zoo")

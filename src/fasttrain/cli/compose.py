@@ -361,7 +361,7 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
             return f"{group}= is empty; choose from {', '.join(choices)}"
         if told := lacking(f"{group}={name}") or lacking(group):
             return told
-        return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{did_you_mean(name, choices)}"
+        return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{plugins.hint(name, choices)}"
     return ""
 
 

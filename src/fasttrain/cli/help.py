@@ -14,6 +14,7 @@ from fasttrain import __version__
 from fasttrain.cli.commands import COMMANDS, MODULES, OF_A_RUN, OTHER_WORDS, OWNERS, PLAIN, known
 from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS
+from fasttrain.spec.backends import backends
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.games import DEFAULT
@@ -126,6 +127,7 @@ def _line(key: str, hint: Any, one: Field[Any]) -> str:
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     words = [str(word) for each in hints if get_origin(each) is Literal for word in get_args(each)]
     usual = [*one.default] if isinstance(one.default, tuple) else one.default
+    words = backends() if key == "env.backend" else words
     default = "" if usual is MISSING else spelt(usual)
     facts = filter(None, [" | ".join(words), it.flag_class and f"class {it.flag_class}"])
     told = f"{it.text} ({'; '.join(facts)})" if words or it.flag_class else it.text

@@ -14,7 +14,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-LIBRARIES = ("gymnasium.", "stable_baselines3.", "fasttrain.", "fasttrain_")
+from fasttrain.spec.plugins import OURS
+
+LIBRARIES = ("gymnasium.", "stable_baselines3.", *(f"{name}." for name in OURS))
 MOST_PARTS, MOST_DEPTH = 20_000, 12  # of attributes that are looked at: some 10 ms
 NOTED_ELSEWHERE = ("env", "spec", "_np_random", "_np_random_seed")
 NO_DATA = (gymnasium.Space, property, staticmethod, classmethod, FunctionType, ModuleType, type)

@@ -20,7 +20,7 @@ from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec.backends import option_of
-from fasttrain.spec.games import known_by
+from fasttrain.spec.games import maker_of
 from fasttrain.spec.setting import Named, did_you_mean, named
 
 Env = gymnasium.Env[Any, Any]
@@ -34,6 +34,7 @@ class EnvSpec:
 
     id: str | None = None  # "CartPole-v1", "my_game.envs:MyGame-v0"
     entry_point: str | None = None  # "my_game.envs:MyGame"
+    maker: str | None = None  # the same, for which an id of a game's is registered
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the constructor
     wrappers: tuple[Named, ...] = ()  # module:Name, each called with the env so far
     info_keys: tuple[str, ...] = ()  # kept on every step where `lean_info` drops the rest
@@ -153,11 +154,11 @@ def _closed_on_error(env: Env) -> Iterator[None]:
 
 def _from_id(spec: EnvSpec, folder: str) -> Env:
     module_name, _, name = (spec.id or "").rpartition(":")
-    if not module_name and name not in gymnasium.registry and (game := known_by(name)):
-        gymnasium.register(name, game.env)
-    before = set(gymnasium.registry)
     if name.startswith("ALE/") and not module_name:  # registered when its package is imported
         module_name = "ale_py"
+    if not module_name and name not in gymnasium.registry and (maker := spec.maker or maker_of(name)):
+        gymnasium.register(name, maker)
+    before = set(gymnasium.registry)
     module = import_user_module(module_name, folder, spec.option) if module_name else None
     registered = gymnasium.registry.get(name)
     creator = _creator_of(registered, folder, spec)

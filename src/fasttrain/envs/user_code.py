@@ -27,12 +27,13 @@ import numpy as np
 
 import fasttrain
 from fasttrain.errors import EnvSpecError, FastTrainError
+from fasttrain.spec.plugins import OURS
 from fasttrain.spec.removed import today
 from fasttrain.spec.setting import did_you_mean
 
-_OUR_FOLDERS = (  # fasttrain_games beside fasttrain too
+_OUR_FOLDERS = (
     os.path.join(os.path.dirname(str(gymnasium.__file__)), ""),
-    os.path.dirname(str(fasttrain.__file__)),
+    *(os.path.join(os.path.dirname(os.path.dirname(str(fasttrain.__file__))), name, "") for name in OURS),
 )
 _LIBRARY_FOLDERS = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -137,11 +138,12 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
             return importlib.import_module(name)
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvSpecError(f"{option} needs a package that is not installed: {error}") from error
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise EnvSpecError(_not_found(name, error.name, folder, option)) from error
-        now = today(f"{error.name}.")[:-1]
-        moved = f"; it is {now} now" if now != error.name else ""
+    except ImportError as error:
+        lost = error.name or ""
+        if isinstance(error, ModuleNotFoundError) and lost and f"{name}.".startswith(f"{lost}."):
+            raise EnvSpecError(_not_found(name, lost, folder, option)) from error
+        now = today(f"{lost}.")[:-1]
+        moved = f"; it is {now} now" if now != lost else ""
         raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}{moved}") from error
     except FastTrainError as error:
         told = blame(error).removeprefix(f"{type(error).__name__}: ")

@@ -119,6 +119,7 @@ def env_spec(config: Config) -> EnvSpec:
     return EnvSpec(
         id=config.env.id,
         entry_point=config.env.entry_point,
+        maker=config.env.spec.env,
         kwargs=env_kwargs(config),
         wrappers=config.env.wrappers,
         max_episode_steps=config.env.max_episode_steps,

@@ -32,6 +32,7 @@ from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec import plugins
+from fasttrain.spec.backends import played
 from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, held_by, record_of, score_diff_of, truth, win_of
@@ -390,11 +391,10 @@ def flags_of(folder: Path) -> list[dict[str, Any]]:
 
 def config_of(folder: Path) -> Config:
     """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
-    path = folder / "plan.json"
     stored = from_dict(_plan_of(folder).get("config"))
     if not isinstance(stored, dict):
-        raise ConfigError(f"{path} holds no configuration; name the folder of a run")
+        raise ConfigError(f"{folder / 'plan.json'} holds no configuration; name the folder of a run")
     try:
-        return from_mapping({**{flag.name: flag.stock for flag in FLAGS}, **without_removed(stored), "trust": False})
+        return from_mapping({**{it.name: it.stock for it in FLAGS}, **without_removed(played(stored)), "trust": False})
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error

@@ -20,6 +20,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.machine import usable_cores
 from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
 from fasttrain.saving.files import holder, read_json
+from fasttrain.spec.backends import played
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.removed import without_removed
@@ -105,9 +106,9 @@ def changes(where: Path, config: Config) -> dict[str, Any]:
     stored = read_json(where / "plan.json")
     asked = {row["flag"]: row["requested"] for row in stored.get("flags", ())}
     before = stored.get("config", {})
-    before = flat(without_removed({**before, **{key: value for key, value in asked.items() if key in before}}))
+    before = flat(without_removed({**played(before), **{key: value for key, value in asked.items() if key in before}}))
     before |= {key: value for key, value in asked.items() if "." in key and key in before}
-    now = flat(to_dict(config))
+    now = flat(played(to_dict(config)))
     keys = [key for key in now if key.split(".")[0] not in NOT_COMPARED and now[key] != before.get(key)]
     gone = [key for key in before if key.split(".")[0] not in NOT_COMPARED and key not in now]
     return {key: now.get(key) for key in (*keys, *gone)}

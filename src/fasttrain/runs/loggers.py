@@ -26,10 +26,11 @@ from fasttrain.runs.folders import flat
 from fasttrain.runs.logs import number_in
 from fasttrain.runs.metrics import PROMETHEUS, check_metrics, endpoint_of
 from fasttrain.runs.trackers import Home, Watched, numbers_of, started, tracker, trackers
+from fasttrain.spec import plugins
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.setting import Named, did_you_mean, named
+from fasttrain.spec.setting import Named, named
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ def check_loggers(config: Config) -> None:
         if ":" not in name:
             known = ("csv", "stdout", *trackers(), PROMETHEUS)
             none = f"{name!r} is none of {', '.join(known)}, nor module:Class"
-            raise ConfigError(f"loggers: {none}{did_you_mean(name, known)}")
+            raise ConfigError(f"loggers: {none}{plugins.hint(name, known)}")
         callable_at(name, f"loggers: {name}", only=KVWriter)
 
 

@@ -121,7 +121,8 @@ def started(kind: Any, home: Home, settings: Settings, further: Mapping[str, Any
     try:
         made: Tracker = kind(home, settings, **further)
     except ImportError as error:
-        raise ConfigError(f"loggers: {name} is not installed ({error}); pip install 'fasttrain[{name}]'") from error
+        extra = f"; pip install 'fasttrain[{name}]'" if kind.__module__.partition(".")[0] in plugins.OURS else ""
+        raise ConfigError(f"loggers: {name} needs what is not installed ({error}){extra}") from error
     except TypeError as error:
         raise ConfigError(f"loggers: {name} does not take {dict(further)}: {error}") from error
     return made

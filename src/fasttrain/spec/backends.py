@@ -10,6 +10,7 @@ configuration is declared, because its settings are a part of that: at its top i
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import fields, make_dataclass
@@ -18,13 +19,12 @@ from typing import Any, TypeAlias, TypeVar
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec import plugins
-from fasttrain.spec.setting import did_you_mean
+from fasttrain.spec.setting import defaults_of
 
 SINGLE, VECTOR = "gymnasium", "vector"  # fasttrain's own: single envs, which it steps by itself; a VectorEnv
-GROUPS = (plugins.ENGINES, plugins.INTEGRATIONS)
-# What the package fasttrain_engines adds, for those who lack it.
-ENGINES = ("env.backend=daemons", "env=go", "env=showdown", "daemons")
-LACKING = "plays with external engines: that needs the package fasttrain_engines, which is not installed"
+DAEMONS = "daemons"  # the engine in fasttrain's own wheel
+ENGINES = (f"env.backend={DAEMONS}", "env=go", "env=showdown", DAEMONS)  # what it adds, for those who lack it
+RESERVED = (SINGLE, VECTOR, "profile", "tuned", "hydra")  # besides the configuration's keys no engine can be called so
 Config: TypeAlias = Any  # that of `spec.config`, which this module helps to declare
 EnvConfig: TypeAlias = Any  # its `env`
 ADAPTERS = "fasttrain.integrations."
@@ -43,14 +43,14 @@ def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> s
     if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
         entry_point = kwargs.get("game", entry_point)
     text = str(env_id or entry_point or "env")
-    own = re.match(r"fasttrain(?:_\w+)?[/.](?:.*:)?(\w+)", text)
+    own = re.match(rf"(?:{'|'.join(plugins.OURS)})[/.](?:.*:)?(\w+)", text)
     return own[1].lower() if own else re.sub(r"[^\w.-]+", "-", text.rpartition(":")[2])
 
 
 class Backend:
     """A backend; a subclass, or an instance's attributes, say what is otherwise."""
 
-    name: str = ""  # of its entry point; its settings stand below it at the top level
+    name: str = ""  # that of its entry point; its settings stand below it at the top level
     vec_env: str = "vector"  # in the plan; native: it steps all at once, daemons: each goes at its own pace
     why: str = "a VectorEnv steps all envs"  # in the plan
     what: str = ""  # who steps, in the message that refuses a setting
@@ -123,32 +123,85 @@ def lends_games(config: Config) -> bool:
 
 
 def _loaded(name: str) -> Backend:
-    for group in GROUPS:
-        if name in plugins.names(group):
-            found = plugins.load(group, name)
-            if isinstance(found, Backend):
-                return found
-    if told := lacking(f"env.backend={name}"):
+    if isinstance(engine := _engines().get(name), Backend):
+        return engine
+    if told := engine or lacking(f"env.backend={name}"):
         raise ConfigError(told)
-    others = [one.name for group in GROUPS for one in plugins.loaded(group).values() if isinstance(one, Backend)]
-    known = [SINGLE, VECTOR, *others]
-    raise ConfigError(f"env.backend={name}: not one of {', '.join(known)}{did_you_mean(name, known)}")
+    group = plugins.INTEGRATIONS
+    if name in plugins.names(group) and isinstance(plugins.load(group, name), Backend):
+        return _checked(group, name)
+    known = backends()
+    raise ConfigError(f"env.backend={name}: not one of {', '.join(known)}{plugins.hint(name, known)}")
+
+
+def _checked(group: str, name: str) -> Backend:
+    """What a name stands for.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is not what a backend has to be.
+    """
+    found = plugins.load(group, name)
+    if not isinstance(found, Backend):
+        raise plugins.fault(group, name, f"is no fasttrain.spec.backends.Backend but {found!r:.80}")
+    if found.name != name:
+        raise plugins.fault(group, name, f"calls itself {found.name!r}: its entry point must have the same name")
+    try:
+        if found.settings:
+            defaults_of(make_dataclass("parts", [(name, found.settings, found.settings())]))
+    except Exception as error:  # whatever a class raises that is no frozen dataclass with defaults
+        told = f"{type(error).__name__}: {error}"
+        raise plugins.fault(group, name, f"has settings that are not as they must be: {told}") from error
+    return found
+
+
+@functools.cache  # the configuration is declared with those that are there then
+def _engines() -> dict[str, Backend | str]:
+    """The engines that packages offer; in place of one that is left out, why."""
+    return {name: _engine(name) for name in plugins.names(plugins.ENGINES)}
+
+
+def _engine(name: str) -> Backend | str:
+    try:
+        return _checked(plugins.ENGINES, name)
+    except ConfigError as error:
+        return str(error)
 
 
 def engines() -> list[Backend]:
     """The engines that are installed."""
-    return [one for one in plugins.loaded(plugins.ENGINES).values() if isinstance(one, Backend)]
+    return [one for one in _engines().values() if isinstance(one, Backend)]
+
+
+def backends() -> list[str]:
+    """What `env.backend` may be; imports all integrations."""
+    others = [*engines(), *plugins.loaded(plugins.INTEGRATIONS).values()]
+    return [SINGLE, VECTOR, *(one.name for one in others if isinstance(one, Backend))]
 
 
 def lacking(typed: str) -> str:
-    """The sentence that tells of a missing fasttrain_engines; empty for what it would not bring, or where it is."""
-    return f"{typed} {LACKING}" if typed in ENGINES and "daemons" not in plugins.names(plugins.ENGINES) else ""
+    """Why the engine that something belongs to is not there; empty where it is, or for what belongs to none."""
+    if isinstance(why := _engines().get(typed), str):
+        return why
+    if typed not in ENGINES or DAEMONS in _engines():
+        return ""
+    again = plugins.outdated() or "; install fasttrain again"
+    return f"{typed} plays with external engines, which this installation of fasttrain is without{again}"
+
+
+def played(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's plain values without the settings of engines that do not play: who reads them need not have
+    these engines. Runs of before stored them."""
+    env = values.get("env")
+    others = {DAEMONS, *(one.name for one in engines())} - {env.get("backend") if isinstance(env, Mapping) else None}
+    return {key: value for key, value in values.items() if key not in others}
 
 
 def with_parts(config: type[C]) -> type[C]:
     """The configuration's class with the settings of the engines that are installed."""
-    own = {one.name for one in fields(config)}  # type: ignore[arg-type]
-    parts = [(one.name, one.settings, one.settings()) for one in engines() if one.settings and one.name not in own]
+    for name in {*RESERVED, *(one.name for one in fields(config))} & _engines().keys():  # type: ignore[arg-type]
+        told = plugins.fault(plugins.ENGINES, name, "has a name that means something else in a configuration")
+        _engines()[name] = str(told)
+    parts = [(one.name, one.settings, one.settings()) for one in engines() if one.settings]
     namespace = {"__module__": config.__module__, "__doc__": config.__doc__}
     return make_dataclass(
         config.__name__, parts, bases=(config,), namespace=namespace, frozen=True, kw_only=True, slots=True

@@ -79,12 +79,12 @@ def _of_module(name: str) -> Any:
         raise ConfigError(f"env.game={name} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
-def known_by(env_id: str) -> GameSpec | None:
-    """The game of an installed package that has a Gymnasium id."""
+def maker_of(env_id: str) -> str | None:
+    """What makes a Gymnasium id, by the game of an installed package that has it."""
     for name in plugins.names(plugins.GAMES):
         with suppress(ConfigError):  # of another game than the one that is asked for
-            if (found := game_of(name)).id == env_id:
-                return found
+            if (found := game_of(name)).id == env_id and found.env:
+                return found.env
     return None
 
 
@@ -99,7 +99,7 @@ def attached(chosen: Iterable[str], everything: bool = False) -> dict[str, GameS
     wanted = {name for name in chosen if name in known}
     if DEFAULT in chosen and DEFAULT not in known:
         raise ConfigError(
-            f"env={DEFAULT}, the default: no package that offers this game is installed (fasttrain_games has it); "
+            f"env={DEFAULT}, the default: no package that offers this game is installed{plugins.outdated()}; "
             "take another environment, as in fasttrain algo=ppo env.id=CartPole-v1"
         )
     found = {name: game_of(name) for name in sorted(wanted)}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fasttrain.errors import ConfigError
 from fasttrain.spec import computing, stepping
 from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, games_own, having
+from fasttrain.spec.backends import played
 from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
 from fasttrain.spec.plain import to_dict
@@ -54,7 +55,7 @@ class RunSpec(NamedTuple):
         flags = [dict(zip(keys, map(to_dict, row), strict=True)) for row in self.rows]
         events = [to_dict(event._asdict()) for event in self.events]
         switch = {"engine_switch_at": self.engine_switch_at}
-        return {"flags": flags, "events": events, "config": to_dict(self.config), **switch}
+        return {"flags": flags, "events": events, "config": played(to_dict(self.config)), **switch}
 
     def row(self, flag: str) -> Row:
         """That flag's."""

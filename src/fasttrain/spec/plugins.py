@@ -3,15 +3,17 @@
     [project.entry-points."fasttrain.games"]
     tictactoe = "my_games.tictactoe:GAME"
 
-A package is imported when one of its names is used, never before. A name that two distributions claim for different
-things belongs to neither: whoever uses it is told to uninstall one.
+The package of a game or an integration is imported when one of its names is used, or where all are asked: to list
+them, to find whose an id is, for files of the user's that may build upon any. Engines are imported at the start: their
+settings are a part of the configuration. A name that two distributions claim for different things belongs to neither:
+whoever uses it is told to uninstall one.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 GAMES, ENGINES, INTEGRATIONS = "fasttrain.games", "fasttrain.engines", "fasttrain.integrations"
 WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration"}
+OURS = ("fasttrain", "fasttrain_engines", "fasttrain_games")  # what the distribution `fasttrain` lets one import
 
 
 def names(group: str) -> list[str]:
@@ -39,7 +42,7 @@ def load(group: str, name: str) -> Any:
     word, known = WORDS[group], _offered(tuple(sys.path))[group]
     if name not in known:
         there = f"there are {', '.join(sorted(known))}" if known else f"no package that offers any {word} is installed"
-        raise ConfigError(f"no {word} is called {name!r}{did_you_mean(name, known)}; {there}")
+        raise ConfigError(f"no {word} is called {name!r}{hint(name, known)}; {there}")
     first, *others = known[name]
     if others:
         claims = " and ".join(f"{_package(one)} ({one.value})" for one in known[name])
@@ -47,11 +50,30 @@ def load(group: str, name: str) -> Any:
     try:
         return first.load()
     except (Exception, SystemExit) as error:
-        package, why = _package(first), str(error).strip().split("\n")[0]
-        raise ConfigError(
-            f"the {word} {name!r} of the package {package} cannot be loaded from {first.value}: "
-            f"{type(error).__name__}{': ' * bool(why)}{why}; install {package} again, or uninstall it"
-        ) from error
+        why = str(error).strip().split("\n")[0]
+        told = f"cannot be loaded from {first.value}: {type(error).__name__}{': ' * bool(why)}{why}"
+        raise fault(group, name, told) from error
+
+
+def fault(group: str, name: str, what: str) -> ConfigError:
+    """The error that names the package whose fault it is."""
+    package = _package(_offered(tuple(sys.path))[group][name][0])
+    told = f"the {WORDS[group]} {name!r} of the package {package} {what}"
+    return ConfigError(f"{told}; install {package} again, or uninstall it")
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """What to say beside that nobody offers a name: the closest one, or that fasttrain's own are missing."""
+    return outdated() or did_you_mean(name, known)
+
+
+def outdated() -> str:
+    """What to say where fasttrain's source offers names and its distribution none; empty where it offers some."""
+    offers = [one for group in _offered(tuple(sys.path)).values() for claims in group.values() for one in claims]
+    if any(_package(one) == OURS[0] for one in offers):
+        return ""
+    again = "pip install -e . once more (python3 scripts/run.py does so)"
+    return f"; fasttrain's installed metadata is missing, or older than its source: {again}"
 
 
 def loaded(group: str) -> dict[str, Any]:
