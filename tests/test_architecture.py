@@ -292,7 +292,7 @@ def nothing_knows_the_games(sources: Sources) -> Iterator[str]:
             continue
         for node in ast.walk(ast.parse(source)):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-            named = re.search(r"fasttrain_games\.|skullking|skirmish", text, re.IGNORECASE)
+            named = re.search(r"fasttrain_(?:games|engines)\.|skullking|skirmish", text, re.IGNORECASE)
             if named and not (module == "fasttrain.spec.games" and text == "skullking"):
                 yield f"{module}:{node.lineno}: names {named[0]}"
 
@@ -366,6 +366,7 @@ DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + " 
         (errors_are_honest, {"fasttrain.a": "assert 1"}, "assert"),
         (errors_are_honest, {"fasttrain.a": "def f():\n    raise NotImplementedError"}, "NotImplementedError"),
         (nothing_knows_the_games, {"fasttrain.runs.a": "x = 'fasttrain_games.b:C'"}, ":1: names fasttrain_games."),
+        (nothing_knows_the_games, {"fasttrain.runs.a": "x = 'fasttrain_engines.b:C'"}, ": names fasttrain_engines."),
         (nothing_knows_the_games, {"fasttrain.spec.games": "def f():\n  'Of SkullKing.'"}, ":2: names SkullKing"),
         (mirrored_by_tests, {"fasttrain.vec.nowhere": "def f():\n    return 1"}, "no tests/vec/test_nowhere.py"),
         (mirrored_by_tests, {"fasttrain.vec.zero.where": "def f():\n    return 1"}, "nor tests/vec/test_zero*.py"),

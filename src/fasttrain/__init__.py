@@ -10,6 +10,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from fasttrain.spec.removed import FormerModules
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
@@ -45,3 +47,6 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'fasttrain' has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)
+
+
+sys.meta_path.insert(0, FormerModules)

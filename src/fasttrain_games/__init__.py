@@ -3,7 +3,6 @@
 `import fasttrain_games.envs` makes the ids known to `gymnasium.make` in a script.
 """
 
-import sys
 from pathlib import Path
 
 from fasttrain.native import GameSpec
@@ -46,4 +45,3 @@ ATARI = GameSpec(
     },
     conf=CONF,
 )
-sys.modules.setdefault("fasttrain.games", sys.modules[__name__])  # where older pickles look

@@ -267,8 +267,3 @@ def test_an_unknown_render_mode_is_a_type_error_as_make_vec_env_expects() -> Non
 def test_an_unknown_reward_key_is_refused() -> None:
     with pytest.raises(TypeError, match="shaping_nonsense"):
         SkullKingEnv(shaping_nonsense=1.0)
-
-
-def test_a_pickle_of_before_finds_its_class():
-    found = pickle.loads(b"cfasttrain.games.skullking.env\nSkullKingEnv\n.")
-    assert (found.__name__, found(3).action_space) == ("SkullKingEnv", SkullKingEnv(3).action_space)

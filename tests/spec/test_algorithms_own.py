@@ -16,12 +16,12 @@ TEXTS = {"num_envs": 2, "speed": {"num_envs": 4}, "ppo": {"speed": {"num_envs": 
 @pytest.fixture
 def declare(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes `own` what the game of these tests declares."""
-    return lambda own: monkeypatch.setattr("test_own.GAME", GameSpec(own=own))
+    return lambda own: monkeypatch.setattr("test_algorithms_own.GAME", GameSpec(own=own))
 
 
 def test_what_a_game_says_of_an_algorithm_or_a_tier_goes_before_the_rest(declare: Any):
     declare(TEXTS)
-    start = ("env.id=CartPole-v1", "env.game=test_own:GAME")
+    start = ("env.id=CartPole-v1", "env.game=test_algorithms_own:GAME")
     found = [
         configured(*start, f"tier={tier}", f"algo={algo}") for tier in ("balance", "speed") for algo in ("a2c", "ppo")
     ]
@@ -45,4 +45,4 @@ def test_what_a_game_says_of_an_algorithm_or_a_tier_goes_before_the_rest(declare
 def test_what_no_game_can_say(declare: Any, own: Mapping[str, Any], told: str):
     declare(own)
     with pytest.raises(ConfigError, match=told):
-        configured("env.id=CartPole-v1", "env.game=test_own:GAME", "algo=ppo", "+profile=speed")
+        configured("env.id=CartPole-v1", "env.game=test_algorithms_own:GAME", "algo=ppo", "+profile=speed")

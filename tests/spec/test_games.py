@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,35 @@ def test_a_game_without_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             configured(typed, "algo=ppo")
     with pytest.raises(ConfigError, match="^env.game=minegame:GAME is played as minegame/Pole-v0; leave env.id=A-v0"):
         configured("env.game=minegame:GAME", "env.id=A-v0", "algo=ppo")
+
+
+def test_the_name_of_an_installed_game_takes_its_files():
+    config = configured("env.game=skirmish")
+    assert (config.env.game, config.env.kwargs) == ("skirmish", configured("env=skirmish").env.kwargs)
+    assert config.env.kwargs["mission"] == "only_war"
+    pong = configured("env.game=atari", "env.id=ALE/Breakout-v5", "algo=ppo").env
+    assert (pong.id, pong.frame_stack, len(pong.wrappers)) == ("ALE/Breakout-v5", 4, 2)
+    for typed in (("env=gym", "env.game=skirmish"), ("env.game=skirmish,skullking",)):
+        with pytest.raises(ConfigError, match=f"^{typed[-1]}: type env=skirmish.* takes the game's files too$"):
+            configured(*typed)
+
+
+def test_a_finished_run_needs_no_game_of_another_package(trained: RunCommand, tmp_path: Path):
+    run = trained("env.id=CartPole-v1", "algo=ppo", "total_timesteps=64", "algo.rollout_size=64", "batch_size=32",
+                  "num_envs=2", "vec_env=dummy", "eval.episodes=2", "checkup=off", "report=false")  # fmt: skip
+    install(tmp_path / "site", "fasttrain", {})
+    path = os.pathsep.join(filter(None, [str(tmp_path / "site"), os.environ.get("PYTHONPATH")]))
+    lines = (["seed=3"], ["eval", f"run={run.folder}", "eval.episodes=2", "hydra.run.dir=eval"])
+    alone, evaluated = (
+        subprocess.run(
+            [sys.executable, "-m", "fasttrain", *line],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False,
+        )
+        for line in lines
+    )  # fmt: skip
+    assert (alone.returncode, alone.stderr.count("\n")) == (2, 1), alone.stderr
+    assert "take another environment, as in fasttrain algo=ppo env.id=CartPole-v1" in alone.stderr
+    assert evaluated.returncode == 0, evaluated.stderr
 
 
 @pytest.mark.parametrize("typed", [(), ("env=skullking",), ("+profile=speed", "seed=3")])

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import pickle
 import re
+import sys
+from importlib import import_module
 from typing import Any
 
 import pytest
 
-from conftest import RunCommand, composed
+from conftest import RunCommand, composed, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import name_of_env
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import all_keys, from_mapping
-from fasttrain.spec.removed import LEARNED_WITH, MOVED, REMOVED, instead_of, put, texts_without_removed, without_removed
+from fasttrain.spec.removed import (
+    CLASS_PATHS,
+    LEARNED_WITH,
+    MOVED,
+    REMOVED,
+    formerly,
+    instead_of,
+    put,
+    texts_without_removed,
+    without_removed,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("key", REMOVED)
@@ -28,6 +41,9 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
         expected["loggers"] = ["csv", "stdout", {"logger": "prometheus", "port": 4, "host": "127.0.0.1"}]
     if place:
         put(expected, place, 4)
+    if key == "env.opponent_key":  # self-play of an env of somebody's own
+        put(given, "env.kwargs.4", "self")
+        put(expected, "env.kwargs.4", "self")
     if key in LEARNED_WITH:  # a run that learned with it cannot go on without
         assert without_removed(given) == given
         put(given, key, False)
@@ -47,7 +63,10 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
         ("env.result={won: x}", "unknown key 'env.result.won'"),
         ("checkpoint_every=5h", "checkpoint_every=5h: expected a number of env steps, or minutes as in 5min"),
         ("daemons.timeouts_s.game=0", "daemons.timeouts_s.game=0.0: must be at least 0.1"),
-        ("env.own.num_envs=3", "env.own is no setting any more: a GameSpec declares it, which env.game names"),
+        (
+            "env.own.num_envs=3",
+            "env.own is no setting any more: a GameSpec declares it: write GAME = fasttrain.native.",
+        ),
         ("warmup=all", "warmup=all: not one of off, only"),
         ("warmup=true", "warmup=True: not one of off, only"),
         ("batch_inference=false", "inference_batch_size is no setting any more: acting takes all envs in one forward"),
@@ -133,9 +152,53 @@ def test_a_run_of_before_has_its_game():
     mine = {"id": "A-v0", "native_game": "mine:Batch", "own": {}}
     with pytest.raises(ConfigError, match="^env.native_game is no setting any more: a GameSpec declares it"):
         from_mapping(without_removed({**composed("env.id=A-v0", "algo=ppo"), "env": mine}))
-    assert texts_without_removed(["env.entry_point=fasttrain.games.skullking.env:SkullKingEnv", "env.own={}"]) == [
-        "env.entry_point=fasttrain_games.skullking.env:SkullKingEnv"
+    alone = {**OLD_ENV, "id": "fasttrain.envs:fasttrain/SkullKing-v0", "native_game": None}
+    assert without_removed({"env": alone})["env"] == {
+        "id": "fasttrain/SkullKing-v0", "entry_point": None, "kwargs": OLD_ENV["kwargs"], "game": "skullking"
+    }  # fmt: skip
+    other = {"id": "fasttrain/SkullKing-v0", "native_game": "mine:Batch", "own": {"num_envs": 3}}
+    assert without_removed({"env": other})["env"] == {"id": other["id"], "native_game": "mine:Batch"}
+
+
+def test_a_two_sided_env_of_the_users_own_is_read_unless_it_played_itself():
+    stored: dict[str, Any] = {"entry_point": "mine:Env", "kwargs": {"foe": "hard"}, "own": {"total_timesteps": 7},
+                              "native_game": None, "opponent_key": "foe", "eval_opponent": "easy"}  # fmt: skip
+    assert without_removed({"env": stored})["env"] == {"entry_point": "mine:Env", "kwargs": {"foe": "hard"}}
+    for chosen in ("self", ["easy", "self"], {"self": 1, "easy": 2}):
+        read = without_removed({**composed("env.id=A-v0", "algo=ppo"), "env": {**stored, "kwargs": {"foe": chosen}}})
+        with pytest.raises(ConfigError, match=r'^env.opponent_key is .*GameSpec\(env="my_game:MyEnv", opponent_key="'):
+            from_mapping(read)
+
+
+def test_what_a_cell_of_a_study_would_lack_is_refused_by_its_name():
+    typed = ["env.opponent_key=foe", "env.eval_opponent=easy", "env.own={num_envs: 3}", "env.native_game=mine:Batch"]
+    assert texts_without_removed([*typed, "env.reward_debug_key=debug"]) == typed
+    assert texts_without_removed([f"{text.partition('=')[0]}=null" for text in typed]) == []
+    where = [
+        "env.entry_point=fasttrain.games.skullking.env:K",
+        "env.id=fasttrain.envs:fasttrain/Skirmish-v0",
     ]
+    assert texts_without_removed(where) == [
+        "env.entry_point=fasttrain_games.skullking.env:K", "env.id=fasttrain/Skirmish-v0"
+    ]  # fmt: skip
+    assert configured("algo=maskable_ppo", where[1]).env.id == "fasttrain/Skirmish-v0"
+
+
+@pytest.mark.parametrize(("before", "now"), [pair for pair in CLASS_PATHS.items() if ":" not in pair[0]])
+def test_a_module_of_before_is_that_of_today(before: str, now: str, capsys: pytest.CaptureFixture[str]):
+    sys.modules.pop(before, None)
+    assert pickle.loads(f"c{before}\n__doc__\n.".encode()) == import_module(now).__doc__
+    assert sys.modules[before] is import_module(now)
+    assert capsys.readouterr().err.endswith(f"fasttrain: the module {before} is {now} now\n")
+    assert formerly(f"{now}.of:It")[-1] == f"{before}.of:It"
+
+
+def test_a_class_of_a_former_module_is_the_same_class():
+    found = pickle.loads(b"cfasttrain.games.skullking.game\nSkullKingGame\n.")
+    assert found is import_module("fasttrain_games.skullking.game").SkullKingGame
+    assert found.__module__ == sys.modules[found.__module__].__spec__.name  # type: ignore[union-attr]
+    with pytest.raises(ModuleNotFoundError, match="fasttrain_games.chess"):
+        import_module("fasttrain.games.chess")
 
 
 def test_a_key_that_never_was_is_no_former_one():

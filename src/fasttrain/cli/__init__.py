@@ -163,7 +163,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
 
     found = commands.read_options(options)
     given = read(typed, os.environ, found.multirun or "hydra.mode=MULTIRUN" in typed)
-    with composer(found) as hydra:
+    with composer(found, command not in commands.OF_A_RUN) as hydra:
         if hydra.shown(given):
             return EXIT_DONE
         job = hydra.job(given)

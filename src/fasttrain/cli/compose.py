@@ -148,14 +148,15 @@ class Loader(ConfigLoaderImpl):
 
 
 @contextmanager
-def composer(options: argparse.Namespace | None = None) -> Iterator[Composer]:
-    """Hydra, until the context ends; one that is at work already, of the user's script, goes on after it."""
+def composer(options: argparse.Namespace | None = None, plays: bool = True) -> Iterator[Composer]:
+    """Hydra, until the context ends; one that is at work already, of the user's script, goes on after it. `plays`:
+    whether what is composed is played, not what a finished run has."""
     register()
     before = HydraConfig.instance().cfg
     try:
         with initialize_config_dir(str(conf_dir()), "fasttrain", version_base="1.3"):
             if (hydra := GlobalHydra.instance().hydra) is not None:
-                yield Composer(hydra, options or read_options(()))
+                yield Composer(hydra, options or read_options(()), plays)
     finally:
         HydraConfig.instance().cfg = before
 
@@ -163,8 +164,8 @@ def composer(options: argparse.Namespace | None = None) -> Iterator[Composer]:
 class Composer:
     """Composes with fasttrain's files and those of the user."""
 
-    def __init__(self, hydra: Hydra, options: argparse.Namespace) -> None:
-        self.hydra = hydra
+    def __init__(self, hydra: Hydra, options: argparse.Namespace, plays: bool) -> None:
+        self.hydra, self.plays = hydra, plays
         self.options, self.name = options, options.config_name or MAIN
         places = (conf_dir(), Path(options.config_dir or conf_dir()))
         if not any((place / f"{self.name}.yaml").is_file() for place in places):
@@ -199,6 +200,9 @@ class Composer:
         own = [self.options.config_dir] * (self.options.config_dir is not None)
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
+        if DEFAULT not in plugins.names(plugins.GAMES):  # told where it is played: a finished run has an env of its own
+            stands_in = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
+            ConfigStore.instance().store(DEFAULT, stands_in, group="env")
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
         for name, game in attached(names or {DEFAULT}, bool(own)).items():
             folders[game.conf] = None

@@ -220,9 +220,9 @@ def check_identity(stored: object, config: Config) -> None:
     version, is not compared."""
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)
     known, settings = stored.get("settings", {}), own.pop("settings")
-    place = config.env.entry_point or ""
-    if stored.get("env") in formerly(place) and known.get("env.entry_point") in map(digest_of, formerly(place)):
-        own["env"], settings["env.entry_point"] = stored["env"], known["env.entry_point"]  # of before it was moved
+    key, places = "env.id" if config.env.id else "env.entry_point", formerly(str(own["env"]))
+    if stored.get("env") in places and known.get(key) in map(digest_of, places):
+        own["env"], settings[key] = stored["env"], known[key]  # of before it was moved
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")

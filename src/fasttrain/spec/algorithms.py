@@ -322,7 +322,7 @@ def instead(key: str) -> str:
     return f"{key} is no setting here: {told}" if told else ""
 
 
-# --- own values: of a game (`env.own`) and of an algorithm, which hold where nobody chose others
+# --- own values: of a game (`GameSpec.own`) and of an algorithm, which hold where nobody chose others
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -368,7 +368,8 @@ def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
             wrong = next(iter(places - {*TIERS, *ALGORITHMS}), words[-1])
             raise ConfigError(
                 f"GameSpec.own has no {'.'.join(words)!r}{did_you_mean(wrong, (*OWN_NAMES, *TIERS, *ALGORITHMS))}; "
-                f"there are {', '.join(OWN_NAMES)}, each for a tier or an algorithm alone too"
+                f"there are {', '.join(OWN_NAMES)}, each for a tier or an algorithm alone too, "
+                'as in GameSpec(env="my_game:MyEnv", own={"num_envs": {"speed": 16}}) (docs/extending.md)'
             )
         if places <= {algo, tier}:
             found[names[0]] = value

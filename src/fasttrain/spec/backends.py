@@ -39,7 +39,7 @@ def option_of(env_id: object, entry_point: object, kwargs: Mapping[str, Any]) ->
 
 
 def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> str:
-    """`ALE-Pong-v5` of ALE/Pong-v5, `My` of my.envs:My, `go` of fasttrain_engines.go:Go or its adapter."""
+    """`ALE-Pong-v5` of ALE/Pong-v5, `My` of my.envs:My, `go` of the engine's class Go or its adapter."""
     if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
         entry_point = kwargs.get("game", entry_point)
     text = str(env_id or entry_point or "env")

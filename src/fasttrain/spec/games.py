@@ -59,10 +59,15 @@ def game_of(name: str | None) -> GameSpec:
     """What `env.game` names.
 
     Raises:
-        ConfigError: nothing, something else, or it cannot be imported.
+        ConfigError: nothing, something else, it cannot be imported, or it is the default one and not installed.
     """
     if name is None:
         return NO_GAME
+    if name == DEFAULT and name not in plugins.names(plugins.GAMES):
+        raise ConfigError(
+            f"env={DEFAULT}, the default: no package that offers this game is installed{plugins.outdated()}; "
+            "take another environment, as in fasttrain algo=ppo env.id=CartPole-v1"
+        )
     found = _of_module(name) if ":" in name else plugins.load(plugins.GAMES, name)
     if not isinstance(found, GameSpec):
         raise ConfigError(f"env.game={name}: expected a fasttrain.native.GameSpec, it is {found!r:.80}")
@@ -93,15 +98,10 @@ def attached(chosen: Iterable[str], everything: bool = False) -> dict[str, GameS
     user's may build upon any.
 
     Raises:
-        ConfigError: the default game is chosen and not installed, or a chosen one cannot be loaded.
+        ConfigError: a chosen one cannot be loaded.
     """
     known = plugins.names(plugins.GAMES)
     wanted = {name for name in chosen if name in known}
-    if DEFAULT in chosen and DEFAULT not in known:
-        raise ConfigError(
-            f"env={DEFAULT}, the default: no package that offers this game is installed{plugins.outdated()}; "
-            "take another environment, as in fasttrain algo=ppo env.id=CartPole-v1"
-        )
     found = {name: game_of(name) for name in sorted(wanted)}
     for name in known if everything else ():
         with suppress(ConfigError):

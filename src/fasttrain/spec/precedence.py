@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec import plugins
 from fasttrain.spec.backends import engines
 from fasttrain.spec.checks import FLAGS, PATHS
 from fasttrain.spec.config import ALGO_CLASSES, Config
@@ -128,14 +129,14 @@ def read(typed: Sequence[str], environment: Mapping[str, str], swept: bool = Fal
     """What Hydra is to compose of settings that were typed, and of the environment, over which they win.
 
     `profile=speed` becomes `+profile=speed`; SB3's places of flags become the flags (`ALIASES`); naming an env by
-    `env.id` or `env.entry_point` alone selects the plain `env=gym` group first; `env.kwargs.x=1`,
-    `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus.
+    `env.id` or `env.entry_point` alone selects the plain `env=gym` group first, `env.game=NAME` the game's own;
+    `env.kwargs.x=1`, `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus.
 
     Raises:
-        ConfigError: both names of one setting are given, with different values.
+        ConfigError: both names of one setting are given, with different values; or a game without its files.
     """
     keys = {one_name(key_of(text)) for text in typed}
-    plain = ["env=gym"] if keys & {"env.id", "env.entry_point", "env.game"} and "env" not in keys else []
+    plain = _env_of(keys, typed)
     exported = by_one_name([Said(name, environment[one]) for name, one in variables(environment).items()])
     exported = [one for one in exported if one.key not in keys]
     said = by_one_name([Said(key_of(text), text.partition("=")[2], text) for text in typed])
@@ -146,6 +147,17 @@ def read(typed: Sequence[str], environment: Mapping[str, str], swept: bool = Fal
     sources = {one.key: "environment" for one in exported}
     sources |= {key: TYPED for key in map(key_of, [*plain, *wanted]) if not key.startswith("hydra")}
     return Given([*plain, *(one.text for one in exported), *wanted], sources)
+
+
+def _env_of(keys: set[str], typed: Sequence[str]) -> list[str]:
+    """The group of `env=` that those who typed `keys` need not name."""
+    game = next((text.partition("=")[2] for text in reversed(typed) if key_of(text) == "env.game"), "")
+    installed = {*game.split(",")} & {*plugins.names(plugins.GAMES)} if game else set()
+    if game in installed and "env" not in keys:
+        return [f"env={game}"]
+    if installed and ("env" not in keys or "env=gym" in typed):
+        raise ConfigError(f"env.game={game}: type env={game} in place of it, which takes the game's files too")
+    return ["env=gym"] if keys & {"env.id", "env.entry_point", "env.game"} and "env" not in keys else []
 
 
 def settled(

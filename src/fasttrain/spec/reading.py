@@ -181,10 +181,10 @@ def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
 def _build_env(env: Any) -> EnvConfig:
     if not isinstance(env, Mapping):
         raise ConfigError(f"env: choose a game, as in env={DEFAULT}, or name an env by env.id or env.entry_point")
-    path = env.get("entry_point")
-    if isinstance(path, str) and (now := today(path)) != path:
-        _tell_of_the_move(path, now)
-        env = {**env, "entry_point": now}
+    for key in ("entry_point", "id"):
+        if isinstance(path := env.get(key), str) and (now := today(path)) != path:
+            _tell_of_the_move(f"env.{key}={path}", now)
+            env = {**env, key: now}
     config = _of_game(build(EnvConfig, env, "env."))
     if (config.id is None) == (config.entry_point is None):
         state = "both are set" if config.id else "neither is set"
@@ -194,8 +194,8 @@ def _build_env(env: Any) -> EnvConfig:
 
 
 @functools.cache  # a command reads its configuration more than once
-def _tell_of_the_move(path: str, now: str) -> None:
-    terminal.tell(f"fasttrain: env.entry_point={path} is {now} now")
+def _tell_of_the_move(typed: str, now: str) -> None:
+    terminal.tell(f"fasttrain: {typed} is {now} now")
 
 
 def _of_game(env: EnvConfig) -> EnvConfig:

@@ -3,7 +3,11 @@ typed for a run or a study, that has them is read."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 MOVED = {  # to where a stored value belongs too
@@ -19,20 +23,37 @@ MOVED = {  # to where a stored value belongs too
     "daemons.games_per_connection": "daemons.recycle.connection_games",
     "horizon_minutes": "minutes",
 }
-CLASS_PATHS = {  # of modules that were moved: as stored and typed, and as they are now
-    "fasttrain.games.": "fasttrain_games.",
-    "fasttrain.daemons.": "fasttrain_engines.",
+CLASS_PATHS = {  # modules that were moved, as stored, typed and imported, and where they are now; the first one holds
+    "fasttrain.games.batch": "fasttrain.native.batch",
+    "fasttrain.games.stream": "fasttrain.native.stream",
+    "fasttrain.games": "fasttrain_games",
+    "fasttrain.daemons": "fasttrain_engines",
+    "fasttrain.vec.games": "fasttrain_engines.vec_env",
+    "fasttrain.vec.envpool": "fasttrain.integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
+    "fasttrain.envs:fasttrain/": "fasttrain/",  # an id, with the module that registered it
 }
-GAMES = {  # which game a run had, by the class that it stored
+GAMES = {  # which game a run had, by the class or the id that it stored
+    "fasttrain/SkullKing-v0": "skullking",
+    "fasttrain/Skirmish-v0": "skirmish",
     "fasttrain_games.skullking.game:SkullKingGame": "skullking",
     "fasttrain_games.skirmish.game:SkirmishGame": "skirmish",
     "fasttrain_engines.go:Go": "go",
     "fasttrain_engines.showdown:Showdown": "showdown",
     "fasttrain.integrations.pettingzoo:Seat": "fasttrain.integrations.pettingzoo:GAME",
 }
-OF_GAMES = ("env.native_game", "env.own", "env.opponent_key", "env.eval_opponent", "env.reward_debug_key")
-DECLARED = "a GameSpec declares it, which env.game names, as NAME or module:GAME"
+PLACES = ("env.native_game", "env.entry_point", "env.id")
+OF_GAMES = {  # and how a game declares them
+    "env.native_game": 'native="my_game:Batch"',
+    "env.own": 'own={"num_envs": 16}',
+    "env.opponent_key": 'opponent_key="opponents"',
+    "env.eval_opponent": 'eval_opponent="random"',
+    "env.reward_debug_key": 'reward_debug_key="debug"',
+}
+DECLARED = (
+    'a GameSpec declares it: write GAME = fasttrain.native.GameSpec(env="my_game:MyEnv", {}) in my_game.py, and take '
+    "env.game=my_game:GAME (docs/extending.md)"
+)
 RECORDING = "'-XX:StartFlightRecording:filename={folder}/{index}.jfr,dumponexit=true'"
 CONSTANT = "what it is by default holds always; leave it out"
 REMOVED = {  # what does their work now
@@ -44,8 +65,8 @@ REMOVED = {  # what does their work now
     "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU; leave it out",
     "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib; leave it out",
     "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib; leave it out",
-    **dict.fromkeys(OF_GAMES, DECLARED),
-    "env.eval_opponent": f"{DECLARED}; eval.env_kwargs.KEY=… plays evaluations against another opponent",
+    **{key: DECLARED.format(told) for key, told in OF_GAMES.items()},
+    "env.eval_opponent": f"{DECLARED.format(OF_GAMES['env.eval_opponent'])}; or take eval.env_kwargs.KEY=…",
     "env.name": "env.id or env.entry_point names folders and tables; leave it out",
     "daemons.profile": f"take daemons.jvm_flags=[{RECORDING}]",
     "daemons.log_mb": CONSTANT,
@@ -61,13 +82,10 @@ REMOVED = {  # what does their work now
     "doctor.seconds": CONSTANT,
     "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
 }
-LEARNED_WITH = (
-    "overlap",
-    "algo.chunk_steps",
-    "algo.burn_in",
-    "env.native_game",
-    "env.own",
-)  # what a run's weights came by
+# What a run's weights came by; self-play of an env of the user's among them, for which somebody must decide.
+LEARNED_WITH = ("overlap", "algo.chunk_steps", "algo.burn_in", "env.native_game", "env.opponent_key")
+# What a cell that is yet to run would lack. A run has the values of its env.own; reward_debug only tells more.
+NEEDED = (*LEARNED_WITH, "env.own", "env.eval_opponent")
 OFF = ("null", "false", "off", "no", "0", "{}")
 TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # how those are typed now that cells may have
     "checkpoint_every_minutes": "checkpoint_every=…min", "guard.at_limit": "nan_guard=…",
@@ -115,17 +133,20 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _by_its_game(values: dict[str, Any]) -> None:
     """`env.game` in place of what it declares, for what a run stored before there was one; classes where they are."""
-    for key in ("env.native_game", "env.entry_point"):
+    for key in PLACES:
         if isinstance(path := lookup(values, key), str):
             put(values, key, today(path))
-    own, paths = lookup(values, "env.own"), [lookup(values, key) for key in ("env.native_game", "env.entry_point")]
-    game = next((GAMES[path] for path in paths if path in GAMES), None)
-    if game is None and own and str(lookup(values, "env.id")).startswith("ALE/"):
-        game = "atari"
+    own, (native, *others) = lookup(values, "env.own"), [lookup(values, key) for key in PLACES]
+    games = [GAMES[place] for place in (native, *others) if isinstance(place, str) and place in GAMES]
+    if not games and own and str(lookup(values, "env.id")).startswith("ALE/"):
+        games = ["atari"]
     key, opponent = lookup(values, "env.opponent_key"), lookup(values, "env.eval_opponent")
-    if game is None or not (own or paths[0] or key):  # of today's, or of somebody's own
+    if not games or not (own or native or key) or native not in (None, *GAMES):  # of today's, or of somebody's own
+        chosen = lookup(values, f"env.kwargs.{key}")
+        if not (chosen == "self" or (isinstance(chosen, (Mapping, list, tuple)) and "self" in chosen)):
+            taken(values, "env.opponent_key")  # the env's kwargs say who plays
         return
-    put(values, "env.game", game)
+    put(values, "env.game", games[0])
     if opponent and lookup(values, f"env.kwargs.{key}") == "self" and not lookup(values, f"eval.env_kwargs.{key}"):
         put(values, f"eval.env_kwargs.{key}", opponent)
     for key in OF_GAMES:
@@ -134,12 +155,39 @@ def _by_its_game(values: dict[str, Any]) -> None:
 
 def today(path: str) -> str:
     """A class's path, `module:Class`, as it is since its module was moved."""
-    return next((path.replace(old, new, 1) for old, new in CLASS_PATHS.items() if path.startswith(old)), path)
+    return next((new + path[len(old) :] for old, new in CLASS_PATHS.items() if _lies_in(path, old)), path)
 
 
 def formerly(path: str) -> list[str]:
     """A class's path as it is, and as it was before its module was moved."""
-    return [path, *(path.replace(new, old, 1) for old, new in CLASS_PATHS.items() if path.startswith(new))]
+    return [path, *(old + path[len(new) :] for old, new in CLASS_PATHS.items() if _lies_in(path, new))]
+
+
+def _lies_in(path: str, module: str) -> bool:
+    return path.startswith(module) and (module.endswith("/") or path[len(module) : len(module) + 1] in ".:")
+
+
+class FormerModules:
+    """Finds modules of before where they are now, for Python's import: pickles name them, and scripts import them."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """As of a finder in `sys.meta_path`, the first one: the next looks for parts of a moved package there."""
+        return ModuleSpec(name, cls) if name.startswith("fasttrain.") and today(name) != name else None  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """Python's own will do, until another one takes its place."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        """The module of today under the name of before, which is told once."""
+        name = module.__name__
+        sys.modules[name] = import_module(today(name))
+        if name in CLASS_PATHS:
+            from fasttrain import terminal  # seldom needed, and `import fasttrain` stays quick
+
+            terminal.tell(f"fasttrain: the module {name} is {today(name)} now")
 
 
 def rows_without_removed(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -164,8 +212,8 @@ def texts_without_removed(typed: Sequence[str]) -> list[str]:
         key, _, value = text.lstrip("+").partition("=")
         if key in TYPED and key not in left and value != "null":
             found.append(TYPED[key].replace("…", value))
-        elif key not in (*REMOVED, *GROUPS, *left) or (key in LEARNED_WITH and value.lower() not in OFF):
-            found.append(text.replace(value, today(value)) if key == "env.entry_point" else text)
+        elif key not in (*REMOVED, *GROUPS, *left) or (key in NEEDED and value.lower() not in OFF):
+            found.append(text.replace(value, today(value)) if key in PLACES else text)
     return found
 
 
