@@ -226,7 +226,7 @@ def test_a_native_game_is_the_single_env_row_by_row_and_is_learned(run: RunComma
 
 
 def test_a_game_in_a_package_of_its_own_is_trained_by_its_name(tmp_path: Path):
-    """Installed beside fasttrain as pip would, by its own pyproject.toml, but without building a wheel."""
+    """Its package is copied beside the entry point of its pyproject.toml, as an installer leaves them."""
     source = EXAMPLES / "third_party_game"
     (group, name, place) = re.search(
         r'entry-points."(.+?)"]\n(\w+) = "(.+?)"', (source / "pyproject.toml").read_text(encoding="utf-8")

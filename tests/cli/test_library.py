@@ -141,6 +141,7 @@ def test_outside_of_the_main_thread_no_signal_is_touched():
         ({"env": "CartPole-v1", "algo": "ppo", "num_envs": 0}, "num_envs=0"),
         ({"env": "CartPole-v1", "settings": {"gate.margin": 1.0}}, "gate.margin=1.0 means nothing for train; to judge"),
         ({"env": "NoSuchEnv-v3", "algo": "ppo"}, "NoSuchEnv"),
+        ({"settings": {"env.game": "skirmish", "env.kwargs.wide": 3}}, "env.kwargs.mission='only_war'.*unexpected"),
         (
             {"env": "CartPole-v1", "algo": "ppo", "num_workers": 2, "vec_env": "dummy"},
             r"workers=2 means nothing with vec_env=dummy.* \(typed: num_workers=2\)$",

@@ -83,7 +83,7 @@ def train(
     """
     refuse_while_imported()
     chosen = {**_env_settings(env), **(settings or {}), **flags}
-    chosen_files = {"env": _group(env), "algo": algo, "+profile": profile}
+    chosen_files = {"env": _group(chosen.get("env.game") if env is None else env), "algo": algo, "+profile": profile}
     words = [f"{name}={value}" for name, value in chosen_files.items() if value]
     if isinstance(env, RunSpec) and (algo or profile):
         raise ConfigError("train: a RunSpec has its algorithm and profile; leave algo and profile out")
