@@ -139,7 +139,13 @@ def engine(name, settings=None):
     found.name, found.settings = name, settings
     return found
 
+@dataclass(frozen=True)
+class Odd:
+    size: object = open
+
 UNSET, STOP, RENAMED, NONE = engine("unset", Part), engine("stop"), engine("chess"), Backend
+ODD, LOST = engine("odd", Odd), engine("lost")
+LOST.conf = "nowhere"
 """
 TYPED = """
 import sys
@@ -155,16 +161,17 @@ for typed in sys.argv[1:]:
 
 
 def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    offers = {name: f"faulty:{name.upper()}" for name in ("unset", "stop", "renamed", "none")}
+    offers = {name: f"faulty:{name.upper()}" for name in ("unset", "stop", "renamed", "none", "odd", "lost")}
     install(tmp_path, "faults", {plugins.ENGINES: {**offers, "broken": "broken:X"}}, faulty=FAULTY)
     (tmp_path / "broken.py").write_text("print('imported')\n1 / 0\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    typed = ("seed=1", "unset.size=3", "env.backend=stop", "renamed.size=3", "env.backend=none", "broken.size=3")
+    typed = ("seed=1", "unset.size=3", "env.backend=stop", "renamed.size=3", "env.backend=none", "broken.size=3",
+             "odd.size=1", "env.backend=lost")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", TYPED, *typed], capture_output=True, text=True, timeout=120)
     told = [line.replace("; install faults again, or uninstall it", " …") for line in done.stdout.splitlines()]
     assert told == [
         "imported", "gymnasium",
-        "the engine 'unset' of the package faults has settings that are not as they must be: TypeError: "
+        "the engine 'unset' of the package faults has settings or files that are not as they must be: TypeError: "
         "Part.__init__() missing 1 required positional argument: 'size' …",
         "the engine 'stop' of the package faults has a name that means something else in a configuration …",
         "the engine 'renamed' of the package faults calls itself 'chess': its entry point must have the same name …",
@@ -172,4 +179,8 @@ def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path:
         "<class 'fasttrain.spec.backends.Backend'> …",
         "the engine 'broken' of the package faults cannot be loaded from broken:X: "
         "ZeroDivisionError: division by zero …",
+        "the engine 'odd' of the package faults has settings or files that are not as they must be: TypeError: "
+        "builtin_function_or_method is no plain value …",
+        "the engine 'lost' of the package faults has settings or files that are not as they must be: "
+        "NotADirectoryError: nowhere …",
     ], done.stderr  # fmt: skip

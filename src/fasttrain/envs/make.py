@@ -19,6 +19,7 @@ from fasttrain.envs import masks, wrappers
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import EnvSpecError
+from fasttrain.spec import plugins
 from fasttrain.spec.backends import option_of
 from fasttrain.spec.games import maker_of
 from fasttrain.spec.setting import Named, did_you_mean, named
@@ -340,7 +341,7 @@ def _check_spaces(env: Env, spec: EnvSpec) -> None:
 
 def _unknown_id(spec: EnvSpec, name: str, module: ModuleType | None, before: set[str], error: Exception) -> str:
     message = f"{spec.option} is not registered with Gymnasium"
-    hint = did_you_mean(name, gymnasium.registry)
+    hint = plugins.hint(name, gymnasium.registry)
     if module is not None and hasattr(module, name):
         return f"{message}; module {module.__name__!r} has {name!r} itself: use env.entry_point={spec.id}"
     added = sorted(set(gymnasium.registry) - before)

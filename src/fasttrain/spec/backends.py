@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec import plugins
+from fasttrain.spec.plain import to_dict
 from fasttrain.spec.setting import defaults_of
 
 SINGLE, VECTOR = "gymnasium", "vector"  # fasttrain's own: single envs, which it steps by itself; a VectorEnv
@@ -147,10 +148,13 @@ def _checked(group: str, name: str) -> Backend:
         raise plugins.fault(group, name, f"calls itself {found.name!r}: its entry point must have the same name")
     try:
         if found.settings:
-            defaults_of(make_dataclass("parts", [(name, found.settings, found.settings())]))
-    except Exception as error:  # whatever a class raises that is no frozen dataclass with defaults
+            to_dict(usual := found.settings())
+            defaults_of(make_dataclass("parts", [(name, found.settings, usual)]))
+        if found.conf and not Path(found.conf).is_dir():
+            raise NotADirectoryError(found.conf)
+    except Exception as error:  # whatever a class raises that is no frozen dataclass with plain defaults
         told = f"{type(error).__name__}: {error}"
-        raise plugins.fault(group, name, f"has settings that are not as they must be: {told}") from error
+        raise plugins.fault(group, name, f"has settings or files that are not as they must be: {told}") from error
     return found
 
 

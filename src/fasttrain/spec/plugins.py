@@ -63,8 +63,8 @@ def fault(group: str, name: str, what: str) -> ConfigError:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What to say beside that nobody offers a name: the closest one, or that fasttrain's own are missing."""
-    return outdated() or did_you_mean(name, known)
+    """What to say beside that nobody offers a name: the closest one, and that fasttrain's own are missing."""
+    return did_you_mean(name, known) + outdated()
 
 
 def outdated() -> str:
