@@ -165,12 +165,15 @@ def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path:
     install(tmp_path, "faults", {plugins.ENGINES: {**offers, "broken": "broken:X"}}, faulty=FAULTY)
     (tmp_path / "broken.py").write_text("print('imported')\n1 / 0\n", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    typed = ("seed=1", "unset.size=3", "env.backend=stop", "renamed.size=3", "env.backend=none", "broken.size=3",
-             "odd.size=1", "env.backend=lost")  # fmt: skip
+    typed = ("seed=1", "env=board", "unset.size=3", "env.backend=stop", "renamed.size=3", "env.backend=none",
+             "broken.size=3", "odd.size=1", "env.backend=lost")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", TYPED, *typed], capture_output=True, text=True, timeout=120)
-    told = [line.replace("; install faults again, or uninstall it", " …") for line in done.stdout.splitlines()]
+    gymnasium, no_env, *lines = done.stdout.splitlines()[1:]
+    assert gymnasium == "gymnasium"
+    assert no_env.startswith("env=board: no such env, choose from ")
+    assert no_env.count(" of the package faults ") == 7
+    told = [line.replace("; install faults again, or uninstall it", " …") for line in lines]
     assert told == [
-        "imported", "gymnasium",
         "the engine 'unset' of the package faults has settings or files that are not as they must be: TypeError: "
         "Part.__init__() missing 1 required positional argument: 'size' …",
         "the engine 'stop' of the package faults has a name that means something else in a configuration …",

@@ -37,7 +37,7 @@ from fasttrain.runs.folders import flat
 from fasttrain.saving.files import yaml_values
 from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
-from fasttrain.spec.backends import engines, lacking, name_of_env
+from fasttrain.spec.backends import engines, lacking, left_out, name_of_env
 from fasttrain.spec.config import Config
 from fasttrain.spec.games import DEFAULT, attached, game_of
 from fasttrain.spec.precedence import File, Given, given_twice, key_of, read, settled, split_options
@@ -365,7 +365,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
             return f"{group}= is empty; choose from {', '.join(choices)}"
         if told := lacking(f"{group}={name}") or lacking(group):
             return told
-        return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{plugins.hint(name, choices)}"
+        hint = plugins.hint(name, choices) + left_out()
+        return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"
     return ""
 
 

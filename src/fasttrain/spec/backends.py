@@ -176,6 +176,11 @@ def engines() -> list[Backend]:
     return [one for one in _engines().values() if isinstance(one, Backend)]
 
 
+def left_out() -> str:
+    """Which engines are not among them, and why: what has a file of theirs is not known either."""
+    return "".join(f"; {one}" for one in _engines().values() if isinstance(one, str))
+
+
 def backends() -> list[str]:
     """What `env.backend` may be; imports all integrations."""
     others = [*engines(), *plugins.loaded(plugins.INTEGRATIONS).values()]
