@@ -79,15 +79,16 @@ def test_random_state_is_put_back_even_after_an_error() -> None:
     assert (random.random(), np.random.random()) == expected
 
 
-@pytest.mark.parametrize("left", [False, True])
-def test_an_import_of_a_module_that_was_moved_says_where_it_is(
-    left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_import_of_a_module_that_was_moved_finds_it_or_says_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "old_game.py").write_text("from fasttrain.daemons import RequestEngine\n", encoding="utf-8")
-    if left:  # a folder of compiled files, as a checkout of before has one
-        monkeypatch.setitem(sys.modules, "fasttrain.daemons", ModuleType("fasttrain.daemons"))
+    for name in ("found", "lost"):
+        (tmp_path / f"{name}_game.py").write_text("from fasttrain.daemons import RequestEngine\n", encoding="utf-8")
+    found = import_user_module("found_game", str(tmp_path), "env.entry_point")
+    assert found.RequestEngine.__module__ == "fasttrain_engines.game"
+    monkeypatch.setitem(sys.modules, "fasttrain.daemons", ModuleType("fasttrain.daemons"))
     with pytest.raises(EnvSpecError, match=r"'fasttrain.daemons' .*; it is fasttrain_engines now$"):
-        import_user_module("old_game", str(tmp_path), "env.entry_point")
+        import_user_module("lost_game", str(tmp_path), "env.entry_point")
 
 
 def test_a_package_of_a_name_that_begins_like_ours_is_the_users():
