@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 
 import gymnasium
 import numpy as np
 import pytest
 
 import fasttrain
-from fasttrain.envs.user_code import _is_ours, blame, import_user_module, kept_random_state
-from fasttrain.errors import EnvSpecError
+from fasttrain.envs.user_code import _is_ours, blame, kept_random_state
 
 
 def raises_with_text() -> None:
@@ -79,16 +75,10 @@ def test_random_state_is_put_back_even_after_an_error() -> None:
     assert (random.random(), np.random.random()) == expected
 
 
-def test_an_import_of_a_module_that_was_moved_finds_it_or_says_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    for name in ("found", "lost"):
-        (tmp_path / f"{name}_game.py").write_text("from fasttrain.daemons import RequestEngine\n", encoding="utf-8")
+def test_an_import_of_a_module_that_was_moved_finds_it(tmp_path: Path):
+    (tmp_path / "found_game.py").write_text("from fasttrain.daemons import RequestEngine\n", encoding="utf-8")
     found = import_user_module("found_game", str(tmp_path), "env.entry_point")
     assert found.RequestEngine.__module__ == "fasttrain_engines.game"
-    monkeypatch.setitem(sys.modules, "fasttrain.daemons", ModuleType("fasttrain.daemons"))
-    with pytest.raises(EnvSpecError, match=r"'fasttrain.daemons' .*; it is fasttrain_engines now$"):
-        import_user_module("lost_game", str(tmp_path), "env.entry_point")
 
 
 def test_a_package_of_a_name_that_begins_like_ours_is_the_users():

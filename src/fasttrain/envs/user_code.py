@@ -28,7 +28,6 @@ import numpy as np
 import fasttrain
 from fasttrain.errors import EnvSpecError, FastTrainError
 from fasttrain.spec.plugins import OURS
-from fasttrain.spec.removed import today
 from fasttrain.spec.setting import did_you_mean
 
 _OUR_FOLDERS = (
@@ -138,13 +137,10 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
             return importlib.import_module(name)
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvSpecError(f"{option} needs a package that is not installed: {error}") from error
-    except ImportError as error:
-        lost = error.name or ""
-        if isinstance(error, ModuleNotFoundError) and lost and f"{name}.".startswith(f"{lost}."):
-            raise EnvSpecError(_not_found(name, lost, folder, option)) from error
-        now = today(f"{lost}.")[:-1]
-        moved = f"; it is {now} now" if now != lost else ""
-        raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}{moved}") from error
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise EnvSpecError(_not_found(name, error.name, folder, option)) from error
+        raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
     except FastTrainError as error:
         told = blame(error).removeprefix(f"{type(error).__name__}: ")
         raise EnvSpecError(f"{option}: importing module {name!r} {told}") from error
