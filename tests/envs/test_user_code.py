@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 
 import fasttrain
-from fasttrain.envs.user_code import _is_ours, blame, kept_random_state
+from fasttrain.envs.user_code import _is_ours, blame, import_user_module, kept_random_state
 
 
 def raises_with_text() -> None:
