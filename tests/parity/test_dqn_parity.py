@@ -26,12 +26,12 @@ def one_thread() -> Iterator[None]:
 
 
 SETTINGS: dict[str, Any] = {
-    "learning_starts": 100,
+    "learning_starts": 60,
     "train_freq": 2,
     "gradient_steps": 1,
     "batch_size": 16,
-    "buffer_size": 400,  # wraps around twice
-    "target_update_interval": 160,
+    "buffer_size": 200,  # wraps around twice
+    "target_update_interval": 80,
     "learning_rate": 1e-3,
     "exploration_fraction": 0.3,
     "seed": 3,
@@ -91,15 +91,15 @@ def assert_equal(ours: Any, stock: Any, atol: float = 0.0) -> None:
     "changes", [{}, {"n_steps": 3}, {"train_freq": 4, "gradient_steps": 3, "tau": 0.5}, {"gradient_steps": -1}]
 )
 def test_cartpole(count: int, changes: dict[str, Any]):
-    ours = trained(fasttrain.DQN, cartpoles(count), "MlpPolicy", 1000, **changes)
-    stock = trained(stable_baselines3.DQN, cartpoles(count), "MlpPolicy", 1000, **changes)
+    ours = trained(fasttrain.DQN, cartpoles(count), "MlpPolicy", 500, **changes)
+    stock = trained(stable_baselines3.DQN, cartpoles(count), "MlpPolicy", 500, **changes)
     assert_equal(ours, stock)
 
 
 def test_train_by_episode():
     changes = {"train_freq": (2, "episode")}
-    ours = trained(fasttrain.DQN, cartpoles(1), "MlpPolicy", 1000, **changes)
-    assert_equal(ours, trained(stable_baselines3.DQN, cartpoles(1), "MlpPolicy", 1000, **changes))
+    ours = trained(fasttrain.DQN, cartpoles(1), "MlpPolicy", 500, **changes)
+    assert_equal(ours, trained(stable_baselines3.DQN, cartpoles(1), "MlpPolicy", 500, **changes))
 
 
 @pytest.mark.parametrize(("keyed", "policy"), [(False, "CnnPolicy"), (True, "MultiInputPolicy")])
@@ -114,8 +114,8 @@ def test_images_and_dicts(keyed: bool, policy: str):
 
 def test_normalised_observations_and_rewards():
     make: Callable[[], VecEnv] = lambda: VecNormalize(cartpoles(4))  # noqa: E731
-    ours = trained(fasttrain.DQN, make(), "MlpPolicy", 1000)
-    assert_equal(ours, trained(stable_baselines3.DQN, make(), "MlpPolicy", 1000))
+    ours = trained(fasttrain.DQN, make(), "MlpPolicy", 500)
+    assert_equal(ours, trained(stable_baselines3.DQN, make(), "MlpPolicy", 500))
 
 
 def test_a_zip_goes_both_ways(tmp_path: Any):

@@ -99,7 +99,7 @@ CASES = {
 }  # fmt: skip
 
 
-def trained(case: Case, kind: Any, steps: int = 3, **more: Any) -> Any:
+def trained(case: Case, kind: Any, steps: int = 2, **more: Any) -> Any:
     settings = {"batch_size": 32, "n_epochs": 2, "seed": 3, "device": "cpu", **case.settings, **more}
     lstm = {"lstm_hidden_size": 8, **case.lstm}
     model = kind(case.policy, seeded_vec(case.make), n_steps=case.steps, policy_kwargs=lstm, **settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
 import re
@@ -230,6 +231,7 @@ def _sweep(command: str, hydra: Composer, given: Given, job: DictConfig, argumen
         existing.check_same_sweep(found, arguments)
     with activity(make_console(), "loading fasttrain"):
         from fasttrain.studies.sweep import Sweep
+    gc.enable()  # as commands.implementation does for a command in this process: a sweep may last for days
     sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way)
 
     def cell(_: object) -> int:
