@@ -94,7 +94,7 @@ def test_a_features_extractor_with_arguments_is_trained_and_played(run: RunComma
         ("callbacks=[{every: 3}]", "callbacks: expected {callback: my.module:Name, …}, got {'every': 3}"),
         (
             "loggers=[cvs]",
-            "loggers: 'cvs' is none of csv, stdout, tensorboard, wandb, mlflow, trackio, prometheus, nor module:Class; "
+            "loggers: 'cvs' is none of csv, stdout, mlflow, tensorboard, trackio, wandb, prometheus, nor module:Class; "
             "did you mean 'csv'?",
         ),
         ("algo.policy=MlpPolic", "algo.policy=MlpPolic: not one of auto, MlpPolicy"),

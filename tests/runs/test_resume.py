@@ -111,8 +111,8 @@ def test_a_plan_of_before_is_read_by_the_settings_of_today(stopped: Finished):
                "engine_switch_at": 512, "metrics": {"port": None, "host": "x"}, "ablate": {"flags": []}}  # fmt: skip
     config["env"] |= {"name": "x", "win_key": "won", "score_keys": ["vp"]}
     del config["env"]["result"]
-    config["daemons"] |= {"start_timeout_s": 60.0, "recycle_mb": None, "log_mb": 1.0}
-    del config["daemons"]["timeouts_s"], config["daemons"]["recycle"], plan["engine_switch_at"]
+    config["daemons"] = {"start_timeout_s": 60.0, "recycle_mb": None, "log_mb": 1.0}
+    del plan["engine_switch_at"]
     row = next(row for row in plan["flags"] if row["flag"] == "nan_guard")
     row["requested"] = row["effective"] = True
     plan["flags"].append({**row, "flag": "engine_switch_at", "requested": None, "effective": 512})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
 
 from conftest import RunCommand, configured
 from fasttrain.envs.make import EnvSpec, make_env
@@ -114,6 +116,8 @@ def test_without_the_default_game_there_is_cartpole(
     fasttrain: RunCommand, typed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(plugins, "names", lambda _: [])
+    known = ConfigStore.instance()  # Hydra's, of this process: what takes the game's place is for this test alone
+    monkeypatch.setattr(known, "repo", copy.deepcopy(known.repo))
     done = fasttrain("total_timesteps=64", *typed)
     assert (done.exit_code, done.err.count("\n")) == (2, 1)
     assert "no package that offers this game is installed" in done.err

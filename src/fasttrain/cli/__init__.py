@@ -175,8 +175,6 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
         config, sources = hydra.configured(given, job)
         overrides = list(job.hydra.overrides.task)
         commands.refuse_foreign_keys(command, sources, overrides)
-        for line in commands.outdone(overrides):
-            print(line)
         asked = Asked(command, config, sources, overrides, Path(job.hydra.runtime.output_dir))
         if command == "resume":
             asked = asked._replace(folder=Path(str(config.run)))
@@ -189,6 +187,8 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
         if asked.goes_on:  # with what the study was begun with, too
             options, typed = commands.prepare(command, options, [*asked.goes_on, *without_folder(typed)])
         else:
+            for line in commands.outdone(overrides):
+                print(line)
             return _run(asked, hydra, job, asked.command == command)
     return _compose(command, options, typed)
 
