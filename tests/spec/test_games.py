@@ -131,6 +131,12 @@ def test_a_game_that_cannot_be_loaded_is_one_line(fasttrain: RunCommand):
     assert done.err.startswith("fasttrain: error: env.game=nowhere_at_all:GAME cannot be loaded: ModuleNotFoundError: ")
 
 
+def test_a_game_that_nobody_offers_is_one_line(fasttrain: RunCommand):
+    done = fasttrain("env.game=skulking")
+    assert done.exit_code == 2
+    assert done.err.startswith("fasttrain: error: no game is called 'skulking'; did you mean 'skullking'?; there are ")
+
+
 def test_a_misspelt_game_is_told_with_those_that_there_are(fasttrain: RunCommand):
     done = fasttrain("env=skulking")
     assert done.exit_code == 2

@@ -301,6 +301,7 @@ class Composer:
         if told := _known(error, overrides):
             return ConfigError(told)
         text = (str(error).strip() or type(error).__name__).split("\n")[0]
+        text = text.removeprefix("ConfigError raised while resolving interpolation: ")
         if isinstance(error, OSError):
             return ConfigError(f"cannot write the output folder: {text}")
         keys = "|".join(re.escape(key) for override in overrides if (key := key_of(override)))
