@@ -21,11 +21,11 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 15 for train(…) that goes on with a run; 12 for weights that nest a thing in itself or stand under two names;
 # 95 and four modules for trackers and rl_zoo3's files, found by their names;
 # 95 for engines of other packages that are faulty, which are left out and named, for runs that are read without engines
-# that they did not use, and for metadata that are older than the source; 2 for a game that cannot be loaded;
+# that they did not use, and for metadata that are older than the source; 3 for a game that cannot be loaded;
 # 70 for modules of before, which scripts and pickles name, for two-sided runs of before, for an installed game that
 # env.game names, and for a finished run where the default game is not installed.
 CEILINGS = {
-    "fasttrain": {"lines": 44_103, "modules": 194, ": Any": 507},
+    "fasttrain": {"lines": 44_104, "modules": 194, ": Any": 507},
     "fasttrain_engines": {"lines": 3_327, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_764, "modules": 33, ": Any": 12},
 }

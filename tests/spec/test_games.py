@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from hydra.core.config_store import ConfigStore
 
 from conftest import RunCommand, configured
+from fasttrain.cli.compose import composer
 from fasttrain.envs.make import EnvSpec, make_env
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.spec import plugins
+from fasttrain.spec.precedence import read
 from installed import install
 
 MODULE = """
@@ -116,13 +116,14 @@ def test_without_the_default_game_there_is_cartpole(
     fasttrain: RunCommand, typed: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(plugins, "names", lambda _: [])
-    known = ConfigStore.instance()  # Hydra's, of this process: what takes the game's place is for this test alone
-    monkeypatch.setattr(known, "repo", copy.deepcopy(known.repo))
     done = fasttrain("total_timesteps=64", *typed)
     assert (done.exit_code, done.err.count("\n")) == (2, 1)
     assert "no package that offers this game is installed" in done.err
     assert "fasttrain algo=ppo env.id=CartPole-v1" in done.err
     assert configured("env.id=CartPole-v1", "algo=ppo").env.id == "CartPole-v1"
+    monkeypatch.undo()
+    with composer() as hydra:  # nothing stands in for the game in what this process composes later
+        assert hydra.configured(read(["seed=7"], {}))[0].env.game == "skullking"
 
 
 def test_a_game_that_cannot_be_loaded_is_one_line(fasttrain: RunCommand):

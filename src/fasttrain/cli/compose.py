@@ -200,6 +200,7 @@ class Composer:
         own = [self.options.config_dir] * (self.options.config_dir is not None)
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
+        ConfigStore.instance().repo.pop("env", None)  # what stood in for a game's file before, in this process
         if DEFAULT not in plugins.names(plugins.GAMES):  # told where it is played: a finished run has an env of its own
             stands_in = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, stands_in, group="env")
