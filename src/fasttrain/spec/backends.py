@@ -1,4 +1,4 @@
-"""What plays the envs of `env.backend=NAME`: an object that a package offers under that name.
+"""Backends: `env.backend=NAME` chooses who steps the envs, an object that a package offers under that name.
 
     [project.entry-points."fasttrain.engines"]  # "fasttrain.integrations" of other people's libraries
     my_engine = "my_package.backend:BACKEND"
@@ -177,7 +177,7 @@ def engines() -> list[Backend]:
 
 
 def left_out() -> str:
-    """Which engines are not among them, and why: what has a file of theirs is not known either."""
+    """Text for messages: which installed engines cannot be used, and why. Their YAML files are not found either."""
     return "".join(f"; {one}" for one in _engines().values() if isinstance(one, str))
 
 
@@ -198,8 +198,8 @@ def lacking(typed: str) -> str:
 
 
 def played(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration's plain values without the settings of engines that do not play: who reads them need not have
-    these engines. Runs of before stored them."""
+    """A configuration's plain values without the settings of engines that the run does not use, so that plan.json can
+    be read where these engines are not installed. Older runs stored the settings of all engines."""
     env = values.get("env")
     others = {DAEMONS, *(one.name for one in engines())} - {env.get("backend") if isinstance(env, Mapping) else None}
     return {key: value for key, value in values.items() if key not in others}

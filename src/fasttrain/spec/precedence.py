@@ -109,8 +109,8 @@ def given_twice(group: str, overrides: Sequence[str]) -> str:
 
 
 class Given(NamedTuple):
-    """What somebody asked for: Hydra overrides, and who says each key. Of a caller of `train(…)` also values, which
-    Hydra's grammar has no form for."""
+    """What a user asked for: overrides for Hydra, and the source of each key. `values` are Python objects that a
+    caller of `train(…)` passes, which cannot be written as overrides."""
 
     overrides: list[str]
     sources: dict[str, str]  # key → command line, environment

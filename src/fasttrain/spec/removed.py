@@ -172,16 +172,16 @@ class FormerModules:
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """As of a finder in `sys.meta_path`, the first one: the next looks for parts of a moved package there."""
+        """Part of Python's import protocol: this finder, first in `sys.meta_path`, finds former names."""
         return ModuleSpec(name, cls) if name.startswith("fasttrain.") and today(name) != name else None  # type: ignore[arg-type]
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
-        """Python's own will do, until another one takes its place."""
+        """None: Python makes a module, which `exec_module` replaces."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """The module of today under the name of before, which is told once."""
+        """Import the module by its present name, under its former name too, and say so once."""
         name = module.__name__
         sys.modules[name] = import_module(today(name))
         if name in CLASS_PATHS:
