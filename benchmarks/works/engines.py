@@ -274,7 +274,7 @@ def ours(entry: str, kwargs: dict[str, Any], games: int, rollout: int, **daemons
     from fasttrain_engines.vec_env import DaemonVecEnv
 
     if not daemons["command"]:
-        return {"skipped": "the engine is not installed (docs/go.md, docs/showdown.md)"}
+        return {"skipped": "the engine is not installed (docs/games/go.md, docs/games/showdown.md)"}
     env = DaemonVecEnv(entry, kwargs, games, DaemonsConfig(ports="27000-29999", **daemons), usable_cores())
     model: Any = MaskablePPO("MlpPolicy", env, engine="kernels", **arguments(games, rollout))
     model.collector.schedule = "first_ready"

@@ -1,6 +1,6 @@
 """What fasttrain promises of runs that are killed, stopped, damaged or out of disk, tried so many times, and counted.
 
-test_*.py try each kind a few times, test_in_full.py as often as docs/runs.md says. A campaign returns
+test_*.py try each kind a few times, test_in_full.py as often as docs/guides/checkpoints.md says. A campaign returns
 figures, as JSON has them; `bad` are the broken promises in words, and must be empty.
 """
 

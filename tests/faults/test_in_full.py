@@ -1,4 +1,4 @@
-"""The campaigns as often as docs/runs.md says: `pytest -m campaign tests/faults`, two hours on two cores.
+"""The campaigns as often as docs/guides/checkpoints.md says: `pytest -m campaign tests/faults`, two hours on two cores.
 
 `-k kills` tries one; other instants by another SEED.
 """

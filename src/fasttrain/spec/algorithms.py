@@ -141,7 +141,7 @@ def in_short(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 # Larger minibatches make fewer, better estimated steps: the learning rate grows with the batch size. Smaller rollouts
-# let the policy improve more often on the same number of env steps (docs/speed.md); stock's is 8 envs × 2,048.
+# let the policy improve more often on the same number of env steps (docs/concepts/classes.md); stock's is 8 envs × 2,048.
 PPO_STOCK = {"batch_size": 64, "learning_rate": 3e-4, "n_epochs": 10, "rollout_size": 16_384}
 PPO_TIERS = {
     "baseline": PPO_STOCK,
@@ -369,7 +369,7 @@ def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
             raise ConfigError(
                 f"GameSpec.own has no {'.'.join(words)!r}{did_you_mean(wrong, (*OWN_NAMES, *TIERS, *ALGORITHMS))}; "
                 f"there are {', '.join(OWN_NAMES)}, each for a tier or an algorithm alone too, "
-                'as in GameSpec(env="my_game:MyEnv", own={"num_envs": {"speed": 16}}) (docs/extending.md)'
+                'as in GameSpec(env="my_game:MyEnv", own={"num_envs": {"speed": 16}}) (docs/guides/native_games.md)'
             )
         if places <= {algo, tier}:
             found[names[0]] = value

@@ -52,7 +52,7 @@ OF_GAMES = {  # and how a game declares them
 }
 DECLARED = (
     'a GameSpec declares it: write GAME = fasttrain.native.GameSpec(env="my_game:MyEnv", {}) in my_game.py, and take '
-    "env.game=my_game:GAME (docs/extending.md)"
+    "env.game=my_game:GAME (docs/guides/native_games.md)"
 )
 RECORDING = "'-XX:StartFlightRecording:filename={folder}/{index}.jfr,dumponexit=true'"
 CONSTANT = "what it is by default holds always; leave it out"

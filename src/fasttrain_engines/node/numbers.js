@@ -1,5 +1,5 @@
 'use strict';
-// What a player sees, as one vector of floats: docs/showdown.md has its parts in order.
+// What a player sees, as one vector of floats: docs/games/showdown.md has its parts in order.
 
 const {BOOSTS, CONDITIONS, STATS, STATUSES, TERRAINS, TYPES, VOLATILES, WEATHERS} = require('./view.js');
 

@@ -1,0 +1,135 @@
+"""The documentation: it builds, its links lead somewhere, its commands compose, its examples run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import RunCommand, configured
+from fasttrain.cli.commands import COMMANDS, PLAIN, prepare
+from fasttrain.spec.checks import FLAGS
+from fasttrain.spec.config import AlgoConfig, Config
+from fasttrain.spec.precedence import split_options
+from fasttrain.spec.setting import declared, settings_of
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+FILES = (*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")), *(ROOT / "docs").rglob("*.md"))
+PAGES = {path: path.read_text(encoding="utf-8") for path in sorted(FILES)}
+BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)]
+
+
+def example(part: str) -> str:
+    found = {text for language, text in BLOCKS if language == "python" and part in text}
+    assert len(found) == 1, f"{part!r} is in {len(found)} examples"
+    return found.pop()
+
+
+def test_the_example_env_trains_with_masks(fasttrain: RunCommand, tmp_path: Path):
+    (tmp_path / "collect.py").write_text(example("class Collect"))
+    page = PAGES[ROOT / "docs" / "start" / "own_env.md"]
+    (command,) = re.findall(r"^fasttrain (\+.*collect:Collect.*)$", page, flags=re.MULTILINE)
+    done = fasttrain(*command.split(), "total_timesteps=16000", "algo.rollout_size=3000", "batch_size=300")
+    assert done.exit_code == 0, done.err
+    quality = done.json("summary.json")["quality"]
+    assert quality["mean_length"] == 4.0, "an illegal pick would end no episode after four steps"
+    assert quality["win_rate"] is not None
+    assert quality["mean_reward"] > 2.083 + 0.2, "random play takes the heaviest 1 + 1/2 + 1/3 + 1/4 times"
+
+
+def test_the_drop_in_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    exec(example("skull_king").replace("100_000", "16_384"), {})
+    assert (tmp_path / "skull_king.zip").is_file()
+
+
+def test_the_worker_example_runs_as_a_script(tmp_path: Path):
+    text = example("SharedMemoryVecEnv([")
+    small = text.replace("100_000", "64").replace('"MlpPolicy", env', '"MlpPolicy", env, n_steps=2, batch_size=64')
+    (tmp_path / "script.py").write_text(small)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_python_example_compiles():
+    for language, text in BLOCKS:
+        if language == "python":
+            compile(text, "example", "exec")
+
+
+def test_readme_contributing_and_agents_are_short():
+    assert len(README.splitlines()) <= 180
+    assert len(PAGES[ROOT / "CONTRIBUTING.md"].encode()) <= 9_000
+    assert len(PAGES[ROOT / "AGENTS.md"].splitlines()) <= 120
+
+
+def test_links_of_the_repository_lead_somewhere():
+    made = {"settings.md", "benchmark_results.md", "changelog.md", "contributing.md", "security.md"}  # docs/hooks.py
+    links = [(path, link) for path, text in PAGES.items() for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)]
+    assert len(links) >= 100
+    broken = [link for path, link in links if "://" not in link and not (path.parent / link).exists()]
+    assert [link for link in broken if Path(link).name not in made] == []
+
+
+def test_the_flag_table_is_the_codes():
+    profiles = {name: configured(f"+profile={name}") for name in ("baseline", "balance", "speed")}
+    for flag in FLAGS:
+        values = [str(getattr(config, flag.name)).lower() for config in profiles.values()]
+        values = ["null" if value == "none" else value for value in values]
+        assert f"| `{flag.name}` | {' | '.join(values)} | {flag.class_text} | {flag.text} |" in README
+
+
+def test_every_setting_has_a_text():
+    found = [*settings_of(Config, parts=True), *settings_of(AlgoConfig)]
+    assert [key for key, one in found if key != "name" and not key.startswith("algo.") and not declared(one).text] == []
+
+
+def test_every_command_composes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(ROOT / "examples")  # some pages are about its files
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    shell = "\n".join(text for language, text in BLOCKS if language in ("", "sh"))
+    commands = re.findall(rf"^fasttrain (?!-m|zoo |help )(?:({'|'.join(COMMANDS)}|ablate) )?(.*)$", shell, re.MULTILINE)
+    assert len(commands) >= 80
+    for word, text in commands:
+        typed = shlex.split(text, comments=True)
+        there = any(argument.startswith(("run=", "--config-dir")) for argument in typed)  # of what is there
+        if word in PLAIN or there or "…" in text:
+            continue
+        arguments = prepare("compare" if word == "ablate" else word or "train", *split_options(typed))[1]
+        configured(*(argument for argument in arguments if not argument.startswith("hydra.")))
+
+
+def test_the_five_files_of_a_transition_exist():
+    house = PAGES[ROOT / "CONTRIBUTING.md"]
+    files = re.findall(r"^\d\. `(src/[\w/]+\.py)`", house, flags=re.MULTILINE)
+    assert len(files) == 5
+    assert all((ROOT / name).is_file() for name in files)
+
+
+def test_messages_of_the_errors_page_are_those_of_the_program():
+    page = PAGES[ROOT / "docs" / "reference" / "errors.md"]
+    texts = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src" / "fasttrain").rglob("*.py"))
+    plain = re.sub(r"[\"']\s*\n\s*f?[\"']", "", texts)
+    fragments = re.findall(r"^\| `([^`]+)` \|", page, flags=re.MULTILINE)
+    assert len(fragments) >= 25
+    for fragment in fragments:
+        for part in fragment.split("…"):
+            assert part.strip(" '[]") in plain, fragment
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path):
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    pytest.importorskip("mkdocstrings")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    settings = (tmp_path / "reference" / "settings.md").read_text(encoding="utf-8")
+    assert all(f"| `{key}` |" in settings for key in ("num_envs", "env.masks", "gate.margin", "algo.net_arch"))
+    index = (tmp_path / "llms.txt").read_text(encoding="utf-8")
+    assert index.count("\n- [") >= 55
