@@ -10,13 +10,14 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.setting import declared, settings_of
 from fasttrain.terminal import spelt
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = {
@@ -91,7 +92,7 @@ def _algorithms() -> str:
             lines.append(f"| `algo.{key}` | {_default(one)} | {declared(one).text} |")
     lines += ["", "The other keys have the names of the stock class's constructor, and its meaning:", ""]
     lines += ["| `algo=` | keys below `algo.` |", "|---|---|"]
-    lines += [f"| `{name}` | {', '.join(f'`{key}`' for key in spec.keys())} |" for name, spec in ALGORITHMS.items()]
+    lines += [f"| `{name}` | {', '.join(f'`{key}`' for key in list(spec.keys()))} |" for name, spec in ALGORITHMS.items()]
     return "\n".join(lines)
 
 

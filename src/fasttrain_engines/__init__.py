@@ -1,7 +1,7 @@
 """External game engines: their processes, pooled and watched, and the games that are played with them.
 
-`RequestEngine` and `DecisionServer` are what a user derives a game from; `docs/guides/external_engines.md` shows both. They are
-imported on first use: a command that plays with no engine asks this package for its settings alone.
+`RequestEngine` and `DecisionServer` are what a user derives a game from; `docs/guides/external_engines.md` shows both.
+They are imported on first use: a command that plays with no engine asks this package for its settings alone.
 """
 
 from __future__ import annotations

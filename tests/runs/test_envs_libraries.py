@@ -1,4 +1,4 @@
-"""The commands of docs/guides/env_libraries.md, shortened: each library trains by the public command where it is installed."""
+"""The commands of docs/guides/env_libraries.md, shortened: each library trains by the command where it is installed."""
 
 from __future__ import annotations
 

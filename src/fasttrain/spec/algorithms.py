@@ -141,7 +141,7 @@ def in_short(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 # Larger minibatches make fewer, better estimated steps: the learning rate grows with the batch size. Smaller rollouts
-# let the policy improve more often on the same number of env steps (docs/concepts/classes.md); stock's is 8 envs × 2,048.
+# let the policy improve more often on the same number of env steps (docs/concepts/classes.md); stock: 8 envs × 2,048.
 PPO_STOCK = {"batch_size": 64, "learning_rate": 3e-4, "n_epochs": 10, "rollout_size": 16_384}
 PPO_TIERS = {
     "baseline": PPO_STOCK,

@@ -1,8 +1,8 @@
 """What an env tells in its infos: the one door through which all of fasttrain reads them.
 
 Stable-Baselines3 reads next to nothing of an info, so an env may put anything into it. `FORMS` has every name that is
-read here and what must stand under it; docs/guides/env_options.md has the same table. What does not fit is left out, and said
-once per name where a person sees it. Nothing here raises, whatever the env told.
+read here and what must stand under it; docs/guides/env_options.md has the same table. What does not fit is left out,
+and said once per name where a person sees it. Nothing here raises, whatever the env told.
 """
 
 from __future__ import annotations
