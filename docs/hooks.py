@@ -92,7 +92,9 @@ def _algorithms() -> str:
             lines.append(f"| `algo.{key}` | {_default(one)} | {declared(one).text} |")
     lines += ["", "The other keys have the names of the stock class's constructor, and its meaning:", ""]
     lines += ["| `algo=` | keys below `algo.` |", "|---|---|"]
-    lines += [f"| `{name}` | {', '.join(f'`{key}`' for key in list(spec.keys()))} |" for name, spec in ALGORITHMS.items()]
+    for name, spec in ALGORITHMS.items():
+        keys = ", ".join(f"`{key}`" for key in list(spec.keys()))
+        lines.append(f"| `{name}` | {keys} |")
     return "\n".join(lines)
 
 
