@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from fasttrain.errors import EnvSpecError
-from fasttrain_engines.daemon import Daemon, free_port, rotate, spawn
+from fasttrain_engines import daemon as daemons
+from fasttrain_engines.daemon import Daemon, free_port, prepare, rotate, spawn
 from fasttrain_engines.settings import DaemonsConfig, Timeouts
 from fasttrain_engines.wire import GameLostError
 from pig_games import Pig, ports, said, settings, until
@@ -36,8 +37,8 @@ def made(tmp_path: Path) -> Iterator[Any]:
         return all_of_them[-1]
 
     yield one
-    for daemon in all_of_them:
-        daemon.stop()
+    for one_made in all_of_them:
+        one_made.stop()
 
 
 def plain(*command: str, **changed: Any) -> DaemonsConfig:
@@ -53,17 +54,10 @@ def test_the_command_is_filled_in(made: Any, tmp_path: Path):
     command = daemon._command()
     assert command == ["engine", f"--port={daemon.address[1]}", "3", "2", f"{tmp_path}/x", "{other}", "{}"]
     assert made(plain("engine"))._command() == ["engine"]
-
-
-def test_a_program_of_debian_s_games_is_found_wherever_path_leads(made: Any):
-    assert made(plain("engine"))._environment()["PATH"].endswith(f"{os.pathsep}/usr/games")
-
-
-def test_java_gets_its_flags_and_a_clean_stdout_under_pipes(made: Any):
-    given = plain("java", "-Xmx1g", "Engine", jvm_flags=("-XX:ActiveProcessorCount={threads}",))
-    command = made(given)._command()
-    assert command[:2] == ["java", "-XX:ActiveProcessorCount=2"]
-    assert command[-4:] == ["-Xlog:disable", "-Xlog:all=warning:stderr", "-Xmx1g", "Engine"]
+    assert made(plain("engine"))._environment()["PATH"].endswith(f"{os.pathsep}/usr/games"), "where Debian has games"
+    java = made(plain("java", "-Xmx1g", "Engine", jvm_flags=("-XX:ActiveProcessorCount={threads}",)))._command()
+    assert java[:2] == ["java", "-XX:ActiveProcessorCount=2"]
+    assert java[-4:] == ["-Xlog:disable", "-Xlog:all=warning:stderr", "-Xmx1g", "Engine"], "a clean stdout under pipes"
     assert "-Xlog:disable" not in made(plain("java", "Engine", "{port}"))._command()
 
 
@@ -210,7 +204,6 @@ def test_an_end_is_waited_for_but_not_for_ever(made: Any):
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
     daemon = made(plain(*python(code)))
     daemon.process = process = spawn(daemon.settings.command, daemon.settings, None, pipes=True)
-    assert process.stdout is not None
     process.stdout.readline()
     daemon.terminate()
     began = time.monotonic()
@@ -233,3 +226,38 @@ def test_time_with_open_requests_is_counted_once(made: Any):
         assert daemon.busy_ns >= before + 10_000_000
     daemon.ends_waiting()
     assert daemon.busy_ns <= time.perf_counter_ns() - began
+
+
+WRITES = "import os; open('built', 'a').write(os.environ['WHAT'])"
+
+
+def test_it_builds_once_where_the_engines_run(tmp_path: Path):
+    settings = DaemonsConfig(
+        command=("engine",), build=(sys.executable, "-c", WRITES), cwd=str(tmp_path), env={"WHAT": 7}
+    )
+    prepare(settings)
+    prepare(settings)
+    assert (tmp_path / "built").read_text() == "7"
+
+
+def test_a_build_that_fails_is_shown():
+    says = "import sys; print('line 3: no such class'); sys.exit(2)"
+    with pytest.raises(EnvSpecError, match=r"(?s)daemons\.build=.* exit code 2; it said:\nline 3: no such class"):
+        prepare(DaemonsConfig(command=("engine",), build=(sys.executable, "-c", says)))
+
+
+def test_the_package_of_a_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvSpecError, match="default-jdk-headless"):
+        prepare(DaemonsConfig(command=("java", "Engine"), build=("javac", "Engine.java")))
+
+
+def test_flags_that_java_refuses_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    java = tmp_path / "java"
+    java.write_text('#!/bin/sh\ncase "$*" in *{*|*-XX:+New*) echo "Unrecognized VM option \'New\'"; exit 1; esac\n')
+    java.chmod(0o755)
+    prepare(DaemonsConfig(command=(str(java), "Engine"), jvm_flags=("-Xss1m", "-XX:Cores={threads}")))
+    with pytest.raises(EnvSpecError, match=r"daemons\.jvm_flags: .*java does not start with -XX:\+New: Unrecognized"):
+        prepare(DaemonsConfig(command=(str(java), "Engine"), jvm_flags=("-Xss1m", "-XX:+New")))
+    monkeypatch.setattr(daemons, "refused_flags", pytest.fail)
+    prepare(DaemonsConfig(command=("engine",)))

@@ -159,9 +159,9 @@ def test_a_greeting_may_fail_in_whatever_way_and_has_one_deadline():
         while True:
             await asyncio.sleep(0.001)
 
-    causes = [cause(greeted(Odd(), channel, 0.02)) for channel in (wrong, lost, endless)]  # type: ignore[arg-type]
+    causes = [cause(greeted(Odd(), channel, 0.02)) for channel in (wrong, lost, endless)]
     assert causes == ["bad message", "closed", "timeout"]
-    run(greeted(Asks(), None, 1.0))  # type: ignore[arg-type]
+    run(greeted(Asks(), None, 1.0))
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, 1e39, -(10**400), "1", None, [1.0], {}])

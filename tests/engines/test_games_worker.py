@@ -35,6 +35,8 @@ def test_a_game_has_the_runs_deadline():
         ("pig:Nothing", {}, "Nothing"),
         ("pig:np", {}, "pig:np is no RequestEngine or DecisionServer"),
         ("collections:Counter", {}, "derive it from one"),
+        ("pig:Pig", {"codec": "jason"}, "'jason' is none of text, json"),
+        ("pig:Pig", {"framing": "line"}, "'line' is none of lines"),
         ("pig:Pig", {"sides": 6}, r"could not be made with env.kwargs=\{'sides': 6\}: TypeError"),
         ("fasttrain_engines:DecisionServer", {}, "TypeError"),
     ],
@@ -42,17 +44,6 @@ def test_a_game_has_the_runs_deadline():
 def test_classes_that_are_no_games(entry_point: str, kwargs: dict[str, Any], says: str):
     with pytest.raises(EnvSpecError, match=says):
         made(given(entry_point, kwargs))
-
-
-def test_a_game_without_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "spaceless.py").write_text(
-        "from fasttrain_engines import DecisionServer\n"
-        "class Game(DecisionServer):\n"
-        "    new_game = answer = read = lambda self, *given: None\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(EnvSpecError, match="could not be made"):
-        made(given("spaceless:Game", {}))
 
 
 class Loop:

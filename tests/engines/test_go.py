@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain_engines.game import Decision, Over, mask_of, row_of
-from fasttrain_engines.go import Go, Replies, liberties
+from fasttrain_engines.game import Decision, Over, row_of
+from fasttrain_engines.go import Go, Replies
 from fasttrain_engines.wire import GameLostError
 
 EVERYWHERE = " ".join(f"{letter}{number}" for number in (5, 4, 3, 2, 1) for letter in "ABCDE")
@@ -76,11 +76,6 @@ def test_a_decision_is_one_write_and_a_pass_is_always_legal():
                                   "list_stones white"]  # fmt: skip
 
 
-def test_letters_skip_i():
-    assert Go(size=9)._names[:9] == ["A9", "B9", "C9", "D9", "E9", "F9", "G9", "H9", "J9"]
-    assert Go(size=9)._names[-1] == "J1"
-
-
 def test_colours_come_in_turn_and_white_is_moved_against_first():
     game, channel = Go(size=5), Recorded(genmove="C3")
     begun(game, channel)
@@ -117,26 +112,12 @@ def test_two_passes_end_it_though_gnu_go_would_play_on(score: str, reward: float
         assert end.info == told
 
 
-def test_a_game_whose_count_does_not_come_is_lost():
-    class Late(Recorded):
-        """One that thinks for ever how it stands."""
-
-        def send(self, text: str) -> None:
-            super().send(text)
-            if "final_score" in text:
-                self._replies = self._replies[:1]
-
-    game, channel = Go(size=5), Late(genmove="PASS")
-    begun(game, channel)
-    with pytest.raises(GameLostError, match="nothing more"):
-        played(game, channel, "PASS")
-
-
 def test_a_resignation_is_a_win():
     game, channel = Go(size=5), Recorded(genmove="resign")
     begun(game, channel)
     over = played(game, channel, "C3")
     assert (over.reward, over.info["result"], over.info["is_win"]) == (1.0, "B+R", True)
+    assert Go(size=9)._names[7:9] == ["H9", "J9"], "letters skip I"
     assert game.record() == "(;GM[1]FF[4]SZ[5]KM[24.5]RU[Chinese]PB[fasttrain]PW[GNU Go level 1]RE[B+R];B[cc])"
 
 
@@ -150,7 +131,7 @@ def test_a_game_without_end_is_cut():
 
 def test_an_opponent_may_err():
     own, at_random = 0, set[str]()
-    for seed in range(60):
+    for seed in range(40):
         game, channel = Go(size=5, errs=0.5, colour="white"), Recorded(genmove="C3")
         begun(game, channel, seed)
         again = Recorded(genmove="C3")
@@ -164,7 +145,7 @@ def test_an_opponent_may_err():
             assert channel.writes[0][-1] == "all_legal black"
             assert channel.writes[1][0] == f"play black {move}"
             at_random.add(move)
-    assert 15 < own < 45
+    assert 8 < own < 32
     assert len(at_random) > 10
     game, channel = Go(size=5, errs=1.0, colour="white"), Recorded(all_legal="")
     begun(game, channel)
@@ -185,14 +166,6 @@ def test_it_errs_less_with_each_win_of_that_colour_and_more_with_each_loss(score
                 assert end.info["errs"] == found[-1], "as it was in this game"
     assert found == pytest.approx(errs)
     assert game._shares["white"] == pytest.approx(1.0 if score == "B+0.5" else 0.925)
-
-
-def test_the_record_is_the_game():
-    game, channel = Go(size=5), Recorded(genmove=["A5", "PASS", "E1"])
-    begun(game, channel)
-    for move in ("B5", "E4", "D4"):
-        played(game, channel, move)
-    assert game.record().endswith(";B[ba];W[aa];B[eb];W[];B[db];W[ee])")
 
 
 @pytest.mark.parametrize(
@@ -226,8 +199,8 @@ def test_an_engine_that_says_more_than_it_was_asked_is_not_trusted():
 
 def test_another_engine_is_told_apart():
     with pytest.raises(GameLostError, match="knows no all_legal: is it GNU Go"):
-        asyncio.run(Go().hello(Recorded(known_command="false")))  # type: ignore[arg-type]
-    asyncio.run(Go().hello(Recorded()))  # type: ignore[arg-type]
+        asyncio.run(Go().hello(Recorded(known_command="false")))
+    asyncio.run(Go().hello(Recorded()))
 
 
 def test_what_is_seen_of_a_board():
@@ -243,12 +216,6 @@ def test_what_is_seen_of_a_board():
     assert found == [set(), {"A1"}, {"C3", "D2"}, set(), {"E2"}, {"B4", "B3"}, {"B3"}]
 
 
-def test_liberties_are_the_groups():
-    corner = {0: 0, 1: 0, 5: 1, 6: 1, 2: 1}  # two stones in the corner, taken
-    assert liberties(corner, 5) == {0: 0, 1: 0, 5: 3, 6: 3, 2: 2}
-    assert liberties({}, 5) == {}
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"size": 4}, {"size": 20}, {"size": "five"}, {"level": 0}, {"level": 11}, {"level": 1.5}, {"colour": "red"}],
@@ -257,14 +224,7 @@ def test_wrong_settings_are_told(wrong: dict[str, Any]):
     with pytest.raises(ValueError, match="a size from 5 to 19, a level from 1 to 10, and colour=both, black or white"):
         Go(**wrong)
     with pytest.raises(ValueError, match="komi=much is no number"):
-        Go(komi="much")  # type: ignore[arg-type]
+        Go(komi="much")
     for other in ({"errs": -0.1}, {"errs": 2.0}, {"most_moves": 0}):
         with pytest.raises(ValueError, match="expected a share from 0 to 1, and at least one move"):
             Go(size=9, **other)
-
-
-def test_masks_and_observations_fit_the_spaces():
-    game, channel = Go(size=7), Recorded(all_legal="A1 G7")
-    decision = begun(game, channel)
-    assert mask_of(decision.legal, 50).nonzero()[0].tolist() == [6, 42, 49]
-    assert row_of(decision.observation, game.observation_space).shape == (7 * 49 + 3,)

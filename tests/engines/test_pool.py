@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import shlex
 import signal
@@ -82,10 +81,12 @@ def test_games_are_spread_and_who_finds_no_seat_waits(tmp_path: Path):
     pooled(talk, tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--stdio",)])
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("signal_number", "arguments", "told"),
+    [(signal.SIGKILL, ("--stdio",), "was killed by signal 9"), (signal.SIGSTOP, (), "was stopped by a signal")],
+)
 def test_a_daemon_that_was_killed_or_stopped_is_replaced(
-    tmp_path: Path, signal_number: int, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, signal_number: int, arguments: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(pools, "SAMPLE_EVERY_S", 0.2)
 
@@ -93,7 +94,6 @@ def test_a_daemon_that_was_killed_or_stopped_is_replaced(
         seat = await pool.seat(Pig())
         assert pool.stays(seat)
         process = seat.daemon.process
-        assert process is not None
         os.kill(process.pid, signal_number)
         await came(lambda: seat.channel.failure)  # who plays is told, long before any deadline
         await came(lambda: seat.daemon.ready and seat.daemon.process is not process)
@@ -103,9 +103,7 @@ def test_a_daemon_that_was_killed_or_stopped_is_replaced(
         assert (await pool.seat(Pig())).channel.failure is None
         return pool.tally.restarts
 
-    restarts = pooled(talk, tmp_path, *arguments, count=1, per_daemon=1 if arguments else 2)
-    assert dict(restarts) == {"was killed by signal 9" if signal_number == signal.SIGKILL else
-                              "was stopped by a signal": 1}  # fmt: skip
+    assert pooled(talk, tmp_path, *arguments, count=1, per_daemon=1 if arguments else 2) == {told: 1}
 
 
 def test_a_daemon_that_answers_nobody_is_doubted_and_one_that_answers_others_is_not(tmp_path: Path):
@@ -157,7 +155,6 @@ def test_recycling_drains_the_old_one_beside_its_successor(tmp_path: Path):
         moved = await pool.seat(Pig())
         assert moved.daemon is not old
         assert pool.stays(moved)
-        assert old.process is not None
         assert seats[1].channel.failure is None, "who plays goes on"
         pool.leave(seats[1])
         await came(lambda: pool.daemons == [moved.daemon])
@@ -195,7 +192,6 @@ def test_an_old_one_that_dies_while_it_is_relieved_is_not_started_again(
         seat = await pool.seat(Pig())
         pool.stays(seat)
         pool.stays(seat)
-        assert old.process is not None
         old.process.kill()
         await came(lambda: pool._successor is None and len(pool.daemons) == 1 and pool.daemons[0].ready)
         assert pool.daemons[0] is not old
@@ -213,7 +209,7 @@ def test_where_no_successor_starts_the_old_one_plays_on(tmp_path: Path, monkeypa
         seat = await pool.seat(Pig())
         assert pool.stays(seat)
         assert pool.stays(seat)
-        assert pool._successor is not None
+        assert pool._successor
         await came(lambda: pool._successor is None)
         assert pool.failure is None
         assert pool.daemons == [seat.daemon]
@@ -240,7 +236,7 @@ def test_it_gives_up_after_so_many_games_in_a_row(tmp_path: Path):
 
 def test_one_process_may_lose_all_its_games_at_once(tmp_path: Path):
     pool = Pool(settings(), Pig, 1, 200, tmp_path, 1, [].append)
-    seat: Any = Seat(pool.daemons[0], None, object())  # type: ignore[arg-type]
+    seat: Any = Seat(pool.daemons[0], None, object())
     for guest in [False, True] * 799:
         pool.lost(seat._replace(guest=guest), LOST, 0)
     with pytest.raises(EnvError, match="800 games"):  # guests' failures are theirs alone
@@ -250,38 +246,28 @@ def test_one_process_may_lose_all_its_games_at_once(tmp_path: Path):
     assert "800 games" in str(pool.failure)
 
 
-def test_it_gives_up_on_a_daemon_that_never_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (GameLostError("start", "it is gone"), "could not be started 5 times in a row, the last: it is gone"),
+        (ZeroDivisionError("of a game's own code"), "of a game's own code"),
+    ],
+)
+def test_whatever_a_start_raises_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, says: str):
     monkeypatch.setattr(pools, "FIRST_PAUSE_S", 0.001)
 
-    async def talk(pool: Pool) -> str:
+    async def talk(pool: Pool) -> None:
         (daemon,) = pool.daemons
 
         async def fails(game: Any) -> None:
-            raise GameLostError("start", "it did not come up")
+            raise error
 
         monkeypatch.setattr(daemon, "start", fails)
         daemon.end("ended with exit code 1")
-        with pytest.raises(EnvError) as found:
+        with pytest.raises(EnvError, match=says):
             await pool.seat(Pig())
-        return str(found.value)
 
-    assert "could not be started 5 times in a row, the last: it did not come up" in pooled(talk, tmp_path, count=1)
-
-
-def test_whatever_a_start_raises_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    async def talk(pool: Pool) -> str:
-        (daemon,) = pool.daemons
-
-        async def fails(game: Any) -> None:
-            raise ZeroDivisionError("of a game's own code")
-
-        monkeypatch.setattr(daemon, "start", fails)
-        daemon.end("ended with exit code 1")
-        with pytest.raises(EnvError) as found:
-            await pool.seat(Pig())
-        return str(found.value)
-
-    assert "of a game's own code" in pooled(talk, tmp_path, count=1)
+    pooled(talk, tmp_path, count=1)
 
 
 def test_the_first_that_does_not_come_up_is_told_at_once(tmp_path: Path):
@@ -290,30 +276,6 @@ def test_the_first_that_does_not_come_up_is_told_at_once(tmp_path: Path):
 
     with pytest.raises(EnvSpecError, match="(?s)ended with exit code 2; it said:.*--goal"):
         pooled(never, tmp_path, "--goal", 0)
-
-
-def test_guests_sit_beside_the_training_until_a_daemon_takes_no_more(tmp_path: Path):
-    async def talk(pool: Pool) -> None:
-        told = list[Any]()
-        pool._tell = lambda *words: told.append(words)
-        seats = [await pool.seat(Pig(), guest=number > 1) for number in range(3)]
-        for seat in seats:
-            pool.begun(seat)
-        assert (seats[2].guest, pool._most_played, pool.per_daemon, pool.most) == (True, 2, 2, math.inf)
-        for _ in range(2):
-            with pytest.raises(GameLostError, match="closed the connection"):
-                await pool.seat(Pig(), guest=True)
-        text = "daemon 0 takes 3 games at once: evaluations end the training's games"
-        assert (told, pool.most) == ([("takes", text), ("guests", None)], 3)
-        waits = asyncio.ensure_future(pool.seat(Pig(), guest=True))
-        await asyncio.sleep(0)
-        assert (told[2:], waits.done()) == ([("guests", None)], False)
-        pool.leave(seats[0])
-        await asyncio.sleep(0.1)
-        assert (await waits).guest
-        assert (pool.daemons[0].ready, pool.tally.restarts, pool.daemons[0].turned_away) == (True, {}, 0)
-
-    pooled(talk, tmp_path, "--max-connections", 3, count=1)
 
 
 def test_a_connection_too_many_is_refused_and_gives_its_seat_back(tmp_path: Path):

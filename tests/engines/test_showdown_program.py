@@ -172,14 +172,6 @@ def test_the_other_side_s_life_is_seen_in_hundredths(line: Line, generation: int
     assert (over["over"] > 0) == (over["left"][1] == 0)
 
 
-def test_blows_of_either_side_are_expected_before_the_first_move_is_seen(line: Line):
-    """Of the other side's moves none is known then: blows of its own types are reckoned with."""
-    first = np.stack([view(line.says({**NEW, "seed": [1, 2, 3, seed]}))[:POKEMON] for seed in range(20)])
-    given, taken = first[:, GIVEN], first[:, GIVEN + 1]
-    assert (given > 0).mean() > 0.8, "a few have no blow that hurts"
-    assert (taken > 0).mean() > 0.8
-
-
 def test_each_side_sees_with_its_own_eyes(line: Line):
     """What one has in play is what the other faces."""
     first = line.says({**NEW, "generation": 4, "opponent": "self"})
@@ -202,8 +194,8 @@ def test_the_lead_falls_with_own_life_and_rises_as_the_other_side_loses_its(line
     assert (leads > 0).any()
 
 
-DEX = """
-const faced = [], dex = sim.Dex.forFormat('gen2randombattle');
+DIRECT = """
+const dex = sim.Dex.forFormat('gen2randombattle'), faced = [];
 for (let seed = 0; seed < 10; seed++) {
   const game = new Game(sim, {seed: [1, 2, 3, seed], generation: 2, opponent: 'random'}), {view} = game.next();
   const [one, other] = game.battle.sides.map(({active}) => active[0]);
@@ -214,16 +206,43 @@ for (let seed = 0; seed < 10; seed++) {
   const [types, speed] = [[one.getTypes(), other.getTypes()], [one.storedStats.spe, other.storedStats.spe]];
   faced.push({view, moves, types, speed});
 }
-process.stdout.write(JSON.stringify(faced));
+
+let game = new Game(sim, {seed: [1, 2, 3, 4], generation: 1, opponent: 'max_damage'});
+const first = game.next();
+game.views.p1.choices.set(13, 'switch 1'); // the one that is there already
+const before = game.views.p1.request, refused = game.answer({answer: 1, action: 13});
+refused.same = before === game.views.p1.request;
+const invalid = [first, refused, game.answer({answer: 1, action: first.legal[0]})];
+
+game = new Game(sim, {seed: [1, 2, 3, 4], generation: 1, opponent: 'random'});
+let tie = game.next();
+game.battle.turn = 995; // of battles that random players play, hardly one comes so far
+while (tie.over === undefined) tie = game.answer({answer: game.asks, action: tie.legal[0]});
+
+const {told} = require(JSON.parse(require('fs').readFileSync(0, 'utf8')));
+const {createRequire} = require('module'), own = createRequire(process.cwd() + '/any.js');
+const {extractChannelMessages} = own('pokemon-showdown/dist/sim/battle');
+const kept = (lines) => JSON.stringify(lines.filter(Boolean)), {log} = game.battle;
+const same = [1, 2].map((side) =>
+  kept(told(log, `p${side}`)) === kept(extractChannelMessages(log.join('\\n'), [side])[side]));
+process.stdout.write(JSON.stringify({faced, invalid, tie, same}));
 """
+
+
+@pytest.fixture(scope="module")
+def direct() -> Any:
+    """What the program's own classes do, without a connection."""
+    return node(DIRECT, str(BATTLES.with_name("view.js")))
+
+
 NAMES = ["Normal", "Fire", "Water", "Electric", "Grass", "Ice", "Fighting", "Poison", "Ground", "Flying", "Psychic",
          "Bug", "Rock", "Ghost", "Dragon", "Dark", "Steel", "Fairy"]  # fmt: skip
 
 
-def test_types_power_effect_and_speed_are_the_simulator_s():
+def test_types_power_effect_and_speed_are_the_simulator_s(direct: Any):
     """Generation 2, without abilities; all its random teams have the stats that one would guess."""
     effects, faster = set[float](), set[bool]()
-    for one in node(DEX):
+    for one in direct["faced"]:
         seen, (own, other) = view(one), one["speed"]
         for block, types in enumerate(one["types"]):
             numbers = seen[block * POKEMON :][:POKEMON]
@@ -239,60 +258,31 @@ def test_types_power_effect_and_speed_are_the_simulator_s():
     assert faster == {True, False}
 
 
-def test_the_same_seed_is_the_same_battle_and_another_one_another(line: Line):
-    logs = [
-        battle(line, {**NEW, "seed": [1, 2, 3, seed], "opponent": "max_damage"}, min)[1]["log"] for seed in (4, 5, 4)
-    ]
-    assert logs[0] == logs[2] != logs[1]
+@pytest.mark.parametrize(("generation", "opponent"), [(9, "max_damage"), (1, "self")])
+def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path, generation: int, opponent: str):
+    """Games of a run, by the seam that training uses; each input log leads its BattleStream to the same end.
 
-
-def test_records_are_played_again_by_the_simulator_itself(tmp_path: Path):
-    """Games of a run, by the seam that training uses; each input log leads its BattleStream to the same end."""
+    In self-play the learner is asked in its own turns alone, and is paid for its own wins.
+    """
     settings = {**yaml.safe_load(SHIPPED.read_text()), "cwd": str(FOLDER), "count": 1, "ports": ports()}
-    played = list[Any]()
-    for generation in (1, 9):
-        where = tmp_path / str(generation)
-        env = DaemonVecEnv("fasttrain_engines.showdown:Showdown", {"generation": generation, "opponent": "max_damage"},
-                           3, build(DaemonsConfig, settings), 2, folder=where)  # fmt: skip
-        try:
-            env.seed(generation)
-            env.reset()
-            rng, ends = np.random.default_rng(0), 0
-            while ends < 2:
-                masks = env.slots.action_masks
-                assert masks.any(axis=1).all()
-                _, _, dones, infos = env.step(np.array([rng.choice(np.flatnonzero(mask)) for mask in masks]))
-                assert not any("lost" in info for info in infos)
-                ends += int(dones.sum())
-        finally:
-            env.close()
-        games = [json.loads(text) for text in (where / "games.jsonl").read_text().splitlines()]
-        assert len(games) >= 2
-        assert len({json.dumps(one["record"]) for one in games}) == len(games)
-        played += games
-    ends_again = node(REPLAY, [one["record"] for one in played])
-    assert [{"p1": 1, "p2": -1, "": 0}[winner] for winner in ends_again] == [one["last_reward"] for one in played]
-
-
-def test_both_sides_learn_in_self_play(tmp_path: Path):
-    """The learner is asked in its own turns alone, and is paid for its own wins."""
-    settings = {**yaml.safe_load(SHIPPED.read_text()), "cwd": str(FOLDER), "count": 1, "ports": ports()}
-    below = DaemonVecEnv("fasttrain_engines.showdown:Showdown", {"generation": 1, "opponent": "self"}, 2,
-                         build(DaemonsConfig, settings), 2, folder=tmp_path, two_sided=True)  # fmt: skip
-    env, rng, rewards = SelfPlayVecEnv(below), np.random.default_rng(0), list[float]()
+    both = opponent == "self"
+    env: Any = DaemonVecEnv("fasttrain_engines.showdown:Showdown", {"generation": generation, "opponent": opponent}, 2,
+                            build(DaemonsConfig, settings), 2, folder=tmp_path, two_sided=both)  # fmt: skip
+    env, rng, rewards = SelfPlayVecEnv(env) if both else env, np.random.default_rng(0), list[float]()
     try:
         env.seed(3)
         env.reset()
-        while len(rewards) < 2:
+        while not rewards:
             masks = env.slots.action_masks
+            assert masks.any(axis=1).all()
             _, paid, dones, infos = env.step(np.array([rng.choice(np.flatnonzero(mask)) for mask in masks]))
             assert not any("lost" in info for info in infos)
             rewards += [float(paid[row]) for row in np.flatnonzero(dones)]
             assert not paid[~dones].any()
     finally:
         env.close()
-    assert {*rewards} <= {1.0, 0.0, -1.0}
     records = [json.loads(text)["record"] for text in (tmp_path / "games.jsonl").read_text().splitlines()]
+    assert len({json.dumps(one) for one in records}) == len(records) == len(rewards)
     winners = [{"p1": 1.0, "p2": -1.0, "": 0.0}[winner] for winner in node(REPLAY, records)]
     assert sorted(winners) == sorted(rewards)
     assert all({line[:3] for line in record[3:]} == {">p1", ">p2"} for record in records)
@@ -313,56 +303,31 @@ const {BattleStream} = createRequire(process.cwd() + '/any.js')('pokemon-showdow
 """
 
 
-def test_an_invalid_choice_is_asked_again_though_the_simulator_sends_no_request():
+def test_an_invalid_choice_is_asked_again_though_the_simulator_sends_no_request(direct: Any):
     """Were one waited for, the battle would stand still for ever."""
-    first, refused, then = node("""
-        const game = new Game(sim, {seed: [1, 2, 3, 4], generation: 1, opponent: 'max_damage'});
-        const first = game.next();
-        game.views.p1.choices.set(13, 'switch 1'); // the one that is there already
-        const before = game.views.p1.request, refused = game.answer({answer: 1, action: 13});
-        refused.same = before === game.views.p1.request;
-        process.stdout.write(JSON.stringify([first, refused, game.answer({answer: 1, action: first.legal[0]})]));
-    """)
+    first, refused, then = direct["invalid"]
     assert refused["said"].startswith("[Invalid choice]")
     assert refused["same"], "no request came"
     assert refused["legal"] == [one for one in first["legal"] if one != 13]
     assert then["ask"] == 2
 
 
-def test_the_battle_is_a_tie_after_turn_1000():
-    over = node("""
-        const game = new Game(sim, {seed: [1, 2, 3, 4], generation: 1, opponent: 'random'});
-        let told = game.next();
-        game.battle.turn = 995; // of battles that random players play, hardly one comes so far
-        while (told.over === undefined) told = game.answer({answer: game.asks, action: told.legal[0]});
-        process.stdout.write(JSON.stringify(told));
-    """)
+def test_the_battle_is_a_tie_after_turn_1000(direct: Any):
+    over = direct["tie"]
     assert (over["over"], over["turns"]) == (0, 1001)
     assert all(over["left"])
 
 
-def test_a_player_is_told_what_the_package_itself_tells_one():
+def test_a_player_is_told_what_the_package_itself_tells_one(direct: Any):
     """Our splitting of lines against the simulator's own."""
-    same = node("""
-        const {told} = require(JSON.parse(require('fs').readFileSync(0, 'utf8')));
-        const {createRequire} = require('module'), own = createRequire(process.cwd() + '/any.js');
-        const {extractChannelMessages} = own('pokemon-showdown/dist/sim/battle');
-        const game = new Game(sim, {seed: [1, 2, 3, 4], generation: 9, opponent: 'random'});
-        let asked = game.next(), same = [];
-        while (asked.over === undefined) asked = game.answer({answer: game.asks, action: asked.legal[0]});
-        const kept = (lines) => JSON.stringify(lines.filter(Boolean)), {log} = game.battle;
-        for (const side of [1, 2]) {
-          same.push(kept(told(log, `p${side}`)) === kept(extractChannelMessages(log.join('\\n'), [side])[side]));
-        }
-        process.stdout.write(JSON.stringify(same));
-    """, str(BATTLES.with_name("view.js")))  # fmt: skip
-    assert same == [True, True]
+    assert direct["same"] == [True, True]
 
 
-def test_max_damage_beats_random(line: Line):
-    rng = np.random.default_rng(0)
-    new = {**NEW, "opponent": "max_damage"}
-    ends = [
-        battle(line, {**new, "seed": [1, 1, 1, seed]}, lambda legal: int(rng.choice(legal)))[1] for seed in range(12)
-    ]
-    assert sum(one["over"] < 0 for one in ends) >= 10
+def test_max_damage_beats_random_and_the_same_seed_is_the_same_battle(line: Line):
+    ends = []
+    for seed in (1, 2, 3, 1):
+        rng = np.random.default_rng(seed)
+        new = {**NEW, "opponent": "max_damage", "seed": [1, 1, 1, seed]}
+        ends.append(battle(line, new, lambda legal, rng=rng: int(rng.choice(legal)))[1])
+    assert ends[0]["log"] == ends[3]["log"] != ends[1]["log"]
+    assert sum(one["over"] < 0 for one in ends) >= 3

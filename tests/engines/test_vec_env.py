@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -11,14 +12,15 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pig_games
-from fasttrain import MaskablePPO
 from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.vec.process import PipedProcess
 from fasttrain_engines import vec_env
 from fasttrain_engines.settings import Recycle, Timeouts
 from fasttrain_engines.vec_env import DaemonVecEnv
@@ -33,6 +35,9 @@ GIVEN = ("kwargs", "workers", "asks_again", "cores", "guests", "guest_kwargs")
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Envs that are closed whatever comes."""
     monkeypatch.chdir(pig_games.ENGINES)
+    # A worker is forked from a process that has loaded what it needs: a third of a second less.
+    monkeypatch.setattr(PipedProcess, "_context", multiprocessing.get_context("forkserver"))
+    multiprocessing.set_forkserver_preload(["fasttrain_engines.games_worker", "fasttrain.vec.worker", "worker_toys"])
     before = {one.pid for one in descendants()}  # of other tests in this process
     made: list[DaemonVecEnv] = []
 
@@ -142,18 +147,21 @@ def replayed(games: list[dict[str, Any]], seen: Seen, row: int) -> int:
     return min(len(records), len(whole))
 
 
-@pytest.mark.parametrize("game", ["pig:Pig", "pig:PigByRequest"])
-def test_the_same_seeds_are_the_same_games_whatever_the_schedule(make: Make, game: str):
-    found = []
-    for play in (together, apart):
-        env = make(4, "--think-ms", 1, "--think", "lognormal", game=game)
+def test_the_same_seeds_are_the_same_games_whatever_the_schedule_the_line_and_who_asks(make: Make):
+    found: list[Seen] = []
+    for play, arguments, given in [
+        (together, ("--think-ms", 1, "--think", "lognormal"), {}), (apart, (), {"game": "pig:PigByRequest"}),
+        (apart, ("--socket", "{socket}"), {"workers": 2}), (together, ("--stdio",), {"workers": 2}),
+    ]:  # fmt: skip
+        env = make(2, *arguments, **given)
         env.seed(11)
         env.reset()
         found.append(play(env, 60))
-        assert until(lambda env=env: len(lines(env, "games.jsonl")) == env.times().games)
-        assert sum(replayed(lines(env, "games.jsonl"), found[-1], row) for row in range(4)) >= 2
-        assert [len(steps) for steps in found[-1].rows] == [60] * 4
-    assert found[0].rows == found[1].rows
+        if not given.get("workers"):
+            assert until(lambda env=env: len(lines(env, "games.jsonl")) == env.times().games)
+            assert sum(replayed(lines(env, "games.jsonl"), found[-1], row) for row in range(2)) >= 1
+        assert [len(steps) for steps in found[-1].rows] == [60] * 2
+    assert all(one.rows == found[0].rows for one in found)
 
 
 def test_it_is_a_vector_env_as_stable_baselines_has_it(make: Make):
@@ -215,75 +223,35 @@ def test_lost_games_are_cut_counted_and_recorded_never_results(make: Make):
     sum(replayed(lines(env, "games.jsonl"), seen, row) for row in range(4))
 
 
-@pytest.mark.parametrize("play", [together, apart])
-def test_a_refused_action_is_asked_again_and_no_step(make: Make, play: Callable[..., Seen]):
-    env = make(3, "--fault", "refuse=0.2")
+def test_a_refused_action_is_asked_again_and_no_step(make: Make):
+    env = make(3, "--fault", "refuse=0.3")
     env.seed(3)
     env.reset()
-    seen = play(env, 50)
-    assert env.times().refused > 5
+    together(env, 20)
+    refused = env.times().refused
+    assert refused > 0
+    assert [len(steps) for steps in apart(env, 20).rows] == [20] * 3
+    assert env.times().refused > refused
     assert until(lambda: sum(env.tally(fresh=True).games.counts.values()) == len(lines(env, "games.jsonl")))
     assert env.times().lost == 0
-    if play is apart:
-        assert [len(steps) for steps in seen.rows] == [50] * 3
 
 
-def test_for_who_cannot_be_asked_twice_a_refusal_is_the_end(make: Make):
-    env = make(2, "--fault", "refuse=0.3", asks_again=False)
-    env.reset()
-    together(env, 20)
-    assert env.times().refused == 0
-    assert until(lambda: env.tally(fresh=True).lost["refused"] > 0)
-
-
-def test_forced_decisions_are_skipped_and_returns_stay(make: Make):
-    found = []
-    for skip in (False, True):
-        env = make(2, skip_forced=skip)
-        env.seed(8)
-        env.reset()
-        seen = apart(env, 150)
-        assert until(lambda env=env: len(lines(env, "games.jsonl")) == env.times().games)
-        found.append({(one["row"], one["game"]): (one["seed"], one["last_reward"], one["decisions"])
-                      for one in lines(env, "games.jsonl")})  # fmt: skip
-        assert (env.times().forced > 0) == skip
-        assert all(step[1] == (True, True) for row in seen.rows for step in row) == skip
-    both = found[0].keys() & found[1].keys()
-    assert len(both) >= 3
-    assert all(found[0][game][:2] == found[1][game][:2] for game in both)
-    assert all(found[0][game][2] > found[1][game][2] for game in both)
-
-
-@pytest.mark.parametrize("play", [together, apart])
-def test_daemons_are_recycled_while_all_games_go_on(make: Make, play: Callable[..., Seen]):
+def test_daemons_are_recycled_while_all_games_go_on(make: Make):
     env = make(4, "--goal", 10, kwargs={"goal": 10}, recycle=Recycle(games=4))
     env.reset()
-    assert until(lambda: play(env, 30) and env.tally(fresh=True).restarts["recycled"] >= 2)
+    assert until(lambda: apart(env, 30) and env.tally(fresh=True).restarts["recycled"] >= 2)
     assert env.times().lost == 0
     assert until(lambda: len(engines()) <= 3), "one is recycled at a time"
 
 
-@pytest.mark.parametrize(("most", "per_daemon"), [(2, "auto"), (-2, 4)])  # no answer; closed
-def test_a_daemon_that_takes_fewer_games_gets_fewer(make: Make, most: int, per_daemon: Any):
-    command = (*STRICT, str(most), "0", "--port", "{port}", "--think-ms", "20")
-    env = make(
-        5,
-        cores=1,
-        command=command,
-        count="auto",
-        games_per_daemon=per_daemon,
-        timeouts_s=Timeouts(start=15.0, request=1.0),
-    )
+def test_a_daemon_that_takes_fewer_games_gets_fewer(make: Make):
+    command = (*STRICT, "2", "0", "--port", "{port}", "--think-ms", "20")  # one more has no answer
+    times = Timeouts(start=15.0, request=1.0)
+    env = make(5, cores=1, command=command, count="auto", games_per_daemon="auto", timeouts_s=times)
     with pytest.warns(UserWarning, match="takes 2 games at once, not .: games_per_daemon is 2 from here on, and"):
         env.reset()
     together(env, 10)
     assert (env.times().lost, env.times().restarts, len(env.tally(fresh=True).daemons)) == (0, 0, 3)
-
-
-def test_where_daemons_are_too_few_for_the_games_the_way_out_is_told(make: Make):
-    env = make(3, "--max-connections", 2, count=1, max_failures=4)
-    with pytest.raises(EnvError, match="daemon 0 takes 2 games at once, not 3, so that daemons.count=1 .*num_envs=2"):
-        env.reset()
 
 
 @pytest.mark.parametrize(("play", "given"), [(together, {}), (apart, {"recycle": Recycle(connection_games=2)})])
@@ -309,8 +277,6 @@ def test_a_failure_that_nobody_saw_is_told_again(make: Make):
 def test_an_engine_that_does_not_start_says_what_it_said(make: Make):
     with pytest.raises(EnvSpecError, match="(?s)ended with exit code 2.*--goal 0: must be at least 1"):
         make(1, "--goal", 0)
-    with pytest.raises(EnvSpecError, match="does not answer within 0.5 s"):
-        make(1, "--start-delay-s", "inf", timeouts_s=Timeouts(start=0.5, request=10.0))
 
 
 def test_a_worker_that_is_killed_is_one_clear_error_and_leaves_no_engine(make: Make):
@@ -339,7 +305,6 @@ def test_a_trainer_that_is_killed_leaves_nothing(tmp_path: Path):
     """)
     )
     trainer = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, cwd=pig_games.ENGINES)
-    assert trainer.stdout is not None
     try:
         assert trainer.stdout.readline() == b"up\n"
         left = descendants(trainer.pid)
@@ -355,12 +320,12 @@ def test_a_trainer_that_is_killed_leaves_nothing(tmp_path: Path):
 def test_guests_play_as_they_would_alone_and_leave_the_training_as_it_was(make: Make, most: int, workers: int):
     """Where there is no place for them the training's games are ended."""
     command = (*STRICT, str(most), "0", "--port", "{port}")
-    given = {"command": command, "count": 2, "workers": workers, "timeouts_s": Timeouts(start=15.0, request=1.0)}
-    alone, env, undisturbed = make(3, **given), make(4, guests=3, **given), make(4, **given)
+    given = {"command": command, "workers": workers, "timeouts_s": Timeouts(start=15.0, request=1.0)}
+    env, alone = make(4, guests=3, **given), make(4, **given)
     alone.seed(7)
     alone.reset()
-    expected = together(alone, 30).rows
-    for one in (env, undisturbed):
+    expected = [rows[:20] for rows in together(alone, 20).rows[:3]]
+    for one in (env, alone):
         one.seed(5)
         one.reset()
         together(one, 7)
@@ -369,17 +334,17 @@ def test_guests_play_as_they_would_alone_and_leave_the_training_as_it_was(make: 
         guests.seed(7)
         with nullcontext() if most > 2 or env.ended else pytest.warns(UserWarning, match="takes 2 games at once"):
             guests.reset()
-        assert together(guests, 30).rows == expected
+        assert together(guests, 20).rows == expected
     guests.close()
-    assert sum("strict_engine.py" in pig_games.said(one) for one in descendants()) == 6, "two of each env"
+    assert sum("strict_engine.py" in pig_games.said(one) for one in descendants()) == 4, "two of each env"
     assert env.ended == (most != 9)
     assert (env.times().decisions, env.times().games, env.times().lost) == (counted.decisions, counted.games, 0)
     if most == 9:
-        assert together(env, 20).rows == together(undisturbed, 20).rows
+        assert together(env, 20).rows == together(alone, 20).rows
     else:
         env.seed(7)
         env.reset()
-        assert together(env, 30).rows[:3] == expected
+        assert together(env, 20).rows[:3] == expected
     assert (env.times().restarts, env.ended) == (0, False)
 
 
@@ -400,50 +365,16 @@ def test_guests_that_fail_cost_the_training_nothing(make: Make):
         make(1, guests=1, guest_kwargs={"lenght": 20})
 
 
-def test_shares_fit_the_daemons(make: Make):
-    env = make(1, count=1)
+def test_shares_fit_the_daemons():
     for num_envs, daemons, workers in [(5, 5, 4), (7, 3, 2), (130, 4, 2), (3, 3, 3), (10, 4, 3)]:
-        env.num_daemons, env.num_workers = daemons, workers
-        counts = [len(share) for share in env._shared_out(daemons)]
+        env: Any = SimpleNamespace(num_daemons=daemons, num_workers=workers)
+        counts = [len(share) for share in DaemonVecEnv._shared_out(env, daemons)]
         assert (len(counts), sum(counts)) == (workers, daemons)
         for guests in range(1, num_envs + 1):
-            shares = env._shared_out(guests)
+            shares = DaemonVecEnv._shared_out(env, guests)
             assert [row for share in shares for row in share] == [*range(guests)]
             for share, count in zip(shares, counts, strict=True):
                 assert len(share) <= count * -(-num_envs // daemons), "more games than the daemons take"
-
-
-@pytest.mark.parametrize("arguments", [("--socket", "{socket}"), ("--stdio",)])
-def test_sockets_and_pipes_play_the_same(make: Make, arguments: tuple[str, ...]):
-    found = []
-    for given in ((), arguments):
-        env = make(2, *given, workers=2)
-        env.seed(4)
-        env.reset()
-        found.append(together(env, 40).rows)
-    assert found[0] == found[1]
-
-
-def test_masked_ppo_learns_with_every_row_at_its_pace(make: Make):
-    env = make(4, "--think-ms", 0.5, "--think", "lognormal", "--fault", "close=0.01", "--fault", "refuse=0.02")
-    model = MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=1, seed=3)
-    model.collector.schedule = "first_ready"
-    model.learn(3 * 4 * 32)
-    assert model.num_timesteps == 3 * 4 * 32
-    assert env.times().decisions + env.times().lost >= 3 * 4 * 32
-    assert env.times().lost
-    lost = 4 * 32 - len(model.rollout_buffer.storage.rows)
-    assert 0 <= lost <= env.times().lost, "what a fault ended is never drawn"
-    assert np.isfinite(model.rollout_buffer.advantages).all()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "why"),
-    [({"codec": "jason"}, "'jason' is none of text, json"), ({"framing": "line"}, "'line' is none of lines")],
-)
-def test_a_language_that_nobody_speaks_is_told_before_engines_start(make: Make, kwargs: dict[str, str], why: str):
-    with pytest.raises(EnvSpecError, match=why):
-        make(1, kwargs=kwargs)
 
 
 def test_a_worker_that_hangs_ends_the_run(make: Make, monkeypatch: pytest.MonkeyPatch):

@@ -45,7 +45,7 @@ def test_a_reset_may_give_no_info(answer: Any, info: Any):
 @pytest.mark.parametrize("seen", [None, np.zeros(2), [], [[1], [2, 3]], {"x": None}, {}, "over", [object()]])
 def test_only_a_truncated_episode_needs_its_last_observation(space: spaces.Space[Any], seen: Any):
     found = last_observation(space, seen, terminated=True)
-    assert space.contains(found if isinstance(space, spaces.Dict) else space.dtype.type(found))  # type: ignore[union-attr]
+    assert space.contains(found if isinstance(space, spaces.Dict) else space.dtype.type(found))
     with pytest.raises(EnvError, match="the last observation.* of the episode .*; the episode was truncated"):
         last_observation(space, seen, terminated=False)
 

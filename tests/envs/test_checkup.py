@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +13,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from fasttrain.envs import checkup as checkups
 from fasttrain.envs.checkup import CheckupResult, checkup
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.masks import ActionMasks, find_mask_convention
-from fasttrain.errors import EnvSpecError
 
 UNHURRIED_S = 60.0  # of a checkup in these tests: how much is played must not depend on how busy the machine is
 
@@ -124,24 +123,17 @@ def codes(result: CheckupResult) -> list[str]:
     return [finding.code for finding in result.findings]
 
 
-THE_TEN = [
+FAULTS = [
     ("constant observation", "constant_observation", "warning", r"all \d+ observations were the same"),
-    ("never done", "never_done", "warning", r"no episode ended in 20,\d+ steps.*env.max_episode_steps"),
+    ("never done", "never_done", "warning", r"no episode ended in 2,\d+ steps.*env.max_episode_steps"),
     ("reward of the wind", "reward_ignores_action", "warning", r"paid exactly what.*only how long they last depends"),
     ("mask one step old", "stale_mask", "warning", "one step earlier"),
     ("empty mask", "empty_mask", "warning", r"allows none of 3 actions \(step 3 of episode"),
     ("wrong shape", "wrong_shape", "error", r"has shape \(4,\), declared \(3,\)"),
-    (
-        "own generator",
-        "unseeded_randomness",
-        "warning",
-        "cause is not known: neither reset.* nor the global",
-    ),
+    ("own generator", "unseeded_randomness", "warning", "cause is not known: neither reset.* nor the global"),
     ("unpicklable info", "unpicklable_info", "error", r"info\['lock'\] holds a _thread.lock"),
     ("done for ever", "done_for_ever", "error", r"each of \d+ episodes ended at its first step"),
     ("action ignored", "action_ignored", "error", "bit for bit the same"),
-]
-MORE = [
     ("first mask stale", "stale_mask", "error", "same observation and different action masks"),
     ("mask refreshed by asking", "stale_mask", "error", "called twice without a step between"),
     ("mask too long", "bad_mask", "error", "expected 3 entries, got 4"),
@@ -162,15 +154,18 @@ MORE = [
         "four values",
         "step_answer",
         "error",
-        "instead of .observation, reward, terminated.*env.wrappers=.fasttrain.envs.wrappers:OldGym",
+        "instead of .observation, reward, terminated.*=.fasttrain.*wrappers:OldGym",
     ),
     ("int end", "ends_not_bool", "warning", "terminated is 0 of type int"),
     ("info is a list", "info_not_dict", "error", "of type list"),
 ]
 
 
-@pytest.mark.parametrize(("fault", "code", "severity", "text"), THE_TEN + MORE, ids=lambda value: str(value)[:30])
-def test_a_planted_fault_is_the_one_thing_found(fault: str, code: str, severity: str, text: str) -> None:
+@pytest.mark.parametrize(("fault", "code", "severity", "text"), FAULTS, ids=lambda value: str(value)[:30])
+def test_a_planted_fault_is_the_one_thing_found(
+    fault: str, code: str, severity: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkups, "PATIENCE_STEPS", 2_000)
     result = checked(lambda: Walk(fault))
     assert codes(result) == [code]
     (finding,) = result.findings
@@ -179,8 +174,10 @@ def test_a_planted_fault_is_the_one_thing_found(fault: str, code: str, severity:
     assert re.search(text, str(finding)), finding
 
 
-@pytest.mark.parametrize("illegal", ["stays", "loses", "raises"])
-@pytest.mark.parametrize("fault", ["mask one step old", "info mask one step old"])
+@pytest.mark.parametrize(
+    ("fault", "illegal"),
+    [("mask one step old", "loses"), ("mask one step old", "raises"), ("info mask one step old", "stays")],
+)
 def test_a_late_mask_is_named_whatever_an_illegal_action_does(illegal: str, fault: str) -> None:
     def make() -> Walk:
         env = Walk(fault, illegal)
@@ -222,33 +219,6 @@ def test_a_late_mask_where_every_action_changes_it(late: bool, illegal: str) -> 
     assert codes(checked(lambda: Collect(late, illegal))) == (["stale_mask"] if late else [])
 
 
-class Clock(gymnasium.Env[Any, Any]):
-    """One legal action at a time, by the clock: no choice, so nothing can be learned from other actions."""
-
-    observation_space, action_space = spaces.Box(0, 8, (1,), np.float32), spaces.Discrete(4)
-
-    def __init__(self, late: bool) -> None:
-        self.late = late
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.count = self.shown = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.shown = self.count if self.late else self.count + 1
-        self.count += 1
-        return np.full(1, self.count, np.float32), float(action == (self.count - 1) % 4), self.count >= 8, False, {}
-
-    def action_masks(self) -> Any:
-        return np.arange(4) == self.shown % 4
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_late_mask_where_the_clock_decides(late: bool) -> None:
-    assert codes(checked(lambda: Clock(late))) == (["stale_mask"] if late else [])
-
-
 def test_a_refused_action_of_an_env_whose_masks_have_another_name() -> None:
     class Named(Walk):
         def __init__(self) -> None:
@@ -283,13 +253,14 @@ def test_an_action_refused_although_its_mask_is_fresh() -> None:
             return super().step(action)
 
     result = checked(Picky)
-    assert codes(result) == ["mask_not_respected"]
+    assert (codes(result), result.masks_ignored) == (["mask_not_respected"], False)
     assert "not from here" in result.findings[0].message
 
 
 def test_without_masks_an_illegal_action_that_raises_leads_to_the_masks() -> None:
     result = checkup(lambda: Walk(illegal="raises"), max_seconds=UNHURRIED_S, use_masks=False)
     assert codes(result) == ["raised"]
+    assert result.masks_ignored
     assert "no move" in result.findings[0].message
     assert "take algo=maskable_ppo" in result.findings[0].remedy
 
@@ -302,28 +273,7 @@ def test_an_env_that_cannot_reset_is_one_finding() -> None:
     result = checkup(Broken)
     assert codes(result) == ["raised"]
     assert "failed at the start of an episode" in result.findings[0].message
-    assert result.costs is None
-    assert result.to_dict()["costs"] is None
-
-
-def test_an_env_that_cannot_be_built_raises() -> None:
-    with pytest.raises(EnvSpecError, match="not registered"):
-        checkup(EnvFactory(EnvSpec(id="CartPol-v1")))
-
-
-def test_findings_about_masks_name_the_head() -> None:
-    class Heads(Walk):
-        def __init__(self) -> None:
-            super().__init__()
-            self.action_space = spaces.MultiDiscrete([3, 2])
-            self.action_masks = lambda: np.array([True, True, True, self.count != 2, self.count != 2])
-
-        def step(self, action: Any) -> Any:
-            return super().step(int(action[0]))
-
-    (finding,) = checked(Heads).findings
-    assert finding.code == "empty_mask"
-    assert "none of 5 actions in head [1] (step 2" in finding.message
+    assert result.costs is result.to_dict()["costs"] is None
 
 
 @pytest.mark.parametrize("illegal", ["stays", "loses", "raises"])
@@ -339,20 +289,17 @@ ORDINARY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("max_steps", [300, 2_000])
-@pytest.mark.parametrize("env_id", ORDINARY)
+@pytest.mark.parametrize(("env_id", "max_steps"), [*((name, 300) for name in ORDINARY), ("FrozenLake-v1", 2_000)])
 def test_ordinary_envs_are_passed(env_id: str, max_steps: int) -> None:
     for use_masks in (True, False) if env_id == TAXI else (False,):
         factory = EnvFactory(EnvSpec(id=env_id, use_masks=use_masks))
         result = checkup(factory, max_steps=max_steps, max_seconds=UNHURRIED_S, use_masks=use_masks)
         assert result.findings == ()
         assert result.not_checked == ()
-        assert result.costs is not None
         assert result.costs.has_masks == use_masks
 
 
-@pytest.mark.parametrize("opponents", ["random", "easy", "medium", "hard", {"easy": 1, "hard": 3}])
-@pytest.mark.parametrize("use_masks", [True, False])
+@pytest.mark.parametrize(("opponents", "use_masks"), [("random", True), ({"easy": 1, "hard": 3}, False)])
 def test_skull_king_is_passed(opponents: Any, use_masks: bool) -> None:
     spec = EnvSpec(id="fasttrain/SkullKing-v0", kwargs={"opponents": opponents}, use_masks=use_masks)
     result = checkup(EnvFactory(spec), max_seconds=UNHURRIED_S, use_masks=use_masks)
@@ -381,33 +328,14 @@ class Bandit(gymnasium.Env[Any, Any]):
         return np.zeros(1, np.float32), float(self.np_random.random() < 0.1 + 0.2 * action), True, False, {}
 
 
-class AlwaysLost(gymnasium.Env[Any, Any]):
-    """Twenty moves, then -1: random play never finds the one line that wins."""
-
-    observation_space, action_space = spaces.Box(0, 20, (2,), np.float32), spaces.Discrete(5)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        self.count = self.right = 0
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        self.count += 1
-        self.right += int(action == 4)
-        over = self.count == 20
-        reward = (1.0 if self.right == 20 else -1.0) if over else 0.0
-        return np.array([self.count, self.right], np.float32), reward, over, False, {}
-
-
 @pytest.mark.parametrize(
     "make",
     [
-        AlwaysLost,
         lambda: gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1"), 5),
         lambda: gymnasium.wrappers.FrameStackObservation(gymnasium.make("CartPole-v1"), 3),
         lambda: gymnasium.wrappers.RescaleAction(gymnasium.make("Pendulum-v1"), np.float32(-1), np.float32(1)),
     ],
-    ids=["always lost", "cut short", "frames", "rescaled"],
+    ids=["cut short", "frames", "rescaled"],
 )
 def test_less_ordinary_envs_are_passed(make: Callable[[], Any]) -> None:
     assert checked(make).findings == ()
@@ -432,11 +360,6 @@ def test_a_flag_that_no_reset_clears_is_found_whenever_it_is_set() -> None:
     assert "unseeded_randomness" not in codes
 
 
-@pytest.mark.parametrize("use_masks", [True, False])
-def test_masks_that_the_algorithm_ignores_are_told(use_masks: bool) -> None:
-    assert checkup(Walk, max_seconds=UNHURRIED_S, use_masks=use_masks).masks_ignored == (not use_masks)
-
-
 def test_a_seed_that_decides_nothing() -> None:
     class Deaf(Walk):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -454,15 +377,6 @@ def test_running_statistics_are_no_unseeded_randomness() -> None:
     assert result.not_checked == ("seeds and other actions: NormalizeObservation carries statistics over episodes",)
 
 
-def test_a_declared_constant_is_not_reported() -> None:
-    class Declared(Walk):
-        def __init__(self) -> None:
-            super().__init__("constant observation")
-            self.observation_space = spaces.Box(0, 0, (3,), np.float32)
-
-    assert codes(checked(Declared)) == []
-
-
 def test_a_time_limit_is_an_end() -> None:
     assert codes(checked(lambda: gymnasium.wrappers.TimeLimit(Walk("never done"), 100_000))) == []
 
@@ -476,14 +390,12 @@ def test_an_end_that_takes_long_is_waited_for() -> None:
 
     result = checked(Long)
     assert result.findings == ()
-    assert result.costs is not None
     assert result.costs.episode_steps == 4_500
 
 
 def test_what_there_is_no_time_for_is_said_and_nothing_claimed() -> None:
     result = checked(lambda: Walk("never done"), max_seconds=0.0)
     assert result.findings == ()
-    assert result.costs is not None
     assert result.costs.steps == 1
     assert [text.split(":")[0] for text in result.not_checked] == ["whether episodes end", "seeds and other actions"]
 
@@ -499,31 +411,10 @@ def test_the_global_streams_are_as_they_were_and_every_env_is_closed() -> None:
     random.seed(1)
     np.random.seed(1)
     python_state, numpy_state = random.getstate(), np.random.get_state()[1]
-    checkup(lambda: built.append(Closing("random")) or built[-1], max_seconds=UNHURRIED_S)  # type: ignore[func-returns-value]
+    checkup(lambda: built.append(Closing("random")) or built[-1], max_seconds=UNHURRIED_S)
     assert random.getstate() == python_state
     assert np.array_equal(np.random.get_state()[1], numpy_state)
     assert len(closed) == len(built) >= 2
-
-
-def test_costs_tell_waiting_from_computing() -> None:
-    class Busy(Walk):
-        def step(self, action: Any) -> Any:
-            until = time.process_time() + 0.002
-            while time.process_time() < until:
-                pass
-            return super().step(action)
-
-    class Waiting(Walk):
-        def step(self, action: Any) -> Any:
-            time.sleep(0.002)
-            return super().step(action)
-
-    busy, waiting = (checked(kind, max_steps=20, max_seconds=0.5).costs for kind in (Busy, Waiting))
-    assert busy is not None
-    assert waiting is not None
-    assert waiting.cpu_share < busy.cpu_share
-    assert busy.info_bytes > 10
-    assert busy.build_s > 0
 
 
 def test_to_dict_holds_everything() -> None:

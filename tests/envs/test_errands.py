@@ -53,13 +53,13 @@ def _env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_envs() -> list[object]:
-    return sys.modules["rehearsed"].built  # type: ignore[no-any-return]
+    return sys.modules["rehearsed"].built
 
 
 def test_the_env_that_is_built_is_the_one_that_is_looked_at_and_kept():
     kept: Kept = []
     built = Build(SPEC)(None, kept)
-    assert (built.action_space.n, built.observation_space.shape, built.lacks_masks) == (3, (2,), "")  # type: ignore[attr-defined]
+    assert (built.action_space.n, built.observation_space.shape, built.lacks_masks) == (3, (2,), "")
     memory = bytearray(4096)
     result = Look(SPEC, 12.5, stays=True, limits={"max_steps": 20, "max_seconds": 60.0})(memory, kept)
     assert result.findings == ()
@@ -68,7 +68,7 @@ def test_the_env_that_is_built_is_the_one_that_is_looked_at_and_kept():
     assert result.not_fresh == ""
     assert "seed 20260101" in str(Place(memory))
     assert open_envs() == [env.unwrapped for env in kept], "played, with all others closed"
-    assert kept[0].unwrapped.episodes > 4  # type: ignore[attr-defined]
+    assert kept[0].unwrapped.episodes > 4
 
 
 @pytest.mark.parametrize("errand", [Look(SPEC, 12.5, stays=True), Measure(SPEC, 12.5)])

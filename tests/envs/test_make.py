@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import cloudpickle
 import gymnasium
@@ -19,8 +18,6 @@ import pytest
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.envs.make import EnvFactory, EnvSpec, make_env
-from fasttrain.envs.masks import ActionMasks
-from fasttrain.envs.wrappers import LeanInfo
 from fasttrain.errors import EnvSpecError
 
 WriteModule = Callable[[str, str], None]
@@ -83,42 +80,39 @@ def taxi() -> str:
     return max(name for name in gymnasium.registry if name.startswith("Taxi-v"))
 
 
-def test_registered_id_is_built_without_the_passive_checker() -> None:
-    env = make_env(EnvSpec(id="CartPole-v1", kwargs={"sutton_barto_reward": True}))
-    assert "PassiveEnvChecker" not in str(env)
-    assert env.unwrapped._sutton_barto_reward is True  # type: ignore[attr-defined]
-
-
-def test_id_with_module_imports_it_from_the_working_directory(write_module: WriteModule) -> None:
-    registers = "import gymnasium\ngymnasium.register('MakeA-v0', entry_point=Game, max_episode_steps=9)\n"
-    write_module("game_make_a", GAME + registers)
-    env = make_env(EnvSpec(id="game_make_a:MakeA-v0", kwargs={"cards": 7}))
-    assert env.unwrapped.cards == 7  # type: ignore[attr-defined]
-
-
 def test_entry_point_from_a_package_and_from_a_function(write_module: WriteModule, tmp_path: Path) -> None:
     (tmp_path / "pkg_make_b").mkdir()
     build = "\n\ndef build(**kwargs):\n    return Game(**kwargs)\n"
     (tmp_path / "pkg_make_b" / "envs.py").write_text(GAME + build, encoding="utf-8")
     for name in ("Game", "build"):
         env = make_env(EnvSpec(entry_point=f"pkg_make_b.envs:{name}", kwargs={"cards": 3}))
-        assert env.unwrapped.cards == 3  # type: ignore[attr-defined]
+        assert env.unwrapped.cards == 3
 
 
 def test_kwargs_are_not_shared_between_envs(write_module: WriteModule) -> None:
     write_module("game_make_c", GAME)
     spec = EnvSpec(entry_point="game_make_c:Game", kwargs={"rules": ["trump"]})
     first, second = make_env(spec), make_env(spec)
-    first.unwrapped.rules.append("joker")  # type: ignore[attr-defined]
-    assert second.unwrapped.rules == ["trump"]  # type: ignore[attr-defined]
+    first.unwrapped.rules.append("joker")
+    assert second.unwrapped.rules == ["trump"]
     assert spec.kwargs == {"rules": ["trump"]}
+
+
+def test_a_registered_id_is_built_without_the_passive_checker_and_masks_may_be_left_alone() -> None:
+    env = make_env(EnvSpec(id="CartPole-v1", kwargs={"sutton_barto_reward": True}))
+    assert "PassiveEnvChecker" not in str(env)
+    assert env.unwrapped._sutton_barto_reward is True
+    assert make_env(EnvSpec(id=taxi(), needs_masks=True)).has_wrapper_attr("action_masks")
+    env = make_env(EnvSpec(id=taxi(), use_masks=False))
+    assert not env.has_wrapper_attr("action_masks")
+    assert "action_mask" in env.reset(seed=3)[1]
 
 
 @pytest.mark.parametrize("by_id", [True, False])
 def test_max_episode_steps_truncates(write_module: WriteModule, by_id: bool) -> None:
     write_module("game_make_d", GAME + "gymnasium.register('MakeD-v0', entry_point=Game)\n")
     name = {"id": "game_make_d:MakeD-v0"} if by_id else {"entry_point": "game_make_d:Game"}
-    env = make_env(EnvSpec(**name, max_episode_steps=2))  # type: ignore[arg-type]
+    env = make_env(EnvSpec(**name, max_episode_steps=2))
     env.reset(seed=1)
     assert [env.step(0)[3] for _ in range(2)] == [False, True]
 
@@ -196,7 +190,7 @@ def test_wrappers_that_cannot_be_used(write_module: WriteModule, entry: str, tex
     write_module("wrap_make_u", WRAPPERS)
     with pytest.raises(EnvSpecError, match=text):
         make_env(EnvSpec(entry_point="game_make_u:Game", wrappers=("wrap_make_u:Noisy", entry)))
-    assert sys.modules["game_make_u"].Game.closed is True  # type: ignore[attr-defined]
+    assert sys.modules["game_make_u"].Game.closed is True
 
 
 @pytest.mark.parametrize(
@@ -218,21 +212,6 @@ def test_actions_are_of_the_integers_of_their_space(write_module: WriteModule, s
     make_env(EnvSpec(entry_point="exact:Exact", use_masks=False)).step(given)
 
 
-def test_masks_are_found_and_lean_info_lies_outside(write_module: WriteModule) -> None:
-    env = make_env(EnvSpec(id=taxi(), lean_info=True, needs_masks=True))
-    assert isinstance(env, LeanInfo)
-    assert isinstance(env.env, ActionMasks)
-    _, info = env.reset(seed=3)
-    assert info == {}
-    assert env.get_wrapper_attr("action_masks")().dtype == np.bool_
-
-
-def test_use_masks_false_leaves_the_env_alone() -> None:
-    env = make_env(EnvSpec(id=taxi(), use_masks=False))
-    assert not env.has_wrapper_attr("action_masks")
-    assert "action_mask" in env.reset(seed=3)[1]
-
-
 def test_looking_for_masks_keeps_the_global_random_streams(write_module: WriteModule) -> None:
     write_module("game_make_e", GAME.replace("super().reset(seed=seed)", "np.random.random()"))
     np.random.seed(5)
@@ -251,20 +230,6 @@ def test_neither_or_both_names() -> None:
             EnvSpec(**spec)
 
 
-def test_unknown_id_suggests_the_nearest() -> None:
-    message = message_of(id="CartPol-v1")
-    assert "env.id=CartPol-v1 is not registered" in message
-    assert "'CartPole-v1'" in message
-
-
-def test_unknown_version_names_the_known_ones() -> None:
-    assert "`v1`" in message_of(id="CartPole-v9")
-
-
-def test_unknown_namespace_says_how_to_name_the_package() -> None:
-    assert "env.id=package:Zzz/Qqqqq-v5" in message_of(id="Zzz/Qqqqq-v5")
-
-
 @pytest.mark.skipif(find_spec("mujoco") is not None, reason="the dependency is there")
 def test_missing_dependency_says_how_to_install_it() -> None:
     message = message_of(id="Ant-v5")
@@ -272,76 +237,88 @@ def test_missing_dependency_says_how_to_install_it() -> None:
     assert "gymnasium[mujoco]" in message
 
 
-def test_module_of_an_id_that_does_not_register_it(write_module: WriteModule) -> None:
-    write_module("game_make_f", GAME + "gymnasium.register('MakeF-v0', entry_point=Game)\n")
-    assert "'game_make_f' registered: MakeF-v0" in message_of(id="game_make_f:MakF-v0")
-    assert "use env.entry_point=game_make_f:Game" in message_of(id="game_make_f:Game")
+MODULES = {
+    "game": GAME
+    + """
+LIMIT = 3
 
 
-def test_module_not_there_names_folder_and_near_file(write_module: WriteModule, tmp_path: Path) -> None:
-    write_module("game_make_g", GAME)
-    message = message_of(entry_point="gamee_make_g:Game")
-    assert "no module named 'gamee_make_g'" in message
-    assert str(tmp_path) in message
-    assert "'game_make_g'" in message
+class Old:
+    def reset(self): return 0
+    def step(self, action): return 0, 0.0, False, {}
 
 
-def test_module_under_src_says_how_to_make_it_importable(write_module: WriteModule, tmp_path: Path) -> None:
-    (tmp_path / "src" / "game_make_h").mkdir(parents=True)
-    assert "pip install -e ." in message_of(entry_point="game_make_h.envs:Game")
+class Spaceless(Game):
+    action_space = 3
+
+
+def needs(cards):
+    pass
+
+
+def chained():
+    try:
+        {}[1]
+    except KeyError as error:
+        raise OSError('a') from error
+
+
+gymnasium.register('Make-v0', entry_point=Game)
+gymnasium.register('Old-v0', entry_point=Old)
+""",
+    "lacks": "import no_such_engine\n",
+    "raises": "x = 1\nraise RuntimeError('no licence')\n",
+    "broken": "def broken(:\n",
+    "leaves": "import sys\nsys.exit(3)\n",
+}
 
 
 @pytest.mark.parametrize(
-    ("source", "parts"),
+    ("spec", "parts"),
     [
-        ("import no_such_engine\n", ["ModuleNotFoundError", "no_such_engine", "game_make_i.py:1"]),
-        ("x = 1\nraise RuntimeError('no licence')\n", ["RuntimeError: no licence", "game_make_i.py:2"]),
-        ("def broken(:\n", ["SyntaxError", "game_make_i.py, line 1"]),
-        ("import sys\nsys.exit(3)\n", ["SystemExit: 3", "game_make_i.py:2"]),
+        ({"id": "CartPol-v1"}, ["env.id=CartPol-v1 is not registered", "'CartPole-v1'"]),
+        ({"id": "CartPole-v9"}, ["`v1`"]),
+        ({"id": "Zzz/Qqqqq-v5"}, ["env.id=package:Zzz/Qqqqq-v5"]),
+        ({"id": "game:Mak-v0"}, ["'game' registered: Make-v0"]),
+        ({"id": "game:Game"}, ["use env.entry_point=game:Game"]),
+        ({"entry_point": "gamee:Game"}, ["no module named 'gamee'", "FOLDER", "'game'"]),
+        ({"entry_point": "inner.envs:Game"}, ["pip install -e ."]),
+        ({"entry_point": "my_game"}, ["expected module:Name"]),
+        ({"entry_point": "lacks:Game"}, ["importing module 'lacks' failed", "ModuleNotFoundError", "lacks.py:1"]),
+        ({"entry_point": "raises:Game"}, ["RuntimeError: no licence", "raises.py:2"]),
+        ({"entry_point": "broken:Game"}, ["SyntaxError", "broken.py, line 1"]),
+        ({"entry_point": "leaves:Game"}, ["SystemExit: 3", "leaves.py:2"]),
+        ({"entry_point": "game:Gamee"}, ["has no 'Gamee'; did you mean 'Game'?"]),
+        ({"entry_point": "game:Wxyz"}, ["envs there: Game"]),
+        ({"entry_point": "game:Make-v0"}, ["use env.id=game:Make-v0"]),
+        ({"entry_point": "game:LIMIT"}, ["it is 3"]),
+        ({"entry_point": "game:Deck"}, ["not a gymnasium.Env but game.Deck;"]),
+        ({"id": "game:Old-v0"}, ["not a gymnasium.Env but game.Old", "step returns 4 values"]),
+        ({"entry_point": "game:Old"}, ["taken for an env of the old gym interface: 'Old' object has no attribute"]),
+        ({"entry_point": "game:Spaceless"}, ["action_space must be a gymnasium.spaces.Space, found builtins.int"]),
+        ({"entry_point": "game:needs"}, ["missing env.kwargs.cards; needs accepts: cards"]),
+        ({"entry_point": "game:chained"}, ["OSError: a (game.py:", ", in chained)"]),
+        (
+            {"entry_point": "game:Game", "kwargs": {"card": 1}},
+            ["unknown env.kwargs.card; did you mean 'cards'?", "Game accepts: cards=5, rules=None"],
+        ),
+        ({"id": "game:Make-v0", "kwargs": {"card": 1}}, ["unknown env.kwargs.card; did", "Game accepts: cards=5, "]),
+        (
+            {"id": "CartPole-v1", "needs_masks": True},
+            ["env.id=CartPole-v1 offers no action masks", "method action_masks()", "info['action_mask']",
+             "key 'action_mask' in a Dict observation", "algo=ppo"],
+        ),
     ],
-)
-def test_module_that_fails_on_import(write_module: WriteModule, source: str, parts: list[str]) -> None:
-    write_module("game_make_i", source)
-    message = message_of(entry_point="game_make_i:Game")
-    assert "importing module 'game_make_i' failed" in message
-    assert all(part in message for part in parts), message
-
-
-def test_entry_point_without_colon() -> None:
-    assert "expected module:Name" in message_of(entry_point="my_game")
-
-
-def test_missing_attribute_suggests_names_of_the_module(write_module: WriteModule) -> None:
-    write_module("game_make_j", GAME + "gymnasium.register('MakeJ-v0', entry_point=Game)\n")
-    assert "has no 'Gamee'; did you mean 'Game'?" in message_of(entry_point="game_make_j:Gamee")
-    assert "envs there: Game" in message_of(entry_point="game_make_j:Wxyz")
-    assert "use env.id=game_make_j:MakeJ-v0" in message_of(entry_point="game_make_j:MakeJ-v0")
-
-
-def test_things_that_are_no_env(write_module: WriteModule) -> None:
-    old = "class Old:\n    def reset(self): return 0\n    def step(self, action): return 0, 0.0, False, {}\n"
-    write_module("game_make_k", GAME + "LIMIT = 3\n\n" + old + "gymnasium.register('MakeK-v0', entry_point=Old)\n")
-    assert "it is 3" in message_of(entry_point="game_make_k:LIMIT")
-    assert "not a gymnasium.Env but game_make_k.Deck;" in message_of(entry_point="game_make_k:Deck")
-    message = message_of(id="game_make_k:MakeK-v0")
-    assert "not a gymnasium.Env but game_make_k.Old" in message
-    assert "step returns 4 values" in message
-    told = "taken for an env of the old gym interface: 'Old' object has no attribute 'observation_space'"
-    assert told in message_of(entry_point="game_make_k:Old")
-
-
-@pytest.mark.parametrize("by_id", [True, False])
-def test_wrong_kwargs_name_the_accepted_ones(write_module: WriteModule, by_id: bool) -> None:
-    write_module("game_make_l", GAME + "gymnasium.register('MakeL-v0', entry_point=Game)\n")
-    name = {"id": "game_make_l:MakeL-v0"} if by_id else {"entry_point": "game_make_l:Game"}
-    message = message_of(**name, kwargs={"card": 1})
-    assert "unknown env.kwargs.card; did you mean 'cards'?" in message
-    assert "Game accepts: cards=5, rules=None" in message
-
-
-def test_missing_kwargs(write_module: WriteModule) -> None:
-    write_module("game_make_m", GAME.replace("cards=5", "cards"))
-    assert "missing env.kwargs.cards; Game accepts: cards" in message_of(entry_point="game_make_m:Game")
+    ids=str,
+)  # fmt: skip
+def test_a_wrong_name_is_told_with_a_way_out(
+    write_module: WriteModule, tmp_path: Path, spec: dict[str, Any], parts: list[str]
+) -> None:
+    for name, source in MODULES.items():
+        write_module(name, source)
+    (tmp_path / "src" / "inner").mkdir(parents=True)
+    message = message_of(**spec)
+    assert all(part.replace("FOLDER", str(tmp_path)) in message for part in parts), message
 
 
 @pytest.mark.parametrize("by_id", [True, False])
@@ -355,52 +332,14 @@ def test_constructor_that_raises_is_located(write_module: WriteModule, by_id: bo
     assert f"(game_make_n.py:{line}, in __init__)" in message
 
 
-def test_own_chained_error_is_reported_itself(write_module: WriteModule) -> None:
-    raises = "    try:\n        {}[1]\n    except KeyError as error:\n        raise OSError('a') from error\n"
-    write_module("game_make_o", "def build():\n" + raises)
-    assert "OSError: a (game_make_o.py:5, in build)" in message_of(entry_point="game_make_o:build")
-
-
-def test_missing_space(write_module: WriteModule) -> None:
-    write_module("game_make_p", GAME.replace("action_space = spaces.Discrete(3)", "action_space = 3"))
-    message = message_of(entry_point="game_make_p:Game")
-    assert "action_space must be a gymnasium.spaces.Space, found builtins.int" in message
-
-
-def test_no_masks_names_the_three_ways() -> None:
-    message = message_of(id="CartPole-v1", needs_masks=True)
-    assert "env.id=CartPole-v1 offers no action masks" in message
-    assert "method action_masks()" in message
-    assert "info['action_mask']" in message
-    assert "key 'action_mask' in a Dict observation" in message
-    assert "algo=ppo" in message
-
-
 def test_env_that_fails_its_checks_is_closed(write_module: WriteModule) -> None:
     closes = "\n    def close(self):\n        Game.closed = True\n        raise OSError('second error')\n"
     write_module("game_make_q", GAME + closes)
     assert "offers no action masks" in message_of(entry_point="game_make_q:Game", needs_masks=True)
-    assert sys.modules["game_make_q"].Game.closed is True  # type: ignore[attr-defined]
+    assert sys.modules["game_make_q"].Game.closed is True
 
 
 # --- the factory in other processes
-
-
-def reset_elsewhere(factory: EnvFactory) -> tuple[int, str]:
-    env = factory()
-    env.reset(seed=1)
-    return env.unwrapped.cards, type(env).__name__  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("method", [m for m in ("spawn", "forkserver") if m in multiprocessing.get_all_start_methods()])
-def test_factory_of_a_file_in_the_working_directory_works_in_another_process(
-    write_module: WriteModule, method: str
-) -> None:
-    write_module("game_make_r", GAME)
-    factory = EnvFactory(EnvSpec(entry_point="game_make_r:Game", kwargs={"cards": 4}, lean_info=True))
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as pool:
-        assert pool.submit(reset_elsewhere, factory).result(timeout=120) == (4, "LeanInfo")
-    assert "game_make_r" not in sys.modules  # the parent had no need to import it
 
 
 def test_factory_pickles_both_ways_and_remembers_its_folder(
@@ -462,7 +401,7 @@ def limited(name):
 def test_a_reset_need_not_take_what_wrappers_hand_to_it(write_module: WriteModule, name: str, inside: bool):
     write_module("resets", RESETS)
     entry = {"entry_point": "resets:limited", "kwargs": {"name": name}} if inside else {"entry_point": f"resets:{name}"}
-    env = make_env(EnvSpec(**entry, lean_info=True, max_episode_steps=5))  # type: ignore[arg-type]
+    env = make_env(EnvSpec(**entry, lean_info=True, max_episode_steps=5))
     first = env.reset(seed=7, options={"level": 2})[0]
     assert first == env.reset(seed=7)[0] != env.reset(seed=8)[0]
     assert env.step(0)[1] == 0.0
@@ -501,6 +440,7 @@ model.save("coin_agent")
 """
 
 
+OURS = "from fasttrain import train\ntrain('trains_ours:Coin')\n"
 OWN_LOOP = """
 import gymnasium
 from stable_baselines3 import PPO
@@ -519,8 +459,8 @@ model.save("coin_agent")
 
 @pytest.mark.parametrize(
     ("name", "text", "train"),
-    [("trains_itself", TRAINS, "learn(16)"), ("22_trains", TRAINS, "__class__.learn(model, 16)"),
-     ("trains_its_way", OWN_LOOP, "learn(16)")],
+    [("trains_itself", TRAINS, "learn(16)"), ("trains_ours", OURS, ""),
+     ("22_trains", TRAINS, "__class__.learn(model, 16)"), ("trains_its_way", OWN_LOOP, "learn(16)")],
 )  # fmt: skip
 def test_a_module_that_trains_while_it_is_imported_is_stopped(
     write_module: WriteModule, tmp_path: Path, name: str, text: str, train: str
@@ -539,23 +479,21 @@ def test_a_module_that_goes_on_after_that_is_told_at_its_end(write_module: Write
         make_env(EnvSpec(entry_point="goes_on:Coin"))
 
 
-def test_a_process_without_sb3_stops_it_as_well(write_module: WriteModule, tmp_path: Path):
-    """And `train()`, which would look at the env in a process that imports the module again."""
+def test_an_sb3_that_the_module_loads_first_is_stopped_as_well(
+    write_module: WriteModule, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As in a worker, which has not loaded it; here a small one stands for it."""
+    base = "class BaseAlgorithm:\n    def __init__(self, *_, **__): pass\n    def learn(self, steps): pass\n"
+    (tmp_path / "stable_baselines3" / "common").mkdir(parents=True)
+    (tmp_path / "stable_baselines3" / "common" / "base_class.py").write_text(base)
+    (tmp_path / "stable_baselines3" / "__init__.py").write_text("from .common.base_class import BaseAlgorithm as PPO\n")
     write_module("trains_itself", TRAINS.format(train="learn(16)"))
-    write_module("trains_ours", "from fasttrain import train\ntrain('trains_ours:Coin')\n")
-    code = (
-        "from fasttrain.envs.user_code import import_user_module\n"
-        "for name in ('trains_itself', 'trains_ours'):\n"
-        "    try:\n        import_user_module(name, '.', 'env.id=x')\n"
-        "    except Exception as error:\n        print(type(error).__name__, error)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert [line.split(" (")[0] for line in done.stdout.splitlines()] == [
-        "EnvSpecError env.id=x: importing module 'trains_itself' trains a model: put what trains under "
-        '`if __name__ == "__main__":`',
-        "EnvSpecError env.id=x: importing module 'trains_ours' trains a model: put what trains under "
-        '`if __name__ == "__main__":`',
-    ]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with patch.dict(sys.modules):
+        for name in [name for name in sys.modules if name.partition(".")[0] == "stable_baselines3"]:
+            del sys.modules[name]
+        with pytest.raises(EnvSpecError, match=r"importing module .trains_itself. trains a model: put what trains"):
+            make_env(EnvSpec(entry_point="trains_itself:Coin"))
 
 
 def test_a_file_that_is_called_as_a_module_of_pythons_is_named(write_module: WriteModule, tmp_path: Path):

@@ -67,7 +67,7 @@ def test_names_and_calls_inside_lists_and_mappings(folder: str):
         "time:day",
         "x: y",
         ":",
-        "v1.2:beta",
+        "v1.2:b",
     ],
 )
 def test_plain_texts_stay_texts(folder: str, text: str):

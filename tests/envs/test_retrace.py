@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 from gymnasium import spaces
 
 from fasttrain.envs import retrace
-from fasttrain.envs.retrace import Retrace, Retraced
-from fasttrain.native.batch import bytes_of, load_bytes
+from fasttrain.envs.retrace import Retrace
 from fasttrain_games.skirmish.env import SkirmishEnv
 from fasttrain_games.skullking.env import SkullKingEnv
-from reference.skirmish_python.env import SkirmishPythonEnv
 
 
 class Walk(gymnasium.Env[Any, Any]):
@@ -76,9 +73,7 @@ def test_a_fresh_env_goes_on_as_the_other(build: Any, steps: int):
             assert env.reset()[0]["x"] == other.reset()[0]["x"]
 
 
-@pytest.mark.parametrize(
-    "build", [SkullKingEnv, lambda: SkirmishEnv(action_mode="units"), lambda: SkirmishPythonEnv(action_mode="units")]
-)
+@pytest.mark.parametrize("build", [SkullKingEnv, lambda: SkirmishEnv(action_mode="units")])
 def test_games_with_a_stream_of_their_own_tell_it(build: Any):
     env, other = Retrace(build()), Retrace(build())
     played(env, 400)
@@ -153,19 +148,8 @@ def test_what_an_envs_own_state_is_made_of_comes_back_to_the_type():
     env, other = Retrace(Own()), Retrace(Own())
     played(env, 3)
     assert other.retrace(travelled(env.retrace_notes()), other_seed=77)["same"]
-    found = other.unwrapped.own  # type: ignore[attr-defined]
+    found = other.unwrapped.own
     assert (found[0], found[1, "a"], found["who"], found["board"].dtype) == (1.5, float("inf"), 3, np.int8)
-
-
-def test_the_factory_travels_to_workers():
-    assert isinstance(pickle.loads(pickle.dumps(Retraced(Walk)))(), Retrace)
-
-
-def test_bytes_there_and_back():
-    array = np.arange(6, dtype=np.int32).reshape(2, 3)
-    assert (load_bytes({"a": array}, bytes_of({"a": array}))["a"] == array).all()
-    with pytest.raises(ValueError, match="a has 24 bytes, not 4"):
-        load_bytes({"a": np.zeros(1, np.int32)}, bytes_of({"a": array}))
 
 
 @pytest.mark.parametrize("kind", [np.random.RandomState, random.Random, lambda seed: np.zeros(2, np.uint32)])

@@ -1,9 +1,8 @@
-"""Playing the same actions again: differences are located, and the stream behind them is told."""
+"""Pairs of episodes: which evidence says what, worked out by hand; the same actions again give the same frames."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -14,14 +13,101 @@ from fasttrain.envs.probe import SEED, Play
 from fasttrain.envs.second_play import (
     RECORDED_STEPS,
     Difference,
+    Frame,
+    Pair,
     Recorder,
     differing_part,
     first_difference,
     frame_of,
+    ignored_action,
+    independent_reward,
+    late_masks,
 )
 from fasttrain.envs.user_code import seed_streams
 
 NEVER = float("inf")
+
+
+def frames(rewards: Sequence[float], observations: str = "", masks: str = "") -> list[Frame]:
+    """A reset and then one step for each reward; observations and masks by letter, the first of the reset."""
+    observations = observations or "0123456789"[: len(rewards) + 1]
+    shown = [mask.encode() for mask in masks] + [None] * (len(rewards) + 1 - len(masks))
+    result = [Frame(None, observations[0], 0.0, "", shown[0])]
+    for index, reward in enumerate(rewards, 1):
+        ends = "end" if index == len(rewards) else ""
+        result.append(Frame(index % 2, observations[index], reward, ends, shown[index]))
+    return result
+
+
+def pair(one: list[Frame], other: list[Frame], parted: int = 0) -> Pair:
+    return Pair(one, other, parted, same_next=True)
+
+
+SAME = pair(frames([0, 1, 0]), frames([0, 1, 0]))
+
+
+def test_ignored_action() -> None:
+    assert "8 episodes played again" in ignored_action([SAME] * 8)
+    assert "of 24 steps" in ignored_action([SAME] * 8)
+    assert ignored_action([SAME] * 6) == ""  # 18 steps: too few to say so
+    assert ignored_action([SAME] * 7 + [pair(frames([0, 1, 0]), frames([0, 1, 0], "0x23"))]) == ""
+    assert ignored_action([SAME] * 7 + [pair(frames([0, 1, 0]), frames([0, 1]))]) == ""
+
+
+def test_ignored_action_needs_more_where_the_reward_never_varies() -> None:
+    flat = pair(frames([1, 1, 1]), frames([1, 1, 1]))
+    assert ignored_action([flat] * 16) == ""
+    assert ignored_action([flat] * 17)
+    still = pair(frames([1, 1, 1], "0000"), frames([1, 1, 1], "0000"))
+    assert ignored_action([still] * 50) == "", "nothing moves: nothing can be said about actions"
+
+
+def test_independent_reward() -> None:
+    moved = pair(frames([0, 1, 0]), frames([0, 1, 0], "0x23"))
+    assert "2 different rewards" in independent_reward([moved] * 30)
+    assert independent_reward([moved] * 29) == "", "an action that matters in one of ten episodes may look so"
+    assert independent_reward([moved] * 30 + [pair(frames([0, 1, 0]), frames([0, 0, 0]))]) == ""
+
+
+def test_independent_reward_of_episodes_whose_length_depends_on_the_action() -> None:
+    shorter = pair(frames([0.3, 0.1, 0.5, 0.7]), frames([0.3, 0.1]))
+    assert "only how long they last" in independent_reward([shorter] * 30)
+    constant = pair(frames([1, 1, 1, 1]), frames([1, 1]))
+    assert independent_reward([constant] * 30) == "", "CartPole: the length is the return"
+
+
+def test_a_reward_that_comes_last_and_is_always_the_same_says_nothing() -> None:
+    lost = pair(frames([0, 0, -1]), frames([0, 0, -1], "0x23"))
+    assert independent_reward([lost] * 30) == ""
+    won = pair(frames([0, 0, 1]), frames([0, 0, 1], "0x23"))
+    assert independent_reward([lost] * 15 + [won] * 15), "the seed decides it, the action never"
+
+
+def test_late_masks() -> None:
+    late = pair(frames([0, 0, 0], "0123", "aab"), frames([0, 0, 0], "0x23", "aac"))
+    prompt = pair(frames([0, 0, 0], "0123", "aab"), frames([0, 0, 0], "0x23", "acb"))
+    assert "5 of 5 replays" in late_masks([late] * 5, [])
+    assert late_masks([late] * 4, []) == ""
+    assert late_masks([late] * 20 + [prompt], []) == ""
+    blind = pair(frames([0, 0, 0], "0123", "aab"), frames([0, 0, 0], "0123", "aac"))
+    assert late_masks([blind] * 5, []) == "", "the observation does not react at once either"
+
+
+def test_a_first_mask_that_comes_twice() -> None:
+    repeated = frames([0] * 5, "012345", "aabcde")
+    assert "in each of 8 episodes the first mask came twice" in late_masks([], [repeated] * 8)
+    assert late_masks([], [repeated] * 7) == ""
+    assert late_masks([], [*[repeated] * 8, frames([0] * 5, "012345", "abcdef")]) == ""
+    assert late_masks([], [frames([0] * 5, "012345", "aaabbb")] * 8) == "", "masks that often stay"
+
+
+def test_differs_is_unknown_beyond_the_end_and_without_masks() -> None:
+    short = pair(frames([0], "01", "a"), frames([0], "01", "b"))
+    assert short.differs("mask", 1) is None
+    assert short.differs("mask", 2) is None
+    assert SAME.differs("mask", 1) is None
+    assert SAME._replace(same_next=False).differs("observation", 2) is None
+    assert SAME.differs("observation", 2) is False
 
 
 class Dice(gymnasium.Env[Any, Any]):
@@ -55,22 +141,7 @@ def test_the_same_actions_give_the_same_frames() -> None:
     assert len(frames) == 3 + 12 + 2  # reset, step, reset; twelve steps with two resets between
     assert first_difference(Play(Dice), frames, SEED, NEVER) is None
     assert first_difference(Play(Dice), frames, SEED + 1, NEVER) == Difference(1, "observation", 1, 1)
-
-
-def test_only_so_much_is_recorded() -> None:
     assert len(recorded(Dice, 1_000).frames) == RECORDED_STEPS
-
-
-def test_time_ends_a_replay_but_not_before_the_place_in_question() -> None:
-    frames = recorded(Dice).frames
-
-    def steps(at_least: int) -> int:
-        play = Play(Dice)
-        assert first_difference(play, frames, SEED, time.perf_counter() - 1, at_least) is None
-        return play.total_steps
-
-    assert steps(1) == 1
-    assert steps(len(frames)) == 13
 
 
 def test_parts_that_differ() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import random
 from collections.abc import Callable
@@ -12,7 +13,17 @@ import numpy as np
 import pytest
 
 import fasttrain
-from fasttrain.envs.user_code import _is_ours, blame, import_user_module, kept_random_state
+from fasttrain.envs.user_code import (
+    BUILDING,
+    CLOSING,
+    LOOKING,
+    MASKING,
+    Place,
+    _is_ours,
+    blame,
+    import_user_module,
+    kept_random_state,
+)
 
 
 def raises_with_text() -> None:
@@ -29,6 +40,7 @@ def test_an_error_that_cannot_be_shown_is_named_by_its_type() -> None:
             raise ValueError("no words")
 
     assert blame(OddError()) == "OddError"
+    assert blame(ValueError("never raised")) == "ValueError: never raised"
 
 
 @pytest.mark.parametrize(
@@ -52,10 +64,6 @@ def test_blame_of_a_librarys_error_points_at_the_users_call() -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever Gymnasium raises
         calls_gymnasium()
     assert ", in calls_gymnasium)" in blame(caught.value)
-
-
-def test_blame_without_a_traceback() -> None:
-    assert blame(ValueError("never raised")) == "ValueError: never raised"
 
 
 def test_random_state_is_put_back_even_after_an_error() -> None:
@@ -87,3 +95,26 @@ def test_a_package_of_a_name_that_begins_like_ours_is_the_users():
     assert _is_ours(os.path.join(ours, "envs", "make.py"))
     assert _is_ours(os.path.join(f"{ours}_games", "envs.py"))
     assert not _is_ours(os.path.join(f"{ours}_of_mine", "envs.py"))
+
+
+def test_another_look_at_the_same_memory_says_where_the_play_is():
+    memory = mmap.mmap(-1, 4096)
+    here, there = Place(memory), Place(memory)
+    assert not there.started
+    assert str(there) == "the start of its process"
+    said = []
+    for move in (
+        lambda: here.enter(BUILDING), lambda: here.enter(LOOKING), lambda: here.reset(5), lambda: here.step(37),
+        lambda: here.enter(MASKING), lambda: here.reset(None), lambda: here.step(2), lambda: here.reset(7),
+        lambda: here.enter(CLOSING),
+    ):  # fmt: skip
+        beats = there.beats
+        move()
+        assert there.beats > beats
+        said.append(str(there))
+    assert there.started
+    assert said == [
+        "its constructor", "its first reset", "reset of seed 5", "step 37 of seed 5",
+        "action_masks() after step 37 of seed 5", "reset of episode 2 after seed 5", "step 2 of episode 2 after seed 5",
+        "reset of seed 7", "close()",
+    ]  # fmt: skip

@@ -11,10 +11,8 @@ from fasttrain_games.skirmish.sheets import Sheet, Weapon
 from fasttrain_games.skirmish.state import save_roll_needed, wound_roll_needed
 from reference.skirmish_python import units as plain
 from reference.skirmish_python.battle import Battle
-from reference.skirmish_python.bots import best_shot, expected_damage, greedy_charge, greedy_move
-from reference.skirmish_python.observation import legal
 from reference.skirmish_python.stream import Stream
-from reference.skirmish_python.units import CHARGE, MOVE, OVER, SHOOT
+from reference.skirmish_python.units import CHARGE, OVER, SHOOT
 
 # Markers at (10, 10) and, turned, (30, 30) and at the centre; one block of terrain and its image.
 MISSION = {"board": [40, 40], "deployment_rows": 6, "markers": [[20, 20], [10, 10]], "terrain": [[14, 10, 4, 2]]}
@@ -99,29 +97,6 @@ def test_excess_damage_on_a_model_is_lost() -> None:
     assert target.models == 4
 
 
-def test_a_one_fails_and_a_six_hits_whatever_the_numbers() -> None:
-    battle, dice, unit, target = duel()
-    battle.phase = SHOOT
-    target.smokescreen = True
-    unit.health = 3
-    dice.rolls = [3, 6, 4, 1]  # smoke: 3 misses now
-    battle.attack(unit, target, unit.sheet.ranged)
-    assert target.health == 14
-    dice.rolls = [5, 6, 4, 1]
-    battle.attack(unit, target, unit.sheet.ranged, only_sixes=True)
-    assert target.health == 13
-
-
-def test_no_die_is_rolled_for_a_destroyed_target_and_the_game_ends() -> None:
-    battle, dice, unit, target = duel()
-    battle.phase = SHOOT
-    unit.health, target.health = 6, 1
-    dice.rolls = [6, 6, 6, 6, 6, 6, 6, 6, 1]
-    battle.attack(unit, target, unit.sheet.ranged)
-    assert target.health == 0
-    assert battle.phase == OVER
-
-
 @pytest.mark.parametrize(
     ("a", "b", "clear"),
     [
@@ -173,50 +148,6 @@ def test_moves_stop_short_of_what_is_in_the_way() -> None:
     assert 1 + 3 * 5 not in battle.choices(unit)
 
 
-def test_both_sides_see_north_as_towards_the_other() -> None:
-    battle, _, unit, enemy = duel()
-    place(unit, 10, 5)
-    place(enemy, 29, 34)
-    assert battle.end_of_move(enemy, 0, 14) == (29, 27)
-    assert battle.end_of_move(unit, 0, 14) == (10, 12)
-    assert battle.end_of_move(enemy, 3, 14) == (25, 38), "south-east, turned"
-
-
-def test_an_engaged_unit_stays_or_falls_back() -> None:
-    battle, _, unit, enemy = duel()
-    place(unit, 20, 5)
-    place(enemy, 21, 6)
-    assert battle.engaged(unit)
-    battle.phase = SHOOT
-    assert battle.choices(unit) == [0]
-    battle.phase = MOVE
-    battle.carry_out(unit, 1 + 3 * 4)
-    assert unit.fell_back
-    assert (unit.x, unit.y) == (20, 2)
-    battle.phase = SHOOT
-    assert battle.choices(unit) == [0]
-    battle.phase = CHARGE
-    assert battle.choices(unit) == [0]
-
-
-def test_whom_a_unit_may_shoot() -> None:
-    battle, _ = begin()
-    battle.phase = SHOOT
-    rifles, veterans, _ = battle.units[0]
-    enemy, other, _ = battle.units[1]
-    place(rifles, 5, 5)
-    place(enemy, 5, 29)  # 24 inches
-    place(other, 6, 29)  # 24.02
-    assert battle.choices(rifles) == [0, 1]
-    place(veterans, 5, 28)
-    assert battle.choices(rifles) == [0], "engaged with a friend"
-    place(veterans, 20, 0)
-    place(rifles, 12, 8)
-    place(enemy, 20, 12)
-    place(other, 39, 39)
-    assert battle.choices(rifles) == [0], "no line of sight"
-
-
 @pytest.mark.parametrize(
     ("dx", "dy", "roll", "reached"),
     [(8, 0, 7, True), (8, 0, 6, False), (5, 5, 7, True), (5, 5, 6, False), (12, 0, 11, True), (12, 0, 10, False)],
@@ -233,53 +164,6 @@ def test_charge_rolls(dx: int, dy: int, roll: int, reached: bool) -> None:
     assert battle.engaged(unit) is reached
     if reached:
         assert (unit.x, unit.y) == (19 + dx, 19 + dy if dy else 20), "the nearest cell beside the target"
-
-
-def test_a_charge_beyond_twelve_inches_and_one_without_room() -> None:
-    battle, dice = begin(roster="company", enemy_roster="company")
-    battle.phase = CHARGE
-    unit, enemy = battle.units[0][0], battle.units[1][0]
-    place(unit, 20, 25)
-    place(enemy, 20, 38)
-    assert battle.choices(unit) == [0]
-    place(enemy, 0, 0)
-    place(unit, 6, 6)
-    for friend, cell in zip(battle.units[1][1:4], [(0, 1), (1, 0), (1, 1)], strict=True):
-        place(friend, *cell)
-    dice.rolls = [6, 6]
-    battle.carry_out(unit, 1)
-    assert (unit.x, unit.y, unit.charged) == (6, 6, False)
-    place(battle.units[1][3], 30, 39)
-    dice.rolls = [6, 6]
-    battle.carry_out(unit, 1)
-    assert (unit.x, unit.y, unit.charged) == (1, 1, True)
-
-
-def test_fights_go_chargers_first_then_the_other_side_then_the_rest() -> None:
-    battle, _ = begin()
-    order: list[tuple[int, int, int]] = []
-    battle.attack = lambda unit, target, weapon, only_sixes=False: order.append((unit.side, unit.index, target.index))  # type: ignore[method-assign]
-    place(battle.units[0][0], 10, 20)
-    place(battle.units[0][2], 12, 20, charged=True)
-    place(battle.units[1][0], 11, 21, health=3)
-    place(battle.units[1][1], 11, 20, health=2)
-    battle.phase = CHARGE
-    battle.fight()
-    assert order == [(0, 2, 1), (1, 0, 0), (1, 1, 0), (0, 0, 1)], "riflemen and walker both have 10: the lower index"
-
-
-def test_fights_hit_the_weakest_and_the_lower_index_on_a_tie() -> None:
-    battle, _ = begin()
-    chosen: list[int] = []
-    battle.attack = lambda unit, target, weapon, only_sixes=False: chosen.append(target.index)  # type: ignore[method-assign]
-    place(battle.units[0][0], 10, 20, charged=True)
-    for index, health in ((0, 4), (1, 4), (2, 9)):
-        place(battle.units[1][index], 9 + index, 21, health=health)
-    battle.fight()
-    assert chosen[0] == 0
-    battle.units[1][1].health = 3
-    battle.fight()
-    assert chosen[4] == 1
 
 
 def test_markers_go_to_the_side_with_more_control() -> None:
@@ -323,17 +207,6 @@ def test_command_phase_scores_from_round_two_on() -> None:
     assert dice.rolls == []
 
 
-def test_at_most_fifteen_points_a_turn() -> None:
-    mission = {**MISSION, "markers": [[20, 20], [10, 10], [10, 20]]}
-    battle, _ = begin(mission=mission, roster="company")
-    for unit, marker in zip(battle.units[0], battle.mission.markers, strict=False):
-        place(unit, marker[0] // 2, marker[1] // 2)
-    assert sum(battle.controls(0, marker) for marker in battle.mission.markers) == 5
-    battle.round = 3
-    battle.command_phase()
-    assert battle.vp == [15, 0]
-
-
 def test_battle_shock() -> None:
     battle, dice = begin()
     rifles, veterans, walker = battle.units[0]
@@ -374,95 +247,3 @@ def test_overwatch_is_fired_once_at_a_charger() -> None:
     dice.rolls = [3, 4]
     battle.carry_out(unit, 1)
     assert unit.charged
-
-
-def test_reroll_of_a_charge() -> None:
-    battle, dice, unit, enemy = duel()
-    battle.phase = CHARGE
-    place(unit, 20, 20)
-    place(enemy, 20, 28)
-    assert battle.stratagems() == [0, REROLL, OVERWATCH, SMOKESCREEN, BRAVERY]
-    battle.use_stratagem(REROLL, 0)
-    assert battle.cp == [0, 1]
-    assert battle.stratagems() == [0]
-    dice.rolls = [1, 1, 3, 4]
-    battle.carry_out(unit, 1)
-    assert unit.charged
-
-
-def test_stratagems_are_offered_where_they_can_be_paid_and_last_as_long_as_they_should() -> None:
-    battle, dice, unit, enemy = duel()
-    assert battle.stratagems() == [0, OVERWATCH, SMOKESCREEN, BRAVERY]
-    battle.cp = [3, 0]
-    for stratagem in (OVERWATCH, SMOKESCREEN, BRAVERY):
-        battle.use_stratagem(stratagem, 0)
-    assert (unit.overwatch, unit.smokescreen, unit.bravery) == (True, True, True)
-    battle.active = 1
-    battle.command_phase()
-    assert (unit.overwatch, unit.smokescreen) == (True, True), "through the enemy's turn"
-    battle.active = 0
-    battle.command_phase()
-    assert (unit.overwatch, unit.smokescreen, unit.bravery) == (False, False, True), "no test was due"
-    battle.phase = CHARGE
-    assert REROLL not in battle.stratagems(), "nobody to charge"
-    units_mode, _, _, _ = duel(action_mode="units")
-    assert units_mode.stratagems() == [0]
-    assert dice.rolls == []
-    assert enemy.alive
-
-
-def test_masks_by_head() -> None:
-    battle, _, unit, enemy = duel()
-    place(unit, 0, 0)
-    mask = legal(battle, 0)
-    assert len(mask) == 25 + 2 + 5 + 1
-    assert [i for i in range(25) if mask[i]] == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], "stay, and north, north-east, east"
-    assert mask[25:] == [True, False, True, False, True, True, True, True]
-    battle.phase = SHOOT
-    place(enemy, 0, 18)
-    mask = legal(battle, 0)
-    assert [i for i in range(25) if mask[i]] == [0]
-    assert mask[25:27] == [True, True]
-    battle.cp = [0, 0]
-    assert legal(battle, 0)[27:] == [True, False, False, False, False, True]
-
-
-def test_turns_rounds_and_the_end() -> None:
-    battle, _, _, _ = duel(rounds=2)
-    seen = []
-    while not battle.over:
-        seen.append((battle.round, battle.active, battle.phase))
-        battle.end_phase()
-    assert seen == [(r, side, phase) for r in (1, 2) for side in (0, 1) for phase in (MOVE, SHOOT, CHARGE)]
-
-
-def test_expected_damage_and_the_choices_of_greedy() -> None:
-    battle, _ = begin()
-    rifles, veterans, walker = battle.units[0]
-    enemy_rifles, enemy_veterans, enemy_walker = battle.units[1]
-    # 10 models × 2 shots × 3 faces hit × 4 wound (S4 on T3) × 4 fail (5+), in 1/216 wounds.
-    assert expected_damage(rifles, enemy_rifles, rifles.sheet.ranged) == 20 * 3 * 4 * 4
-    # 3 shots × 4 × 4 (S9 on T8: 3+) × 4 (5++) × 3 damage
-    assert expected_damage(walker, enemy_walker, walker.sheet.ranged) == 3 * 4 * 4 * 4 * 3
-    enemy_rifles.health = 1
-    assert expected_damage(rifles, enemy_rifles, rifles.sheet.ranged) == 216
-    battle.phase = SHOOT
-    place(rifles, 5, 5)
-    place(enemy_rifles, 5, 20)
-    place(enemy_walker, 6, 20)
-    place(enemy_veterans, 7, 20)
-    # Veterans: 20 × 3 × 3 × 2 = 360; walker: 20 × 3 × 1 × 2 = 120; riflemen: 216 left.
-    assert best_shot(battle, rifles) == 1 + enemy_veterans.index
-    battle.phase = CHARGE
-    place(veterans, 5, 12)
-    assert greedy_charge(battle, veterans) > 0
-    assert greedy_charge(battle, rifles) == 0
-    battle.phase = MOVE
-    place(rifles, 10, 8)
-    assert greedy_move(battle, rifles) == 0, "holds the marker at (10, 10)"
-    place(rifles, 10, 1)
-    place(enemy_rifles, 1, 39)
-    assert greedy_move(battle, rifles) == 2, "a full move north: there is somebody to shoot at"
-    place(enemy_walker, 38, 39)
-    place(enemy_veterans, 34, 39)
-    assert greedy_move(battle, rifles) == 3, "nobody in range: an advance"

@@ -6,110 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_skullking_game import draw_actions, legal_lists, make, reference, reset, write_present
+from test_skullking_game import REWARDS, decisions_of, draw_actions, make, reset, side_by_side, write_present
 
 from fasttrain.batch import Slots
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.threads import ThreadChoice
-from fasttrain_games.skullking import state
 from fasttrain_games.skullking.bots import LEVEL_NAMES, SELF
 from fasttrain_games.skullking.env import SkullKingEnv
-from fasttrain_games.skullking.game import GameView, SkullKingGame
+from fasttrain_games.skullking.game import SkullKingGame
 
 
-class Table:
-    """One game played by the reference, decision by decision, beside the batch."""
-
-    def __init__(self, view: GameView) -> None:
-        self.totals = [0] * len(view.totals)
-        self.dealer, self.number, self.decisions = view.dealer, 1, 0
-        self.deal(view)
-
-    def deal(self, view: GameView) -> None:
-        assert (view.phase, view.round_number, view.dealer) == (state.BIDDING, self.number, self.dealer)
-        assert view.totals == self.totals
-        self.hands, self.bids, self.round = view.hands, [], None
-
-    @property
-    def seat(self) -> int:
-        """Whose decision it is: bids are asked for from the learner on, cards as the trick goes round."""
-        return len(self.bids) if self.round is None else int(self.round.seat_to_play())
-
-    def legal(self) -> list[int]:
-        if self.round is None:
-            return list(range(self.number + 1))
-        return sorted(11 + (74 if play.as_pirate else play.card) for play in self.round.legal())
-
-    def decide(self, action: int) -> tuple[float, bool]:
-        """The learner's reward for it, and whether the game is over."""
-        seats = len(self.totals)
-        self.decisions += self.seat == 0
-        if self.round is None:
-            self.bids.append(action)
-            if len(self.bids) == seats:
-                self.round = reference.Round(self.number, (self.dealer + 1) % seats, self.hands, self.bids)
-            return 0.0, False
-        self.round.play(reference.Play(66, True) if action == 85 else reference.Play(action - 11))
-        if any(self.round.hands):
-            return 0.0, False
-        scores = self.round.scores()
-        self.totals = [total + score for total, score in zip(self.totals, scores, strict=True)]
-        reward, over = scores[0] / 100, self.number == 10
-        if over:
-            reward += 1 if self.totals[0] == max(self.totals) else -1
-        self.number, self.dealer = self.number + 1, (self.dealer + 1) % seats
-        return reward, over
-
-    def check(self, view: GameView) -> None:
-        assert view.totals == self.totals
-        if self.round is None:
-            assert view.bids[: len(self.bids)] == self.bids
-            return
-        table = [74 if play.as_pirate else play.card for play in self.round.trick]
-        assert (view.trick, view.leader, view.bids) == (table, self.round.leader, self.bids)
-        assert (view.tricks, view.bonuses, view.alliances) == (
-            self.round.tricks,
-            self.round.bonuses,
-            self.round.alliances,
-        )
-        assert view.hands == [sorted(hand) for hand in self.round.hands]
-
-
-@pytest.mark.parametrize(("num_players", "num_envs"), [(2, 30), (3, 20), (4, 20), (6, 8), (8, 6)])
+@pytest.mark.parametrize(("num_players", "num_envs"), [(2, 20), (4, 12), (8, 4)])
 def test_all_seats_decided_outside_agree_with_the_reference(num_players: int, num_envs: int) -> None:
-    """One game per env: who decides, masks, states, rewards, results, after every single decision."""
-    game, slots = make(num_envs, num_players, opponents="self")
+    game, slots = make(num_envs, num_players, opponents="self", **REWARDS)
     reset(game, 50)
-    rng = np.random.default_rng(1)
-    tables = [Table(game.peek(i)) for i in range(num_envs)]
-    assert slots.action_masks is not None
-    cards = sum(reference.cards_per_player(number, num_players) for number in range(1, 11))
-    for _ in range(num_players * (10 + cards)):
-        assert game.opponents_turn.tolist() == [table.seat != 0 for table in tables]
-        assert [game.peek(i).seat for i in range(num_envs)] == [table.seat for table in tables]
-        assert legal_lists(slots.action_masks) == [table.legal() for table in tables]
-        slots.actions[:] = draw_actions(slots.action_masks, rng)
-        game.step()
-        for i, table in enumerate(tables):
-            number = table.number
-            reward, over = table.decide(int(slots.actions[i]))
-            assert slots.rewards[i] == pytest.approx(reward)
-            assert slots.terminations[i] == over
-            if over:
-                assert_result(game.episode_info(i), table)
-            elif table.number > number:
-                table.deal(game.peek(i))
-            else:
-                table.check(game.peek(i))
-    assert slots.terminations.all()
-    assert not game.opponents_turn.any()  # a new game begins with the learner's bid
-
-
-def assert_result(info: dict[str, Any], table: Table) -> None:
-    own, *others = table.totals
-    assert (info["score"], info["score_diff"], info["turn"]) == (own, own - max(others), table.decisions)
-    assert info["winner"] == table.totals.index(max(table.totals))
-    assert info["opponents_beaten"] == pytest.approx(np.mean([(own > it) + (own == it) / 2 for it in others]))
+    reasons = side_by_side(game, slots, num_players * decisions_of(num_players), follow=False)
+    assert sum(reasons.values()) == num_envs
 
 
 PER_SEAT = ("hand_numbers", "hand_specials", "bids", "tricks", "totals", "bonus")
@@ -129,23 +41,22 @@ def rotated(records: Any, num_players: int) -> Any:
     return turned
 
 
-@pytest.mark.parametrize("num_players", [2, 4, 8])
+@pytest.mark.parametrize("num_players", [2, 5])
 def test_an_opponent_sees_what_the_learner_would_see_in_its_place(num_players: int) -> None:
-    game, slots = make(16, num_players, opponents="self")
+    game, slots = make(8, num_players, opponents="self")
     reset(game, 7)
-    shadow, shown = make(16, num_players)
+    shadow, shown = make(8, num_players)
     rng = np.random.default_rng(2)
-    assert slots.action_masks is not None
     others = 0
     for _ in range(65 * num_players):
         shadow.records = rotated(game.records, num_players)
-        write_present(shadow, shown)
+        write_present(shadow)
         assert np.array_equal(slots.observations, shown.observations)
         assert np.array_equal(slots.action_masks, np.array(shown.action_masks))
         others += int(game.opponents_turn.sum())
         slots.actions[:] = draw_actions(slots.action_masks, rng)
         game.step()
-    assert others > 16 * 60 * (num_players - 1)
+    assert others > 8 * 60 * (num_players - 1)
 
 
 def test_bids_are_hidden_until_all_are_made() -> None:
@@ -188,7 +99,6 @@ def test_a_bot_fed_through_self_plays_the_same_game(level: str, seats: str) -> N
     for one in (plain, game):
         reset(one, 9)
     rng = np.random.default_rng(5)
-    assert slots.action_masks is not None
     finished = 0
     for _ in range(140):
         assert np.array_equal(slots.observations, expected.observations)
@@ -210,9 +120,8 @@ def test_step_listed_touches_the_listed_games_alone() -> None:
     game, slots = make(9, 4, opponents="self")
     reset(game, 1)
     rng = np.random.default_rng(3)
-    assert slots.action_masks is not None
     arrays = ("rewards", "terminations", "truncations", "observations", "action_masks")
-    for _ in range(400):
+    for _ in range(200):
         listed = np.flatnonzero(rng.random(9) < 0.4)
         rest = np.setdiff1d(np.arange(9), listed)
         slots.actions[:] = 999  # of the others: not even looked at
@@ -227,24 +136,6 @@ def test_step_listed_touches_the_listed_games_alone() -> None:
         assert np.array_equal(game.final_observations[rest], finals[rest])
         assert np.array_equal(game.opponents_turn[rest], turns[rest])
         assert (game.records[listed] != records[listed]).all()
-
-
-def test_step_is_step_listed_of_all_in_any_order() -> None:
-    (game, slots), (other, shown) = make(20, 3, opponents="self"), make(20, 3, opponents="self")
-    for one in (game, other):
-        reset(one, 4)
-    rng = np.random.default_rng(0)
-    assert slots.action_masks is not None
-    for _ in range(250):
-        slots.actions[:] = shown.actions[:] = draw_actions(slots.action_masks, rng)
-        game.step()
-        order = rng.permutation(20)
-        other.step_listed(order[:7])
-        other.step_listed(order[7:])
-        assert np.array_equal(slots.observations, shown.observations)
-        assert np.array_equal(slots.rewards, shown.rewards)
-        assert np.array_equal(slots.terminations, shown.terminations)
-        assert np.array_equal(game.opponents_turn, other.opponents_turn)
 
 
 @pytest.mark.parametrize("listed", [[0, 0], [-1], [3], [1, 2, 1]])
@@ -278,7 +169,6 @@ def test_weights_and_changes_seat_self_from_the_next_game_on() -> None:
     game, slots = make(40, 4, opponents={"self": 1, "medium": 1})
     reset(game)
     rng = np.random.default_rng(8)
-    assert slots.action_masks is not None
     games = 0
     for step in range(700):
         if step == 150:
@@ -302,46 +192,25 @@ def test_weights_and_changes_seat_self_from_the_next_game_on() -> None:
     assert game.peek(3).seat == 2
 
 
-def test_the_single_env_is_the_batch() -> None:
-    game, slots = make(1, 4, opponents=["self", "hard", "self"])
-    env = SkullKingEnv(4, ["self", "hard", "self"], on_illegal="raise")
-    observation, _ = env.reset(seed=6)
-    game.reset(np.array([0]), [6])
-    rng = np.random.default_rng(6)
-    assert slots.action_masks is not None
-    turns = 0
-    for _ in range(400):
-        assert np.array_equal(observation, np.array(slots.observations)[0])
-        assert np.array_equal(env.action_masks(), slots.action_masks[0])
-        assert env.opponents_turn is bool(game.opponents_turn[0])
-        turns += env.opponents_turn
-        slots.actions[:] = draw_actions(slots.action_masks, rng)
-        observation, reward, terminated, truncated, info = env.step(slots.actions[0])
-        game.step()
-        assert (reward, terminated, truncated) == (slots.rewards[0], slots.terminations[0], False)
-        if terminated:
-            assert np.array_equal(observation, game.final_observations[0])
-            assert info == game.episode_info(0)
-            observation, _ = env.reset()
-    assert turns > 200
-
-
-def test_threads_change_no_listed_game(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_change_no_game(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 games with bots and seats of "self", in two parts, against one game after the other."""
     monkeypatch.setattr(ThreadChoice, "next", lambda _: True)
-    (alone, expected), (parted, slots) = make(300, opponents="self"), make(300, opponents="self")
+    mix = {"random": 1, "easy": 1, "medium": 1, "hard": 1, "self": 1}
+    (alone, expected), (parted, slots) = make(300, opponents=mix), make(300, opponents=mix)
     parted.max_threads = 2
     for one in (alone, parted):
         reset(one)
     rng = np.random.default_rng(0)
-    assert expected.action_masks is not None
-    for _ in range(60):
+    for step in range(80):
         listed = np.flatnonzero(rng.random(300) < 0.7)
         slots.actions[:] = expected.actions[:] = draw_actions(expected.action_masks, rng)
         for one in (alone, parted):
-            one.step_listed(listed)
-        for name in ("observations", "action_masks", "rewards", "terminations"):
+            one.step() if step % 2 else one.step_listed(listed)
+        for name in ("observations", "action_masks", "rewards", "terminations", "truncations"):
             np.testing.assert_array_equal(getattr(slots, name), getattr(expected, name), err_msg=name)
         np.testing.assert_array_equal(parted.opponents_turn, alone.opponents_turn)
+        np.testing.assert_array_equal(parted.final_observations, alone.final_observations)
+    assert parted.opponents_ns > 0
 
 
 def play_out(env: SkullKingEnv, seed: int) -> list[str]:
@@ -367,7 +236,7 @@ def test_steps_are_told_card_by_card(opponents: str) -> None:
     assert text.count(" over (tricks/bid, points): you ") == 10
     points = [line.split(", points): ")[1].split(", ")[0] for line in text.splitlines() if " over (" in line]
     assert sum(int(part.split()[-1]) for part in points) == env.peek().final_totals[0]
-    assert "agent 2" in env.render()  # type: ignore[operator]
+    assert "agent 2" in env.render()
     assert SkullKingEnv().describe_step() == ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def lay_out(folder: Path, model: BaseAlgorithm, entry: dict[str, Any], algo: str
     return folder
 
 
+@functools.cache
 def trained(norm: bool = False) -> PPO:
     env: Any = make_vec_env("CartPole-v1", 2, seed=1)
     env = VecNormalize(env) if norm else env
@@ -64,7 +66,6 @@ def test_a_folder_is_evaluated_without_running_what_is_pickled_in_it(fasttrain: 
     exported = fasttrain("export", f"run={folder}", "format=torchscript")
     assert exported.exit_code == 0, exported.err
     found = zoo_run(folder, "model.zip")
-    assert found is not None
     assert (found.config.num_envs, found.config.algo.net_arch, found.config.total_timesteps) == (2, (16,), 256)
 
 
@@ -107,7 +108,6 @@ def test_a_dqn_whose_last_model_is_missing_is_its_best(fasttrain: RunCommand, tm
 def test_a_package_that_registers_the_env_is_named(tmp_path: Path):
     folder = lay_out(tmp_path / "x", trained(), PPO_ENTRY, "ppo", gym_packages=["my_game"])
     found = zoo_run(folder, "model.zip")
-    assert found is not None
     assert found.config.env.id == "my_game:CartPole-v1"
 
 
@@ -116,7 +116,7 @@ def test_a_package_that_registers_the_env_is_named(tmp_path: Path):
     [
         ("args", "!!python/object/apply:os.system ['touch pwned']", "args.yml: cannot be read as YAML"),
         ("config", "!!python/name:os.system", "config.yml: cannot be read as YAML"),
-        ("config", "[" * 20_000, "config.yml: cannot be read as YAML"),
+        ("config", "[" * 3_000, "config.yml: cannot be read as YAML"),
         ("config", "- 1\n", "config.yml is no YAML file of rl_zoo3"),
         ("config", "a: 1\n" * 300_000, "config.yml is no YAML file of rl_zoo3"),
         ("config", "n_timesteps: 1\nn_steps: x\npolicy: MlpPolicy\n", "algo.n_steps=x: expected a whole number"),

@@ -76,7 +76,7 @@ def test_a_game_depends_on_its_seed_alone(make: Make) -> None:
     first, second = bound(make), bound(make)
     first[0].reset(np.arange(N), [7, 8, 9, 10, 11])
     second[0].reset(np.array([4, 2]), [7, 9 + 2**64])  # seeds count modulo 2^64
-    assert (first[1].observations[[0, 2]] == second[1].observations[[4, 2]]).all()  # type: ignore[index]
+    assert (first[1].observations[[0, 2]] == second[1].observations[[4, 2]]).all()
 
 
 @both
@@ -87,10 +87,21 @@ def test_without_a_seed_the_own_stream_goes_on(make: Make) -> None:
         game.reset(np.arange(N), [3] * N)
         game.reset(np.array([1, 2]), [None, 3])
         game.reset(np.array([1]), [None])
-        firsts.append(slots.observations.copy())  # type: ignore[union-attr]
+        firsts.append(slots.observations.copy())
     assert (firsts[0] == firsts[1]).all()
     assert (firsts[0][2] == firsts[0][0]).all()  # its seed again
     assert game.records[1] != game.records[0]  # its stream is further
+
+
+@both
+def test_without_any_seed_games_begin_from_entropy(make: Make) -> None:
+    firsts = []
+    for _ in range(2):
+        game, slots = bound(make)
+        game.reset(np.arange(N), [None] * N)
+        firsts.append(slots.observations.copy())
+    assert not np.array_equal(*firsts)
+    assert not (firsts[0][1:] == firsts[0][0]).all()
 
 
 @both

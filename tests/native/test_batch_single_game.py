@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ def play(env: SingleGame[Any, Any], rng: np.random.Generator, steps: int) -> lis
     """Any action of the space, legal or not; the next game when one ends."""
     seen: list[tuple[Any, ...]] = []
     for _ in range(steps):
-        action = int(rng.integers(env.action_space.n))  # type: ignore[attr-defined]
+        action = int(rng.integers(env.action_space.n))
         observation, reward, ended, cut, info = env.step(action)
         seen.append((observation.tolist(), reward, ended, cut, info, env.action_masks().tolist()))
         if ended:
@@ -38,6 +39,26 @@ def test_the_state_goes_through_plain_values_into_another_env(make: Any) -> None
     play(other, np.random.default_rng(1), 50)
     other.set_state(from_dict(to_dict(one.get_state())))
     assert play(other, np.random.default_rng(2), 300) == play(one, np.random.default_rng(2), 300)
+
+
+@both
+def test_a_copy_by_pickle_plays_on_alike(make: Any) -> None:
+    one = make()
+    one.reset(seed=1)
+    play(one, np.random.default_rng(0), 5)
+    other = pickle.loads(pickle.dumps(one))
+    assert play(other, np.random.default_rng(2), 100) == play(one, np.random.default_rng(2), 100)
+
+
+@both
+def test_observations_and_masks_are_the_callers_own(make: Any) -> None:
+    env = make()
+    first, _ = env.reset(seed=0)
+    mask = env.action_masks()
+    before = first.copy(), mask.copy()
+    env.step(int(np.flatnonzero(mask)[-1]))
+    assert np.array_equal(first, before[0])
+    assert np.array_equal(mask, before[1])
 
 
 @both
