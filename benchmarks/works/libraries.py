@@ -46,7 +46,7 @@ def run(settings: dict[str, Any], needs: str = "", profile: str = "speed") -> Sa
 
 def tracker_clock() -> list[float]:
     """The seconds that training spends in calls of trackers, counted from now on."""
-    from fasttrain.runs.trackers import Watched
+    from fasttrain.runs.loggers import Watched
 
     spent, call = [0.0], Watched._call
 

@@ -11,8 +11,8 @@ import yaml
 
 from conftest import RunCommand
 from fasttrain.cli import main
+from fasttrain.integrations.zoo import read_yaml
 from fasttrain.integrations.zoo.entries import algorithm, configuration, taken
-from fasttrain.integrations.zoo.folders import read_yaml
 
 ENTRY = """
 default: &d

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import Finished, RunCommand
 from fasttrain.saving import rests
-from fasttrain.saving.rests import Checkpoints
+from fasttrain.saving.checkpointing import Checkpoints
 from resume_cases import CASES, PPO, assert_equal, assert_equal_arrays, episodes_of, parts_of
 
 

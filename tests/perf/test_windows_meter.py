@@ -19,7 +19,7 @@ def test_lines_cover_what_came_since_the_last_and_overall_everything():
     assert "update_ratio 0.00000" in second
     overall = meter.overall(env_steps=3000, updates=4)
     assert overall.env_steps == 3000
-    assert overall.enemy_turn_ns == 1_000_000
+    assert overall.envs.opponents_ns == 1_000_000
     assert overall.wall_ns > 0
     assert meter.lines == [first, second]
 

@@ -15,8 +15,7 @@ from rich.console import Console
 from conftest import configured
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import calibration as module
-from fasttrain.runs.calibration import calibrated, chosen_at_switch, expected_s, measured, ways_of
-from fasttrain.runs.check import settle_threads
+from fasttrain.runs.calibration import calibrated, chosen_at_switch, expected_s, measured, settle_threads, ways_of
 from fasttrain.runs.envs import build_vec_env
 from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.checks import EnvFacts, Machine

@@ -9,8 +9,7 @@ from stable_baselines3.common.logger import KVWriter, configure
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.loggers import STEPS, UsersCallbacks, cut_back, make_logger
-from fasttrain.runs.trackers import Watched
+from fasttrain.runs.loggers import STEPS, UsersCallbacks, Watched, cut_back, make_logger
 
 
 def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):

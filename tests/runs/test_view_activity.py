@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
+from conftest import configured
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import view as module
-from fasttrain.runs.envs import telling
+from fasttrain.runs.envs import build_vec_env
 from fasttrain.runs.progress import Progress
 from fasttrain.runs.view import Activity, LiveView, activity, make_console, moves
 
@@ -184,6 +185,5 @@ def test_how_long_it_will_take_follows_from_what_is_done(monkeypatch: pytest.Mon
 
 def test_envs_are_counted_as_they_are_built() -> None:
     told: list[str] = []
-    envs = [build() for build in telling([lambda: "a", lambda: "b"], told.append)]
-    assert envs == ["a", "b"]
+    build_vec_env(configured("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy"), 2, 0, tell=told.append).close()
     assert told == ["env 1 of 2", "env 2 of 2"]

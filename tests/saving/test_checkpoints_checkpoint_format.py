@@ -11,8 +11,8 @@ import pytest
 from stable_baselines3 import PPO
 
 from fasttrain.errors import ConfigError
+from fasttrain.saving.checkpointing import zip_writer
 from fasttrain.saving.checkpoints import CheckpointFolder, Snapshot, array_writer, stored
-from fasttrain.saving.rests import zip_writer
 
 ARRAYS: dict[str, Any] = {
     "model/weight": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2],

@@ -3,8 +3,10 @@
 Inputs, each with a batch dimension B of any size: the observations as the env shows them (a Dict gives one input per
 key; images as they come, `env.normalize` inside) and, for what trained with them, action masks. Outputs: `actions` as
 `predict(deterministic=True)` gives them; `logits` before masking, `means` for Box actions, `q_values` for DQN; `values`
-for the PPO family. Of policies that remember: `remembering.py`. `best_choices` says what a model would choose first,
-second and third, and how it rates them.
+for the PPO family. A recurrent policy has more inputs: `episode_starts` (B,) bool, True where an episode begins,
+whatever was remembered; the actor's states `pi_h` and `pi_c` (B, L, H), and `vf_h` and `vf_c` of a critic's own LSTM (a
+GRU has no c). Its outputs `next_pi_h` and so on are the next step's inputs. `best_choices` says what a model would
+choose first, second and third, and how it rates them.
 """
 
 from __future__ import annotations
@@ -14,18 +16,17 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
+from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from fasttrain.algos.policy_view import action_dims
-from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.envs.masks import property_of
+from fasttrain.algos.recurrent import step_outputs
 from fasttrain.vec.base import opened
 
 Arrays = dict[str, NDArray[Any]]
@@ -144,8 +145,7 @@ def _running(statistics: VecNormalize | None, key: str | None) -> Any:
         return None
     if key is None:
         return statistics.obs_rms
-    normalised = statistics.norm_obs_keys or ()
-    return statistics.obs_rms[key] if key in normalised else None
+    return statistics.obs_rms[key] if key in (statistics.norm_obs_keys or ()) else None
 
 
 def random_inputs(acting: ActingPath, size: int, seed: int) -> Arrays:
@@ -167,17 +167,14 @@ def _random_observations(space: spaces.Space[Any], size: int, random: np.random.
         low, high = np.clip(space.low, -FAR, FAR), np.clip(space.high, -FAR, FAR)
         return random.uniform(low, high, (size, *space.shape)).astype(space.dtype)
     space.seed(int(random.integers(1 << 31)))
-    samples = [space.sample() for _ in range(size)]
-    return np.array(samples, dtype=space.dtype)
+    return np.array([space.sample() for _ in range(size)], dtype=space.dtype)
 
 
 def largest_difference(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, inputs: Arrays, outputs: Arrays
 ) -> float:
-    """Largest |Δ| / max(1, |value|) between `outputs` and what SB3's own methods say of `inputs`.
-
-    Logits are compared as the masked log-probabilities they stand for. An action that differs from SB3's counts by what
-    SB3's scores of the two are apart: zero for a tie.
+    """Largest |Δ| / max(1, |value|) between `outputs` and what SB3's own methods say of `inputs`. Logits are compared
+    as masked log-probabilities; another action than SB3's counts by the difference of SB3's scores of the two.
     """
     observations: Any = {part.key: inputs[part.name] for part in acting.inputs}
     observations = observations.get(None, observations)
@@ -196,10 +193,9 @@ def largest_difference(
             distribution, further = acting.judged(policy, tensors, masks, inputs)
             scores = _log_probabilities(distribution)
     expected = scores.numpy()
-    differences = [_distance(_comparable(acting, outputs, inputs), expected)]
-    differences += [_distance(outputs[name], value) for name, value in further.items()]
-    differences.append(_action_distance(acting, outputs["actions"], actions, expected))
-    return max(differences)
+    differences = [_distance(outputs[name], value) for name, value in further.items()]
+    differences.append(_distance(_comparable(acting, outputs, inputs), expected))
+    return max(*differences, _action_distance(acting, outputs["actions"], actions, expected))
 
 
 def _log_probabilities(distribution: Any) -> Tensor:
@@ -259,11 +255,7 @@ class Choice(NamedTuple):
 def best_choices(
     model: BaseAlgorithm, observations: object, action_masks: NDArray[np.bool_] | None, count: int = 3
 ) -> list[Choice]:
-    """The `count` best rated legal actions for the first row of `observations`, best first.
-
-    Sub-actions are rated apart, as these policies do: a probability is the product of theirs. Empty for actions that
-    are no choices (Box) and for policies that remember.
-    """
+    """The `count` best rated legal actions for row 0 of `observations`; none for Box actions and recurrent policies."""
     policy: Any = model.policy
     policy.set_training_mode(False)
     with torch.no_grad():
@@ -280,9 +272,8 @@ def best_choices(
         sizes = [part.shape[1] for part in scores]
         legal = torch.split(torch.from_numpy(opened(action_masks, sizes)), sizes, dim=1)
         scores = [part.masked_fill(~mask, -torch.inf) for part, mask in zip(scores, legal, strict=True)]
-    best = _best_combinations([part[0].tolist() for part in scores], count)
     choices = []
-    for places, total in best:
+    for places, total in _best_combinations([part[0].tolist() for part in scores], count):
         rating = total / len(scores) if kind == "Q-value" else float(np.exp(total))
         choices.append(Choice(places[0] if len(places) == 1 else np.array(places), rating, kind))
     return choices
@@ -311,39 +302,84 @@ def _best_combinations(scores: Sequence[Sequence[float]], count: int) -> list[tu
     return best
 
 
-# --- a model at several seats of one game
+# --- recurrent policies
 
 
-def opponents_decide(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether the decision is not the learner's."""
-    read = property_of(env, TURN)
-    return bool(read() if read else env.has_wrapper_attr(TURN) and env.get_wrapper_attr(TURN))
+class RememberingPath(ActingPath):
+    """Observations, masks, episode starts and states → actions, scores, values and the states after."""
+
+    def __init__(self, model: BaseAlgorithm, shown: spaces.Space[Any], statistics: VecNormalize | None) -> None:
+        super().__init__(model, shown, statistics)
+        self.lstms: dict[str, Any] = {"pi": self.net.lstm_actor}
+        if self.net.lstm_critic is not None:
+            self.lstms["vf"] = self.net.lstm_critic
+        self.parts = "hc" if isinstance(self.lstms["pi"], nn.LSTM) else "h"
+        self.state_names = [f"{which}_{part}" for which in self.lstms for part in self.parts]
+        self.output_names += [f"next_{name}" for name in self.state_names]
+
+    @property
+    def input_names(self) -> list[str]:
+        return [*super().input_names, "episode_starts", *self.state_names]
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.input_names, inputs, strict=True))
+        kept = 1.0 - given["episode_starts"].to(torch.float32)[:, None]
+        after: dict[str, Tensor] = {}
+
+        def run(which: str, features: Tensor) -> Tensor:
+            states = [given[f"{which}_{part}"] for part in self.parts]
+            found: list[tuple[Tensor, ...]] = []
+            for layer in range(self.lstms[which].num_layers):
+                before = (state[:, layer] * kept for state in states)
+                found.append(_stepped(self.lstms[which], layer, features, *before))
+                features = found[-1][0]
+            for part, layers in zip(self.parts, zip(*found, strict=True), strict=True):
+                after[f"{which}_{part}"] = torch.stack(layers, dim=1)
+            return features
+
+        latent, values = step_outputs(self.net, self._observations(inputs), run)
+        scores = self.net.action_net(latent)
+        actions = self._actions(scores, given.get("action_masks"))
+        return actions, scores, values.flatten(), *(after[name] for name in self.state_names)
+
+    def further_inputs(self, size: int, random: np.random.Generator) -> Arrays:
+        arrays: Arrays = {"episode_starts": random.random(size) < 0.3}
+        for name in self.state_names:
+            lstm = self.lstms[name[:2]]
+            states = random.uniform(-1.0, 1.0, (size, lstm.num_layers, lstm.hidden_size))
+            arrays[name] = states.astype(np.float32)
+        return arrays
+
+    def remembered(self, inputs: Arrays) -> dict[str, Any]:
+        return {"state": self._sb3_states(inputs, "pi"), "episode_start": inputs["episode_starts"]}
+
+    def judged(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
+        starts = torch.from_numpy(inputs["episode_starts"]).float()
+        pi = tuple(map(torch.from_numpy, self._sb3_states(inputs, "pi")))
+        vf = tuple(map(torch.from_numpy, self._sb3_states(inputs, "vf" if "vf" in self.lstms else "pi")))
+        distribution, _ = policy.get_distribution(tensors, pi, starts, **masks)
+        _, values, _, after = policy.forward(tensors, RNNStates(pi, vf), starts, deterministic=True, **masks)
+        found = {"values": values.numpy().flatten()}
+        for which in self.lstms:
+            for part, states in zip(self.parts, getattr(after, which), strict=False):
+                found[f"next_{which}_{part}"] = states.transpose(0, 1).numpy()
+        return distribution, found
+
+    def _sb3_states(self, inputs: Arrays, which: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        """As SB3 has them: (L, B, H) each."""
+        found = [np.ascontiguousarray(inputs[f"{which}_{part}"].swapaxes(0, 1)) for part in self.parts]
+        return found[0], found[-1]  # a GRU, which has no c, gives back any
 
 
-class Seats:
-    """Asks a model for whichever seat must decide; where an env does not name it, all opponents are one seat."""
-
-    def __init__(
-        self, model: BaseAlgorithm, env: gymnasium.Env[Any, Any], has_masks: bool, deterministic: bool
-    ) -> None:
-        self._predict: Any = model.predict
-        self._env, self._deterministic = env, deterministic
-        self.masked = has_masks and "action_masks" in inspect.signature(model.predict).parameters
-        self._states: dict[Any, Any] = {}
-
-    def forget(self) -> None:
-        """An episode begins."""
-        self._states = {}
-
-    def actions(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """The action (1, …) for one row of observations and masks."""
-        seat = opponents_decide(self._env)
-        if seat and self._env.has_wrapper_attr("seat_to_decide"):
-            seat = self._env.get_wrapper_attr("seat_to_decide")
-        begins = np.array([seat not in self._states])
-        extra = {"action_masks": masks} if self.masked else {}
-        actions: NDArray[Any]
-        actions, self._states[seat] = self._predict(
-            observations, state=self._states.get(seat), episode_start=begins, deterministic=self._deterministic, **extra
-        )
-        return actions
+def _stepped(cell: torch.nn.RNNBase, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
+    """One step of one layer, (B, H) each: the exporter to ONNX refuses `nn.LSTM` with a batch of any size."""
+    weights = dict(cell.named_parameters())
+    of_inputs = nn.functional.linear(inputs, weights[f"weight_ih_l{layer}"], weights.get(f"bias_ih_l{layer}"))
+    of_h = nn.functional.linear(h, weights[f"weight_hh_l{layer}"], weights.get(f"bias_hh_l{layer}"))
+    if isinstance(cell, nn.GRU):
+        (reset, kept, new), (h_reset, h_kept, h_new) = of_inputs.chunk(3, dim=1), of_h.chunk(3, dim=1)
+        new, kept = torch.tanh(new + torch.sigmoid(reset + h_reset) * h_new), torch.sigmoid(kept + h_kept)
+        return (new + kept * (h - new),)
+    write, forget, new, show = (of_inputs + of_h).chunk(4, dim=1)
+    after = torch.sigmoid(forget) * c[0] + torch.sigmoid(write) * torch.tanh(new)
+    return torch.sigmoid(show) * torch.tanh(after), after

@@ -1,7 +1,5 @@
 """`fasttrain export run=FOLDER format=onnx|torchscript`: a policy as one file that needs neither SB3 nor fasttrain.
-
-What is in the file: `deploy/acting.py`. It is checked against the policy on random inputs; one that disagrees is not
-left behind.
+`deploy/acting.py` says what is in it. It is checked against the policy on random inputs and deleted if it disagrees.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.deploy.acting import ActingPath, Arrays, largest_difference, random_inputs
-from fasttrain.deploy.remembering import RememberingPath
+from fasttrain.deploy.acting import ActingPath, Arrays, RememberingPath, largest_difference, random_inputs
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.evaluate import Finished, load_run, named_run
 from fasttrain.runs.models import one_env
@@ -38,12 +35,7 @@ TOLERANCE = 1e-5  # a few roundings of float32
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Export the model of a finished run and say how far the file is from the policy.
-
-    Raises:
-        ConfigError: no run, no format, a model that cannot be exported, or a package that is missing.
-        FastTrainError: the file disagrees with the policy.
-    """
+    """Export the model of a finished run and say how far the file is from the policy."""
     where = named_run("export", config, sources, "format", "model", "output")
     path, stem = _target(config, where), STEMS[config.model]
     console = make_console()
@@ -52,13 +44,13 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         trained = load_run(where, f"{stem}.zip", config.trust)
         spec = trained.config.algo.spec
         if spec.exports == "no":
+            way_out = f"load model.zip by {spec.stock.replace(':', '.')}"
             raise ConfigError(
-                f"{spec.name} cannot be exported: there is no exported path of its kind of network; "
-                f"load model.zip by {spec.stock.replace(':', '.')}"
+                f"{spec.name} cannot be exported: there is no exported path of its kind of network; {way_out}"
             )
         shown, statistics, masked = _shown(trained, where)
         doing.now("writing it, and trying it beside the policy")
-        path_of = RememberingPath if trained.config.algo.spec.recurrent else ActingPath
+        path_of = RememberingPath if spec.recurrent else ActingPath
         acting = path_of(trained.model, shown, statistics).eval()
         acting.masked |= masked
         report = export(acting, trained.model, statistics, str(config.format), path)
@@ -74,13 +66,9 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def export(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, kind: str, path: Path
 ) -> dict[str, Any]:
-    """Write `path`, after the check; what is in it and how far it is from the policy.
-
-    Raises:
-        FastTrainError: it disagrees; nothing is left at `path`.
-    """
+    """Write and check `path`; what is in it, and its distance from the policy. Raises FastTrainError if they differ."""
     write, load = (_write_onnx, _load_onnx) if kind == "onnx" else (_write_torchscript, _load_torchscript)
-    draft = _draft(path)
+    draft, other = _draft(path), "torchscript" if kind == "onnx" else "onnx"
     draft.unlink(missing_ok=True)  # a link left there would be written through
     difference, outputs = 0.0, {}
     try:
@@ -88,17 +76,16 @@ def export(
             write(acting, draft)
         except RuntimeError as error:  # torch.onnx's errors are RuntimeErrors too
             reason = str(error).strip().split("\n")[0]
-            raise FastTrainError(f"cannot write {path.name}: {reason}; take format={_other(kind)}") from error
+            raise FastTrainError(f"cannot write {path.name}: {reason}; take format={other}") from error
         run, checked_with = load(draft, acting)
         for size in BATCH_SIZES:
             inputs = random_inputs(acting, size, seed=size)
             outputs = run(inputs)
-            found = largest_difference(acting, model, statistics, inputs, outputs)
-            difference = max(difference, found)
+            difference = max(difference, largest_difference(acting, model, statistics, inputs, outputs))
         if not difference <= TOLERANCE:
             raise FastTrainError(
                 f"{path.name} disagrees with the policy by {difference:.1e} ({TOLERANCE:g} allowed) and was deleted: "
-                f"the policy does what this format cannot follow; take format={_other(kind)}"
+                f"the policy does what this format cannot follow; take format={other}"
             )
         os.replace(draft, path)
     finally:
@@ -113,14 +100,9 @@ def export(
     }
 
 
-def _other(kind: str) -> str:
-    return "torchscript" if kind == "onnx" else "onnx"
-
-
 def _kinds(arrays: Arrays) -> dict[str, str]:
-    return {
-        name: f"{array.dtype} ({', '.join(['batch', *map(str, array.shape[1:])])})" for name, array in arrays.items()
-    }
+    """`{"actions": "int64 (batch, 2)"}`."""
+    return {name: f"{one.dtype} ({', '.join(['batch', *map(str, one.shape[1:])])})" for name, one in arrays.items()}
 
 
 def _target(config: Config, where: Path) -> Path:
@@ -129,10 +111,8 @@ def _target(config: Config, where: Path) -> Path:
         raise ConfigError("export needs format=onnx or format=torchscript")
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None] if config.format == "onnx" else []
     if missing:
-        raise ConfigError(
-            f"format=onnx needs {' and '.join(missing)}: pip install {' '.join(ONNX_PACKAGES)}; "
-            "format=torchscript needs nothing"
-        )
+        way_out = f"pip install {' '.join(ONNX_PACKAGES)}; format=torchscript needs nothing"
+        raise ConfigError(f"format=onnx needs {' and '.join(missing)}: {way_out}")
     if config.output is None:
         return where / (STEMS[config.model] + SUFFIXES[config.format])
     path = Path(config.output)
@@ -153,10 +133,7 @@ def _draft(path: Path) -> Path:
 
 
 def _shown(trained: Finished, where: Path) -> tuple[spaces.Space[Any], VecNormalize | None, bool]:
-    """Observations as the env shows them, the statistics that they are normalised by, whether Q-values were masked.
-
-    SB3 moves an image's channels to the front and keeps no note of it.
-    """
+    """Observations as the env shows them (SB3 moves channels), their statistics, whether Q-values were masked."""
     config, space = trained.config, trained.model.observation_space
     normalized, may_mask = "obs" in config.env.normalize, config.algo.spec.masks == "may" and uses_masks(config)
     is_image = any(is_image_space(part) for part in (space.values() if isinstance(space, spaces.Dict) else [space]))

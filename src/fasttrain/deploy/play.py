@@ -32,8 +32,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import OPPONENTS_TURN as TURN
-from fasttrain.deploy.acting import Seats, best_choices, opponents_decide
-from fasttrain.deploy.video import check_output, drawn_env, film
+from fasttrain.deploy.acting import best_choices
+from fasttrain.deploy.video import Seats, check_output, drawn_env, film, opponents_decide
 from fasttrain.errors import ConfigError
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import load_run, named_run, summarise
@@ -56,6 +56,10 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     told = ""
     last_picture: object = ""
 
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.tells, self.has_words = env.has_wrapper_attr("describe_step"), env.has_wrapper_attr("describe_action")
+
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result = self.env.step(action)
         if self.tells:
@@ -63,16 +67,6 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
         if result[2] or result[3]:
             self.last_picture = self.env.render()
         return result
-
-    @property
-    def tells(self) -> bool:
-        """Whether the env says what a step brought."""
-        return self.env.has_wrapper_attr("describe_step")
-
-    @property
-    def has_words(self) -> bool:
-        """Whether the env has words for actions."""
-        return self.env.has_wrapper_attr("describe_action")
 
     def words(self, action: object) -> str:
         """The action in the env's words, or as it is."""
@@ -88,11 +82,7 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Play as many episodes as asked, one decision after the other; stopping early is no error.
-
-    Raises:
-        ConfigError: no run named, no such model, or an env that cannot be shown or played against.
-    """
+    """Play as many episodes as asked, one decision after the other; stopping early is no error."""
     where, console = named_run("play", config, sources, "model", "opponent", "output", "play."), make_console()
     target = None if config.output is None else check_output(config, sources)
     file = "best_model.zip" if config.model == "best" else "model.zip"
@@ -147,34 +137,23 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
     """Who sits at the table: those of the training, those asked for, or the agent against a person."""
     if opponent is not None and (not isinstance(opponent, str) or ":" in opponent):
         raise ConfigError(f"opponent={opponent}: a class of yours decides in training; here take one of the game's own")
-    if not trained.play.human:
-        return _one_view(trained if opponent is None else against(trained, opponent))
-    if opponent is not None:
+    if trained.play.human and opponent is not None:
         raise ConfigError(f"opponent={opponent} contradicts play.human=true: there the agent plays the other side")
-    if trained.env.spec.opponent_key is None:
+    if trained.play.human and trained.env.spec.opponent_key is None:
+        none = f"env {trained.env.name} has no opponents that the agent could play"
+        raise ConfigError(f"play.human=true: {none}; take play.human=false to watch")
+    asked = SELF if trained.play.human else opponent
+    seated = trained if asked is None else against(trained, asked)
+    if plays_itself(seated) and seated.env.frame_stack > 1:
         raise ConfigError(
-            f"play.human=true: env {trained.env.name} has no opponents that the agent could play; "
-            "take play.human=false to watch"
-        )
-    return _one_view(against(trained, SELF))
-
-
-def _one_view(config: Config) -> Config:
-    """The same, if what the agent sees is of one side alone."""
-    if plays_itself(config) and config.env.frame_stack > 1:
-        raise ConfigError(
-            f"play with env.frame_stack={config.env.frame_stack}: the frames would be of both sides; watch it against "
+            f"play with env.frame_stack={seated.env.frame_stack}: the frames would be of both sides; watch it against "
             "one of the game's own opponents"
         )
-    return config
+    return seated
 
 
 def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
-    """The run's env, drawn as text.
-
-    Raises:
-        ConfigError: it cannot be, or cannot be played from both sides where that is needed.
-    """
+    """The run's env, drawn as text. Raises ConfigError if it cannot be, or lacks a side that is needed."""
     env = drawn_env(trained, "ansi")
     option = env_spec(trained).option
     if plays_itself(trained) and not env.has_wrapper_attr(TURN):
@@ -207,11 +186,7 @@ class Play:
         self.finished: list[tuple[float, int, dict[str, Any]]] = []
 
     def episodes(self) -> None:
-        """Play them.
-
-        Raises:
-            EOFError: the person wants no more.
-        """
+        """Play them. Raises EOFError if the person wants no more."""
         observations: Any = self.env.reset()
         for number in range(1, self.settings.episodes + 1):
             observations = self._episode(number, observations)
@@ -265,11 +240,7 @@ class Play:
         show(self.console, text, style)
 
     def _read(self, prompt: str) -> str:
-        """A line from the keyboard.
-
-        Raises:
-            EOFError: the end of input, or `q`.
-        """
+        """A line from the keyboard. Raises EOFError at the end of input, or for `q`."""
         line = self.console.input(Text(prompt)).strip()
         if not sys.stdin.isatty():  # a terminal shows what is typed
             self._show(line)
@@ -322,9 +293,7 @@ def _outcome(info: Mapping[str, Any]) -> str:
     if won is not None:
         word = "draw" if info.get("is_draw") else "won" if won else "lost"
         return f"{word} ({reason})" if reason not in ("", word) else word
-    if reason:
-        return reason
-    return "cut off by the limit of steps" if truth(info.get("TimeLimit.truncated")) else "over"
+    return reason or ("cut off by the limit of steps" if truth(info.get("TimeLimit.truncated")) else "over")
 
 
 def _facts(info: Mapping[str, Any]) -> Iterator[str]:

@@ -1,13 +1,12 @@
-"""Videos of a policy: `fasttrain play run=FOLDER output=game.mp4`, and `video.every` while a run trains.
-
-An env draws itself as pictures under `render_mode="rgb_array"`: one after each reset and each step, which go to the
-file as they come. imageio writes it, for .mp4 by the ffmpeg that imageio-ffmpeg brings along; neither is needed for
-anything else.
+"""Videos of a policy: `fasttrain play run=FOLDER output=game.mp4`, and `video.every` while a run trains. An env draws
+one picture after each reset and each step under `render_mode="rgb_array"`. imageio writes them, .mp4 with
+imageio-ffmpeg.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -21,8 +20,9 @@ from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from fasttrain.deploy.acting import Seats
+from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.envs.make import make_env
+from fasttrain.envs.masks import property_of
 from fasttrain.envs.retrace import closed
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError
@@ -51,11 +51,7 @@ class Filmed(NamedTuple):
 
 
 def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
-    """The run's env under `render_mode=mode`.
-
-    Raises:
-        ConfigError: it does not draw itself so.
-    """
+    """The run's env under `render_mode=mode`. Raises ConfigError if it has no such mode."""
     asks, returns = ASKED[mode]
     if config.env.backend != "gymnasium":
         what = "play shows one Gymnasium env as text" if mode == "ansi" else "a video shows one Gymnasium env"
@@ -80,11 +76,7 @@ def check_packages(key: str, ending: str = ".mp4") -> None:
 
 
 def check_output(config: Config, typed: Iterable[str]) -> Path:
-    """The file that `play output=…` is to write.
-
-    Raises:
-        ConfigError: it cannot be written, or something typed means nothing for a video.
-    """
+    """The file that `play output=…` is to write. Raises ConfigError if it cannot be, or an option does not fit."""
     file = Path(str(config.output))
     if file.suffix not in PACKAGES:
         raise ConfigError(f"output={file}: play writes videos; name a file that ends in {' or '.join(PACKAGES)}")
@@ -148,30 +140,21 @@ class Film:
         self._writer: Any = imageio.get_writer(file, mode="I", **options)
 
     def add(self, drawn: object) -> None:
-        """One more.
-
-        Raises:
-            EnvSpecError: it is none.
-        """
+        """Add a picture. Raises EnvSpecError if it is none."""
         self._writer.append_data(picture(drawn))
         self.pictures += 1
 
     @property
     def seconds(self) -> float:
-        """That it lasts so far."""
+        """Its length so far."""
         return self.pictures / self.fps
 
     def close(self) -> None:
-        """All of it is in the file."""
         self._writer.close()
 
 
 def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3), both even as the usual video format wants it
-    """What an env drew, small ones enlarged.
-
-    Raises:
-        EnvSpecError: it is no picture.
-    """
+    """What an env drew, small pictures enlarged. Raises EnvSpecError if it is no picture."""
     pixels = np.asarray(drawn)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (3, 4) or not pixels.size:
         found = f"{type(drawn).__name__} {pixels.dtype} {pixels.shape}"
@@ -195,15 +178,9 @@ def film(
     seed: int,
     most_s: float = math.inf,
 ) -> Filmed:
-    """Play episodes in an env of their own and write the video, whole or not at all; Ctrl-C ends it earlier.
-
-    Args:
-        config: who sits at the table stands in its `env.kwargs` already.
-        most_s: the video ends after so many seconds.
-
-    Raises:
-        ConfigError: the env draws no pictures.
-        EnvSpecError: what it draws is none.
+    """Play episodes in an env of their own and write the video, whole or not at all, of at most `most_s` seconds;
+    Ctrl-C ends it earlier. `env.kwargs` of `config` name the opponents. Raises ConfigError or EnvSpecError if the env
+    draws no pictures.
     """
     with own_random_state(seed), into_place(file) as draft:
         drawn = drawn_env(config, "rgb_array")
@@ -261,10 +238,44 @@ def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None
         made = film(against_bots(config), model, statistics, file, config.video.episodes, True, seed, MOST_S)
     except Exception as error:
         return f"[VIDEO] {name} was not made ({blame(error)}{no_second_env(config)}); the run goes on"
-    return f"[VIDEO] {name}: {made.seconds:.0f} s{_mean(made)}"
+    rewards = [total for total, _, _ in made.finished]
+    what = f"reward {np.mean(rewards):.3g}" if rewards else "which is not the whole episode"
+    return f"[VIDEO] {name}: {made.seconds:.0f} s, {what}"
 
 
-def _mean(made: Filmed) -> str:
-    if not made.finished:
-        return ", which is not the whole episode"
-    return f", reward {np.mean([total for total, _, _ in made.finished]):.3g}"
+# --- a model at several seats of one game
+
+
+def opponents_decide(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether the decision is not the learner's."""
+    read = property_of(env, TURN)
+    return bool(read() if read else env.has_wrapper_attr(TURN) and env.get_wrapper_attr(TURN))
+
+
+class Seats:
+    """Asks a model for whichever seat must decide; where an env does not name it, all opponents are one seat."""
+
+    def __init__(
+        self, model: BaseAlgorithm, env: gymnasium.Env[Any, Any], has_masks: bool, deterministic: bool
+    ) -> None:
+        self._predict: Any = model.predict
+        self._env, self._deterministic = env, deterministic
+        self.masked = has_masks and "action_masks" in inspect.signature(model.predict).parameters
+        self._states: dict[Any, Any] = {}
+
+    def forget(self) -> None:
+        """An episode begins."""
+        self._states = {}
+
+    def actions(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """The action (1, …) for one row of observations and masks."""
+        seat = opponents_decide(self._env)
+        if seat and self._env.has_wrapper_attr("seat_to_decide"):
+            seat = self._env.get_wrapper_attr("seat_to_decide")
+        begins = np.array([seat not in self._states])
+        extra = {"action_masks": masks} if self.masked else {}
+        actions: NDArray[Any]
+        actions, self._states[seat] = self._predict(
+            observations, state=self._states.get(seat), episode_start=begins, deterministic=self._deterministic, **extra
+        )
+        return actions

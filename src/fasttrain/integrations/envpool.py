@@ -18,7 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs
 
-from fasttrain.batch import FinishedEpisode, Int64Array
+from fasttrain.batch import FinishedEpisode
 from fasttrain.envs.names import arguments
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import usable_cores
@@ -56,20 +56,16 @@ BACKEND = _EnvPool()
 
 
 class EnvPoolVecEnv(SlotVecEnv):
-    """N envs of one EnvPool task, stepped by its own threads.
+    """N envs of one EnvPool task, stepped by its own threads. Raises EnvSpecError if it cannot be made.
 
-    The pool is made by the first `reset`, and anew by a reset that follows `seed()`: EnvPool takes seeds only when it
-    is made. A limit of steps is counted here, so that an env which ends by its rules in the very step of the limit is
-    told from one that was cut; EnvPool calls both truncated.
+    The first `reset` makes the pool, and a reset that follows `seed()` makes it anew: EnvPool takes seeds only then.
+    The limit of steps is counted here, so that an env which terminates in the very step of the limit is told from one
+    that is truncated; EnvPool calls both truncated.
 
     Args:
         env_id: one of `envpool.list_all_envs()`.
-        num_envs: N.
-        max_episode_steps: cut episodes there instead of at the task's own limit.
-        options: of `envpool.make`, `{"frame_skip": 2}` say; `num_threads` is fitted to the usable cores if left out.
-
-    Raises:
-        EnvSpecError: EnvPool is not installed, knows no such task or option, or the task's spaces are not supported.
+        max_episode_steps: truncate episodes there instead of at the task's own limit.
+        options: of `envpool.make`, for example `{"frame_skip": 2}`; `num_threads` defaults to the usable cores.
     """
 
     def __init__(
@@ -110,13 +106,11 @@ class EnvPoolVecEnv(SlotVecEnv):
             return self._envpool.make_spec(self._env_id, **self._pool_options)
         except Exception as error:
             accepted = sorted(set(self._envpool.make_spec(self._env_id).config._fields) - set(_OURS))
-            unknown = [name for name in self._pool_options if name not in accepted]
-            if unknown:
-                hint = did_you_mean(unknown[0], accepted)
-                why = f"unknown env.kwargs.{unknown[0]}{hint}; EnvPool accepts: {', '.join(accepted)}"
-            else:
-                said = str(error).partition("\n")[0]
-                why = f"EnvPool refuses env.kwargs={self._pool_options}: {type(error).__name__}: {said}"
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            why = f"EnvPool refuses env.kwargs={self._pool_options}: {said}"
+            for unknown in [name for name in self._pool_options if name not in accepted][:1]:
+                hint = did_you_mean(unknown, accepted)
+                why = f"unknown env.kwargs.{unknown}{hint}; EnvPool accepts: {', '.join(accepted)}"
             raise EnvSpecError(f"{self._what}: {why}") from error
 
     def _spaces(self, spec: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -165,15 +159,11 @@ class EnvPoolVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
         self._observations[...] = observations
         if ended.size:
-            self._begin_next(ended)
-
-    def _begin_next(self, ended: Int64Array) -> None:
-        """Write the first observations of the next episodes of the `ended` envs."""
-        if self._limit is None:  # the pool's own autoreset, which ignores the action and knows of lives left
-            first, *_, info = self._pool.step(self.slots.actions[ended], ended)
-        else:  # the pool does not know of those that were cut here
-            first, info = self._pool.reset(ended.astype(np.int32))
-        self._observations[info["env_id"]] = first
+            if self._limit is None:  # the pool's own autoreset, which ignores the action and knows of lives left
+                first, *_, info = self._pool.step(slots.actions[ended], ended)
+            else:  # the pool does not know of those that were truncated here
+                first, info = self._pool.reset(ended.astype(np.int32))
+            self._observations[info["env_id"]] = first
 
     def _finish(self, index: int, observations: NDArray[Any], info: Mapping[str, Any]) -> FinishedEpisode:
         told = {name: _plain(values[index]) for name, values in info.items() if name not in ("env_id", "players")}

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fasttrain.runs.trackers import MOST_CHARACTERS, PROJECT, Home, Numbers, Settings, Tracker
+from fasttrain.runs.loggers import MOST_CHARACTERS, PROJECT, Home, Numbers, Settings, Tracker
 
 MOST_ROWS = 100  # in a request: what MLflow's servers take of parameters
 EVERY_S = 20.0  # a row of its own costs its store 46 ms
@@ -18,12 +18,7 @@ STATES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class MLflow(Tracker):
-    """One run of an experiment, whose rows are sent together.
-
-    Args:
-        uri: the store.
-        experiment: its name there; else the sweep's.
-    """
+    """One run of an experiment. `uri` is the store, `experiment` its name there (else the sweep's)."""
 
     name = "mlflow"
 

@@ -35,42 +35,35 @@ GAME = GameSpec(opponent_key="opponents", eval_opponent="random")
 
 
 class _Games(Backend):
-    """They are envs like any other: a seat, the others played at random unless `opponent` says who; under
-    `env.kwargs.sharing=true` a VectorEnv with a row for every agent."""
+    """A seat of the game, or under `env.kwargs.sharing=true` a VectorEnv with a row for every agent."""
 
     name = "pettingzoo"
 
     def adapted(self, env: EnvConfig) -> EnvConfig:
         if env.id is None:
-            raise ConfigError(
-                "env.backend=pettingzoo names the game's module: env.id=pettingzoo.classic.connect_four_v3"
-            )
+            raise ConfigError("env.backend=pettingzoo needs a game's module: env.id=pettingzoo.classic.connect_four_v3")
         kwargs = {"game": env.id, **env.kwargs}
         if kwargs.pop("sharing", False):
             return replace(env, backend=VECTOR, id=None, entry_point=f"{HERE}:Rows", kwargs=kwargs)
-        return replace(
-            env, backend=SINGLE, id=None, entry_point=f"{HERE}:Seat", kwargs=kwargs, game=f"{HERE}:GAME",
-        )  # fmt: skip
+        seat: dict[str, Any] = {"entry_point": f"{HERE}:Seat", "game": f"{HERE}:GAME"}
+        return replace(env, backend=SINGLE, id=None, kwargs=kwargs, **seat)
 
 
 BACKEND = _Games()
 
 
 class Seat(gymnasium.Env[Any, Any]):
-    """One seat of a game whose seats have the same spaces.
+    """One seat of a game whose seats have the same spaces. Raises EnvSpecError if there is no such game or its seats
+    differ.
 
-    The last info has `is_win`, `is_draw` and `score_diff` (the learner's rewards beside the best other seat's), `seat`,
-    and `end_reason` with the seat in it, so that results are told seat by seat.
+    The last info has `is_win`, `is_draw`, `score_diff` (the learner's rewards minus the best other seat's), `seat`, and
+    `end_reason` with the seat in it, so that results are reported by seat.
 
     Args:
-        game: the module, `pettingzoo.classic.connect_four_v3` say; it has `env()` or `parallel_env()`.
+        game: the module, for example `pettingzoo.classic.connect_four_v3`; it has `env()` or `parallel_env()`.
         opponents: "random" or "self".
         seat: the learner's, by name; None: each in turn, the first drawn from the seed.
-        render_mode: as the game's.
         options: for the game's `env()`.
-
-    Raises:
-        EnvSpecError: there is no such game, or its seats differ.
     """
 
     def __init__(
@@ -223,18 +216,13 @@ def _same(game: object, kind: str, seats: list[str], what: str) -> Any:
     """The space that all seats have."""
     first, *others = (getattr(game, kind)(seat) for seat in seats)
     if any(other != first for other in others):
-        raise EnvSpecError(
-            f"{what}: the seats differ in their {kind}; one policy serves all of them, so make them alike (supersuit "
-            "pads observations and actions)"
-        )
+        way_out = "one policy serves all of them, so make them alike (supersuit pads observations and actions)"
+        raise EnvSpecError(f"{what}: the seats differ in their {kind}; {way_out}")
     return first
 
 
 class Turns:
-    """A game in AEC form as a parallel one in which only the seat in `movers` acts, whatever is chosen for the others.
-
-    What a seat gains, and its end, are told in the step that brought them; if it had no decision yet, they are not.
-    """
+    """A game in AEC form as a parallel one in which only the seat in `movers` acts; rewards come in the same step."""
 
     def __init__(self, aec: Any) -> None:
         self.aec, self.metadata, self.possible_agents = aec, aec.metadata, list(aec.possible_agents)
@@ -264,16 +252,12 @@ class Turns:
 class Rows(VectorEnv[Any, Any, Any]):
     """Copies of a game in which every agent is a row: one policy learns for all of them by parameter sharing.
 
-    A copy begins again in the step in which its last agent is done. An agent that is done before rests until then, in
-    a game in AEC form also while others decide: `infos["rests"]` (N,) names the rows whose next action is none.
+    A copy resets in the step in which its last agent is done. An agent that is done before rests until then, in a game
+    in AEC form also while others decide: `infos["rests"]` (N,) names the rows whose next action is ignored.
 
     Args:
-        num_envs: rows, a multiple of the agents of a game; or 1, for a look: the other agents act at random.
-        game: the module, `pettingzoo.butterfly.pistonball_v6` say; it has `parallel_env()` or `env()`.
-        options: for these.
-
-    Raises:
-        EnvSpecError: there is no such game, its agents differ, or the rows do not fit.
+        num_envs: rows, a multiple of the agents of a game; or 1, for the checkup: the other agents act at random.
+        game: the module, for example `pettingzoo.butterfly.pistonball_v6`; it has `parallel_env()` or `env()`.
     """
 
     def __init__(self, num_envs: int, game: str, **options: object) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stable_baselines3.common.logger import HParam, TensorBoardOutputFormat
 
-from fasttrain.runs.trackers import Home, Numbers, Settings, Tracker
+from fasttrain.runs.loggers import Home, Numbers, Settings, Tracker
 from fasttrain.terminal import near
 
 

@@ -9,7 +9,7 @@ from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 
-from fasttrain.runs.trackers import MOST_CHARACTERS, PROJECT, Home, Numbers, Settings, Tracker
+from fasttrain.runs.loggers import MOST_CHARACTERS, PROJECT, Home, Numbers, Settings, Tracker
 from fasttrain.terminal import near
 
 

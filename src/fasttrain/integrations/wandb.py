@@ -7,9 +7,8 @@ import uuid
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-from fasttrain.runs.trackers import PROJECT, Home, Numbers, Settings, Tracker
+from fasttrain.runs.loggers import PROJECT, Home, Numbers, Settings, Tracker
 from fasttrain.terminal import near
 
 
@@ -21,9 +20,11 @@ class Wandb(Tracker):
     def __init__(self, home: Home, settings: Settings, **further: object) -> None:
         wandb = import_module("wandb")
         os.environ.setdefault("WANDB_DIR", str(home.folder))
+        # Offline where nobody is logged in: asking for a key would stop the run.
+        mode = None if os.environ.get("WANDB_MODE") else "online" if wandb.login(prompt=False) else "offline"
         run_id = str(further.pop("id", home.known_as(self.name) or uuid.uuid4().hex[:8]))
         chosen = {"project": PROJECT, "name": home.name, "group": home.group.name if home.group else None,
-                  "dir": str(home.folder), "mode": _mode(wandb), "config": dict(settings), "save_code": False,
+                  "dir": str(home.folder), "mode": mode, "config": dict(settings), "save_code": False,
                   "settings": wandb.Settings(silent=True, console="off"), **further}  # fmt: skip
         self._run = wandb.init(id=run_id, resume="allow", reinit="create_new", **chosen)
         self._run.define_metric("*", step_metric="global_step")
@@ -49,10 +50,3 @@ class Wandb(Tracker):
 
     def end(self, status: str) -> None:
         self._run.finish(exit_code=int(status == "failed"))
-
-
-def _mode(wandb: Any) -> str | None:
-    """What the user's environment says, else offline without a key: asking for one would stop the run."""
-    if os.environ.get("WANDB_MODE"):
-        return None
-    return "online" if wandb.login(prompt=False) else "offline"

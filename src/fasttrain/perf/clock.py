@@ -29,10 +29,7 @@ UPDATE_PHASES = ("replay_sample", "train_fwd", "train_bwd", "train", "optim")
 
 
 class PhaseClock:
-    """Attributes the main thread's time to one phase at a time.
-
-    `totals_ns` maps phase name to nanoseconds; the current phase's running time is added by `snapshot()`.
-    """
+    """Attributes the main thread's time to one phase at a time. `totals_ns` lacks the current phase's running time."""
 
     __slots__ = ("_current", "_since_ns", "totals_ns")
 

@@ -1,13 +1,12 @@
-"""[PERF]: phases in milliseconds per 1,000 env steps, as one machine-readable line, table rows and JSON. Pure.
-
-The phases come from one `PhaseClock`, so they are disjoint and sum to the wall time; `enemy_turn_ms` lies inside
-`env_step_ms`. "Alone" is the steps/s the run would reach if that phase were all it did.
+"""[PERF]: disjoint phases in milliseconds per 1,000 env steps, as one machine-readable line, table rows and JSON.
+"Alone" is the steps/s that the run would reach if that phase were all it did; `enemy_turn_ms` lies inside
+`env_step_ms`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,11 +52,6 @@ class PerfWindow:
     memory_bytes: int  # resident, children included
 
     @property
-    def enemy_turn_ns(self) -> int:
-        """Opponents' turns, inside env_step."""
-        return self.envs.opponents_ns
-
-    @property
     def worker_parts_ns(self) -> dict[str, int]:
         """Where env_step went with workers: the slowest one's work and the way to it, or waiting where they overlap."""
         envs, env_step = self.envs, self.phases_ns.get("env_step", 0)
@@ -92,9 +86,13 @@ class PerfWindow:
         """Gradient updates per environment step (transition)."""
         return self.updates / self.env_steps if self.env_steps else 0.0
 
-    def ms(self, phase: str) -> float:
-        """Milliseconds of `phase` per 1,000 env steps."""
-        return _per_thousand_ms(self.phases_ns.get(phase, 0), self.env_steps)
+    def ms(self, nanoseconds: int) -> float:
+        """Milliseconds per 1,000 env steps."""
+        return nanoseconds / 1e3 / self.env_steps if self.env_steps else 0.0
+
+    def rounded(self, times_ns: Iterable[tuple[str, int]]) -> dict[str, float]:
+        """Such milliseconds for JSON, by `NAME_ms`."""
+        return {f"{name}_ms": round(self.ms(ns), 6) for name, ns in times_ns}
 
     def shown_times(self) -> Iterator[tuple[str, int, bool]]:
         """Phases that took any time, in the order of `PHASES`, `other` always; True: a part of the one before."""
@@ -103,12 +101,8 @@ class PerfWindow:
             if spent > 0 or phase == "other":
                 yield phase, spent, False
             if spent > 0 and phase == "env_step":
-                opponents = {"enemy_turn": self.enemy_turn_ns} if self.enemy_turn_ns else {}
+                opponents = {"enemy_turn": self.envs.opponents_ns} if self.envs.opponents_ns else {}
                 yield from ((name, ns, True) for name, ns in (opponents | self.worker_parts_ns).items())
-
-
-def _per_thousand_ms(nanoseconds: int, env_steps: int) -> float:
-    return nanoseconds / 1e3 / env_steps if env_steps else 0.0
 
 
 def perf_line(window: PerfWindow) -> str:
@@ -117,18 +111,14 @@ def perf_line(window: PerfWindow) -> str:
     shown = [f"{name.replace('_per_', '/')} {rate_text(rate).replace(',', '')}" for name, rate in rates.items()]
     parts = ["[PERF]", *shown]
     for name, ns, inside in window.shown_times():
-        text = f"{name}_ms {_per_thousand_ms(ns, window.env_steps):.3f}"
+        text = f"{name}_ms {window.ms(ns):.3f}"
         parts.append(f"({text})" if inside else text)
-    parts += [f"({name}_ms {_per_thousand_ms(ns, window.env_steps):.3f})" for name, ns in window.envs.games]
+    parts += [f"({name}_ms {window.ms(ns):.3f})" for name, ns in window.envs.games]
     parts.append(f"update_ratio {window.update_ratio:.5f}")
-    parts.append(f"cpu {_percent(window.cpu_share)}")
-    parts.append(f"gpu {_percent(window.gpu_share)}")
+    for name, share in (("cpu", window.cpu_share), ("gpu", window.gpu_share)):
+        parts.append(f"{name} -" if share is None else f"{name} {100 * share:.0f}%")
     parts.append(f"mem {window.memory_bytes / 2**20:.0f}MB")
     return " ".join(parts)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f}%"
 
 
 def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
@@ -142,7 +132,7 @@ def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
 def _row(name: str, nanoseconds: int, window: PerfWindow) -> tuple[str, str, str, str]:
     share = nanoseconds / window.wall_ns if window.wall_ns else 0.0
     alone = rate_text(window.env_steps * 1e9 / nanoseconds) if nanoseconds else "-"
-    milliseconds = _per_thousand_ms(nanoseconds, window.env_steps) / (1 if window.per_thousand else 1000)
+    milliseconds = window.ms(nanoseconds) / (1 if window.per_thousand else 1000)
     return name, f"{milliseconds:,.3f}", f"{100 * share:.1f} %", alone
 
 
@@ -158,28 +148,20 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         "wall_s": window.wall_ns / 1e9,
         **phases_dict(window),
         **(_workers(window) if window.envs.num_workers else {}),
-        **(_games(window) if window.envs.games else {}),
+        **({"of_a_game": window.rounded(window.envs.games)} if window.envs.games else {}),
         "covered_share": round(1.0 - window.phases_ns.get("other", 0) / (window.wall_ns or 1), 6),
     }
 
 
 def phases_dict(window: PerfWindow) -> dict[str, float]:
     """`action_ms` … `other_ms`, disjoint, and `enemy_turn_ms`, which lies inside `env_step_ms`."""
-    phases = {f"{phase}_ms": round(window.ms(phase), 6) for phase in PHASES}
-    return {**phases, "enemy_turn_ms": round(_per_thousand_ms(window.enemy_turn_ns, window.env_steps), 6)}
-
-
-def _games(window: PerfWindow) -> dict[str, Any]:
-    times = {f"{name}_ms": round(_per_thousand_ms(ns, window.env_steps), 6) for name, ns in window.envs.games}
-    return {"of_a_game": times}
+    phases = [(phase, window.phases_ns.get(phase, 0)) for phase in PHASES]
+    return window.rounded([*phases, ("enemy_turn", window.envs.opponents_ns)])
 
 
 def _workers(window: PerfWindow) -> dict[str, Any]:
     envs = window.envs
     mean = envs.envs_ns / envs.num_workers
-    parts = {
-        f"{name}_ms": round(_per_thousand_ms(ns, window.env_steps), 6) for name, ns in window.worker_parts_ns.items()
-    }
     workers = {
         "num_workers": envs.num_workers,
         "busy_share": round(mean / window.wall_ns, 4) if window.wall_ns else 0.0,  # of the wall time, per worker
@@ -187,7 +169,7 @@ def _workers(window: PerfWindow) -> dict[str, Any]:
         "restarts": envs.restarts,
         "lost_steps": envs.lost_steps,
     }
-    return {**parts, "workers": workers}
+    return {**window.rounded(window.worker_parts_ns.items()), "workers": workers}
 
 
 def limits_dict(window: PerfWindow) -> dict[str, float | None]:
@@ -220,8 +202,7 @@ SAMPLING = (
 
 
 def advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) -> str:
-    """What is most worth trying, from where the time went, and is not in force (`effective`: the flags) nor impossible;
-    `cores`: what this process may use."""
+    """What to try, from where the time went: nothing that is in force (`effective`: the flags) or impossible."""
     phases = window.phases_ns
     times = {name: sum(phases.get(phase, 0) for phase in members) for name, (members, _) in WALLS.items()}
     name = max(times, key=times.__getitem__)
@@ -250,10 +231,8 @@ def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) ->
         ways = "" if batched else "; or a native batch (vec_env=native); or worker processes (vec_env=shared)"
         return f"the environment is the wall: a cheaper step{ways}"
     if parts.get("transport", 0) > 0.4 * window.phases_ns.get("env_step", 1):
-        return (
-            "the way to the workers costs more than their work: more envs per worker (num_envs); or one process "
-            "(vec_env=dummy)"
-        )
+        ways = "more envs per worker (num_envs); or one process (vec_env=dummy)"
+        return f"the way to the workers costs more than their work: {ways}"
     mean = envs.envs_ns / envs.num_workers
     if envs.in_step and envs.slowest_ns > 1.4 * mean:
         return (

@@ -63,11 +63,7 @@ class Mark(NamedTuple):
 
 
 class WindowLog:
-    """Marks of one training; its times are seconds of the caller's clock.
-
-    Args:
-        cost_s: what making the first mark took.
-    """
+    """Marks of one training; its times are seconds of the caller's clock. `cost_s`: what making the first mark took."""
 
     def __init__(self, begin: Mark, now: float, cost_s: float = 0.0) -> None:
         self.interval_s = FIRST_INTERVAL_S
@@ -104,30 +100,24 @@ class WindowLog:
 
     def rows(self) -> list[dict[str, Any]]:
         """What perf.json holds, in order of time."""
-        return [_row(before, after) for before, after in pairwise(self._marks)]
-
-
-def _row(before: Mark, after: Mark) -> dict[str, Any]:
-    window = after.since(before)
-    return {
-        "env_steps": after.env_steps,
-        "wall_s": after.wall_ns / 1e9,
-        "steps_per_s": round(window.steps_per_s, 3),
-        "updates": after.updates,
-        **phases_dict(window),
-        "cpu": None if window.cpu_share is None else round(window.cpu_share, 4),
-        "gpu": None if window.gpu_share is None else round(window.gpu_share, 4),
-        "memory_bytes": window.memory_bytes,
-    }
+        windows = [(after, after.since(before)) for before, after in pairwise(self._marks)]
+        return [
+            {
+                "env_steps": mark.env_steps,
+                "wall_s": mark.wall_ns / 1e9,
+                "steps_per_s": round(window.steps_per_s, 3),
+                "updates": mark.updates,
+                **phases_dict(window),
+                "cpu": None if window.cpu_share is None else round(window.cpu_share, 4),
+                "gpu": None if window.gpu_share is None else round(window.gpu_share, 4),
+                "memory_bytes": window.memory_bytes,
+            }
+            for mark, window in windows
+        ]
 
 
 class PerfMeter:
-    """Reads the clock and the machine; `lines` keeps every [PERF] line of the run.
-
-    Args:
-        env_times: what the envs report of their time so far.
-        more: words for the end of a line, `name value name value …`.
-    """
+    """Reads the clock and the machine; `lines` has every [PERF] line, which ends with the words of `more`."""
 
     def __init__(
         self, clock: PhaseClock, env_times: Callable[[], EnvTimes], more: Callable[[], str] = lambda: ""

@@ -1,6 +1,5 @@
-"""Envs that one object steps together: what goes with compiled batches, EnvPool's envs and Gymnasium's VectorEnvs.
-
-And the checkup of games with an external engine: one game after another, through the door that training uses.
+"""Envs that one object steps together: which options suit batches in compiled code, EnvPool and Gymnasium's VectorEnvs.
+And the checkup of games with an external engine, which plays one game after another as training does.
 """
 
 from __future__ import annotations
@@ -30,11 +29,7 @@ from fasttrain.vec.vector import GymVecEnv, registered
 
 
 def check_native_options(config: Config) -> None:
-    """Refuse what a compiled batch of envs cannot honour: nothing of Python goes into it.
-
-    Raises:
-        ConfigError: names the option and the way out.
-    """
+    """Raises ConfigError for an option that a batch of envs in compiled code cannot take, and names the way out."""
     env = config.env
     asked: dict[str, Any] = {
         "env.wrappers": list(env.wrappers),
@@ -75,13 +70,9 @@ def has_vector_form(config: Config) -> bool:
 def check_batch(
     config: Config, look: Callable[[SlotVecEnv], object] = lambda _: None
 ) -> tuple[str, spaces.Space[Any], spaces.Space[Any]]:
-    """The name, action space and observation space of envs that other people's code steps together.
-
-    `look` is shown one game with an external engine before it is closed again.
-
-    Raises:
-        EnvSpecError: it cannot be built.
-        ConfigError: it does not go with algorithm or options.
+    """The name, action space and observation space of envs that a batch of other people's code steps. Raises
+    EnvSpecError if it cannot be built, ConfigError if it does not suit the algorithm or an option. `look` gets one game
+    with an external engine.
     """
     check_native_options(config)
     backend = of(config)
@@ -119,8 +110,7 @@ def of(config: Config) -> Backend:
 
 
 def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> SlotVecEnv:
-    """`num_envs` envs of a registered id's own VectorEnv, of the user's VectorEnv class, or of another backend; of a
-    training with engines those of its evaluations are its guests, and its logs go to `folder`."""
+    """`num_envs` envs of a VectorEnv (registered or the user's) or of another backend, whose logs go to `folder`."""
     env, backend = config.env, of(config)
     if backend is not OF_VECTORS:
         built: SlotVecEnv = backend.build(config, num_envs, folder)

@@ -1,8 +1,10 @@
-"""Compiled kernels or PyTorch: `fused_update=auto` is measured on this machine, for the networks of this run.
+"""Compiled kernels or PyTorch, and on how many threads: measured on this machine, for the networks of this run.
 
-Both act and learn for a moment on numbers of no consequence, with the run's spaces, layers, minibatches and envs; then
-the faster one has the run. What was measured is kept beside the compiled kernels, for this processor, these versions
-and this shape, so that it is done once.
+Small models of each kind act and learn for a moment on random numbers, with the run's spaces, layers, minibatches and
+envs; the faster one has the run. For `fused_update=auto` the result is stored beside the compiled kernels, for this
+processor, these versions and this shape, so that it is measured once. `torch_threads=auto` of networks that torch
+computes compares one thread with one per core: a rule by size was wrong by half for convolutions, and no rule knows how
+busy the machine is.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,8 +23,8 @@ import numpy as np
 import torch
 from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from fasttrain.algos.fast import Fast
@@ -29,8 +32,8 @@ from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import each_array
 from fasttrain.kernel_cache import recall, remember
 from fasttrain.machine import usable_cores
-from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.check import MUST_GAIN, updates_per_step
+from fasttrain.perf.clock import UPDATE_PHASES, PhaseClock
+from fasttrain.perf.stock import StockPhases
 from fasttrain.runs.engine import ADAM, compile_shown, engine_settings, learner_calls, set_threads, switch_step
 from fasttrain.runs.models import build_algorithm
 from fasttrain.runs.view import say
@@ -45,6 +48,8 @@ MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # of measuring
 CLEAR = 1.5  # what takes so many times as long as the best gets no more turns
 STEADY = 1.15  # ratio of the two best turns, up to which nothing else at work disturbed them
 STEPS = 8  # vector steps of a turn with replay
+MUST_GAIN = 1.1  # more threads than one must be so many times as fast: one leaves the other cores alone
+MOST_ROWS = 128  # of a minibatch where only threads are compared: more take longer and tell no more
 UPDATE_S, FLOPS = 7e-4, 4e10  # about what torch takes per update besides computing; floating point operations a second
 
 KERNELS = "kernels"
@@ -57,13 +62,12 @@ Costs = Mapping[str, float]  # milliseconds of acting and learning per 1,000 env
 def calibrated(
     plan: RunSpec, model: BaseAlgorithm, console: Console, density: Density = (1.0, 1.0), begun: bool = False
 ) -> RunSpec:
-    """The plan with the faster of kernels and torch, where that is open; and with torch's threads, where it stays.
-
-    `deterministic=true` goes by the rule, since what is measured may come out otherwise the next time; a resumed run
-    keeps what was chosen.
+    """The plan with the faster of kernels and torch where the plan left that open; for torch, with its threads too.
+    `deterministic=true` keeps the rule's choice and a resumed run its stored one, because a measurement may differ the
+    next time.
 
     Args:
-        density: as in `EnvFacts`: kernels leave out inputs that are 0 and actions that are illegal.
+        density: as in `EnvFacts`: kernels skip inputs that are 0 and actions that are illegal.
         begun: the run began on torch, and its kernels are compiled now.
     """
     if not isinstance(model, Fast) or not _is_open(plan, model):
@@ -101,6 +105,39 @@ def chosen_at_switch(plan: RunSpec, model: Fast, console: Console, density: Dens
     return plan, plan.row("fused_update").reason
 
 
+def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
+    """Set torch's threads to what was fastest, where the plan left that open and nothing must be deterministic."""
+    config, row = plan.config, plan.row("torch_threads")
+    threads, open_ = config.torch_threads, row.requested == "auto" and not row.reason.startswith(MEASURED)
+    if not open_ or threads == 1 or config.deterministic or model.device.type != "cpu":
+        return plan
+    if config.fused_update == "on":
+        set_threads(1)
+        return plan.after(
+            "torch_threads", 1, "the networks are computed by compiled kernels, with threads of their own"
+        )
+    rows = min(MOST_ROWS, config.batch_size or MOST_ROWS) if config.algo.spec.on_policy else config.batch_size
+    small = plan._replace(config=dataclasses.replace(config, batch_size=rows, use_compile="off"))
+    ways = {f"torch on {_counted(count)}": _with(small, "off", config.use_amp, count) for count in (1, threads)}
+    try:
+        costs, _ = measured(ways, model)
+    except Exception as error:  # a policy of the user's that cannot be there twice, or is called otherwise
+        return plan.after("torch_threads", threads, f"one per core; not tried out: {type(error).__name__}")
+    one, several = costs.values()
+    chosen = threads if one > MUST_GAIN * several else 1
+    set_threads(chosen)
+    return plan.after("torch_threads", chosen, _told(costs))
+
+
+def _counted(threads: int | str) -> str:
+    return f"{threads} thread{'' if threads == 1 else 's'}"
+
+
+def _told(costs: Costs) -> str:
+    figures = ", ".join(f"{name} {cost:,.0f} ms" for name, cost in costs.items())
+    return f"{MEASURED}: {figures} per 1,000 env steps"
+
+
 def _is_open(plan: RunSpec, model: Fast) -> bool:
     """Whether it is for us to decide, and kernels could do it."""
     config = plan.config
@@ -121,7 +158,7 @@ def ways_of(plan: RunSpec, model: Fast) -> dict[str, RunSpec]:
     threads, amp = _threads(plan, model), plan.config.use_amp
     ways = {KERNELS: _with(plan, "on", "off", 1)}
     for count in threads:
-        on = "" if len(threads) == 1 else f" on {count} thread{'' if count == 1 else 's'}"
+        on = "" if len(threads) == 1 else f" on {_counted(count)}"
         ways[f"torch{on}"] = _with(plan, "off", "off", count)
         if amp != "off":
             ways[f"torch in {amp}{on}"] = _with(plan, "off", amp, count)
@@ -147,8 +184,7 @@ def _decided(plan: RunSpec, ways: Mapping[str, RunSpec], costs: Costs) -> RunSpe
     def weighed(name: str) -> float:
         return costs[name] * (1.0 if ways[name].config.torch_threads == 1 else MUST_GAIN)
 
-    config, figures = ways[min(costs, key=weighed)].config, [f"{name} {cost:,.0f} ms" for name, cost in costs.items()]
-    told = f"{MEASURED}: {', '.join(figures)} per 1,000 env steps"
+    config, told = ways[min(costs, key=weighed)].config, _told(costs)
     plan = plan.after("use_amp", config.use_amp, told) if config.use_amp != plan.config.use_amp else plan
     if config.fused_update == "on":
         return plan.after("fused_update", "on", told)
@@ -184,14 +220,20 @@ def _recalled(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
         return None
 
 
-def measured(ways: Mapping[str, RunSpec], model: Fast, density: Density = (1.0, 1.0)) -> tuple[Costs, bool]:
-    """Each way in turn, for a few seconds at most; of each the best turn, which others at work disturbed least.
+def updates_per_step(model: Any) -> float:
+    """Gradient updates per vector step."""
+    if isinstance(model, OffPolicyAlgorithm):
+        if model.gradient_steps < 0:  # one per transition
+            return float(model.n_envs)
+        frequency: Any = model.train_freq  # a number, or a pair, until training begins; of episodes: as if of steps
+        count = frequency[0] if isinstance(frequency, tuple) else frequency
+        return float(model.gradient_steps / max(1, count))
+    return float(model.n_epochs * math.ceil(model.n_steps * model.n_envs / (model.batch_size or 1)) / model.n_steps)
 
-    A way that is far behind has two turns, and one that a busy machine left no time for is left out. Streams of random
-    numbers and torch's threads are as before.
 
-    Returns:
-        the costs; whether another run may rely on them: every way had its turns, and the two best of each were alike.
+def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density = (1.0, 1.0)) -> tuple[Costs, bool]:
+    """Measure each way in turn for a few seconds and take its best turn; the costs, and whether another run may rely on
+    them: every way had its turns, and the two best of each were alike. Random streams and torch's threads stay.
     """
     threads = torch.get_num_threads()
     try:
@@ -224,47 +266,31 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
     on_policy = algo.spec.on_policy
     size = config.batch_size or algo.rollout_size
     rows = num_envs * (-(-size // num_envs) if on_policy else STEPS)
-    own: dict[str, Any] = (
-        {"rollout_size": rows, "n_steps": None, "n_epochs": 1}
-        if on_policy
-        else {"buffer_size": 8 * rows, **({"exploration_fraction": 1e-9} if algo.spec.stretches else {})}
+    of_algo: dict[str, Any] = (
+        {"rollout_size": rows, "n_steps": None, "n_epochs": 1} if on_policy else {"buffer_size": 8 * rows}
     )
+    if algo.spec.stretches:
+        of_algo["exploration_fraction"] = 1e-9
+    own = {name: value for name, value in of_algo.items() if hasattr(algo, name)}
     small: dict[str, Any] = {"schedule": "lockstep", "prefetch": "off", "warmup_steps": num_envs}
-    masked = slots_of(model.env).masked
-    env = DummyVecEnv([lambda: _Blank(model.observation_space, model.action_space, masked, density)] * num_envs)
+    spaces, masked = copy.deepcopy((model.observation_space, model.action_space)), slots_of(model.env).masked
+    env = DummyVecEnv([lambda: _Blank(*spaces, masked, density)] * num_envs)
     trial: Any = build_algorithm(
         dataclasses.replace(config, algo=dataclasses.replace(algo, **own), **small), env, clock
     )
     trial.set_logger(Logger(None, []))
-    trial.use_engine(engine_settings(way))
+    watching = None if isinstance(trial, Fast) else StockPhases(clock)
+    if isinstance(trial, Fast):
+        trial.use_engine(engine_settings(way))
 
     def play() -> float:
         clock.reset()
-        updating = _Updating()
-        trial.learn(rows, updating, log_interval=None, reset_num_timesteps=not trial.num_timesteps)
-        acting = clock.snapshot()["action"] / 1e9  # what the envs' own Python takes is the same either way
-        return 1e6 * (acting + updating.took_s * (algo.n_epochs if on_policy else 1)) / rows
+        trial.learn(rows, watching, log_interval=None, reset_num_timesteps=not trial.num_timesteps)
+        took_ns = clock.snapshot()  # what the envs' own Python takes is the same either way
+        updating_ns = sum(took_ns[phase] for phase in UPDATE_PHASES) * getattr(algo, "n_epochs", 1)
+        return (took_ns["action"] + updating_ns) / 1e3 / rows
 
     return play
-
-
-class _Updating(BaseCallback):
-    """Seconds from the ends of rollouts to what comes next. A method of the model's own would keep its kernels away."""
-
-    took_s, ended_at = 0.0, 0.0
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        self.ended_at = time.perf_counter()
-
-    def _on_rollout_start(self) -> None:
-        self.took_s += time.perf_counter() - self.ended_at if self.ended_at else 0.0
-        self.ended_at = 0.0
-
-    def _on_training_end(self) -> None:
-        self._on_rollout_start()
 
 
 class _Blank(gym.Env[Any, Any]):
@@ -272,7 +298,7 @@ class _Blank(gym.Env[Any, Any]):
 
     def __init__(self, observation_space: Any, action_space: Any, masked: bool, density: Density) -> None:
         self.observation_space, self.action_space = observation_space, action_space
-        space = copy.deepcopy(observation_space)
+        space = observation_space
         space.seed(0)
         random, (seen, legal) = np.random.default_rng(0), density
         thinned = lambda part: (part * (random.random(part.shape) < seen)).astype(part.dtype)  # noqa: E731

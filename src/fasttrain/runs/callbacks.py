@@ -1,6 +1,6 @@
-"""What joins a run's parts to `learn()`: one SB3 callback for counters, episodes, live view, [PERF], evaluation, stop.
+"""One SB3 callback joins a run's parts to `learn()`: counters, episodes, live view, [PERF], evaluation, stop.
 
-Another takes snapshots in self-play, which are kept beside the model and rated in summary.json.
+In self-play it takes snapshots too, which are stored beside the model and rated in summary.json.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from fasttrain.buffers.prefetch import Prefetching
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.machine import process_age_s
-from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import perf_dict
 from fasttrain.perf.stock import StockPhases, TimedVecEnv, is_stock, optimizers_of
 from fasttrain.runs.loggers import made, note
-from fasttrain.runs.parts import Interval, Parts
+from fasttrain.runs.parts import Parts
 from fasttrain.runs.progress import EVALUATING
 from fasttrain.runs.state import wandering
 from fasttrain.runs.stopping import Stop
@@ -83,6 +82,9 @@ class RunCallback(BaseCallback):
     def _on_rollout_start(self) -> None:
         run, course = self.run, self.course
         self._take_updates()
+        if run.pool is not None and course.snapshot.due(run.progress.updates):
+            with run.clock.phase("other"):
+                run.pool.take(self.model.num_timesteps)
         run.progress.mark()
         if course.log.due(run.progress.updates):
             with run.clock.phase("log"):
@@ -95,7 +97,7 @@ class RunCallback(BaseCallback):
             self._look_at_the_policy()
         env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
         stopping = course.stopped is not None or run.stop.requested
-        run.checkpoints.rest(env_steps, course.checkpoint.due(env_steps), stopping)
+        run.checkpoints.at_rest(env_steps, course.checkpoint.due(env_steps), stopping)
         self._change_engine()
 
     def _change_engine(self) -> None:
@@ -155,10 +157,7 @@ class RunCallback(BaseCallback):
             run.evaluator.evaluate(run.progress.env_steps, wall_s, measure, film)
 
     def _goes_on(self) -> bool:
-        """False once there is a reason to stop, said in one line, and nothing to wait for: `Checkpoints.may_stop`.
-
-        Evaluations and checkpoints count as training.
-        """
+        """False once there is a reason to stop and nothing to wait for (`Checkpoints.may_stop`); says the reason."""
         run, course = self.run, self.course
         if course.stopped is None:
             course.stopped = self._reason()
@@ -211,27 +210,10 @@ class RunCallback(BaseCallback):
             self.run.episodes.flush()
 
 
-class SnapshotCallback(BaseCallback):
-    """Takes a snapshot every `self_play.every` gradient updates. Its time is phase `other`."""
-
-    def __init__(self, pool: SnapshotPool, interval: Interval, clock: PhaseClock) -> None:
-        super().__init__()
-        self.pool, self.interval, self.clock = pool, interval, clock
-
-    def _on_rollout_start(self) -> None:
-        if self.interval.due(self.model.engine.gradient_updates):  # type: ignore[attr-defined]
-            with self.clock.phase("other"):
-                self.pool.take(self.num_timesteps)
-
-    def _on_step(self) -> bool:
-        return True
-
-
 def callbacks_of(run: Parts, users: bool = True) -> list[BaseCallback]:
-    """What `learn()` is given: phases of a stock class, snapshots, the user's callbacks, and the run's own."""
+    """What `learn()` is given: phases of a stock class, the user's callbacks, and the run's own."""
     stock = [StockPhases(run.clock)] if is_stock(run.model) else []
-    taking = [] if run.pool is None else [SnapshotCallback(run.pool, run.course.snapshot, run.clock)]
-    return [*stock, *taking, *([run.users] if users and run.users.callbacks else []), RunCallback(run)]
+    return [*stock, *([run.users] if users and run.users.callbacks else []), RunCallback(run)]
 
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
@@ -252,23 +234,21 @@ def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
 
 def replay_words(model: BaseAlgorithm) -> str:
     """For the [PERF] line: `buffer 34% prefetch_hits 120 prefetch_waits 3`, of the whole run so far."""
-    facts = replay_dict(model)
-    if facts is None:
+    if (facts := replay_dict(model)) is None:
         return ""
-    words = f"buffer {100 * facts['transitions'] / facts['capacity']:.0f}%"
-    if (prefetch := facts.get("prefetch")) is not None:
-        words += f" prefetch_hits {prefetch['hits']} prefetch_waits {prefetch['waits']}"
-    return words
+    prefetch = facts.get("prefetch")
+    more = "" if prefetch is None else f" prefetch_hits {prefetch['hits']} prefetch_waits {prefetch['waits']}"
+    return f"buffer {100 * facts['transitions'] / facts['capacity']:.0f}%{more}"
 
 
 def replay_line(facts: dict[str, Any]) -> str:
     """One line for the console."""
     size = f"{facts['memory_bytes'] / 1e6:,.0f} MB when full"
     line = f"replay buffer: {facts['transitions']:,} of {facts['capacity']:,} transitions, {size}"
-    if (prefetch := facts.get("prefetch")) is not None:
-        line += f"; prefetched batches: {prefetch['hits']:,} were ready, {prefetch['waits']:,} were waited for "
-        line += f"({prefetch['wait_s']:.1f} s)"
-    return line
+    if (prefetch := facts.get("prefetch")) is None:
+        return line
+    waits = f"{prefetch['waits']:,} were waited for ({prefetch['wait_s']:.1f} s)"
+    return f"{line}; prefetched batches: {prefetch['hits']:,} were ready, {waits}"
 
 
 def sequences_line(model: Any) -> str:
@@ -295,13 +275,7 @@ def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
 
 
 def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
-    """The opponents of a run in self-play, set to work in its env; None for any other run.
-
-    A class of the user's is set to work too. What it remembers is no part of a checkpoint.
-
-    Raises:
-        ConfigError: it cannot be made, or decides nothing.
-    """
+    """Give a self-play env its opponents: a pool of snapshots, which is returned, or the user's class (not saved)."""
     if not isinstance(env, SelfPlayVecEnv):
         return None
     if config.opponent not in (None, SELF):
@@ -309,14 +283,11 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
         env.set_opponent(made(*named(config.opponent, "opponent", "opponent"), "opponent", kind))
         return None
     settings = config.self_play
-    alone = (
-        config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF
-    )  # with bots among them a score is not theirs
+    alone = config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF  # a score with bots is not theirs
     infos = InfoReader.of(config.env)
     rated = (lambda info: score_of(infos.read(info))) if alone else lambda _: None
     turns = env.turns
-    pool = SnapshotPool(
-        model, env.num_envs, settings.pool, config.seed, rated, seats=lambda: turns.seats, again=lambda: turns.again
-    )
+    shown: dict[str, Any] = {"seats": lambda: turns.seats, "again": lambda: turns.again}
+    pool = SnapshotPool(model, env.num_envs, settings.pool, config.seed, rated, **shown)
     env.set_opponent(pool)
     return pool

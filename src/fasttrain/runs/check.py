@@ -1,33 +1,22 @@
-"""What is tried before a training: its env, one process or workers, torch's threads.
+"""What is tried before a training: its env (the checkup), and whether one process or workers step it faster.
 
 The checkup says a few lines before training; by itself (`fasttrain check`) it looks longer and shows the costs.
-`torch_threads=auto` for networks that torch computes tries one thread and one per core. A rule by size was wrong by
-half for convolutions, and no rule knows how busy the machine is: threads that wait for one whose core is taken make a
-product slower than one thread alone.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from timeit import timeit
 from typing import Any
 
 import numpy as np
-import torch
-from gymnasium import spaces
 from rich.console import Console
 from rich.table import Table
-from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.envs.checkup import CheckupResult
@@ -43,7 +32,6 @@ from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import write_json
 from fasttrain.spec.backends import backend_of
 from fasttrain.spec.checks import EnvFacts, Machine
-from fasttrain.spec.computing import MEASURED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.reading import against_bots, plays_itself, uses_masks
@@ -58,22 +46,13 @@ MOST_LINES = 6  # before training
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """`fasttrain check env.id=…`: look at an env for longer, show what it costs and what was found.
-
-    Returns 2 for an error, or for anything found under checkup=strict.
-
-    Raises:
-        ConfigError: the env is not one that can be played alone.
-    """
+    """`fasttrain check env.id=…`: look at an env for longer. Returns 2 for an error (strict: any finding)."""
     backend = backend_of(config.env)
     if backend is not None and not backend.lends:
-        raise ConfigError(
-            f"check plays one Gymnasium env, or one game with an engine: env.backend={backend.name} has none; "
-            "leave it out"
-        )
-    console, played = make_console(), against_bots(config)
-    look = _alone_with_engine if backend is not None else _alone
-    option, result = look(played, "algo" in sources, folder, console)
+        one = "check plays one Gymnasium env, or one game with an engine"
+        raise ConfigError(f"{one}: env.backend={backend.name} has none; leave it out")
+    console, look = make_console(), _alone if backend is None else _alone_with_engine
+    option, result = look(against_bots(config), "algo" in sources, folder, console)
     say(console, f"Checkup of {option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -122,14 +101,10 @@ FATAL = ("reward_not_scalar", "wrong_shape", "reset_answer", "step_answer")
 def run_checkup(
     config: Config, folder: Path, console: Console, survey: Survey, games: SlotVecEnv | None = None
 ) -> ProbeResult | None:
-    """The checkup before a training: says what it found, writes checkup.json, returns what the env costs.
-
-    None where nothing was played (checkup=off, EnvPool, a VectorEnv) or where what was played is no measure (an error
-    was found). `games`: one game with an external engine, to be played in place of what the survey builds.
-
-    Raises:
-        EnvSpecError: the env cannot be built; something was found that no training takes, or anything under
-            checkup=strict.
+    """The checkup before a training: says what it found, writes checkup.json, returns what the env costs. None where
+    nothing was played (checkup=off, a VectorEnv) or an error was found. Raises EnvSpecError for what no training can
+    use, and for any finding under checkup=strict. `games`: one game with an external engine, to be played in place of
+    the survey's env.
     """
     if config.checkup == "off":
         return None
@@ -149,15 +124,12 @@ def run_checkup(
     if lines and config.checkup == "strict":
         what = f"checkup=strict: {count} in {option}; mend it, or take checkup=warn"
         raise EnvSpecError("\n".join([what, *lines]))
+    more = f"{len(lines) - MOST_LINES} more in" if len(lines) > MOST_LINES else "stored in"
+    longer = f"checkup=strict stops here, `{command()} check` looks longer"
+    where = [f"  ({more} {folder / 'checkup.json'}; {longer})"] if lines else []
     say(console, f"Checkup: {count} in {result.steps:,} steps by random legal actions")
-    for line in lines[:MOST_LINES]:
+    for line in [*lines[:MOST_LINES], *where, *(f"  {text}" for text in _notes(result, config))]:
         say(console, line)
-    if lines:
-        more = f"{len(lines) - MOST_LINES} more in" if len(lines) > MOST_LINES else "stored in"
-        longer = f"checkup=strict stops here, `{command()} check` looks longer"
-        say(console, f"  ({more} {folder / 'checkup.json'}; {longer})")
-    for text in _notes(result, config):
-        say(console, f"  {text}")
     return None if result.errors else result.costs
 
 
@@ -171,17 +143,17 @@ def _notes(result: CheckupResult, config: Config) -> list[str]:
 
 def _looked(look: Callable[[], CheckupResult], option: str, folder: Path) -> CheckupResult:
     """The checkup, written down; also one that the env did not survive."""
+
+    def write(found: Mapping[str, Any]) -> None:
+        write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": option, **found})
+
     try:
         result = look()
     except BrokenEnvError as error:
-        _write({"findings": [{"code": error.code, "severity": "error", "message": str(error)}]}, option, folder)
+        write({"findings": [{"code": error.code, "severity": "error", "message": str(error)}]})
         raise
-    _write(result.to_dict(), option, folder)
+    write(result.to_dict())
     return result
-
-
-def _write(found: Mapping[str, Any], option: str, folder: Path) -> None:
-    write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": option, **found})
 
 
 def _cost_rows(result: CheckupResult, costs: ProbeResult) -> Iterator[tuple[str, str]]:
@@ -218,18 +190,13 @@ PAYS_FROM_S = 20.0  # of stepping in the whole training: starting workers for th
 
 
 def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Console) -> EnvFacts:
-    """`facts` with what a step of all envs took in one process and in workers, where `vec_env=auto` is a close call.
-
-    The trial's envs are built for it and closed again, and Python's, NumPy's and torch's global random streams are as
-    before: the run is the one that it would have been. `deterministic=true` goes by the estimates, which a busy machine
-    changes less.
+    """`facts` with the measured time of a step in one process and in workers, where `vec_env=auto` is a close call. The
+    trial has envs of its own and leaves random streams alone. `deterministic=true` goes by the estimates.
     """
     config = plan.config
-    row = plan.row("vec_env")
-    if row.requested != "auto" or facts.step_s is None or config.deterministic or plays_itself(config):
-        return facts
-    if config.env.on_env_error == "restart" or config.num_envs == 1:  # only workers can do that; none beside another
-        return facts
+    open_ = plan.row("vec_env").requested == "auto" and facts.step_s is not None and not config.deterministic
+    if not open_ or plays_itself(config) or config.num_envs == 1 or config.env.on_env_error == "restart":
+        return facts  # only workers restart an env
     facts = facts._replace(vector_form=has_vector_form(config))
     if facts.vector_form and not needs_single_envs(config):
         own = dataclasses.replace(config, vec_env="vector", workers=0, schedule="lockstep")
@@ -239,9 +206,8 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
         if is_faster(facts.vector):
             return facts
     loop_s, shared_s, workers = step_costs(config.num_envs, facts, machine)
-    if workers < 2 or not 1 / CLOSE < loop_s / shared_s < CLOSE:
-        return facts
-    if config.total_timesteps / config.num_envs * loop_s < PAYS_FROM_S:
+    pays = config.total_timesteps / config.num_envs * loop_s >= PAYS_FROM_S
+    if workers < 2 or not pays or not 1 / CLOSE < loop_s / shared_s < CLOSE:
         return facts
     alone = dataclasses.replace(config, vec_env="dummy", schedule="lockstep")
     shared = dataclasses.replace(config, vec_env="shared", workers=workers, schedule="lockstep")
@@ -292,104 +258,3 @@ class _Player:
             self.steps_s.append(time.perf_counter() - began)
             if time.perf_counter() > until:
                 return
-
-
-ROUNDS, MOST_ROWS = 5, 128  # rows of an update: more take longer and tell no more
-SIDE_BY_SIDE = 8  # sequences among them
-MUST_GAIN = 1.1  # else one thread, which leaves the other cores alone
-
-
-def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
-    """Set torch's threads to what was fastest, where the plan left that open; its networks and draws stay as they were.
-
-    `deterministic=true` takes what the plan says: a number that was measured may be another one the next time.
-    """
-    threads, config = plan.config.torch_threads, plan.config
-    row = plan.row("torch_threads")
-    open_ = row.requested == "auto" and threads != 1 and not row.reason.startswith(MEASURED)
-    if not open_ or config.deterministic or model.device.type != "cpu":
-        return plan
-    if config.fused_update == "on":
-        torch.set_num_threads(1)
-        return plan.after(
-            "torch_threads", 1, "the networks are computed by compiled kernels, with threads of their own"
-        )
-    try:
-        with own_random_state(config.seed):
-            one, several = step_times(model, int(threads))
-    except Exception as error:  # a policy of the user's that cannot be copied or called like stock's
-        return plan.after("torch_threads", threads, f"one per core; not tried out: {type(error).__name__}")
-    chosen = int(threads) if one > MUST_GAIN * several else 1
-    torch.set_num_threads(chosen)
-    told = f"acting and updating takes {1e3 * one:.3g} ms a vector step on one thread, {1e3 * several:.3g} on {threads}"
-    return plan.after("torch_threads", chosen, told)
-
-
-def step_times(model: Any, threads: int) -> tuple[float, float]:
-    """Seconds of acting and updating per vector step, on one thread and on `threads`; medians, taken in turn."""
-    policy = copy.deepcopy(model.policy)
-    rows = min(MOST_ROWS, model.batch_size or MOST_ROWS)
-    seen, update = _observations(policy, model, model.n_envs), _updating(policy, model, rows)
-    recalled = _recalled(policy, model.n_envs, model.n_envs)
-    act: Any = torch.no_grad()(lambda: policy(seen, *recalled))
-    times: dict[int, list[float]] = {1: [], threads: []}
-    for number in range(ROUNDS + 1):
-        for count, taken in times.items():
-            torch.set_num_threads(count)
-            acting, updating = timeit(act, number=1), timeit(update, number=1)
-            if number:  # the first allocates
-                taken.append(acting + updates_per_step(model) * updating * (model.batch_size or rows) / rows)
-    return statistics.median(times[1]), statistics.median(times[threads])
-
-
-def updates_per_step(model: Any) -> float:
-    """Gradient updates per vector step."""
-    if isinstance(model, OffPolicyAlgorithm):
-        if model.gradient_steps < 0:  # one per transition
-            return float(model.n_envs)
-        frequency: Any = model.train_freq  # a number, or a pair, until training begins; of episodes: as if of steps
-        count = frequency[0] if isinstance(frequency, tuple) else frequency
-        return float(model.gradient_steps / max(1, count))
-    return float(model.n_epochs * math.ceil(model.n_steps * model.n_envs / (model.batch_size or 1)) / model.n_steps)
-
-
-def _updating(policy: Any, model: Any, rows: int) -> Callable[[], None]:
-    observations = _observations(policy, model, rows)
-    if isinstance(model, OffPolicyAlgorithm):
-
-        def update() -> None:
-            with torch.no_grad():
-                policy.q_net_target(observations)
-            policy.q_net(observations).square().mean().backward()
-
-        def update_critics() -> None:
-            drawn = policy(observations)
-            sum(values.square().mean() for values in policy.critic(observations, drawn)).backward()
-
-        return update if hasattr(policy, "q_net") else update_critics
-    space = copy.deepcopy(model.action_space)
-    actions = torch.as_tensor(np.stack([space.sample() for _ in range(rows)]))
-    recalled = _recalled(policy, rows, math.gcd(rows, SIDE_BY_SIDE))
-
-    def update_actor() -> None:
-        values, log_probs, _ = policy.evaluate_actions(observations, actions, *recalled)
-        (values.square().mean() - log_probs.mean()).backward()
-
-    return update_actor
-
-
-def _recalled(policy: Any, rows: int, sequences: int) -> tuple[Any, ...]:
-    """What a policy that remembers is told besides: states of sequences, in none of which an episode starts."""
-    lstm = getattr(policy, "lstm_actor", None)
-    if lstm is None:
-        return ()
-    blank = (torch.zeros(lstm.num_layers, sequences, lstm.hidden_size),) * 2
-    return RNNStates(blank, blank), torch.zeros(rows)
-
-
-def _observations(policy: Any, model: Any, rows: int) -> Any:
-    space = copy.deepcopy(model.observation_space)
-    drawn = [space.sample() for _ in range(rows)]
-    if isinstance(space, spaces.Dict):
-        return policy.obs_to_tensor({key: np.stack([row[key] for row in drawn]) for key in space.spaces})[0]
-    return policy.obs_to_tensor(np.stack(drawn))[0]

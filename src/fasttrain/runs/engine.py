@@ -1,8 +1,7 @@
-"""The plan's last word on how networks are computed, and the change from one engine to the other in mid-run.
+"""Which engine computes the networks of a run, PyTorch or compiled kernels, and the change between them in mid-run.
 
-Only the built model and a compiler can tell what really computes. Kernels work from the first step on where they are
-on disk; else the torch engine begins and they follow at a boundary between two rollouts. `fasttrain train warmup=only`
-compiles them into the cache, for an image or before a batch of jobs.
+Kernels that are in the cache work from the first step on; else PyTorch begins and they take over between two rollouts,
+once they are compiled. `fasttrain train warmup=only` compiles them into the cache, for an image or before many jobs.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from fasttrain.kernel_cache import Compiler, KernelCall, compile_all, folders
 from fasttrain.machine import usable_cores
 from fasttrain.runs.envs import env_facts, game_calls, this_machine
 from fasttrain.runs.progress import Progress
-from fasttrain.runs.view import activity, make_console
+from fasttrain.runs.view import activity, make_console, say
 from fasttrain.spec.computing import auto_device, mode_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
@@ -58,11 +57,7 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
 
 
 def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -> RunSpec:
-    """The plan with what the compiled kernels can really do for this policy.
-
-    Raises:
-        ConfigError: a run that begins asks for `fused_update=on` by name, and they cannot do anything.
-    """
+    """The plan with what kernels can do for this policy; ConfigError if a new run's `fused_update=on` does nothing."""
     if isinstance(model, Fast) and plan.config.engine == "stock":
         raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: a class of ours needs engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
@@ -112,10 +107,7 @@ def replay_calls(config: Config) -> list[KernelCall]:
 
 
 def compile_shown(calls: list[KernelCall], console: Console) -> float:
-    """Compile or load them, saying which; the seconds that took.
-
-    On two cores the first, which takes longest, is compiled beside the others: 12 s of a cold start become 9.
-    """
+    """Compile or load kernels; the seconds. On two cores the slowest is compiled beside the others: 12 s become 9 s."""
     begun = time.perf_counter()
     missing = [call for call in calls if not call.is_kept]
     beside = missing[0] if len(missing) > 1 and usable_cores() > 1 else None
@@ -151,15 +143,9 @@ def switch_for(
     resumes: bool,
     decide: Callable[[], str],
 ) -> tuple[EngineSwitch | None, float]:
-    """Load the kernels that act and learn, compile them, or let the run begin without.
-
-    A run that goes on without a switch in its plan.json had its kernels from the first step on, or has them from here.
-
-    Args:
-        decide: says, once they were compiled beside training, why torch had better stay; empty if they take over.
-
-    Returns:
-        what will switch, if anything; the seconds it took.
+    """Load or compile the kernels that act and learn, or let the run begin without; returns what will switch, and the
+    seconds. A resumed run without a switch in its plan.json uses its kernels from here on. `decide` is called once they
+    were compiled beside training: why torch is to stay, or an empty text.
     """
     config, calls, at = plan.config, learner_calls(plan.config), switch_step(plan)
     if at is None and (resumes or all(call.is_kept for call in calls)):
@@ -180,13 +166,11 @@ def switch_for(
 
 
 class EngineSwitch:
-    """Says at rest, where a rollout (DQN: a vector step) begins, whether kernels act and learn from here on.
+    """Decides where a rollout (DQN: a vector step) begins whether kernels act and learn from here on.
 
     Args:
-        calls: the kernels.
-        at: the env step from which on they do, compiled already; None: once a process beside training compiled them.
+        at: the env step from which they do; None: once a process beside training has compiled them.
         use: puts them to work, or returns why torch stays.
-        say: tells a person.
     """
 
     def __init__(
@@ -235,7 +219,7 @@ class EngineSwitch:
         return not failure
 
     def _start_if_it_pays(self, progress: Progress) -> None:
-        """Once the first update is made: how fast it goes is known then, and nobody waited for a core until there."""
+        """Start compiling after the first update, when the speed of the run is known."""
         if not progress.updates or progress.eta_s is None:
             return
         if progress.eta_s < PAYS_S:
@@ -273,11 +257,9 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
     missing += [call for call in of_learner if not call.is_kept]
     took += compile_shown(of_learner, console)
     count = len(of_game) + len(of_learner)
-    what = (
-        f"{len(missing)} of {count} kernels compiled in {took:.0f} s" if missing else f"all {count} kernels were there"
-    )
-    line = f"{what}; they are kept in {folders()[0]}" if count else "this run has no compiled kernels"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    compiled = f"{len(missing)} of {count} kernels compiled in {took:.0f} s"
+    what = compiled if missing else f"all {count} kernels were there"
+    say(console, f"{what}; they are kept in {folders()[0]}" if count else "this run has no compiled kernels")
     return EXIT_DONE
 
 
@@ -285,11 +267,7 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
 
 
 def set_up_torch(config: Config) -> None:
-    """As the run needs it, before anything starts.
-
-    Raises:
-        ConfigError: a device was asked for that is not there.
-    """
+    """Set torch up before anything starts. Raises ConfigError for a device that is not there."""
     if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
         torch.use_deterministic_algorithms(config.deterministic)
     if config.use_compile == "off":
@@ -299,11 +277,7 @@ def set_up_torch(config: Config) -> None:
 
 
 def pick_device(requested: str, policy: str) -> str:
-    """The device of torch's that was asked for.
-
-    Raises:
-        ConfigError: a device was asked for that is not there.
-    """
+    """The device that was asked for, in torch's words. Raises ConfigError if it is not there."""
     if requested == "auto":
         return auto_device(policy.startswith("Cnn"), torch.cuda.is_available())
     if requested == "mps" and not torch.backends.mps.is_available():
@@ -330,11 +304,10 @@ STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 
 def leave_compiler_out() -> None:
-    """Let optimizers be built, saved and stepped without `torch._dynamo`: 800 modules, 1.2 s of every start on 2 cores.
-
-    Those methods import it only to be left alone by it. Here each is told that it has been left alone already, and
-    `step` sets gradients on or off without a word to the compiler. Another version of torch may do that elsewhere: then
-    the start, or the first update, takes the second longer, and nothing else changes.
+    """Let optimizers be built, saved and stepped without importing `torch._dynamo`: 800 modules, 1.2 s of every start.
+    These methods import it only to exclude themselves from compilation; here each is marked as excluded already, and
+    `step` sets gradients on or off without the compiler. In a torch that does this elsewhere the second is lost,
+    nothing else.
     """
     if "torch._dynamo" in sys.modules:
         return

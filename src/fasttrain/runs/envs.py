@@ -1,4 +1,4 @@
-"""From the effective configuration to envs: what of `env.` fits what, the vector env, and what lies around it."""
+"""From the effective configuration to the vector env of a run, and the facts about it that the plan needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import platform
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -49,12 +49,7 @@ MOST_STATISTICS_BYTES = 1 << 30  # three float64 a number of an observation
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """`env` as the policy sees it.
-
-    Args:
-        statistics: those of a training, as its env or as its file; they are applied and stay as they are, and rewards
-            are the env's own. None: the env is one to train on.
-    """
+    """`env` as the policy sees it. `statistics` of a training (its env or file) are applied and learn no more."""
     if config.env.frame_stack > 1:
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
@@ -148,13 +143,12 @@ def env_facts(
     look: Callable[[SlotVecEnv], object] = lambda _: None,
 ) -> EnvFacts:
     """Build the env once, so that a wrong one fails here with one clear message; time it where the plan must choose.
+    Raises EnvSpecError or ConfigError if it cannot be built or does not suit the algorithm or an option.
 
-    `survey` belongs to a training that goes on with its process. `measure` plays the env for reasons of its own (the
-    checkup); if it returns what the env costs, nothing is played twice. `look` does so with one of an engine's.
-
-    Raises:
-        EnvSpecError: the env cannot be built or does not fit the algorithm.
-        ConfigError: a native batch was asked for with an algorithm that ignores masks, or with an option it lacks.
+    Args:
+        survey: of a training, which goes on with its process.
+        measure: the checkup; if it returns what the env costs, the env is not timed again.
+        look: the checkup of one game with an external engine.
     """
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
         what, actions, observations = check_batch(config, look)
@@ -200,9 +194,12 @@ def build_vec_env(
 ) -> VecEnv:
     """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
 
-    `statistics` of a training: the envs are to be played with `env.normalize` as it was learned there. `tell` hears
-    which env is being built, where that is known. `scout` is to be the first worker.
-    `folder` is where engines' logs go. `told` is what envs changed in this process, as far as it was said.
+    Args:
+        statistics: of `env.normalize` in a training: the envs are played with them.
+        tell: is called with the number of the env that is being built.
+        scout: a process that becomes the first worker.
+        folder: where engines' logs go.
+        told: process settings that envs changed and that were reported already.
     """
     try:
         env = _stepped(config, num_envs, tell, scout, folder, told)
@@ -233,10 +230,15 @@ def _stepped(
     if config.vec_env == "shared":
         return _shared(config, num_envs, scout)
     single = EnvFactory if tells_games(config) else MonitoredEnv
-    factories: list[Callable[[], Any]] = [
-        Retraced(single(env_spec(config)), config.copy_final_observations) for _ in range(num_envs)
-    ]
-    return start_subproc(factories) if config.vec_env == "subproc" else NotedVecEnv(telling(factories, tell), told)
+    factory: Callable[[], Any] = Retraced(single(env_spec(config)), config.copy_final_observations)
+    if config.vec_env == "subproc":
+        return start_subproc([factory] * num_envs)
+
+    def build(index: int) -> Any:
+        tell(f"env {index + 1} of {num_envs}")
+        return factory()
+
+    return NotedVecEnv([partial(build, index) for index in range(num_envs)], told)
 
 
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
@@ -259,9 +261,8 @@ def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryV
 def _native_game(config: Config, num_envs: int) -> Any:
     native = str(config.env.spec.native)
     game = callable_at(native, f"the native form of env.game={config.env.game}, {native}")
-    kwargs = arguments(env_kwargs(config), "env.kwargs.")
     try:
-        made = game(num_envs, **kwargs)
+        made = game(num_envs, **arguments(env_kwargs(config), "env.kwargs."))
     except FastTrainError:
         raise
     except Exception as error:
@@ -289,50 +290,28 @@ def game_calls(config: Config) -> list[KernelCall]:
     return []
 
 
-def telling(factories: Sequence[Callable[[], Any]], tell: Callable[[str], None]) -> list[Callable[[], Any]]:
-    """Functions that build envs, each saying first which one it is: `env 3 of 12`."""
-
-    def build(index: int) -> Any:
-        tell(f"env {index + 1} of {len(factories)}")
-        return factories[index]()
-
-    return [partial(build, index) for index in range(len(factories))]
-
-
 # --- what envs tell of a run
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
-    """What they report: opponents' time, and where workers or engines spent theirs.
-
-    Args:
-        opponents_ns: what info["perf"] said of it.
-        counted: whether the envs count it themselves, as `opponents_ns`.
-    """
-    itself = env if isinstance(env, SelfPlayVecEnv) else None
+    """Where the envs' time went. `opponents_ns`: as info["perf"] reports it; `counted`: the envs count themselves."""
+    itself, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule != "first_ready"
     stepping = env.unwrapped if itself is None else itself.inner
     if itself is not None:  # the trainer decides for them; what the envs count lies within
         opponents_ns = itself.opponents_ns
-    if isinstance(stepping, ExternalVecEnv):
-        return EnvTimes(opponents_ns, in_step=config.schedule != "first_ready", **stepping.env_times())
-    shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None
-    if counted and itself is None:
+    elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")
         opponents_ns = int(counts[0] if config.vec_env == "native" else sum(counts))
-    if shared is None:
+    if isinstance(stepping, ExternalVecEnv):
+        return EnvTimes(opponents_ns, in_step=in_step, **stepping.env_times())
+    if not isinstance(stepping, SharedMemoryVecEnv):
         return EnvTimes(opponents_ns)
-    times = shared.times_ns()
-    of_workers = (times["opponents"] or opponents_ns) // shared.num_workers  # side by side
-    return EnvTimes(
-        opponents_ns=of_workers if itself is None else opponents_ns,
-        num_workers=shared.num_workers,
-        envs_ns=times["envs"],
-        slowest_ns=times["slowest"],
-        waiting_ns=times["waiting"],
-        in_step=config.schedule != "first_ready",
-        restarts=shared.restarts,
-        lost_steps=shared.lost_steps,
-    )
+    times = stepping.times_ns()
+    if itself is None:
+        opponents_ns = (times["opponents"] or opponents_ns) // stepping.num_workers  # side by side
+    own: dict[str, Any] = {f"{name}_ns": times[name] for name in ("envs", "slowest", "waiting")}
+    workers, restarts, lost = stepping.num_workers, stepping.restarts, stepping.lost_steps
+    return EnvTimes(opponents_ns, workers, in_step=in_step, restarts=restarts, lost_steps=lost, **own)
 
 
 def engines_of(env: VecEnv) -> ExternalVecEnv | None:

@@ -1,6 +1,5 @@
-"""Quality of a policy: vectorised, masked, on envs and seeds of its own, never touching the training's random state.
-
-And finished runs, whose plan and model the commands read that take `run=…`.
+"""The quality of a policy, on envs and seeds of its own that leave the training's random state alone; and finished
+runs, whose plan and model the commands with `run=…` read.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,15 +59,15 @@ def evaluate(
     told: bool = False,
     max_steps: int = MAX_EPISODE_STEPS,
 ) -> dict[str, Any]:
-    """Play `episodes` episodes and summarise them. A policy that remembers is told where episodes begin.
+    """Play `episodes` episodes and return their `summarise`.
 
     Every env plays the same number of episodes (to one), because counting whichever ends first would favour short
-    ones. `told`: what counts are the games that a Monitor in the envs tells of, not the lives of which they consist. An
-    episode that does not end within `max_steps` counts as it stands, with end reason `NOT_ENDED`, and its env plays no
-    further. `keep_on` is told the episodes played so far after every step; False ends the evaluation with what there
-    is. Returns `episodes, mean_reward, win_rate, draw_rate, score_diff, end_reason, mean_length,
-    mean_turns, ci95`; what the env does not report is None. `win_rate` lies in 0..1, its interval is Wilson's; the
-    others' are Student's; one that would have no width is None. `distinct_episodes`: see `Paths`.
+    ones.
+
+    Args:
+        keep_on: is called after every step with the number of episodes so far; False ends the evaluation.
+        told: a Monitor in the envs reports games of several lives; these games count, not the lives.
+        max_steps: an episode of so many steps counts as it stands, with end reason `NOT_ENDED`.
     """
     predict: Any = model.predict
     masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
@@ -92,7 +92,7 @@ def evaluate(
             late = rests_of(env)[0]  # rows in which nothing was done: an action was refused, or they only reset
             starts = dones if late is None else dones | (late & starts)
             if late is not None and before is not None:
-                states = _kept(late, before, states)
+                states = each_array(partial(np.where, late[:, None]), before, states)  # (L, N, H)
             paths.see(seen, lengths, late)
             returns += rewards
             lengths += 1 if late is None else ~late
@@ -112,11 +112,6 @@ def evaluate(
                 finished.append((returns[index], lengths[index], {**infos[index], "end_reason": NOT_ENDED}))
                 paths.end(index, lengths[index], returns[index])
     return paths.told(summarise(finished, reader))
-
-
-def _kept(rows: BoolArray, before: object, after: object) -> Any:
-    """States (L, N, H) as they were before in these rows (N,), and in the others as they are after a step."""
-    return each_array(lambda one, other: np.where(rows[:, None], one, other), before, after)
 
 
 class Paths:
@@ -149,55 +144,54 @@ class Paths:
 def summarise(
     finished: Sequence[tuple[float, int, dict[str, Any]]], reader: InfoReader | None = None
 ) -> dict[str, Any]:
-    """Means and 95 % intervals over episodes given as (return, length, last info).
+    """Means and 95 % intervals (`ci95`) over episodes given as (return, length, last info); None: not reported.
 
-    What `env.result.scores` names has a mean and an interval under its own name, its name in `scores`. Where nothing
-    but reward is told, or a key was not found, `untold` says what the last info held and which keys were missing.
+    `win_rate` lies in 0..1 and has Wilson's interval, others have Student's. What `env.result.scores` names has a mean
+    under its own name, and its name in `scores`. Where nothing but reward is reported, or a key was not found, `untold`
+    says what the last info held and which keys were missing. `distinct_episodes`: see `Paths`.
     """
     if not finished:
         none = dict.fromkeys(("mean_reward", "win_rate", "score_diff"))
         more: dict[str, Any] = {"draw_rate": None, "end_reason": {}, "mean_length": 0.0, "mean_turns": None}
         return {"episodes": 0, **none, **more, "ci95": dict(none)}
-    rewards = np.array([reward for reward, _, _ in finished], dtype=np.float64)
     reader = reader or InfoReader()
-    last, finished = finished[-1][2], [(reward, length, reader.read(info)) for reward, length, info in finished]
-    missing = reader.missing([info for _, _, info in finished])
-    wins = [won for _, _, info in finished if (won := win_of(info)) is not None]
-    scores = np.array([ahead for *_, info in finished if (ahead := score_diff_of(info)) is not None], dtype=np.float64)
-    draws = [info["is_draw"] for _, _, info in finished if "is_draw" in info]
-    turns = [float(info["turn"]) for _, _, info in finished if "turn" in info]
-    reasons = Counter(
-        one_line(
-            info.get(END_KEY, "truncated" if truth(info.get("TimeLimit.truncated")) else "terminated"), LONGEST_REASON
-        )
-        for _, _, info in finished
-    )
-    own = {key: [info[SCORES][key] for *_, info in finished if key in info.get(SCORES, {})] for key in reader.scores}
-    named = {key: np.array(values, dtype=np.float64) for key, values in own.items() if values}
-    silent = not (len(wins) or len(scores) or named or any(END_KEY in info for _, _, info in finished))
+    rewards, lengths = [reward for reward, _, _ in finished], [length for _, length, _ in finished]
+    last, infos = finished[-1][2], [reader.read(info) for *_, info in finished]
+    missing = reader.missing(infos)
+    wins = [won for info in infos if (won := win_of(info)) is not None]
+    scores = [ahead for info in infos if (ahead := score_diff_of(info)) is not None]
+    own = {key: [info[SCORES][key] for info in infos if key in info.get(SCORES, {})] for key in reader.scores}
+    named = {key: values for key, values in own.items() if values}
+    silent = not (wins or scores or named or any(END_KEY in info for info in infos))
+    ends = ["truncated" if truth(info.get("TimeLimit.truncated")) else "terminated" for info in infos]
+    reasons = Counter(one_line(info.get(END_KEY, end), LONGEST_REASON) for info, end in zip(infos, ends, strict=True))
     return {
         "episodes": len(finished),
-        **{key: float(values.mean()) for key, values in named.items()},
-        "mean_reward": float(rewards.mean()),
-        "win_rate": float(np.mean(wins)) if wins else None,
-        "draw_rate": float(np.mean(draws)) if draws else None,
-        "score_diff": float(scores.mean()) if len(scores) else None,
+        **{key: _mean(values) for key, values in named.items()},
+        "mean_reward": _mean(rewards),
+        "win_rate": _mean(wins),
+        "draw_rate": _mean([info["is_draw"] for info in infos if "is_draw" in info]),
+        "score_diff": _mean(scores),
         "end_reason": {name: count / len(finished) for name, count in reasons.most_common(MOST_REASONS)},
-        "mean_length": float(np.mean([length for _, length, _ in finished])),
-        "mean_turns": float(np.mean(turns)) if turns else None,
+        "mean_length": _mean(lengths),
+        "mean_turns": _mean([float(info["turn"]) for info in infos if "turn" in info]),
         **({"scores": list(named)} if named else {}),
         **({"untold": {"missing": missing, "held": held_by(last)}} if missing or (silent and held_by(last)) else {}),
         "ci95": {
-            **{key: mean_interval(values) for key, values in named.items()},
-            "mean_reward": mean_interval(rewards),
+            **{key: mean_interval(values) for key, values in (named | {"mean_reward": rewards}).items()},
             "win_rate": [float(end) for end in wilson(sum(wins), len(wins))] if wins else None,
-            "score_diff": mean_interval(scores) if len(scores) else None,
+            "score_diff": mean_interval(scores) if scores else None,
         },
     }
 
 
-def mean_interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float] | None:
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(np.array(values, dtype=np.float64))) if values else None
+
+
+def mean_interval(numbers: Sequence[float]) -> list[float] | None:
     """Student's 95 % interval of the mean; None of a single value, and where all are alike."""
+    values = np.array(numbers, dtype=np.float64)
     mean, half = map(float, student(values))
     return [mean - half, mean + half] if len(values) > 1 and np.ptp(values) else None
 
@@ -212,11 +206,13 @@ def evaluate_both(
     env: VecEnv | None = None,
     reader: InfoReader | None = None,
 ) -> Quality:
-    """Greedy play and, for a policy that samples and if `sampled`, sampled play: on `env`, or on fresh envs that are
-    closed again. `eval.episodes=0` plays none.
+    """Greedy play and, for a stochastic policy and if `sampled`, sampled play, with a progress line; `stop` ends it
+    early.
 
-    Shows how far it is; `stop` ends it early. `statistics` of `env.normalize`: those of the env the model is training
-    on, if left out. `reader` of the last infos: the training's, which has said of some names that they do not fit.
+    Args:
+        statistics: of `env.normalize`; None: those of the env that the model trains on.
+        env: where to play; None: fresh envs, closed afterwards.
+        reader: of the last infos: the training's, which has reported names that do not fit.
     """
     set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
     config = evaluated(config)
@@ -252,12 +248,7 @@ def evaluate_both(
 
 
 def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistics | None = None) -> None:
-    """Whether the env of `eval.env_kwargs` can be built and shows what the policy reads, before anything is played.
-
-    Raises:
-        ConfigError: it does not.
-        EnvSpecError: it cannot be built.
-    """
+    """Raises ConfigError or EnvSpecError if the env of `eval.env_kwargs` cannot be built or has other spaces."""
     if not config.eval.env_kwargs:
         return
     own, batched = evaluated(config), config.vec_env in BATCHED
@@ -283,11 +274,7 @@ MAY_DIFFER = ("model", "opponent", "eval.", "env.kwargs.")
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """`fasttrain eval run=FOLDER`: evaluate a finished run's model on the env it was trained on.
-
-    Raises:
-        ConfigError: no run named, or its folder lacks the plan or the model.
-    """
+    """`fasttrain eval run=FOLDER`: evaluate a finished run's model on the env it was trained on."""
     where, console = named_run("eval", config, sources, *MAY_DIFFER), make_console()
     with activity(console, "loading the model"):
         file = "best_model.zip" if config.model == "best" else "model.zip"
@@ -317,14 +304,7 @@ class Finished(NamedTuple):
 
 
 def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: str) -> Path:
-    """The folder that `run=…` names.
-
-    Args:
-        keys: what `command` takes besides `run` and `--trust`; `eval.` stands for all below it.
-
-    Raises:
-        ConfigError: what was typed besides would do nothing.
-    """
+    """The folder of `run=…`. ConfigError for typed keys besides `run`, `trust` and `keys` (`eval.`: all below it)."""
     typed = [key for key, source in sources.items() if source == "command line"]
     groups = tuple(key for key in keys if key.endswith("."))
     ignored = sorted(key for key in typed if key not in ("run", "trust", *keys) and not key.startswith(groups))
@@ -335,33 +315,19 @@ def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: s
 
 
 def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:
-    """A finished run with its final or another of its models; one of rl_zoo3 too.
-
-    Args:
-        trust: the model and what belongs to it may be loaded by SB3, which executes the pickles in them.
-
-    Raises:
-        ConfigError: the folder is not a finished run's or lacks that model; or the model needs `trust`.
+    """A finished run, of rl_zoo3 too, with its final or another of its models. Raises ConfigError if there is no such
+    run or model. `trust` lets SB3 load it, which executes the pickles in it.
     """
-    if not (folder / "plan.json").exists() and (of_zoo := _of_zoo(folder, model)):
-        config, file = of_zoo.config, of_zoo.model
-        return _finished(config, file, find_statistics(config, file, trust, of_zoo.statistics), trust)
-    for name in ("plan.json", "model.zip", model):
+    of_zoo: Any = None
+    if not (folder / "plan.json").exists() and "zoo" in plugins.names(plugins.INTEGRATIONS):
+        of_zoo = plugins.load(plugins.INTEGRATIONS, "zoo").zoo_run(folder, model)
+    for name in () if of_zoo else ("plan.json", "model.zip", model):
         if not (folder / name).is_file():
             best = name == "best_model.zip"
             way_out = "the run was made without eval_every=…" if best else "name the folder of a finished run"
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
-    config = config_of(folder)
-    return _finished(config, folder / model, find_statistics(config, folder / model, trust), trust)
-
-
-def _of_zoo(folder: Path, model: str) -> Any:
-    """What rl_zoo3 left there, if it did and its files can be read here."""
-    known = "zoo" in plugins.names(plugins.INTEGRATIONS)
-    return plugins.load(plugins.INTEGRATIONS, "zoo").zoo_run(folder, model) if known else None
-
-
-def _finished(config: Config, file: Path, statistics: Path | None, trust: bool) -> Finished:
+    config, file, pickled = of_zoo or (config_of(folder), folder / model, None)
+    statistics = find_statistics(config, file, trust, pickled)
     with own_random_state(config.seed):  # weights that are overwritten at once need random numbers
         return Finished(config, load_policy(config, file, trust), statistics)
 
@@ -375,11 +341,7 @@ def _plan_of(folder: Path) -> dict[str, Any]:
 
 
 def flags_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of plan.json.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """The rows of plan.json. Raises ConfigError if it has none."""
     plan = _plan_of(folder)
     rows, config = plan.get("flags"), plan.get("config")
     if not isinstance(rows, list) or not all(

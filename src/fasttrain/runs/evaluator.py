@@ -1,8 +1,6 @@
-"""Quality (`eval_every`) and videos (`video.every`) on the way.
+"""Quality (`eval_every`) and videos (`video.every`) on the way: made in the training itself, or in a process beside it.
 
-They are made in the training itself, or beside it in a process of its own (`eval_async`).
-
-Beside training, the trainer only saves a snapshot; loading it, stepping the envs and counting is the process's work,
+With `eval_async` the trainer only saves a snapshot; loading it, stepping the envs and counting is the process's work,
 with its own envs, seeds and random state. A snapshot that is due while two wait is left out.
 """
 
@@ -29,14 +27,12 @@ SNAPSHOT, EVALUATION = "a snapshot to evaluate", "evaluation"
 
 
 class Evaluator:
-    """Keeps evaluations.csv, and the best greedy mean reward's model as best_model.zip.
+    """Keeps evaluations.csv, and the model with the best greedy mean reward as best_model.zip.
 
     Args:
-        quality: evaluates the policy as it is now; the greedy one's `evaluate.summarise`.
+        quality: evaluates the policy as it is now and returns the greedy one's `evaluate.summarise`.
         save: writes the model, and what belongs to it, to a file.
-        say: one line.
-        saving: is told of what could not be written.
-        note: hears each evaluation, and of how many env steps.
+        note: gets each evaluation and its number of env steps.
         film: makes a video of the policy as it is now; a line about it.
     """
 
@@ -85,7 +81,7 @@ class Evaluator:
 
     def collect(self) -> None:
         """Take in what has been evaluated beside training."""
-        if self.background is not None and self.background.waiting:
+        if self.background is not None:
             try:
                 self._take(self.background.poll())
             except WorkerLostError as error:
@@ -142,8 +138,7 @@ class Evaluator:
 
     def _give_up(self, error: WorkerLostError) -> None:
         lost = 0 if self.background is None else len(self.background.waiting)
-        waited = f" ({lost} that waited are lost)" if lost else ""
-        why = f"{error}{self._alone}{waited}"
+        why = f"{error}{self._alone}" + (f" ({lost} that waited are lost)" if lost else "")
         self._say(f"[EVAL] no evaluation beside training: {why}; from now on it is done in the training")
         self.saving.failed.pop(SNAPSHOT, None)  # none is wanted any more
         self.close()
@@ -166,13 +161,7 @@ class Result(NamedTuple):
 
 
 class BackgroundEvaluation:
-    """The process and the snapshots that wait for it. It is started with the first one.
-
-    Args:
-        folder: of the run; snapshots lie in `evaluating` below it, each in a folder of its own under the name that the
-            best of them gets.
-        save: writes the model, and what belongs to it, to a file.
-    """
+    """The process, and the snapshots that wait for it, each in a folder of its own below `evaluating`."""
 
     def __init__(self, config: Config, folder: Path, save: Callable[[Path], None]) -> None:
         self._config, self._save = config, save
@@ -182,15 +171,17 @@ class BackgroundEvaluation:
         self._process: PipedProcess | None = None
 
     def submit(self, env_steps: int, wall_s: float, measure: bool = True, video: Path | None = None) -> None:
-        """Have the policy as it is now measured, or filmed, or both.
-
-        Raises:
-            WorkerLostError: the process has died.
-        """
+        """Have the policy as it is now measured, or filmed, or both. Raises WorkerLostError if the process has died."""
         if len(self.waiting) >= MOST_WAITING:
             self.left_out += 1
             return
-        process = self._process = self._process or self._started()
+        if self._process is None:
+            try:  # with one thread: it shall leave the trainer its cores
+                alone = dataclasses.replace(self._config, torch_threads=1)
+                self._process = PipedProcess(NAME, SERVE, alone, environment={})
+            except OSError as error:  # no memory, no descriptors
+                raise WorkerLostError(f"{NAME} cannot be started ({error})") from error
+        process = self._process
         file = self.folder / str(env_steps) / BEST
         file.parent.mkdir(parents=True, exist_ok=True)
         self._save(file)
@@ -198,11 +189,7 @@ class BackgroundEvaluation:
         process.said(lambda: process.connection.send((file, measure, video)))
 
     def poll(self, timeout_s: float = 0.0) -> Result | None:
-        """The next result, if there is one within `timeout_s`. The file is the caller's then.
-
-        Raises:
-            WorkerLostError: the process failed or died.
-        """
+        """The next result within `timeout_s`, or None; its file is yours. WorkerLostError if the process died."""
         process = self._process
         if not self.waiting or process is None or not process.said(lambda: process.connection.poll(timeout_s)):
             return None
@@ -213,11 +200,7 @@ class BackgroundEvaluation:
         return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file, answer["filmed"])
 
     def wait(self, keep_on: Callable[[], bool]) -> Result | None:
-        """The next result of those that wait, at most `PATIENCE_S` later; None if there is none, or `keep_on` ends it.
-
-        Raises:
-            WorkerLostError: as `poll`.
-        """
+        """The next result within `PATIENCE_S`; None if there is none, or `keep_on` ends it. Raises as `poll` does."""
         deadline = time.monotonic() + PATIENCE_S
         while self.waiting and keep_on() and time.monotonic() < deadline:
             if (result := self.poll(0.2)) is not None:
@@ -231,30 +214,19 @@ class BackgroundEvaluation:
             self._process = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _started(self) -> PipedProcess:
-        # Evaluation shall not take the trainer's cores away with threads, nor write progress into its output.
-        config = dataclasses.replace(self._config, torch_threads=1)
-        try:
-            return PipedProcess(NAME, SERVE, config, environment={})
-        except OSError as error:  # no memory, no descriptors
-            raise WorkerLostError(f"{NAME} cannot be started ({error})") from error
-
 
 def serve(connection: Connection, config: Config) -> None:
     """In the process: evaluate each file that comes, until the other side is gone."""
     import torch
 
     torch.set_num_threads(1)
-    while True:
-        try:
+    with suppress(EOFError, OSError):
+        while True:
             job = connection.recv()
-        except (EOFError, OSError):
-            return
-        try:
-            answer = _evaluated(config, *job)
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        with suppress(OSError):
+            try:
+                answer = _evaluated(config, *job)
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
             connection.send(answer)
 
 

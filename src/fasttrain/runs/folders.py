@@ -1,6 +1,5 @@
-"""The folders that commands write into: what is in one already, what may be removed, how a command names it.
-
-And where a run comes from: what was typed, the code in the user's folder, versions, the machine. Part of plan.json.
+"""The folders that commands write into: what is in one, what may be removed, how a command line names it. And the
+provenance of a run in plan.json: what was typed, the commit of the user's folder, versions, the machine.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,11 +68,7 @@ class Held(NamedTuple):
 
 
 def held(folder: Path) -> Held | None:
-    """What fasttrain wrote there before; None if nothing.
-
-    Raises:
-        ConfigError: a process is at work there.
-    """
+    """What fasttrain wrote there before; None if nothing. Raises ConfigError if a process is at work there."""
     if process := holder(folder):
         raise ConfigError(f"{folder}: still going on (process {process}); take another folder, or wait for its end")
     kind = next((kind for kind, names in MARKS.items() if any((folder / name).exists() for name in names)), None)
@@ -82,9 +78,8 @@ def held(folder: Path) -> Held | None:
 def clear(folder: Path, kind: str = "run", but: str = "") -> None:
     """Remove what fasttrain wrote there, and nothing else; `but`: a file that stays."""
     if kind != "run":
-        parts = [path for path in (folder / CELLS if kind == "study" else folder).glob("*") if path.is_dir()]
-        for cell in parts:
-            if held(cell) is not None:
+        for cell in (folder / CELLS if kind == "study" else folder).glob("*"):
+            if cell.is_dir() and held(cell) is not None:
                 clear(cell)
     own = (*OWN[kind], *(PAGE if (folder / PAGE[0]).exists() else ()))
     for path in [found for name in own if name != but for found in folder.glob(name)]:
@@ -109,9 +104,8 @@ def changes(where: Path, config: Config) -> dict[str, Any]:
     before = flat(without_removed({**played(before), **{key: value for key, value in asked.items() if key in before}}))
     before |= {key: value for key, value in asked.items() if "." in key and key in before}
     now = flat(played(to_dict(config)))
-    keys = [key for key in now if key.split(".")[0] not in NOT_COMPARED and now[key] != before.get(key)]
-    gone = [key for key in before if key.split(".")[0] not in NOT_COMPARED and key not in now]
-    return {key: now.get(key) for key in (*keys, *gone)}
+    keys = [key for key in {**now, **before} if key.split(".")[0] not in NOT_COMPARED]
+    return {key: now.get(key) for key in keys if key not in now or now[key] != before.get(key)}
 
 
 def flat(node: object, prefix: str = "") -> dict[str, Any]:
@@ -125,17 +119,13 @@ def flat(node: object, prefix: str = "") -> dict[str, Any]:
 
 
 def way_on(folder: Path) -> str:
-    """`saved in F: model.zip and the checkpoint of 1,600 steps; fasttrain resume run=F goes on`, as it is there.
-
-    Of a study: how many of its cells are done.
-    """
+    """`saved in F: model.zip …; fasttrain resume run=F goes on`, by what is in the folder; of a study, its cells."""
     if study := read_json(folder / "study.json"):
         done = sum(cell.get("status") == "done" for cell in study.get("cells", ()))
         command = "tune" if study.get("command") == "tune" else "compare"
         return f"{done} cells are done, in {folder}; {command_line(command, run=folder)} goes on"
     steps = [int(path.name.removeprefix(PREFIX)) for path in CheckpointFolder(folder / "checkpoints").all()]
-    there = ["model.zip"] if (folder / "model.zip").is_file() else []
-    there += [f"the checkpoint of {steps[0]:,} steps"] if steps else []
+    there = ["model.zip"] * (folder / "model.zip").is_file() + [f"the checkpoint of {it:,} steps" for it in steps[:1]]
     kept = f"saved in {folder}: {' and '.join(there)}; " if there else ""
     done = read_json(folder / "summary.json").get("env_steps", 0)
     if done >= flat(read_json(folder / "plan.json")).get("config.total_timesteps", done + 1):
@@ -196,15 +186,13 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    try:
+    with suppress(OSError, subprocess.SubprocessError, UnicodeError):
         done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=GIT_S, check=True)
-    except (OSError, subprocess.SubprocessError, UnicodeError):
-        return None
-    return done.stdout.strip()
+        return done.stdout.strip()
+    return None
 
 
 def _version(package: str) -> str | None:
-    try:
+    with suppress(PackageNotFoundError):
         return version(package)
-    except PackageNotFoundError:
-        return None
+    return None

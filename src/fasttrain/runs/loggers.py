@@ -1,12 +1,17 @@
 """Loggers and callbacks that a configuration names: SB3's, ours and the user's.
 
-progress.csv of a resumed run is SB3's own file, gone on with instead of begun anew.
+A resumed run appends to progress.csv, which is SB3's own file. Experiment trackers are found by their names
+(`fasttrain/integrations`, or a package of yours). They get the settings at the start, every row of the log under SB3's
+names over env steps, [PERF] and evaluations, and at the end the results, with model and report where the tracker keeps
+files. They write into the run's folder, or into the sweep's, where its cells are one group. A tracker that fails is
+left out from there on: one line, and no run ends for it.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import sys
 import warnings
@@ -14,18 +19,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, EvalCallback
-from stable_baselines3.common.logger import CSVOutputFormat, HumanOutputFormat, KVWriter, Logger
+from stable_baselines3.common.logger import CSVOutputFormat, HumanOutputFormat, KVWriter, Logger, SeqWriter
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.envs.names import NOTHING, Supplies, arguments, callable_at
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.folders import flat
+from fasttrain.runs.folders import GROUP, flat
 from fasttrain.runs.logs import number_in
 from fasttrain.runs.metrics import PROMETHEUS, check_metrics, endpoint_of
-from fasttrain.runs.trackers import Home, Watched, numbers_of, started, tracker, trackers
+from fasttrain.saving.files import read_json, write_json
 from fasttrain.spec import plugins
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
@@ -83,18 +89,11 @@ def check_loggers(config: Config) -> None:
 
 
 def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:
-    """Where SB3's statistics go, under SB3's names over env steps: as `loggers` lists it, else as `train_log_…` say.
-
-    Args:
-        continued: the files of a run that is resumed are gone on with.
-        say: takes a line for the user.
-
-    Raises:
-        ConfigError: a logger is unknown, cannot be made, or is no `KVWriter`.
-    """
+    """SB3's logger with the writers of `loggers`, else `train_log_…`. `continued`: a resumed run appends to them."""
     wanted: list[Named] = [one for one in config.loggers or () if named(one, "logger", "loggers")[0] != PROMETHEUS]
     if config.loggers is None and config.train_log_enabled:
-        wanted = [*(["csv"] if config.train_log_to_file else []), *(["stdout"] if config.train_log_to_console else [])]
+        asked = {"csv": config.train_log_to_file, "stdout": config.train_log_to_console}
+        wanted = [name for name, on in asked.items() if on]
     writers: list[KVWriter] = []
     try:
         writers.extend(_writer(entry, config, folder, continued, say) for entry in wanted)
@@ -113,7 +112,9 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
         return HumanOutputFormat(sys.stdout)
     if (kind := tracker(name)) is not None:
         try:
-            return Watched(started(kind, Home(folder), _settings(config), given), say)
+            shown = {flag.name for flag in FLAGS} | {"total_timesteps", "seed", "device", "env", "algo", "opponent"}
+            settings = {key: value for key, value in flat(to_dict(config)).items() if key.split(".")[0] in shown}
+            return Watched(started(kind, Home(folder), settings, given), say)
         except ConfigError:
             raise
         except Exception as error:  # no server, no network, no room: the run does not need it
@@ -122,18 +123,8 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
     return Watched(made(name, given, "loggers", KVWriter), say)
 
 
-def _settings(config: Config) -> dict[str, Any]:
-    """What tells one run from another: flags, env, algorithm, seed, by dotted key."""
-    kept = {flag.name for flag in FLAGS} | {"total_timesteps", "seed", "device", "env", "algo", "opponent"}
-    return {key: value for key, value in flat(to_dict(config)).items() if key.split(".")[0] in kept}
-
-
 def made(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
-    """An instance of the user's class `module:Class`, which is a `kind`.
-
-    Raises:
-        FastTrainError: there is no such class, or it does not take the arguments.
-    """
+    """An instance of the user's class `module:Class`, a `kind`. FastTrainError if missing, or for wrong `settings`."""
     found = callable_at(name, f"{key}: {name}", only=kind)
     given = arguments(settings, f"{key}: {name}, ", None, supplies, found)
     try:
@@ -211,11 +202,7 @@ class UsersCallbacks(CallbackList):
 
 
 def check_parents(callback: BaseCallback) -> None:
-    """Some callbacks look at an EvalCallback that they belong to, which their classes declare as `parent`.
-
-    Raises:
-        ConfigError: it is not there.
-    """
+    """Raises ConfigError for a callback that belongs into an EvalCallback (it declares `parent`) and is not in one."""
     name, own = type(callback).__name__, vars(callback).values()
     declared = any("parent" in vars(kind).get("__annotations__", {}) for kind in type(callback).__mro__)
     if declared and not isinstance(callback.parent, EvalCallback):
@@ -223,3 +210,144 @@ def check_parents(callback: BaseCallback) -> None:
         raise ConfigError(f'callbacks: {name} works inside an EvalCallback: write {place}", …}}}}')
     for child in {id(one): one for one in own if isinstance(one, BaseCallback) and one is not callback.parent}.values():
         check_parents(child)
+
+
+# --- experiment trackers
+
+IDS = "trackers.json"  # in the run's folder: as whom each tracker knows the run, for a resume
+PROJECT = "fasttrain"
+MOST_CHARACTERS = 500  # of a value: MLflow's limit of old servers, and nobody reads more
+Numbers = Mapping[str, float]
+Settings = Mapping[str, Any]
+
+
+class Home:
+    """Where a run's trackers write, and as whom they know it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.name = folder.name
+        group = os.environ.get(GROUP)
+        self.group = Path(group) if group and folder.is_relative_to(group) else None
+
+    @property
+    def shared(self) -> Path:
+        """A folder for all runs of the group, else the run's own."""
+        return self.group or self.folder
+
+    def known_as(self, tracker: str) -> str | None:
+        """The run's id there, if it is gone on with."""
+        found = read_json(self.folder / IDS).get(tracker)
+        return found if isinstance(found, str) else None
+
+    def remember(self, tracker: str, run_id: str) -> None:
+        """For a resume."""
+        write_json(self.folder / IDS, {**read_json(self.folder / IDS), tracker: run_id})
+
+
+class Tracker(KVWriter):
+    """One run in an experiment tracker; an entry point of `fasttrain.integrations` names such a class.
+
+    Args:
+        home: where it writes.
+        settings: what the run was asked for, by dotted key.
+        further: what `loggers` says beside the tracker's name.
+    """
+
+    name: str  # as `loggers` has it
+    _over = False
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+        self.measure(numbers_of(key_values, key_excluded, self.name), step)
+
+    def measure(self, numbers: Numbers, step: int) -> None:
+        """Take a row."""
+
+    def cut(self, env_steps: int) -> None:
+        """What was written of later steps is written again."""
+
+    def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
+        """The run is over: `done` or `stopped`, what it came to, what it left. How to look at it."""
+        raise TypeError(type(self))
+
+    def end(self, status: str) -> None:
+        """Leave nothing open, after `done`, `stopped` or `failed`."""
+
+    def close(self) -> None:
+        self.over("failed")
+
+    def over(self, status: str) -> None:
+        """`end`, the first time."""
+        over, self._over = self._over, True
+        if not over:
+            self.end(status)
+
+
+def trackers() -> list[str]:
+    """The names of those that packages offer; imports all integrations."""
+    return [name for name, one in plugins.loaded(plugins.INTEGRATIONS).items() if _is_tracker(one)]
+
+
+def _is_tracker(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, Tracker)
+
+
+def tracker(name: str) -> type[Tracker] | None:
+    """The tracker of that name; None if there is none. Raises ConfigError if its package cannot be loaded."""
+    found = plugins.load(plugins.INTEGRATIONS, name) if name in plugins.names(plugins.INTEGRATIONS) else None
+    return found if _is_tracker(found) else None
+
+
+def started(kind: Any, home: Home, settings: Settings, further: Mapping[str, Any]) -> Tracker:
+    """Make a tracker. Raises ConfigError if its package is missing or it takes no such arguments."""
+    name = kind.name
+    try:
+        return kind(home, settings, **further)  # type: ignore[no-any-return]
+    except ImportError as error:
+        extra = f"; pip install 'fasttrain[{name}]'" if kind.__module__.partition(".")[0] in plugins.OURS else ""
+        raise ConfigError(f"loggers: {name} needs what is not installed ({error}){extra}") from error
+    except TypeError as error:
+        raise ConfigError(f"loggers: {name} does not take {dict(further)}: {error}") from error
+
+
+def numbers_of(
+    key_values: Mapping[str, Any], excluded: Mapping[str, Sequence[str] | None], name: str
+) -> dict[str, float]:
+    """What a tracker can draw: finite numbers that are not kept from the writer of that name."""
+    meant = {key: value for key, value in key_values.items() if name not in (excluded.get(key) or ())}
+    kinds = (bool, int, float, np.number, np.bool_)
+    found = {key: float(value) for key, value in meant.items() if isinstance(value, kinds)}
+    return {key: value for key, value in found.items() if math.isfinite(value)}
+
+
+class Watched(KVWriter, SeqWriter):
+    """A tracker or a writer of the user's: one that raises is left out from there on, with one line. `failed`: why."""
+
+    def __init__(self, writer: KVWriter | None, say: Callable[[str], None], name: str = "", failed: str = "") -> None:
+        self.writer, self.failed, self._say = writer, failed, say
+        self.name = name or type(writer).__name__
+
+    def write(self, *arguments: object, **further: object) -> None:
+        self._call("write", *arguments, **further)
+
+    def write_sequence(self, sequence: list[str]) -> None:
+        self._call("write_sequence", sequence)
+
+    def cut(self, env_steps: int) -> None:
+        self._call("cut", env_steps)
+
+    def finish(self, *arguments: object) -> str:
+        return str(self._call("finish", *arguments) or "")
+
+    def close(self) -> None:
+        self._call("close")
+
+    def _call(self, method: str, *arguments: object, **further: object) -> object:
+        if self.failed or not hasattr(self.writer, method):
+            return None
+        try:
+            return getattr(self.writer, method)(*arguments, **further)
+        except Exception as error:  # whatever it is, no training ends for it
+            self.failed = blame(error)
+            self._say(f"warning: logger {self.name}.{method} failed: {self.failed}; it is left out, the run goes on")
+            return None

@@ -1,7 +1,5 @@
-"""The tables that a run writes as it goes: episodes.csv and evaluations.csv.
-
-Environments choose keys and end reasons freely, so every text of theirs is made one harmless line first. A run that is
-resumed goes on with the files that are there.
+"""The tables that a run writes as it goes: episodes.csv and evaluations.csv. A resumed run appends to them.
+Environments choose keys and end reasons freely, so each of their texts becomes one harmless line first.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -30,10 +29,7 @@ FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def csv_cell(value: object) -> object:
-    """A cell that spreadsheets show and do not compute: numbers as they are, of text what looks like a formula quoted.
-
-    `from_csv_cell` takes the quote away again.
-    """
+    """A cell that spreadsheets do not compute: text like a formula gets a quote, which `from_csv_cell` takes away."""
     if isinstance(value, (bool, np.bool_)):
         return int(value)
     if isinstance(value, (int, float, np.number)) or value is None:
@@ -51,11 +47,7 @@ def _looks_like_a_formula(text: str) -> bool:
     """Behind quotes too, so that every quote that was there before stays."""
     if not text.lstrip("'").startswith(FORMULA):
         return False
-    try:
-        float(text)
-    except ValueError:
-        return True
-    return False
+    return number_in(text) is None
 
 
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
@@ -65,13 +57,11 @@ FLUSH_S = 5.0  # where episodes are rarer: what a killed run loses of them, and 
 
 
 class EpisodeLog:
-    """Collects rows and appends them to `path`. Columns are fixed by the first batch's infos; later keys are left out.
-
-    Values that are no scalars are left out too: the file is for spreadsheets and plots.
+    """Collects rows and appends them to `path`. The first batch's infos fix the columns; later keys and values that are
+    no scalars are left out. Rows that cannot be written wait for the next time.
 
     Args:
         reward_terms: a column `reward_NAME` for every entry of the info's `reward_terms`, the episode's sums.
-        saving: is told when the file cannot be written; the rows then wait for the next time.
     """
 
     def __init__(self, path: Path, reward_terms: bool = False, saving: Saving | None = None) -> None:
@@ -99,10 +89,7 @@ class EpisodeLog:
         return {"bytes": size, "keys": self._keys}
 
     def go_on(self, position: Mapping[str, Any]) -> bool:
-        """Drop what was written after `position` and append from there; False: the file is shorter, or is gone.
-
-        Of a shorter one the whole rows stay.
-        """
+        """Drop what was written after `position` and append; False if the file is gone, or shorter (its rows stay)."""
         keys, size = position["keys"], int(position["bytes"])
         if size < 0:
             raise ValueError(f"episodes.csv of {size} bytes")
@@ -139,16 +126,14 @@ class EpisodeLog:
         self._flushed = time.monotonic()
 
     def _append(self) -> None:
-        first = self._keys is None
-        if first:
+        text, first = io.StringIO(), self._keys is None
+        writer = csv.writer(text, lineterminator="\n")
+        if self._keys is None:
             told = {key for _, info in self._rows for key, value in info.items() if plain(value) is not None}
             self._keys = sorted(key for key in told if isinstance(key, str) and key not in WRAPPERS)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        if first:
-            writer.writerow([*FIXED, *map(csv_cell, self._keys or ())])
+            writer.writerow([*FIXED, *map(csv_cell, self._keys)])
         for fixed, info in self._rows:
-            writer.writerow([*fixed, *(_cell(info.get(key)) for key in self._keys or ())])
+            writer.writerow([*fixed, *(_cell(info.get(key)) for key in self._keys)])
         before = self.path.stat().st_size if self.path.exists() else 0
         try:
             with self.path.open("a", encoding="utf-8", newline="") as file:
@@ -195,17 +180,12 @@ class EvaluationLog:
             rows = [{name: _number(row.get(name)) for name in FIELDS} for row in csv.DictReader(whole)]
         except (OSError, ValueError, csv.Error):
             return []
-        return [
-            row
-            for row in rows
-            if row["env_steps"] is not None and row["env_steps"] <= env_steps and row["mean_reward"] is not None
-        ]
+        whole_rows: list[dict[str, Any]] = [row for row in rows if None not in (row["env_steps"], row["mean_reward"])]
+        return [row for row in whole_rows if row["env_steps"] <= env_steps]
 
     def add(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> None:
-        """Take in the greedy policy's `quality`, of `evaluate.summarise`.
-
-        Raises:
-            OSError: the file could not be written; the row is kept, and the next one brings it along.
+        """Add the greedy policy's `quality` (`evaluate.summarise`). After an OSError the row waits for the next
+        writing.
         """
         row: dict[str, Any] = {"env_steps": env_steps, "wall_s": round(wall_s, 3), "episodes": quality["episodes"]}
         for name in ("mean_reward", "win_rate"):
@@ -265,10 +245,7 @@ class Episodes:
 
 
 def read_episodes(file: Path, whole_bytes: int = WHOLE_BYTES, blocks: int = BLOCKS) -> Episodes:
-    """What can be read; a cut last line, a broken row and a missing file are no errors.
-
-    Of a file larger than `whole_bytes`, `blocks` stretches of `BLOCK_BYTES` at even distances.
-    """
+    """The rows that can be read; of a file larger than `whole_bytes`, `blocks` blocks at even distances."""
     try:
         sampled = file.stat().st_size > max(whole_bytes, blocks * BLOCK_BYTES)
         header, texts = _texts(file, blocks if sampled else 0)
@@ -310,22 +287,18 @@ def _texts(file: Path, blocks: int) -> tuple[list[str], list[str]]:
 
 
 def _rows(text: str) -> Iterator[list[str]]:
-    try:
+    with suppress(csv.Error):  # a NUL byte, a field without end: the rows before it stand
         yield from csv.reader(io.StringIO(text, newline=""))
-    except csv.Error:  # a NUL byte, a field without end: the rows before it stand
-        return
 
 
 def number_in(cell: str) -> float | None:
     """What a cell says, None where that is no number."""
-    try:
+    with suppress(ValueError):
         return float(cell)
-    except ValueError:
-        return None
+    return None
 
 
 def _floats(values: Sequence[str]) -> Floats:
-    try:
+    with suppress(ValueError):
         return np.array(values, dtype=np.float64)
-    except ValueError:
-        return np.array([number_in(value) for value in values], dtype=np.float64)  # None becomes NaN
+    return np.array([number_in(value) for value in values], dtype=np.float64)  # None becomes NaN

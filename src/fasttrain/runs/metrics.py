@@ -29,11 +29,7 @@ class Endpoint(NamedTuple):
 
 
 def endpoint_of(config: Config) -> Endpoint | None:
-    """What `loggers` says of Prometheus; None: nothing.
-
-    Raises:
-        ConfigError: it names no port.
-    """
+    """Where `loggers` puts the figures for Prometheus; None: nowhere. Raises ConfigError if it names no port."""
     entries = (named(entry, "logger", "loggers") for entry in config.loggers or ())
     given = next((given for name, given in entries if name == PROMETHEUS), None)
     if given is None:
@@ -45,11 +41,7 @@ def endpoint_of(config: Config) -> Endpoint | None:
 
 
 def check_metrics(endpoint: Endpoint | None) -> None:
-    """Before anything starts.
-
-    Raises:
-        ConfigError: the package is missing, or the port cannot be had.
-    """
+    """Raises ConfigError if the package is missing or the port cannot be had; called before anything starts."""
     if endpoint is None:
         return
     try:
@@ -91,43 +83,35 @@ class Figures:
 
     def collect(self) -> Iterator[Any]:
         """All figures as they are now; called from the server's threads."""
-        progress = self._progress
-        yield self._counter("env_steps", "Environment steps.", progress.env_steps)
-        yield self._counter("updates", "Gradient updates.", progress.updates)
-        yield self._gauge("steps_per_second", "Environment steps per second.", progress.steps_per_s)
+        progress, games = self._progress, engines_of(self._env)
+        yield self._family("counter", "env_steps", "Environment steps.", progress.env_steps)
+        yield self._family("counter", "updates", "Gradient updates.", progress.updates)
+        yield self._family("gauge", "steps_per_second", "Environment steps per second.", progress.steps_per_s)
         if (reward := progress.mean_return) is not None:
-            yield self._gauge("episode_reward_mean", "Mean reward of the last episodes.", reward)
-        yield self._gauge("buffer_transitions", "Transitions in the replay or rollout buffer.", self._buffered())
-        yield self._gauge("model_sync_lag_updates", "Updates that the acting policy has not got yet: it waits.", 0)
-        wall_s = time.perf_counter() - self._began
-        if (games := engines_of(self._env)) is not None:
-            makers = {"counter": self._counter, "gauge": self._gauge, "histogram": self._histogram}
-            for kind, *figure in games.figures(games.summary(wall_s)):
-                yield makers[kind](*figure)
+            yield self._family("gauge", "episode_reward_mean", "Mean reward of the last episodes.", reward)
+        buffered = _buffered(self._model)
+        yield self._family("gauge", "buffer_transitions", "Transitions in the replay or rollout buffer.", buffered)
+        text = "Updates that the acting policy has not got yet: it waits."
+        yield self._family("gauge", "model_sync_lag_updates", text, 0)
+        if games is not None:
+            for figure in games.figures(games.summary(time.perf_counter() - self._began)):
+                yield self._family(*figure)
 
-    def _buffered(self) -> int:
-        replay: Any = getattr(self._model, "replay_buffer", None)
-        rollout: Any = getattr(self._model, "rollout_buffer", None)
-        if replay is not None:
-            return int((replay.buffer_size if replay.full else replay.pos) * self._model.n_envs)
-        return 0 if rollout is None else int(rollout.pos * self._model.n_envs)
-
-    def _counter(self, name: str, text: str, value: object, label: str = "") -> object:
-        return _filled(self._kinds.CounterMetricFamily, name, text, value, label)
-
-    def _histogram(self, name: str, text: str, value: tuple[dict[str, int], int, float], label: str = "") -> object:
-        """Durations by buckets: with them, and not with percentiles, Prometheus can add up several runs."""
-        up_to, count, sum_s = value
-        buckets = [*up_to.items(), ("+Inf", count)]
-        return self._kinds.HistogramMetricFamily(f"fasttrain_{name}", text, buckets, sum_s)
-
-    def _gauge(self, name: str, text: str, value: object, label: str = "") -> object:
-        return _filled(self._kinds.GaugeMetricFamily, name, text, value, label)
+    def _family(self, kind: str, name: str, text: str, value: Any, label: str = "") -> object:
+        """A figure. With a `label` its value is a mapping; a histogram's is (count by upper bound, count, sum)."""
+        name = f"fasttrain_{name}"
+        if kind == "histogram":
+            up_to, count, sum_s = value
+            return self._kinds.HistogramMetricFamily(name, text, [*up_to.items(), ("+Inf", count)], sum_s)
+        family = getattr(self._kinds, f"{kind.capitalize()}MetricFamily")(name, text, labels=[label] if label else [])
+        for of, one in value.items() if label else [(None, value)]:
+            family.add_metric([of] if label else [], one)
+        return family
 
 
-def _filled(kind: Any, name: str, text: str, value: Any, label: str) -> object:
-    """A figure; of several by `label`, `value` is a mapping."""
-    family = kind(f"fasttrain_{name}", text, labels=[label] if label else [])
-    for of, one in value.items() if label else [(None, value)]:
-        family.add_metric([of] if label else [], one)
-    return family
+def _buffered(model: Any) -> int:
+    """Transitions in the model's buffer."""
+    replay, rollout = getattr(model, "replay_buffer", None), getattr(model, "rollout_buffer", None)
+    if replay is not None:
+        return int((replay.buffer_size if replay.full else replay.pos) * model.n_envs)
+    return 0 if rollout is None else int(rollout.pos * model.n_envs)

@@ -1,9 +1,8 @@
 """A run's model: built from the effective configuration, saved, and read from a zip without executing what is in it.
 
-Only here classes of algorithms are chosen. SB3's own `load` unpickles: spaces, schedules, classes. Here the model is
-built from the run's typed configuration, as training builds it, and of the zip only the policy's numbers are taken.
-What the zip says in readable form about its policy must agree with that; where it cannot be built so, `--trust` loads
-it in SB3's way.
+SB3's own `load` unpickles spaces, schedules and classes. Here the model is built from the run's typed configuration, as
+training builds it, and only the policy's tensors are taken from the zip. What the zip says in JSON about its policy
+must agree with that; `--trust` loads any other model in SB3's way.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ from fasttrain.spec.reading import against_bots, uses_masks
 
 
 def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:
-    """The algorithm of the (effective) configuration: stock classes under `engine=stock`, ours under `fast`.
-
-    Either way `clock` will know the phases: a stock class is watched from outside, ours moves it itself.
-    """
+    """The algorithm of the (effective) configuration: stock for `engine=stock`, else ours; `clock` times phases."""
     algo, spec = config.algo, config.algo.spec
     fast = is_fast(config)
     alias = policy_for(algo, env.observation_space, spec.policies)
@@ -68,20 +64,22 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             return model
         if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
+            given["prioritized"] = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
-            rated = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
-            given["prioritized"] = rated
-        model = _made(config, fast, policy, env, given)
-    _put_to_work(model, config, clock)
-    return model
+        ours: Any = _made(config, fast, policy, env, given)
+    ours.time_with(clock)
+    ours.collector.lends_observations = True  # the run's own callback keeps none
+    if spec.on_policy:
+        ours.collector.schedule = config.schedule
+    else:
+        ours.collector.local_random_actions = config.local_random_actions
+    if spec.off_policy and config.prefetch == "on":
+        ours.prefetch_batches(config.deterministic)
+    return ours  # type: ignore[no-any-return]
 
 
 def algorithm_class(config: Config, fast: bool) -> Any:
-    """The algorithm's class, or the user's own that is derived from it.
-
-    Raises:
-        ConfigError: it is derived from another.
-    """
+    """The algorithm's class, or the user's own. Raises ConfigError if that is not derived from the algorithm's."""
     base, own = config.algo.spec.load(fast), config.algo.entry_point
     if own is None:
         return base
@@ -134,33 +132,14 @@ NOISES: dict[str, Any] = {"normal": NormalActionNoise, "ornstein-uhlenbeck": Orn
 
 
 def _noise(text: str, action_space: spaces.Space[Any]) -> ActionNoise:
-    """`normal_0.1`, `ornstein-uhlenbeck_0.5`: what TD3 and DDPG explore by, scaled as the actions are (-1 to 1).
-
-    Raises:
-        ConfigError: it is nothing of the kind.
-    """
+    """Action noise of TD3 and DDPG from `normal_0.1` or `ornstein-uhlenbeck_0.5`, in the scale of actions (-1 to 1)."""
     kind, _, number = text.partition("_")
     sigma = float(number) if re.fullmatch(r"\d+(\.\d+)?", number) else -1.0
     if kind not in NOISES or sigma < 0:
-        raise ConfigError(
-            f"algo.action_noise={text}: expected normal_0.1, Gaussian noise of that standard deviation, or "
-            "ornstein-uhlenbeck_0.1"
-        )
-    made: ActionNoise = NOISES[kind](np.zeros(action_space.shape or ()), np.full(action_space.shape or (), sigma))
-    return made
-
-
-def _put_to_work(model: Any, config: Config, clock: PhaseClock) -> None:
-    """What flags ask of the env's side of our classes; the engine's is `settle_engine`."""
-    model.time_with(clock)
-    collector = model.collector
-    collector.lends_observations = True  # the run's own callback keeps none
-    if config.algo.spec.off_policy:
-        collector.local_random_actions = config.local_random_actions
-        if config.prefetch == "on":
-            model.prefetch_batches(config.deterministic)
-        return
-    collector.schedule = config.schedule
+        known = "normal_0.1, Gaussian noise of that standard deviation, or ornstein-uhlenbeck_0.1"
+        raise ConfigError(f"algo.action_noise={text}: expected {known}")
+    shape = action_space.shape or ()
+    return NOISES[kind](np.zeros(shape), np.full(shape, sigma))  # type: ignore[no-any-return]
 
 
 # --- zips
@@ -189,11 +168,7 @@ class ModelFile(NamedTuple):
 
 
 def read_model_file(path: Path) -> ModelFile:
-    """Look into a zip. Nothing in it is executed, and no more memory is taken than it is long, but for a constant.
-
-    Raises:
-        ConfigError: it is not what SB3 writes.
-    """
+    """Read an SB3 zip without executing anything in it, in memory of its size. Raises ConfigError if it is none."""
     with opened(path, str(path), most_members=len(MEMBERS)) as archive:
         foreign = sorted(set(archive.namelist()) - MEMBERS)
         if foreign:
@@ -211,14 +186,7 @@ def read_model_file(path: Path) -> ModelFile:
 
 
 def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorithm:
-    """The model in `file` as one that only plays, on the CPU.
-
-    Args:
-        trust: load it by SB3, which executes the pickles in it.
-
-    Raises:
-        ConfigError: without `trust`: the file is damaged, or no model that this configuration builds.
-    """
+    """The model in `file`, to play only, on the CPU; ConfigError if it is another. `trust`: SB3 loads it."""
     if trust:
         # It needs no replay buffer, which may be too large for this machine.
         small: dict[str, int] = {"buffer_size": 1} if config.algo.spec.off_policy else {}
@@ -241,10 +209,7 @@ def _plays_as_ours(config: Config) -> bool:
 
 
 def bare_model(config: Config) -> BaseAlgorithm:
-    """The algorithm as the configuration builds it, with fresh weights, without env, on the CPU.
-
-    Its spaces are those of the env, which is built for that and closed again. Buffers are as small as they can be.
-    """
+    """The algorithm as the configuration builds it, with fresh weights and least buffers, on the CPU, without env."""
     config = against_bots(config)
     spec = config.algo.spec
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {}
@@ -279,8 +244,7 @@ def one_env(config: Config, statistics: Statistics | None = None) -> VecEnv:
 
 
 def evaluation_env(config: Config) -> VecEnv:
-    """The run's env once, for a callback that evaluates: in the wrappers that the training's is in, whose statistics
-    SB3's `sync_envs_normalization` brings over."""
+    """The run's env once, for a callback that evaluates, in wrappers that `sync_envs_normalization` can update."""
     env = one_env(against_bots(config))
     if isinstance(env, VecNormalize):
         env.training = env.norm_reward = False
@@ -289,13 +253,9 @@ def evaluation_env(config: Config) -> VecEnv:
 
 
 def find_statistics(config: Config, model_file: Path, trust: bool = False, pickled: Path | None = None) -> Path | None:
-    """The file with `env.normalize`'s statistics that belong to a model; None if it needs none.
-
-    Args:
-        pickled: where SB3's own file is, if not beside the model.
-
-    Raises:
-        ConfigError: there is none, or only a pickled one, which takes `trust`.
+    """The file with the statistics of `env.normalize` that belong to a model; None if it needs none. Raises ConfigError
+    if there is none, or only a pickle, which needs `trust`. `pickled`: where SB3's own file is, if not beside the
+    model.
     """
     if not config.env.normalize:
         return None
@@ -313,16 +273,11 @@ def find_statistics(config: Config, model_file: Path, trust: bool = False, pickl
 
 
 def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> None:
-    """Whether the zip's policy is the one that was built, as far as weights cannot tell.
-
-    Raises:
-        ConfigError: it is another; names the key.
-    """
+    """Raises ConfigError, which names the key, if the zip's policy is another than the one that was built."""
     made = facts.get("policy_class")
-    module = made.get("__module__") if isinstance(made, dict) else made
-    if not isinstance(made, dict) or not isinstance(module, str) or module.split(".")[0] not in POLICY_PACKAGES:
-        where = module[:100] if isinstance(module, str) else "nothing known"
-        raise ConfigError(f"{file}: its policy_class is from {where!r}, no policy of SB3 or fasttrain; {WAY_OUT}")
+    module = str(made.get("__module__") if isinstance(made, dict) else made)
+    if not isinstance(made, dict) or module.split(".")[0] not in POLICY_PACKAGES:
+        raise ConfigError(f"{file}: its policy_class is from {module[:100]!r}, not SB3 or fasttrain; {WAY_OUT}")
     given = facts.get("policy_kwargs", {})
     if not isinstance(given, dict):
         raise ConfigError(f"{file}: its policy_kwargs are none")
@@ -379,10 +334,6 @@ def save_model(model: BaseAlgorithm, path: Path) -> None:
 
 
 def statistics_of(path: Path, pickled: bool = False) -> Path:
-    """Where the statistics of the model at `path` are: vecnormalize.npz for model.zip, else with the model's name.
-
-    Args:
-        pickled: SB3's own file, for its users; nothing here reads it unless it is told to trust it.
-    """
+    """The file of a model's statistics: vecnormalize.npz for model.zip, else with its name. `pickled`: SB3's own."""
     name = "vecnormalize" if path.stem == "model" else f"{path.stem}_vecnormalize"
     return path.with_name(name + (".pkl" if pickled else ".npz"))

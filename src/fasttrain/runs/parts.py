@@ -22,8 +22,8 @@ from fasttrain.runs.models import save_model
 from fasttrain.runs.progress import Progress, StatusFile
 from fasttrain.runs.stopping import Stop, StopFlag, Stopping
 from fasttrain.runs.view import LiveView, Voice
+from fasttrain.saving.checkpointing import Checkpoints
 from fasttrain.saving.files import Saving, into_place, write_json
-from fasttrain.saving.rests import Checkpoints
 from fasttrain.spec.config import Config
 from fasttrain.spec.infos import InfoReader
 from fasttrain.spec.plan import RunSpec
@@ -69,28 +69,33 @@ class Parts:
     console: Console
     say: Voice  # one line, above the live view where there is one
     clock: PhaseClock
-    saving: Saving
-    stop: StopFlag
     stopping: Stopping
-    reader: InfoReader  # of the envs' infos
-    empty_masks: EmptyMasks
     users: UsersCallbacks
     env: VecEnv
     model: BaseAlgorithm
-    engine_switch: EngineSwitch | None
     pool: SnapshotPool | None  # the opponents in self-play
-    evaluator: Evaluator
-    progress: Progress
-    course: Course
-    status: StatusFile
-    meter: PerfMeter
-    checkpoints: Checkpoints
-    episodes: EpisodeLog
-    live: LiveView
-    compile_s: float
+    engine_switch: EngineSwitch | None
+    compile_s: float = 0.0
     startup_s: float = 0.0  # from the creation of the process until the training began
     resumed_at: list[int] = field(default_factory=list)  # env steps
     origin: dict[str, Any] = field(default_factory=dict)  # of plan.json: where the run, or its resume, comes from
+    stop: StopFlag = field(default_factory=StopFlag)
+    evaluator: Evaluator = field(init=False)  # this and the next two: by `train.build`
+    meter: PerfMeter = field(init=False)
+    checkpoints: Checkpoints = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.saving, self.empty_masks = Saving(self.say), EmptyMasks(config.env.on_empty_mask == "raise", self.say)
+        self.reader = InfoReader.of(config.env, self.say)  # of the envs' infos
+        self.course = Course(config)
+        self.progress = Progress(config.total_timesteps, self.clock)
+        self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
+        self.episodes = EpisodeLog(self.folder / "episodes.csv", config.reward_debug, self.saving)
+        self.status = StatusFile(self.folder, self.progress, lambda: self.say.last)
+        title = f"{config.algo.name} on {config.env.id or config.env.entry_point}"
+        panel = config.live == "on" or (config.live == "auto" and self.console.is_terminal)
+        self.live = LiveView(self.progress, self.console, title, panel, self.status.tick)
 
     @property
     def config(self) -> Config:

@@ -1,7 +1,6 @@
-"""What a run knows of itself while it goes: counters, the last episodes and the learning curve.
-
-The curve holds the returns of training episodes, summed up in a thousand stretches of equal env steps. status.json says
-the newest of it to whoever looks from outside (`fasttrain watch`).
+"""What a run knows of itself while it goes: counters, the last episodes and the learning curve, which sums the returns
+of training episodes in a thousand stretches of equal env steps. status.json shows the newest of it to `fasttrain
+watch`.
 """
 
 from __future__ import annotations
@@ -127,7 +126,10 @@ class LearningCurve:
 
     def reward_per_hour(self) -> float | None:
         """Mean of the last fifth of the training minus that of the first, by the hours between their middles."""
-        first, last = (_joined(self._between(*bounds)) for bounds in ((0.0, 0.2), (0.8, 1.0)))
+        first, last = _Stretch(-1), _Stretch(-1)
+        for joined, bounds in ((first, (0.0, 0.2)), (last, (0.8, 1.0))):
+            for stretch in self._between(*bounds):
+                joined.add(stretch.episodes, stretch.returns, stretch.wall_s)
         if min(first.episodes, last.episodes) < MIN_PER_FIFTH:
             return None
         hours = (last.wall_s / last.episodes - first.wall_s / first.episodes) / 3600
@@ -137,13 +139,6 @@ class LearningCurve:
         """Stretches between these shares of the training so far."""
         end = self._open.index + 1
         return [stretch for stretch in self._stretches if low * end <= stretch.index + 0.5 < high * end]
-
-
-def _joined(stretches: Sequence[_Stretch]) -> _Stretch:
-    joined = _Stretch(-1)
-    for stretch in stretches:
-        joined.add(stretch.episodes, stretch.returns, stretch.wall_s)
-    return joined
 
 
 RECENT_S, MARK_EVERY_S = 60.0, 1.0
@@ -217,19 +212,16 @@ class Progress:
     @property
     def eta_s(self) -> float | None:
         """Seconds to go at the rate of the last minute or so; None before anything is known."""
-        rate = self._recent_rate() or self.steps_per_s
+        rate = self.steps_per_s
+        if len(self._marks) > 1:
+            (began, first), (ended, last) = self._marks[0], self._marks[-1]
+            rate = (last - first) / (ended - began) or rate
         if rate <= 0:
             return None
         left = (self.total_timesteps - self.env_steps) / rate
         if self.max_s is not None:
             left = min(left, self.max_s - (time.perf_counter() - self.started))
         return max(0.0, left)
-
-    def _recent_rate(self) -> float:
-        if len(self._marks) < 2:
-            return 0.0
-        (began, first), (ended, last) = self._marks[0], self._marks[-1]
-        return (last - first) / (ended - began)
 
     @property
     def mean_return(self) -> float | None:
@@ -295,11 +287,7 @@ LONGEST = 300  # characters of the line said last
 
 
 class StatusFile:
-    """Written whole or not at all; where that fails nothing is said, for nobody needs it to go on.
-
-    Args:
-        said: gives the line that the run said last.
-    """
+    """Written whole or not at all; no run needs it, so failures are not reported. `said`: the newest line."""
 
     def __init__(self, folder: Path, progress: Progress, said: Callable[[], str]) -> None:
         self._file, self._progress, self._said = folder / STATUS, progress, said

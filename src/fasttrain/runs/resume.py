@@ -1,7 +1,5 @@
-"""`fasttrain resume run=FOLDER`: go on with a run from its newest whole checkpoint, in the same folder.
-
-What plan.json says stays in force, but for what may change on the way: how long to train, when to stop, what to log,
-how to measure.
+"""`fasttrain resume run=FOLDER`: go on with a run from its newest whole checkpoint, in the same folder. plan.json stays
+in force, but for how long to train, when to stop, what to log and how to measure.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from numpy.typing import NDArray
 from rich.console import Console
@@ -36,12 +34,7 @@ MAY_CHANGE = tuple(one.name for one in dataclasses.fields(Config) if declared(on
 MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint", "video")
 
 
-class Point(NamedTuple):
-    """Where to go on from."""
-
-    folder: Path
-    state: Mapping[str, Any]
-    arrays: Mapping[str, NDArray[Any]]
+Point = tuple[Path, Mapping[str, Any], Mapping[str, NDArray[Any]]]  # a checkpoint: its folder, state and arrays
 
 
 def main(
@@ -56,11 +49,9 @@ def main(
 def ready(
     config: Config, sources: Mapping[str, str], overrides: Sequence[str]
 ) -> Iterator[tuple[Parts, list[str]] | None]:
-    """The run as it was at its newest whole checkpoint, and all that was ever typed for it; inside, its folder is this
-    process's alone. None: nothing is left to do.
-
-    Raises:
-        ConfigError: the run still goes on, it has no whole checkpoint, or something typed may not change.
+    """Restore a run from its newest whole checkpoint; inside, its folder is this process's alone. Yields the run and
+    everything that was ever typed for it, or None if nothing is left to do. Raises ConfigError if the run still goes
+    on, has no whole checkpoint, or a typed value may not change.
     """
     where = Path(str(config.run)).absolute()  # an env may go to another working directory
     if not (where / "plan.json").is_file():
@@ -72,19 +63,19 @@ def ready(
         console = make_console()
         with ExitStack() as files:
             point = newest_point(where, plan.config.checkpoint.keep, files, console)
-            done, wanted = int(point.state["env_steps"]), plan.config.total_timesteps
+            done, wanted = int(point[1]["env_steps"]), plan.config.total_timesteps
             if done >= wanted:
                 left = "nothing is left to do; total_timesteps=… goes on"
                 say(console, f"{config.run} has {done:,} of {wanted:,} steps: {left}")
                 yield None
                 return
-            with activity(console, f"going back to {point.folder.name}"):
+            with activity(console, f"going back to {point[0].name}"):
                 run = _restored(plan, where, point, console)
         before = read_json(where / "plan.json")
         resumed = [*before.get("resumed", ()), provenance(overrides)]
         if (minutes := before["config"].get("checkpoint_every_minutes")) and plan.config.checkpoint_interval[0]:
             run.say(
-                f"warning: no checkpoints every {minutes:g} minutes any more: it has checkpoint_every too, which holds"
+                f"warning: no checkpoint every {minutes:g} minutes any more: checkpoint_every is set too, and holds"
             )
         run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
         run.write_plan()
@@ -95,32 +86,31 @@ def ready(
 
 def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Parts:
     """The run at that point, its files cut back to what the checkpoint knows."""
-    run = build(plan, where, console, resumes=True)
+    run, (folder, state, arrays) = build(plan, where, console, resumes=True), point
     try:
-        anew, lost = restore(run, point.state, point.arrays)
-        _cut_files_back(run, point.state["run"])
+        anew, lost = restore(run, state, arrays)
+        _cut_files_back(run, state["run"])
     except BaseException as error:
         run.model.logger.close()
         run.env.close()
         if isinstance(error, WRONG):
-            raise ConfigError(f"{point.folder}: what it says of the run's files is wrong ({error})") from error
+            raise ConfigError(f"{folder}: what it says of the run's files is wrong ({error})") from error
         raise
     steps = run.model.num_timesteps
     run.checkpoints.at = steps
-    run.say(f"going on from {point.folder.name}: {steps:,} of {run.config.total_timesteps:,} steps")
+    run.say(f"going on from {folder.name}: {steps:,} of {run.config.total_timesteps:,} steps")
+    count = run.env.num_envs
     if anew:
-        count = run.env.num_envs
         run.say(
             f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
             "np_random, an episode too long to repeat, or an error before anything was kept); they begin a new "
             "episode, and the run is no exact continuation"
         )
     if lost:
-        names = ", ".join(sorted({name for each in lost.values() for name in each}))
+        names = one_line(", ".join(sorted({name for each in lost.values() for name in each})), 120)
         run.say(
-            f"warning: {len(lost)} of {run.env.num_envs} envs keep things beyond their episodes that a checkpoint does "
-            f"not hold ({one_line(names, 120)}); they begin as in a new env, and the run is no exact continuation if "
-            "later episodes depend on them"
+            f"warning: {len(lost)} of {count} envs keep things beyond their episodes that a checkpoint does not hold "
+            f"({names}); they begin as in a new env, and the run is no exact continuation if later episodes need them"
         )
     return run
 
@@ -137,11 +127,7 @@ def _cut_files_back(run: Parts, own: Mapping[str, Any]) -> None:
 
 
 def refuse_links(where: Path) -> None:
-    """A run goes on in its own files: through a link among them it would write to another place.
-
-    Raises:
-        ConfigError: something in the folder is a link.
-    """
+    """Raises ConfigError if anything in the folder is a link: the run would write to another place through it."""
     link = next((path for path in where.rglob("*") if path.is_symlink()), None)
     if link is not None:
         raise ConfigError(f"run={where}: {link.relative_to(where)} is a link to another place; put the file there")
@@ -153,11 +139,7 @@ def may_change(key: str) -> bool:
 
 
 def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
-    """The stored plan, with what was typed in its place.
-
-    Raises:
-        ConfigError: something typed may not change.
-    """
+    """The stored plan with the typed values in it. Raises ConfigError for a value that may not change."""
     kept = config_of(where)
     wrong = sorted(key for key in typed if not may_change(key))
     if wrong:
@@ -183,9 +165,8 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
         switch_at = plan.get("engine_switch_at", plan["config"].get("engine_switch_at"))
         return RunSpec(changed, tuple(rows), events, switch_at)
     except (LookupError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"run={where}: its plan.json has no list of flags ({type(error).__name__} {error})"
-        ) from error
+        why = f"{type(error).__name__} {error}"
+        raise ConfigError(f"run={where}: its plan.json has no list of flags ({why})") from error
 
 
 def _row(stored_row: Mapping[str, Any], changes: Mapping[str, Any]) -> Row:
@@ -197,11 +178,7 @@ def _row(stored_row: Mapping[str, Any], changes: Mapping[str, Any]) -> Row:
 
 
 def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> Point:
-    """The newest checkpoint that is whole and of this version, its files held open by `files`.
-
-    Raises:
-        ConfigError: there is none; nothing begins from scratch by itself.
-    """
+    """The newest whole checkpoint of this version, held open by `files`. Raises ConfigError if there is none."""
     problems: list[str] = []
     for folder in CheckpointFolder(where / "checkpoints", keep).all():
         try:
@@ -213,9 +190,6 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
             continue
         for text in problems:
             say(console, f"warning: {text}; going back to an older checkpoint")
-        return Point(folder, state, arrays)
-    found = (
-        "; ".join(problems)
-        or "it has none (checkpoint_every=… writes them, and so does a stop by a signal or an error)"
-    )
-    raise ConfigError(f"run={where}: no checkpoint to go on from: {found}")
+        return folder, state, arrays
+    none = "it has none (checkpoint_every=… writes them, and so does a stop by a signal or an error)"
+    raise ConfigError(f"run={where}: no checkpoint to go on from: {'; '.join(problems) or none}")

@@ -1,8 +1,6 @@
-"""Whether the spaces of an env suit the algorithm, the policy and what lies around the env; and that policy, with what
-it is built with.
-
-What Stable-Baselines3 cannot build is refused here, before envs start. What only the built network can tell (a features
-extractor that is not for such observations) is told where the model is built.
+"""The policy for the spaces of an env, with its arguments. What Stable-Baselines3 cannot build is refused here, before
+envs start; what only the built network can tell (a features extractor for other observations) is refused where the
+model is built.
 """
 
 from __future__ import annotations
@@ -36,12 +34,8 @@ CLASSES = {
 
 
 def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
-    """Whether the spaces of the env named `what` suit the algorithm, the policy and what lies around the env; SB3's
-    name of that policy.
-
-    Raises:
-        EnvSpecError: the algorithm has no such actions, or no policy reads such observations.
-        ConfigError: the policy or a wrapper is not for such observations.
+    """SB3's name of the policy for the spaces of the env named `what`. Raises EnvSpecError if the algorithm has no such
+    actions or no policy reads such observations, ConfigError if the policy or a wrapper does not suit them.
     """
     _check_actions(config, what, action)
     spec, parts = config.algo.spec, _parts(observation)
@@ -66,13 +60,12 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
             f"algo.policy={config.algo.policy} needs images (uint8, 0 to 255; of other numbers, channels first, with "
             f"algo.policy_kwargs.normalize_images=false), {what} observes {_line(observation)}; take auto"
         )
-    small = [part for part in parts.values() if is_image_space(part, normalized_image=scaled) and _is_small(part)]
-    if small and policy != "MlpPolicy" and not own:
-        way_out = "" if isinstance(observation, spaces.Dict) else "take algo.policy=MlpPolicy, which flattens it, or "
-        raise ConfigError(
-            f"{what}: {small[0]} is too small for NatureCNN; {way_out}add gymnasium.wrappers:FlattenObservation to "
-            "env.wrappers"
-        )
+    for image in [part for part in parts.values() if is_image_space(part, normalized_image=scaled)]:
+        sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # SB3 moves channels of uint8
+        if min(sides) < SMALLEST_IMAGE and policy != "MlpPolicy" and not own:
+            flat = "" if isinstance(observation, spaces.Dict) else "take algo.policy=MlpPolicy, which flattens it, or "
+            way_out = f"{flat}add gymnasium.wrappers:FlattenObservation to env.wrappers"
+            raise ConfigError(f"{what}: {image} is too small for NatureCNN; {way_out}")
     _check_around(config, what, observation)
     return policy
 
@@ -90,9 +83,8 @@ def _check_actions(config: Config, what: str, action: Any) -> None:
         raise ConfigError(f"algo.use_sde=true is for numbers (Box), {has}; leave it out")
     if kind != "Box":
         if np.any(getattr(action, "start", 0)):
-            raise EnvSpecError(
-                f"{what} counts its actions from {action.start}; SB3 sends 0 to n - 1: shift them {IN_A_WRAPPER}"
-            )
+            counts = f"{what} counts its actions from {action.start}"
+            raise EnvSpecError(f"{counts}; SB3 sends 0 to n - 1: shift them {IN_A_WRAPPER}")
         if len(action.shape) > 1:
             raise EnvSpecError(f"{has}, SB3 chooses along one dimension: flatten them {IN_A_WRAPPER}")
         return
@@ -102,9 +94,8 @@ def _check_actions(config: Config, what: str, action: Any) -> None:
             "gymnasium.wrappers:RescaleAction for example"
         )
     if issubclass(spec.load(False), TD3) and action.dtype.kind != "f":
-        raise EnvSpecError(
-            f"{has}, algo={spec.name} adds noise to them, which whole numbers do not take: take algo=sac"
-        )
+        noise = f"algo={spec.name} adds noise to them, which whole numbers do not take"
+        raise EnvSpecError(f"{has}, {noise}: take algo=sac")
     if spec.off_policy and (lacks := _torch_lacks(action.dtype)):
         raise EnvSpecError(f"{has}, {lacks}")
 
@@ -153,11 +144,6 @@ def _is_scaled(algo: AlgoConfig) -> bool:
     return not algo.policy_kwargs.get("normalize_images", True)
 
 
-def _is_small(image: spaces.Box) -> bool:
-    sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # SB3 moves channels of uint8 alone
-    return bool(min(sides) < SMALLEST_IMAGE)
-
-
 def _check_around(config: Config, what: str, observation: spaces.Space[Any]) -> None:
     parts = _parts(observation).values()
     if config.env.frame_stack > 1 and not all(isinstance(part, spaces.Box) for part in parts):
@@ -181,10 +167,7 @@ def is_normalisable(space: spaces.Space[Any]) -> bool:
 
 
 def policy_for(algo: AlgoConfig, space: spaces.Space[Any], policies: Sequence[str]) -> str:
-    """SB3's alias for `auto` and for a class of the user's own, by the kind of observations.
-
-    `policies` are the algorithm's own, which may remember.
-    """
+    """SB3's alias for `auto` and for a class of the user's own, by observations, from the algorithm's `policies`."""
     if algo.policy != "auto" and ":" not in algo.policy:
         return algo.policy
     is_image = is_image_space(space, normalized_image=_is_scaled(algo))
@@ -198,11 +181,7 @@ def is_fast(config: Config) -> bool:
 
 
 def policy_class(config: Config, observation: spaces.Space[Any]) -> Any:
-    """The policy's class: SB3's for such observations, or the user's own.
-
-    Raises:
-        EnvSpecError: there is none of that name, or it is no policy.
-    """
+    """The policy's class: SB3's for such observations, or the user's own. Raises EnvSpecError if it is no policy."""
     algo = config.algo
     if ":" in algo.policy:
         return callable_at(algo.policy, f"algo.policy={algo.policy}", only=BasePolicy)
@@ -210,11 +189,7 @@ def policy_class(config: Config, observation: spaces.Space[Any]) -> Any:
 
 
 def check_policy(config: Config, observation: spaces.Space[Any]) -> None:
-    """Whether the policy takes what `algo.policy_kwargs` has, and whether that is there.
-
-    Raises:
-        ConfigError, EnvSpecError: it does not; says what was meant.
-    """
+    """Raises ConfigError or EnvSpecError for an entry of `algo.policy_kwargs` that the policy does not take."""
     known, kind = set[str](), policy_class(config, observation)
     for each in kind.__mro__:
         if "__init__" in vars(each):
@@ -235,16 +210,12 @@ def policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock's policies take none
     for name, value in algo.policy_kwargs.items():
         option, kind = f"algo.policy_kwargs.{name}", CLASSES.get(name)
-        kwargs[name] = (
-            callable_at(value, f"{option}={value}", kind=kind)
-            if kind and isinstance(value, str)
-            else resolved(value, option)
-        )
+        named = kind is not None and isinstance(value, str)
+        kwargs[name] = callable_at(value, f"{option}={value}", kind=kind) if named else resolved(value, option)
     if algo.net_arch is not None:
         arch = algo.net_arch
         kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)
     if algo.activation_fn is not None:
-        plain = {name.lower(): name for name in ("Tanh", "ReLU", "ELU", "GELU", "SiLU")}
-        names = {**plain, "leaky_relu": "LeakyReLU"}
+        names = {name.lower(): name for name in ("Tanh", "ReLU", "ELU", "GELU", "SiLU")} | {"leaky_relu": "LeakyReLU"}
         kwargs["activation_fn"] = getattr(torch.nn, names[algo.activation_fn])
     return kwargs

@@ -2,7 +2,7 @@
 
 Everything that decides what comes next is in it, so that a resumed run equals one that was never interrupted
 (tests/parity/test_resume_parity.py). The model is built anew from plan.json; only numbers are read from a checkpoint.
-Of a run that an error ended: the newest state to go on from, the model, and what to do next.
+`raise_crash` saves a run that an error ended.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from fasttrain.runs.folders import way_on
 from fasttrain.runs.parts import Course, Interval, Parts
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
 from fasttrain.runs.stopping import Block, Stopping
+from fasttrain.saving.checkpointing import zip_writer
 from fasttrain.saving.checkpoints import Snapshot
 from fasttrain.saving.env_state import NewEpisodes, env_state, load_env_state, load_random_state, plain, random_state
 from fasttrain.saving.files import SUMMARY_SCHEMA, read_json, write_json
-from fasttrain.saving.model_state import load_model_state, model_state
-from fasttrain.saving.replay_state import end_last_rows
-from fasttrain.saving.rests import zip_writer
+from fasttrain.saving.model_state import end_last_rows, load_model_state, model_state
 from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.removed import formerly
 from fasttrain.vec.stock import WORKER_ERRORS
 
+COUNTED = ("env_steps", "updates", "episodes")
 RECENT = ("returns", "wins", "draws", "score_diffs")
 BY_NAME = ("reward_terms", "scores")  # a deque of each
 
@@ -52,22 +52,17 @@ BY_NAME = ("reward_terms", "scores")  # a deque of each
 def progress_state(progress: Progress) -> dict[str, Any]:
     """Counters, the last thousand episodes and the learning curve."""
     return {
-        "env_steps": progress.env_steps,
-        "updates": progress.updates,
-        "episodes": progress.episodes,
-        "ticks": progress.ticks,
+        **{name: getattr(progress, name) for name in (*COUNTED, "ticks")},
         "wall_s": time.perf_counter() - progress.started,
         **{name: plain(list(getattr(progress, name))) for name in RECENT},
-        **{
-            named: {name: plain(list(values)) for name, values in getattr(progress, named).items()} for named in BY_NAME
-        },
+        **{named: plain({k: list(v) for k, v in getattr(progress, named).items()}) for named in BY_NAME},
         "curve": curve_state(progress.curve),
     }
 
 
 def load_progress(progress: Progress, state: Mapping[str, Any]) -> None:
     """Count on from there."""
-    for name in ("env_steps", "updates", "episodes"):
+    for name in COUNTED:
         setattr(progress, name, int(state[name]))
     progress.ticks = float(state.get("ticks", 0))
     progress.before_s = float(state["wall_s"])
@@ -172,9 +167,8 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
         "model": model_state(model),
         "envs": env_state(cast(VecEnv, model.env), traced(run.config), broken),
         "random": random_state(),
+        **({} if run.pool is None else {"pool": _pool_state(run.pool)}),
     }
-    if run.pool is not None:
-        parts["pool"] = _pool_state(run.pool)
     for name, (state, named) in parts.items():
         found[name] = state
         arrays |= under(name, named)
@@ -216,8 +210,7 @@ def digest_of(value: object) -> str:
 
 
 def check_identity(stored: object, config: Config) -> None:
-    """Raises ConfigError of a checkpoint of another run. A setting that one of the two does not know, of another
-    version, is not compared."""
+    """Raises ConfigError for a checkpoint of another run; settings that only one of the two knows are not compared."""
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)
     known, settings = stored.get("settings", {}), own.pop("settings")
     key, places = "env.id" if config.env.id else "env.entry_point", formerly(str(own["env"]))
@@ -233,11 +226,7 @@ def check_identity(stored: object, config: Config) -> None:
 def restore(
     run: Parts, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[list[int], dict[int, list[str]]]:
-    """Put a fresh run where the other one was; the envs that begin a new episode, and what the others lost.
-
-    Raises:
-        ConfigError: the checkpoint is of another run, or something in it does not fit this one.
-    """
+    """Put a fresh run where the other was; which envs begin anew, what others lost. ConfigError if it cannot."""
     check_identity(state.get("of"), run.config)
     try:
         return _restore(run, state, arrays)
@@ -317,12 +306,7 @@ MODEL, LAST_GOOD = "model.zip", "last_good.zip"
 
 
 def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> NoReturn:
-    """Save what there is of a run, then raise.
-
-    Raises:
-        CrashedError: past the first update; says where it happened, what was saved, and the command that goes on.
-        BaseException: `error` before that, when there is nothing to go on from.
-    """
+    """Save what there is of a run and raise `error`; after the first update a CrashedError with the way on."""
     told = error
     if isinstance(error, SystemExit):
         who = place_of(error) or "an env or a callback "
@@ -351,7 +335,7 @@ AGAIN = "it is the same error at the same place as before it was resumed, and wi
 
 def _save(run: Parts, error: BaseException) -> str:
     """Write checkpoint and model; what could not be written."""
-    run.checkpoints.broke_off(lambda: snapshot(run, broken=True))
+    run.checkpoints.after_error(lambda: snapshot(run, broken=True))
     for name in (MODEL, *([LAST_GOOD] if isinstance(error, DivergedError) else [])):
         with run.saving.of(name):
             run.save(run.folder / name)
@@ -371,10 +355,9 @@ def _what(error: BaseException, env_steps: int) -> str:
 
 def _is_again(before: dict[str, Any], now: dict[str, Any]) -> bool:
     """Whether the run crashed here before; addresses in messages are of one process."""
-    if before.get("status") != "crashed" or not now.get("resumed_at"):
-        return False
     one, other = (re.sub(r"0x[0-9a-f]+", "", str(content.get("error"))) for content in (before, now))
-    return one == other and before.get("env_steps") == now["env_steps"]
+    crashed = before.get("status") == "crashed" and bool(now.get("resumed_at"))
+    return crashed and one == other and before.get("env_steps") == now["env_steps"]
 
 
 def place_of(error: BaseException) -> str:

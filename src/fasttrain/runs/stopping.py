@@ -126,42 +126,26 @@ class Stopping:
 
     def reason(self, wall_s: float) -> Stop | None:
         """Why to stop now, after `wall_s` seconds of training."""
-        return self._at_reward() or self._on_plateau() or self._after_minutes(wall_s)
-
-    def _at_reward(self) -> Stop | None:
-        wanted = self._config.at_reward
-        if wanted is None or len(self._recent) < RECENT_EPISODES:
-            return None
+        wanted, most = self._config.at_reward, self._config.max_minutes
         mean = sum(self._recent) / RECENT_EPISODES
-        if mean < wanted:
-            return None
-        reached = f"mean return of the last {RECENT_EPISODES} episodes reached {mean:.4g}"
-        return Stop("reward", f"{reached} (stop.at_reward={wanted:g})")
-
-    def _on_plateau(self) -> Stop | None:
-        if self._plateau is None or self._plateau.found is None:
-            return None
-        before, now = (block.returns for block in self._plateau.found)
-        return Stop(
-            "plateau",
-            f"the mean return no longer rises: at best {now.mean:.4g} ± {now.error:.2g} in the last "
-            f"{self._patience_steps:,.0f} steps, {before.mean:.4g} ± {before.error:.2g} before "
-            f"(stop.patience={self._config.patience:g})",
-        )
-
-    def _after_minutes(self, wall_s: float) -> Stop | None:
-        most = self._config.max_minutes
-        if most is None or wall_s < 60 * most:
-            return None
-        return Stop("time", f"{wall_s / 60:.2f} minutes of training are over (stop.max_minutes={most:g})")
+        if wanted is not None and len(self._recent) == RECENT_EPISODES and mean >= wanted:
+            reached = f"mean return of the last {RECENT_EPISODES} episodes reached {mean:.4g}"
+            return Stop("reward", f"{reached} (stop.at_reward={wanted:g})")
+        if self._plateau is not None and self._plateau.found is not None:
+            before, now = (block.returns for block in self._plateau.found)
+            return Stop(
+                "plateau",
+                f"the mean return no longer rises: at best {now.mean:.4g} ± {now.error:.2g} in the last "
+                f"{self._patience_steps:,.0f} steps, {before.mean:.4g} ± {before.error:.2g} before "
+                f"(stop.patience={self._config.patience:g})",
+            )
+        if most is not None and wall_s >= 60 * most:
+            return Stop("time", f"{wall_s / 60:.2f} minutes of training are over (stop.max_minutes={most:g})")
+        return None
 
 
 def stopping_for(config: Config) -> Stopping:
-    """The rules of a run.
-
-    Raises:
-        ConfigError: they mean nothing for it.
-    """
+    """The stopping rules of a run. Raises ConfigError for one that means nothing for it."""
     stop = config.stop
     if stop.patience and plays_itself(config):
         raise ConfigError(
@@ -186,11 +170,9 @@ def _is_free(number: int) -> bool:
 
 
 class StopFlag:
-    """Set by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, or a terminal that closes (unless under nohup).
-
-    The run then ends after the current update (`Checkpoints`). A second signal kills; one that comes within
-    `ONE_S` is the first once more: a signal to the whole group reaches a study and its cell, and the study passes it
-    on.
+    """Set by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, or a terminal that closes (unless under nohup). The run then ends after
+    the current update (`Checkpoints`). A second signal kills. One within `ONE_S` counts as the first again: a signal to
+    the process group reaches a study and its cell, and the study passes it on.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,9 @@
-"""What a run came to: its quality measured, said at its end, and written with the rest as perf.json and summary.json.
+"""The results of a run: its quality, [PERF] and totals, shown at its end and written as perf.json and summary.json.
 
-Where one instance of a simulator can live (a port, a licence, a seat, a window), no second one is opened beside it:
-evaluations play on the training's one env with `num_envs=1`. A lent env is brought back to where the training left it
-by the same means as after a resume (`saving/env_state.py`); where that fails the training goes on with a new episode.
-
-Engines play the games of an evaluation beside the training's, which wait; where they take no more games, these are
-ended, and begun anew. Only the last evaluation plays on in the training's own games.
+Where a simulator can run once only (a port, a licence, a window), no second env is opened: evaluations play on the
+training's one env with `num_envs=1`, which is then brought back to where it was as after a resume, or begins a new
+episode. Engines play the games of an evaluation beside the training's, which wait; where they take no more games, the
+training's games are ended and begun anew. The last evaluation plays on in them.
 """
 
 from __future__ import annotations
@@ -92,6 +90,8 @@ def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> N
 def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
     """Of a run that is over."""
     perf, warmup_s = perf_dict(window), run.model.engine.warmup_s if isinstance(run.model, Fast) else 0.0
+    failed = run.saving.failed.get(EVALUATION)
+    why = (f"failed: {failed}" if failed else "") if run.config.eval.episodes else "left out: eval.episodes=0"
     return {
         "schema": SUMMARY_SCHEMA,
         "version": __version__,
@@ -111,7 +111,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
         "utilization": {"cpu": window.cpu_share, "gpu": window.gpu_share, "memory_bytes": window.memory_bytes},
         **({} if (replay := replay_dict(run.model)) is None else {"replay": replay}),
         "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
-        **_why_no_quality(run),
+        **({"evaluation": why} if why else {}),
         **({} if run.pool is None else {"self_play": run.pool.summary()}),
         "evaluations": run.evaluator.log.rows,
         **({"eval_beside_s": round(seconds, 3)} if (seconds := run.evaluator.beside_s) else {}),
@@ -124,7 +124,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
 
 
 def _whole_run(run: Parts, wall_s: float) -> dict[str, Any]:
-    """Of a resumed run: `perf`, and what is derived from it, measured the last part alone."""
+    """Totals of a resumed run: `perf`, and what is derived from it, measured the last part alone."""
     if not run.resumed_at:
         return {}
     steps, updates = run.progress.env_steps, run.progress.updates
@@ -138,14 +138,6 @@ def _stopped_by(run: Parts) -> StoppedBy:
     return "horizon" if run.course.stopped is None else run.course.stopped.by
 
 
-def _why_no_quality(run: Parts) -> dict[str, str]:
-    """Where the final evaluation was left out or failed."""
-    if not run.config.eval.episodes:
-        return {"evaluation": "left out: eval.episodes=0"}
-    failed = run.saving.failed.get(EVALUATION)
-    return {"evaluation": f"failed: {failed}"} if failed else {}
-
-
 def tell_loggers(run: Parts, summary: Mapping[str, Any]) -> None:
     """Hand the trackers what the run came to, and its files; say where they show it."""
     names = (MODEL, "report.html", "summary.json", "perf.json", "plan.json")
@@ -156,11 +148,7 @@ def tell_loggers(run: Parts, summary: Mapping[str, Any]) -> None:
 
 
 def check_saved(run: Parts) -> None:
-    """At the end, whether everything is there.
-
-    Raises:
-        FastTrainError: something could not be written; names it, and the way on.
-    """
+    """Raises FastTrainError at the end if something was not written; it names these files, and the way on."""
     for logger in watched(run.model.logger):
         if logger.failed:
             run.saving.cost(f"logger {logger.name}", logger.failed)
@@ -184,12 +172,7 @@ def check_saved(run: Parts) -> None:
 
 @contextmanager
 def lent(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> Iterator[VecEnv]:
-    """The env to evaluate on; `env.normalize` as it is now, and not learning.
-
-    Args:
-        env: the training's, without what SB3 puts around it.
-        returned: the training goes on with it.
-    """
+    """The env to evaluate on, with `env.normalize` as it is now. `returned`: the training goes on with it."""
     whole: Any = model.get_env()
     games = None if lends_engines(config) and not returned else engines_of(env)
     with own_random_state(config.eval.seed):

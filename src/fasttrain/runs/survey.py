@@ -1,6 +1,5 @@
-"""What is to be known of a run's env before the plan, found out in a process of its own: the trainer outlives the env.
-
-The process is the first worker of the training where that has workers of ours; then its env is not built again.
+"""What the plan needs to know of a run's env, found out in a process of its own: the trainer survives the env. That
+process becomes the first of the training's workers, if it has any; then its env is not built again.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from fasttrain.spec.config import Config
 from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
 
 START_S = 120.0  # for the process itself, on a machine that may be busy
+NOT_CORE = ("needs_masks", "use_masks", "masks", "info_keys", "lean_info", "action_repeat", "two_sided")  # of EnvSpec
 DEAR_S = 1.0  # a build that takes so long is worth a played env, and a line where there is another
 
 
@@ -40,10 +40,7 @@ class BrokenEnvError(EnvSpecError):
 
 
 class Survey:
-    """One env of the spec in a process that ends with the survey, unless a training takes it over.
-
-    `here`: in this process, which is to play it anyway; for compiled games, where another would be a second of loading.
-    """
+    """One env of the spec in a process of its own, or in this one (`here`) for compiled games, which load faster so."""
 
     def __init__(self, spec: EnvSpec, timeout_s: float, console: Console, here: bool = False) -> None:
         self.spec, self.console = spec, console
@@ -71,12 +68,7 @@ class Survey:
     # --- what is asked
 
     def build(self) -> Built:
-        """Build the env; its spaces.
-
-        Raises (as all methods that ask):
-            EnvSpecError: it cannot be built.
-            BrokenEnvError: it hangs, ends its process or needs more memory than there is.
-        """
+        """Build the env; its spaces. EnvSpecError if that fails, BrokenEnvError if it hangs, dies or fills memory."""
         if self._built is None:
             self._built = self._told(self._ask(Build(self.spec), f"building {self.spec.option}"))
         return self._built
@@ -135,19 +127,15 @@ class Survey:
     # --- what becomes of it
 
     def first_worker(self, config: Config, spec: EnvSpec) -> Scout | None:
-        """The process, for a training of the (effective) configuration whose envs are of `spec`; None if it needs none.
-
-        Its env is kept where that saves time and changes no number: never played, or dear and seen to repeat from a
-        seed what it did when it was new. `deterministic=true` takes no played one.
+        """The process as first worker of a training with this (effective) configuration; None if it needs none. Its env
+        is kept if that changes no number: never played, or slow to build and seen to repeat its first play from a seed.
         """
         if self._scout is None or self._built is None:
             return None
         why = self._why_anew(config, spec)
         if why and config.vec_env != "native" and self._built.build_s >= DEAR_S:
-            self.console.print(
-                f"  building the env takes {self._built.build_s:.1f} s, and it is built again for training: {why}",
-                markup=False, highlight=False, soft_wrap=True,
-            )  # fmt: skip
+            took = f"building the env takes {self._built.build_s:.1f} s"
+            say(self.console, f"  {took}, and it is built again for training: {why}")
         if config.vec_env != "shared":
             self.close()
             return None
@@ -157,20 +145,13 @@ class Survey:
     def _why_anew(self, config: Config, spec: EnvSpec) -> str:
         if config.vec_env != "shared":
             return f"vec_env={config.vec_env} plays it in another process than the checkup"
-        if _core(spec) != _core(self.spec):
+        if spec != dataclasses.replace(self.spec, **{name: getattr(spec, name) for name in NOT_CORE}):
             return "with other arguments"
         if not self._played:
             return ""
         if config.deterministic:
             return "deterministic=true takes none that was played"
         return self._not_fresh if self._built is not None and self._built.build_s >= DEAR_S else "it is quickly done"
-
-
-def _core(spec: EnvSpec) -> EnvSpec:
-    """As far as `core_env` looks at it."""
-    ours: dict[str, Any] = {"needs_masks": False, "use_masks": False, "masks": None, "info_keys": (),
-                            "lean_info": False, "action_repeat": 1, "two_sided": False}  # fmt: skip
-    return dataclasses.replace(spec, **ours)
 
 
 class _Watch:

@@ -20,11 +20,11 @@ from fasttrain.deploy.video import check_every, recorded
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED
 from fasttrain.machine import process_age_s
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.perf.report import PerfWindow
+from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import callbacks, engine
-from fasttrain.runs.calibration import calibrated, chosen_at_switch
-from fasttrain.runs.check import run_checkup, settle_threads, with_trial
+from fasttrain.runs.calibration import calibrated, chosen_at_switch, settle_threads
+from fasttrain.runs.check import run_checkup, with_trial
 from fasttrain.runs.envs import (
     build_vec_env,
     engines_of,
@@ -39,24 +39,22 @@ from fasttrain.runs.evaluate import check_evaluation
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear, provenance
 from fasttrain.runs.loggers import UsersCallbacks, check_loggers, make_logger, note
-from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.metrics import endpoint_of, served
 from fasttrain.runs.models import build_algorithm, evaluation_env
-from fasttrain.runs.parts import Course, Parts
-from fasttrain.runs.progress import EVALUATING, Progress, StatusFile
+from fasttrain.runs.parts import Parts
+from fasttrain.runs.progress import EVALUATING
 from fasttrain.runs.state import MODEL, raise_crash, snapshot
-from fasttrain.runs.stopping import StopFlag, stopping_for
+from fasttrain.runs.stopping import stopping_for
 from fasttrain.runs.summary import check_saved, measured, report, tell_loggers
-from fasttrain.runs.view import LiveView, Voice, activity, make_console, say, show_plan
+from fasttrain.runs.view import Voice, activity, make_console, say, show_plan
+from fasttrain.saving.checkpointing import Checkpoints, Settings
 from fasttrain.saving.checkpoints import CheckpointFolder
-from fasttrain.saving.files import Saving, clean, locked
-from fasttrain.saving.rests import Checkpoints, Settings
+from fasttrain.saving.files import clean, locked
 from fasttrain.spec.checks import too_short
 from fasttrain.spec.config import Config
-from fasttrain.spec.infos import InfoReader
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
-from fasttrain.vec.base import EmptyMasks, close_envs
+from fasttrain.vec.base import close_envs
 from fasttrain.vec.process import Scout
 from fasttrain.vec.stock import workers_ended
 
@@ -77,11 +75,7 @@ def main(
 def ready(
     config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], switch_at: int | None = None
 ) -> Iterator[Parts]:
-    """The run that `config` asks for, its plan shown and written down; inside, `folder` is this process's alone.
-
-    Args:
-        switch_at: `engine_switch_at` of a run that is repeated.
-    """
+    """The run that `config` asks for, its plan shown and written; inside, `folder` is this process's alone."""
     console = make_console()
     with locked(folder), survey_of(against_bots(config), console) as survey:
         compile_s = engine.compile_shown(game_calls(config), console)  # before the checkup plays it
@@ -170,8 +164,8 @@ def build(
     """The run of a plan, ready to learn.
 
     Args:
-        resumes: the folder has files that the run goes on with.
-        scout: the process that looked at the env, for a training that has workers.
+        resumes: the run goes on with the files in its folder.
+        scout: the process that looked at the env; it becomes the first worker.
         density: as in `EnvFacts`.
     """
     config, voice, clock = plan.config, Voice(console), PhaseClock()
@@ -185,40 +179,15 @@ def build(
     with activity(console, f"starting {config.num_envs:,} envs") as doing:
         env = build_vec_env(config, config.num_envs, config.seed, None, doing.now, scout, folder / "daemons")
     try:
-        empty_masks = EmptyMasks(config.env.on_empty_mask == "raise", voice)
-        model = _model(config, env, clock, voice, empty_masks, bool(users.callbacks))
+        model = _model(config, env, clock, voice, bool(users.callbacks))
         plan = _settled(plan, model, console, resumes, density)
         config = plan.config
         switch, switch_s = engine.switch_for(plan, model, console, voice, resumes, lambda: _decide(run, density))
-        saving, progress, course = Saving(voice), Progress(config.total_timesteps, clock), Course(config)
-        progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
-        status = StatusFile(folder, progress, lambda: voice.last)
-        every, every_s = config.checkpoint_interval
-        saved = CheckpointFolder(folder / "checkpoints", config.checkpoint.keep)
-        saved.clean()
-        settings = Settings(every, config.checkpoint_async, config.checkpoint.grace_s, every_s)
-        title = f"{config.algo.name} on {config.env.id or config.env.entry_point}"
-        panel = config.live == "on" or (config.live == "auto" and console.is_terminal)
-        counted = env.has_attr("opponents_ns")
-        run = Parts(
-            plan, folder, console, voice, clock, saving, StopFlag(), stopping, InfoReader.of(config.env, voice),
-            empty_masks, users, env, model, switch, callbacks.pool_for(config, model, env),
-            Evaluator(
-                config, folder, lambda: measured(run, final=False)["greedy"], lambda file: run.save(file), voice,
-                saving, lambda quality, env_steps: note(model.logger, "eval", lambda: quality, env_steps),
-                lambda file: recorded(config, model, model.get_vec_normalize_env(), file),
-            ),
-            progress, course, status,
-            PerfMeter(
-                clock, lambda: env_times(env, config, int(course.enemy_turn_ms * 1e6), counted)._replace(
-                    episodes=progress.episodes, ticks=progress.ticks
-                ),
-                lambda: callbacks.replay_words(model),
-            ),
-            Checkpoints(saved, lambda: snapshot(run), settings, clock, voice),
-            EpisodeLog(folder / "episodes.csv", config.reward_debug, saving),
-            LiveView(progress, console, title, panel, status.tick), compile_s + switch_s,
-        )  # fmt: skip
+        pool = callbacks.pool_for(config, model, env)
+        run = Parts(plan, folder, console, voice, clock, stopping, users, env, model, pool, switch)
+        run.compile_s = compile_s + switch_s
+        callbacks.count_empty_masks(model, run.empty_masks)
+        _complete(run, config)
         with activity(console, "starting loggers"):
             model.set_logger(make_logger(config, folder, resumes, voice))
         return run
@@ -227,12 +196,9 @@ def build(
         raise
 
 
-def _model(
-    config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, empty_masks: EmptyMasks, shown: bool
-) -> BaseAlgorithm:
-    """`shown`: callbacks of the user's see the observations, and may keep them."""
+def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, shown: bool) -> BaseAlgorithm:
+    """The algorithm. `shown`: callbacks of the user's see the observations, and may keep them."""
     model = build_algorithm(config, env, clock)
-    callbacks.count_empty_masks(model, empty_masks)
     if (replay := callbacks.replay_dict(model)) is not None:  # np.zeros takes memory page by page, as it is written
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
     if shown and isinstance(model, Fast):
@@ -251,6 +217,26 @@ def _settled(
         plan = settle_threads(plan if resumes else calibrated(plan, model, console, density), model)
     with activity(console, "compiling the policy"):
         return engine.settle_engine(plan, model)
+
+
+def _complete(run: Parts, config: Config) -> None:
+    """Add what reads the other parts: evaluator, [PERF] and checkpoints."""
+    counted, (every, every_s) = run.env.has_attr("opponents_ns"), config.checkpoint_interval
+
+    def times() -> EnvTimes:
+        told = env_times(run.env, config, int(run.course.enemy_turn_ms * 1e6), counted)
+        return told._replace(episodes=run.progress.episodes, ticks=run.progress.ticks)
+
+    run.evaluator = Evaluator(
+        config, run.folder, lambda: measured(run, final=False)["greedy"], run.save, run.say, run.saving,
+        note=lambda quality, env_steps: note(run.model.logger, "eval", lambda: quality, env_steps),
+        film=lambda file: recorded(config, run.model, run.model.get_vec_normalize_env(), file),
+    )  # fmt: skip
+    run.meter = PerfMeter(run.clock, times, lambda: callbacks.replay_words(run.model))
+    saved = CheckpointFolder(run.folder / "checkpoints", config.checkpoint.keep)
+    saved.clean()
+    settings = Settings(every, config.checkpoint_async, config.checkpoint.grace_s, every_s)
+    run.checkpoints = Checkpoints(saved, lambda: snapshot(run), settings, run.clock, run.say)
 
 
 def _decide(run: Parts, density: tuple[float, float]) -> str:

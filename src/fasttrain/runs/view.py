@@ -1,9 +1,8 @@
 """What a person sees of a run: the panel or the lines while it trains, and the tables of plan, [PERF] and quality.
 
-There is one console per run, so that the live panel and other lines do not tear each other; tables fit its width.
-Whatever can take longer than two seconds goes through `activity`, so that a person never looks at a screen that stands
-still without knowing why: moving lines at the foot of a terminal, plain lines elsewhere. Activities may lie within each
-other and below the live view of a training.
+There is one console per run, so that the live panel and other lines do not mix; tables fit its width. Whatever can take
+longer than two seconds goes through `activity`: moving lines at the foot of a terminal, plain lines elsewhere.
+Activities may be nested, also below the live view of a training.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -34,32 +33,20 @@ GAP = "  "
 LEAST = 40  # columns of text in which the last column may be folded beside the others
 
 
-class Row(NamedTuple):
-    """Cells as they are; nothing in them is markup."""
-
-    cells: list[str]
-    style: str
-
-
 class FittingTable:
-    """Rows of text under names. What is wider than the console is never cut within a word.
-
-    Args:
-        right: names of columns of numbers, which end together.
-        plain: names that are not repeated where their cells stand below a row.
-    """
+    """Rows of text under names, folded between words. `right`: columns of numbers; `plain`: without a repeated name."""
 
     def __init__(self, names: Sequence[str], right: Collection[str] = (), plain: Collection[str] = ()) -> None:
         self.names, self.right, self.plain = list(names), right, plain
-        self.rows: list[Row] = []
+        self.rows: list[tuple[list[str], str]] = []  # cells, in which nothing is markup, and a style
 
     def add_row(self, *cells: str, style: str = "") -> None:
         """A cell for each name."""
-        self.rows.append(Row(list(cells), style))
+        self.rows.append((list(cells), style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        rows = [Row(self.names, "bold"), *self.rows]
-        widths = [max(cell_len(row.cells[column]) for row in rows) for column in range(len(self.names))]
+        rows = [(self.names, "bold"), *self.rows]
+        widths = [max(cell_len(cells[column]) for cells, _ in rows) for column in range(len(self.names))]
         before_last = sum(widths[:-1]) + len(GAP) * (len(widths) - 1)
         if before_last + min(widths[-1], LEAST) <= options.max_width:
             yield self._beside()
@@ -67,26 +54,26 @@ class FittingTable:
         beside = len(widths) - 1
         while beside > 1 and sum(widths[:beside]) + len(GAP) * (beside - 1) > options.max_width:
             beside -= 1
-        for row in rows:
-            padded = [self._padded(name, row.cells[i], widths[i]) for i, name in enumerate(self.names[:beside])]
-            yield Text(GAP.join(padded).rstrip(), style=row.style, overflow="fold")
-            if row.cells is not self.names and (below := self._below(row, beside)):
-                yield Text(folded(GAP + below, options.max_width), style=row.style, overflow="fold")
+        for cells, style in rows:
+            padded = [self._padded(name, cells[i], widths[i]) for i, name in enumerate(self.names[:beside])]
+            yield Text(GAP.join(padded).rstrip(), style=style, overflow="fold")
+            if cells is not self.names and (below := self._below(cells, beside)):
+                yield Text(folded(GAP + below, options.max_width), style=style, overflow="fold")
 
     def _beside(self) -> Table:
         table = Table(box=None, pad_edge=False)
         for name in self.names:
             table.add_column(name, overflow="fold", justify="right" if name in self.right else "left")
-        for row in self.rows:
-            table.add_row(*map(Text, row.cells), style=row.style)
+        for cells, style in self.rows:
+            table.add_row(*map(Text, cells), style=style)
         return table
 
     def _padded(self, name: str, cell: str, width: int) -> str:
         space = " " * (width - cell_len(cell))
         return space + cell if name in self.right else cell + space
 
-    def _below(self, row: Row, beside: int) -> str:
-        named = list(zip(self.names, row.cells, strict=True))[beside:]
+    def _below(self, cells: list[str], beside: int) -> str:
+        named = list(zip(self.names, cells, strict=True))[beside:]
         told = (cell if name in self.plain else f"{name} {cell}" for name, cell in named if cell)
         return " · ".join(text.replace(" ", GLUE) if cell_len(text) < LEAST else text for text in told)
 
@@ -97,19 +84,13 @@ BAR_COLOURS = {"env": "green", "act": "cyan", "update": "magenta", "rest": "brig
 
 
 class LiveView:
-    """Shows a `Progress`; `tick` may be called as often as you like, it draws only when it is time.
-
-    Args:
-        beside: what else has its times: it is told the time and says when it will be its turn again.
-    """
+    """Shows a `Progress`; `tick` may be called at any rate. `beside` gets the time and returns when it is next due."""
 
     def __init__(
         self, progress: Progress, console: Console, title: str, panel: bool,
         beside: Callable[[float], float] = lambda _: math.inf,
     ) -> None:  # fmt: skip
-        self._progress = progress
-        self._console = console
-        self._title = title
+        self._progress, self._console, self._title = progress, console, title
         self._panel = panel and moves(console)
         self._drawn = Group()  # what is drawn beside the training is what was there at the last tick: counters change
         self._shown = ExitStack()
@@ -175,8 +156,7 @@ NARROW = 80  # columns
 
 
 class LastingConsole(Console):
-    """A reader that goes away (`| tee` gets the same Ctrl-C), or a disk below the output that is full, ends the output,
-    not the run, as rich's own would."""
+    """A reader that goes away (`| tee` gets the same Ctrl-C) or a full disk ends the output, not the run."""
 
     def _check_buffer(self) -> None:
         try:
@@ -218,8 +198,7 @@ class Voice:
 def show_plan(console: Console, plan: RunSpec) -> None:
     """Flags that differ from a plain SB3 script or from what was requested."""
     console.print("Plan: what differs from a plain SB3 script", style="bold")
-    names = ["flag", "requested", "effective", "class", "source", "why"]
-    table = FittingTable(names, plain=["why"])
+    table = FittingTable(["flag", "requested", "effective", "class", "source", "why"], plain=["why"])
     for row in plan.notable():
         requested, effective = _cell(row.requested), _cell(row.effective)
         style = "bold" if requested != effective else ""
@@ -277,7 +256,7 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
             one_line(ends, 2000),
         )
     console.print(table)
-    for untold in [result["untold"] for result in quality.values() if "untold" in result][:1]:
+    if untold := next((result["untold"] for result in quality.values() if "untold" in result), None):
         held = f"the last info held {', '.join(untold['held']) or 'nothing'}"
         if untold["missing"]:
             say(console, f"  {', '.join(untold['missing'])}: no last info has it; {held}", style="bold")
@@ -305,17 +284,12 @@ def moves(console: Console) -> bool:
 
 
 class Activity:
-    """One thing under way. `now` and `count` may be called as often as you like, from the thread that does it.
-
-    Args:
-        ask: gives the detail instead, whenever a line is drawn.
-    """
+    """Something under way; its thread may call `now` and `count` at any rate. `ask` gives the detail for each line."""
 
     def __init__(self, title: str, ask: Callable[[], str] | None = None) -> None:
-        self._title, self._detail, self._ask = title, "", ask
+        self._title, self._detail, self._more, self._ask = title, "", "", ask
         self._began = time.monotonic()
         self._counted: tuple[int, int, str] | None = None
-        self._more = ""
         self._first: tuple[int, float] = (0, 0.0)  # what was counted first, and when
 
     def now(self, detail: str) -> None:
@@ -379,7 +353,7 @@ def _told(console: Console, doing: Activity) -> Iterator[None]:
         with suppress(OSError, ValueError):  # nobody reads any more
             while not over.wait(wait_s):
                 if under_way[-1] is doing:
-                    console.print(doing.line(), markup=False, highlight=False, soft_wrap=True)
+                    say(console, doing.line())
                     wait_s = SAID_EVERY_S
 
     thread = threading.Thread(target=go_on, daemon=True)

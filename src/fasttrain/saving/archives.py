@@ -1,7 +1,5 @@
-"""Zip archives from anywhere: looked at before anything in them is read, and never unpacked to disk.
-
-What fasttrain reads (models, arrays, statistics) is stored, not compressed, so an archive can hold no more bytes than
-its file has. Everything that could be something else than it says is refused.
+"""Zip archives from anywhere: checked before anything in them is read, and never unpacked to disk. What fasttrain reads
+(models, arrays, statistics) is stored, not compressed, so an archive can hold no more bytes than its file has.
 """
 
 from __future__ import annotations
@@ -31,14 +29,8 @@ READ_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError)
 
 @contextmanager
 def opened(file: Path | BinaryIO, what: str, most_members: int = MOST_MEMBERS) -> Iterator[zipfile.ZipFile]:
-    """The archive, if nothing about it is odd.
-
-    Args:
-        what: its name in messages.
-
-    Raises:
-        ConfigError: it is no zip; or says it holds what it cannot, twice the same, links, compressed or encrypted
-            members, or names that are no plain relative paths.
+    """Open a zip archive named `what` in messages. Raises ConfigError if it is no zip, claims to hold more than it can,
+    or has duplicate, linked, compressed or encrypted members or names that are no plain relative paths.
     """
     stream: BinaryIO = file.open("rb") if isinstance(file, Path) else file
     try:
@@ -56,11 +48,7 @@ def opened(file: Path | BinaryIO, what: str, most_members: int = MOST_MEMBERS) -
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most_bytes: int, what: str) -> bytes:
-    """A member's bytes, their checksum compared.
-
-    Raises:
-        ConfigError: it is missing, larger than `most_bytes`, or damaged.
-    """
+    """The bytes of a member, checksum compared. Raises ConfigError if it is missing, damaged, or above `most_bytes`."""
     try:
         info = archive.getinfo(name)
         if info.file_size > most_bytes:
@@ -73,11 +61,7 @@ def read_member(archive: zipfile.ZipFile, name: str, most_bytes: int, what: str)
 
 
 def check_arrays(archive: zipfile.ZipFile, what: str) -> None:
-    """Every member is an array without objects, as large as its header says, so that reading one takes no more.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """Raises ConfigError unless every member is an array without objects, exactly as large as its header says."""
     for info in archive.infolist():
         try:
             with archive.open(info) as member:
@@ -92,11 +76,7 @@ def check_arrays(archive: zipfile.ZipFile, what: str) -> None:
 
 
 def read_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
-    """All arrays of a small .npz.
-
-    Raises:
-        ConfigError: it is larger than `most_bytes`, or not what an .npz without objects is.
-    """
+    """All arrays of a small .npz. Raises ConfigError if it is above `most_bytes`, or no .npz without objects."""
     if path.stat().st_size > most_bytes:
         raise ConfigError(f"{path} is too large ({path.stat().st_size:,} bytes; {most_bytes:,} allowed)")
     with opened(path, str(path)) as archive:
@@ -195,15 +175,9 @@ INSTRUCTIONS = {
 
 
 def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
-    """What was saved: numbers, texts, lists, tuples, dicts and tensors, on the CPU.
-
-    Tensors may share memory with each other, and together take no more than the file has.
-
-    Args:
-        what: the file's name in messages.
-
-    Raises:
-        ConfigError: it is damaged, or wants anything else to be built.
+    """What `torch.save` wrote: numbers, texts, lists, tuples, dicts and tensors, on the CPU. Together the tensors take
+    no more memory than the file has. Raises ConfigError, with `what` for its name, if it is damaged or names anything
+    else.
     """
     import torch
 
@@ -247,11 +221,7 @@ def _check_pickle(pickled: bytes, what: str) -> None:
 
 
 def _check_value(value: Any, tensors: type[Any], seen: set[int]) -> None:
-    """Each thing once, for a list may be in many places.
-
-    Raises:
-        ValueError: a file of a few bytes holds a huge tensor, or what holds it is no plain value.
-    """
+    """Raises ValueError for a tensor larger than its storage, or a value that is not plain; `seen`: checked already."""
     if isinstance(value, tensors):
         if value.numel() * value.itemsize > value.untyped_storage().nbytes():
             raise ValueError(f"a tensor of {tuple(value.shape)} has more numbers than its storage")

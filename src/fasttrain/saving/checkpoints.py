@@ -35,7 +35,7 @@ MOST_MANIFEST_BYTES = 1 << 20
 PUBLISHED = re.compile(rf"{PREFIX}\d{{12,}}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-Writer = Callable[[BinaryIO], None]
+Writer = Callable[[BinaryIO], object]
 
 
 class Disk:
@@ -76,22 +76,13 @@ class Found(NamedTuple):
 
 
 class CheckpointFolder:
-    """The checkpoints of one run.
-
-    Args:
-        root: `checkpoints` in the run's folder; made when the first is published.
-        keep: so many are kept, the newest.
-    """
+    """The checkpoints of one run in `root`, of which the newest `keep` are kept; the first one makes the folder."""
 
     def __init__(self, root: Path, keep: int = 3, disk: Disk | None = None) -> None:
         self.root, self.keep, self.disk = root, keep, disk or Disk()
 
     def publish(self, step: int, files: Mapping[str, bytes | Writer]) -> Path:
-        """Write a checkpoint; afterwards it is there whole, and older ones than `keep` are gone.
-
-        Raises:
-            OSError: it could not be written (disk full, no permission). Checkpoints that were there still are.
-        """
+        """Write a checkpoint whole, then remove those beyond `keep`. An OSError (disk full) leaves the older ones."""
         target = self.root / name_of(step)
         staged = self.root / f"{STAGED}{target.name}-{os.getpid()}"
         with suppress(FileNotFoundError):
@@ -169,8 +160,7 @@ def problem_of(folder: Path) -> str:
         if path.is_symlink() or not path.is_file():
             return f"{name} is missing"
         try:
-            size = path.stat().st_size
-            if size != entry["bytes"]:
+            if (size := path.stat().st_size) != entry["bytes"]:
                 return f"{name} has {size:,} bytes, not {entry['bytes']:,}"
             if _fingerprint(path)["sha256"] != entry["sha256"]:
                 return f"{name} is not what was written (SHA-256 differs)"
@@ -185,16 +175,13 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
             return f"{MANIFEST} is too large"
-        text = path.read_bytes()
-        manifest = json.loads(text)
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
+        manifest = json.loads(text := path.read_bytes())
+        if not _is_manifest(manifest):
+            return f"{MANIFEST} is none of this version's"
     except OSError as error:
-        return f"{MANIFEST} cannot be read ({error.strerror})"
+        return f"{MANIFEST} " + (f"cannot be read ({error.strerror})" if path.exists() else "is missing")
     except (ValueError, RecursionError):
         return f"{MANIFEST} is not readable"
-    if not _is_manifest(manifest):
-        return f"{MANIFEST} is none of this version's"
     # Nothing sums up the manifest itself, but it has only one spelling.
     return manifest if text == _manifest_text(manifest) else f"{MANIFEST} is not what was written"
 
@@ -212,17 +199,14 @@ def _is_manifest(manifest: object) -> bool:
     if not isinstance(manifest, dict) or manifest.get("schema") != MANIFEST_SCHEMA:
         return False
     files = manifest.get("files")
-    return (
-        isinstance(manifest.get("step"), int)
-        and isinstance(files, dict)
-        and len(files) > 0
-        and all(
-            NAME.fullmatch(name)
-            and isinstance(entry, dict)
-            and isinstance(entry.get("bytes"), int)
-            and isinstance(entry.get("sha256"), str)
-            for name, entry in files.items()
-        )
+    if not (isinstance(manifest.get("step"), int) and isinstance(files, dict) and files):
+        return False
+    kinds = {"bytes": int, "sha256": str}
+    return all(
+        NAME.fullmatch(name)
+        and isinstance(entry, dict)
+        and all(isinstance(entry.get(key), kind) for key, kind in kinds.items())
+        for name, entry in files.items()
     )
 
 
@@ -236,13 +220,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def _writer(content: bytes | Writer) -> Writer:
-    if callable(content):
-        return content
-
-    def write(file: BinaryIO) -> None:
-        file.write(content)
-
-    return write
+    return content if callable(content) else lambda file: file.write(content)
 
 
 SCHEMA = 1
@@ -289,11 +267,7 @@ def array_writer(arrays: Mapping[str, NDArray[Any]]) -> Writer:
 
 @contextmanager
 def stored(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
-    """State and arrays of a checkpoint that is whole; an array is read when it is asked for.
-
-    Raises:
-        ConfigError: they are of another version, not what a checkpoint has, or not among what the manifest sums up.
-    """
+    """State and arrays of a whole checkpoint; arrays are read on access. Raises ConfigError for another version."""
     manifest = read_manifest(folder)
     listed = manifest["files"] if isinstance(manifest, dict) else {}
     if missing := [name for name in (STATE, ARRAYS) if name not in listed]:

@@ -1,8 +1,7 @@
 """Where the envs and the random streams of a training are, as plain values and named arrays, and back.
 
-Exactly for native games, whose state are arrays. Other envs are retraced (`envs/retrace.py`): brought by their own
-steps to where they were, or, where what they show then differs, into a new episode. Wrappers around the vector env are
-restored with their statistics and frames.
+The state of a native game are arrays. Other envs are retraced (`envs/retrace.py`): their own steps bring them to where
+they were, or into a new episode if they then show something else. Wrappers around the vector env are restored.
 """
 
 from __future__ import annotations
@@ -15,15 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
 
-from fasttrain.batch import inside, load_into, under
+from fasttrain.batch import each_array, inside, load_into, under
 from fasttrain.envs.user_code import kept_random_state
 from fasttrain.errors import ConfigError
-from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -44,19 +41,13 @@ class NewEpisodes(NamedTuple):
 
 
 def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, Arrays]:
-    """Of the envs between two steps; arrays are views. `traced`: Python envs wear `Retrace`.
-
-    `broken`: they may be dead, or in the middle of a step; then only wrappers around them have a state.
+    """The state of the envs between two steps; arrays are views. `traced`: Python envs are in a `Retrace`. `broken`:
+    the envs may be dead or in the middle of a step; only wrappers around them have a state.
     """
-    state: State = {}
-    arrays: Arrays = {}
+    state, arrays, base = State(), _wrapper_arrays(env), env.unwrapped
     for layer in _layers(env):
         if isinstance(layer, VecNormalize):
             arrays |= under("normalize", {name: np.asarray(part) for name, part in moments(layer).items()})
-            arrays["normalize/returns"] = layer.returns
-        elif isinstance(layer, VecFrameStack):
-            arrays |= under("stack", dict(_frames(layer.stacked_obs)))
-    base = env.unwrapped
     if isinstance(base, SelfPlayVecEnv):
         arrays |= under("self_play", _own_arrays(base))
         base = base.inner
@@ -64,8 +55,7 @@ def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, A
         state["kind"] = OPAQUE
     elif isinstance(base, NativeVecEnv) and _is_resumable(base):
         state["kind"] = NATIVE
-        arrays |= under("slots", _slot_arrays(base)) | under("game", base.game.state_arrays())  # type: ignore[attr-defined]
-        arrays |= under("native", {"returns": base._returns, "lengths": base._lengths})
+        arrays |= _native_arrays(base) | under("game", base.game.state_arrays())  # type: ignore[attr-defined]
     elif traced and not isinstance(base, NativeVecEnv):
         state["kind"] = TRACED
         state["envs"] = [_note(index, notes, arrays) for index, notes in enumerate(base.env_method("retrace_notes"))]
@@ -84,22 +74,18 @@ def load_env_state(
     traced: bool,
     lost: dict[int, list[str]] | None = None,
 ) -> NewEpisodes | None:
-    """Bring fresh envs of the same configuration to where the others were; None if every one of them is there.
+    """Bring fresh envs of the same configuration to where the others were; None if every one of them is there. Raises
+    ConfigError if an array is missing or does not fit.
 
     Args:
         other_seed: env i begins with this + i if it cannot be where it was.
-        lost: takes what an env kept beyond its episodes and has not now, by env.
-
-    Raises:
-        ConfigError: an array is missing or does not fit these envs.
+        lost: gets what an env kept beyond its episodes and has not now, by env.
     """
+    for name, array in _wrapper_arrays(env).items():
+        load_into(array, arrays, name)
     for layer in _layers(env):
         if isinstance(layer, VecNormalize):
-            load_into(layer.returns, arrays, "normalize/returns")
             load_moments(layer, inside(arrays, "normalize"))
-        elif isinstance(layer, VecFrameStack):
-            for name, frames in _frames(layer.stacked_obs):
-                load_into(frames, arrays, f"stack/{name}")
     outer = env.unwrapped
     base = outer.inner if isinstance(outer, SelfPlayVecEnv) else outer
     kind = state["kind"]
@@ -125,11 +111,9 @@ def load_env_state(
 
 def _load_native(base: NativeVecEnv, arrays: Mapping[str, NDArray[Any]]) -> None:
     game: Any = base.game
-    for name, array in _slot_arrays(base).items():
-        load_into(array, arrays, f"slots/{name}")
+    for name, array in _native_arrays(base).items():
+        load_into(array, arrays, name)
     game.load_state_arrays(inside(arrays, "game"))
-    load_into(base._returns, arrays, "native/returns")
-    load_into(base._lengths, arrays, "native/lengths")
     base.slots.finished = []
     base._reset_seeds()
 
@@ -156,7 +140,7 @@ def _retraced(
     if anew and isinstance(outer, SelfPlayVecEnv):  # where the opponent may have to decide first
         outer.seed(other_seed)
         return list(range(base.num_envs)), outer.reset()
-    seen = _stacked([answer["observation"] for answer in found])
+    seen = each_array(lambda *rows: np.stack(rows), *[answer["observation"] for answer in found])
     if isinstance(base, DummyVecEnv):
         for index, answer in enumerate(found):
             base._save_obs(index, answer["observation"])
@@ -184,13 +168,14 @@ def _is_resumable(base: NativeVecEnv) -> bool:
     return hasattr(base.game, "state_arrays") and hasattr(base.game, "load_state_arrays")
 
 
-def _slot_arrays(env: SlotVecEnv) -> Arrays:
-    slots = env.slots
-    found: Arrays = {name: getattr(slots, name) for name in ("actions", "rewards", "terminations", "truncations")}
-    if slots.action_masks is not None:
-        found["action_masks"] = slots.action_masks
+def _native_arrays(env: NativeVecEnv) -> Arrays:
+    slots, found = env.slots, {"native/returns": env._returns, "native/lengths": env._lengths}
+    named = {
+        name: getattr(slots, name) for name in ("actions", "rewards", "terminations", "truncations", "action_masks")
+    }
     seen = slots.observations
-    return found | (under("observations", seen) if isinstance(seen, dict) else {"observations": seen})
+    named |= under("observations", seen) if isinstance(seen, dict) else {"observations": seen}
+    return found | under("slots", {name: array for name, array in named.items() if array is not None})
 
 
 def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
@@ -207,8 +192,7 @@ def _note(index: int, notes: Mapping[str, Any] | None, arrays: Arrays) -> State 
         return None
     seen, prefix = notes["observation"], f"envs/{index}"
     arrays[f"{prefix}/actions"] = notes["actions"]
-    parts = {f"observation/{key}": part for key, part in seen.items()} if isinstance(seen, Mapping) else None
-    named: Mapping[str, Any] = {"observation": seen} if parts is None else parts
+    named = under("observation", seen) if isinstance(seen, Mapping) else {"observation": seen}
     arrays |= under(prefix, {name: np.array(part) for name, part in named.items()})
     return {name: notes[name] for name in ("seed", "begin", "now", "total", "kept")}
 
@@ -222,12 +206,6 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
     return {**note, "actions": arrays["actions"], "observation": seen}
 
 
-def _stacked(rows: Sequence[Any]) -> Any:
-    if isinstance(rows[0], Mapping):
-        return {key: np.stack([np.asarray(row[key]) for row in rows]) for key in rows[0]}
-    return np.stack([np.asarray(row) for row in rows])
-
-
 # --- wrappers
 
 
@@ -236,6 +214,17 @@ def _layers(env: VecEnv) -> Iterator[VecEnvWrapper]:
     while isinstance(env, VecEnvWrapper):
         yield env
         env = env.venv
+
+
+def _wrapper_arrays(env: VecEnv) -> Arrays:
+    """The arrays that wrappers change in place."""
+    found: Arrays = {}
+    for layer in _layers(env):
+        if isinstance(layer, VecNormalize):
+            found["normalize/returns"] = layer.returns
+        elif isinstance(layer, VecFrameStack):
+            found |= under("stack", dict(_frames(layer.stacked_obs)))
+    return found
 
 
 def _lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
@@ -283,11 +272,7 @@ def moments(layer: VecNormalize) -> dict[str, Any]:
 
 
 def load_moments(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """What `moments` gave, into a wrapper of the same observations.
-
-    Raises:
-        ConfigError: something is missing, has another shape, or is no statistics.
-    """
+    """Load `moments` into a wrapper of such observations. Raises ConfigError if they are not finite or do not fit."""
     for name, rms in _running(layer):
         for part in ("mean", "var", "count"):
             array = np.zeros(np.shape(getattr(rms, part)))
@@ -297,7 +282,7 @@ def load_moments(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> Non
             setattr(rms, part, float(array) if part == "count" else array if array.ndim else array[()])
 
 
-# --- random streams: Python's, NumPy's, torch's and those of spaces
+# --- random streams: Python's, NumPy's and torch's
 
 
 def random_state() -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
@@ -320,43 +305,18 @@ def random_state() -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def load_random_state(state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Go on with these streams.
-
-    Raises:
-        ConfigError: they are none.
-    """
+    """Go on with these random streams; `state.WRONG` has what is raised if they are none."""
     words, key = np.zeros(625, np.int64), np.zeros(624, np.uint32)
     now = torch.get_rng_state().numpy()
     for target, name in ((words, "python"), (key, "numpy"), (now, "torch")):
         load_into(target, arrays, name)
-    python, kept = state["python"], state["numpy"]
-    try:
-        random.setstate((int(python["version"]), tuple(words.tolist()), python["gauss"]))
-        cached = int(kept["has_gauss"]), float(kept["cached"])
-        np.random.set_state((str(kept["kind"]), key, int(kept["position"]), *cached))
-        torch.set_rng_state(torch.from_numpy(now))
-        for device in range(min(int(state["cuda_devices"]), torch.cuda.device_count())):
-            torch.cuda.set_rng_state(torch.from_numpy(np.array(arrays[f"cuda{device}"])), device)
-    except (TypeError, ValueError, RuntimeError, KeyError) as error:
-        raise ConfigError(f"the checkpoint's random streams cannot be read: {error}") from error
-
-
-def space_state(space: spaces.Space[Any]) -> dict[str, Any]:
-    """Of the generator that a space samples with; plain values."""
-    state: dict[str, Any] = plain(space.np_random.bit_generator.state)
-    return state
-
-
-def load_space_state(space: spaces.Space[Any], state: Mapping[str, Any]) -> None:
-    """Sample on from there.
-
-    Raises:
-        ConfigError: the state is none of that generator.
-    """
-    try:
-        space.np_random.bit_generator.state = dict(state)
-    except (TypeError, ValueError, KeyError) as error:
-        raise ConfigError(f"the checkpoint's random stream of the action space cannot be read: {error}") from error
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((int(python["version"]), tuple(words.tolist()), python["gauss"]))
+    cached = int(numpy["has_gauss"]), float(numpy["cached"])
+    np.random.set_state((str(numpy["kind"]), key, int(numpy["position"]), *cached))
+    torch.set_rng_state(torch.from_numpy(now))
+    for device in range(min(int(state["cuda_devices"]), torch.cuda.device_count())):
+        torch.cuda.set_rng_state(torch.from_numpy(np.array(arrays[f"cuda{device}"])), device)
 
 
 def plain(value: object) -> Any:

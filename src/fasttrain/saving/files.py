@@ -1,8 +1,7 @@
 """The files of a run's folder: written whole or not at all, by one process at a time.
 
-Training is worth more than its notes. Whatever of a run's files cannot be written (a full disk, no permission) costs
-one warning and another try later; training goes on, and the end lists what is missing. The kernel of the operating
-system keeps the lock on the folder and lets go of it at any kind of death, so that a killed trainer stops nobody.
+A file that cannot be written (a full disk, no permission) costs one warning and another try later; training goes on,
+and the end lists what is missing. The operating system releases the lock on the folder however its process ends.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ MOST_CONTAINERS, MOST_VALUES = 1_000_000, 20_000_000  # of JSON: 60 bytes each l
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write whole or not at all. Strict JSON whatever comes in.
-
-    NaN and infinities become null, keys texts.
-    """
+    """Write strict JSON whole or not at all; NaN and infinities become null, keys become texts."""
     write_whole(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
 
 
@@ -53,9 +49,9 @@ def _finite(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {_whole(str(key)): _finite(item) for key, item in value.items()}
-    if isinstance(value, str):
-        return _whole(value)
+        return {_finite(str(key)): _finite(item) for key, item in value.items()}
+    if isinstance(value, str):  # without halves of surrogate pairs, which strict readers refuse
+        return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, np.generic):
         return _finite(value.item())
     if isinstance(value, (list, tuple)):
@@ -63,17 +59,8 @@ def _finite(value: object) -> object:
     return value
 
 
-def _whole(text: str) -> str:
-    """Without halves of surrogate pairs, which are no text and which strict readers refuse."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
-
-
 def parse_json(text: bytes, what: str) -> Any:
-    """The value, if making it takes no more memory than a file of so many bytes should.
-
-    Raises:
-        ConfigError: it is no JSON in UTF-8, or has more parts than anything that fasttrain or SB3 writes.
-    """
+    """The value of a JSON text. Raises ConfigError if it is none, or would take far more memory than its length."""
     if sum(map(text.count, (b"[", b"{"))) > MOST_CONTAINERS or text.count(b",") > MOST_VALUES:
         raise ConfigError(f"{what} has too many parts for what it should be")
     try:
@@ -103,21 +90,17 @@ def yaml_values(text: bytes) -> int:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in `path`, empty where there is none to read."""
-    try:
+    with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
+        return content if isinstance(content, dict) else {}
+    return {}
 
 
 FAILED_WRITES = (OSError, RuntimeError)  # torch's own writer raises the latter
 
 
 class Saving:
-    """Knows which files of a run are not there as they should be.
-
-    Args:
-        say: takes a line for the user.
+    """Knows which files of a run could not be written.
 
     Attributes:
         failed: name of a file → why its last writing failed; one that worked since is not in it.
@@ -149,8 +132,7 @@ class Saving:
 
     @contextmanager
     def extra(self, name: str) -> Iterator[None]:
-        """What is no part of the training inside: evaluation, loggers. Any failure costs that alone, and the end names
-        it, also where it worked again later."""
+        """What is no part of the training inside (evaluation, loggers): a failure costs that alone, and is listed."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -180,10 +162,7 @@ def clean(folder: Path) -> None:
 
 @contextmanager
 def into_place(file: Path) -> Iterator[Path]:
-    """A path of the same name in a folder of its own; what lies in that folder at the end comes to where `file` is.
-
-    A model and what belongs to it replace older ones when they are written whole, not before.
-    """
+    """A path in a folder of its own, whose files replace those beside `file` at the end, all together."""
     folder = file.parent / f"{SAVING}{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)  # that of the run may have been deleted
@@ -204,11 +183,7 @@ BEYOND = 1 << 20  # the byte that Windows locks: what is locked cannot be read, 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Inside, the folder is this process's alone; not so where nothing can be locked, on some network drives.
-
-    Raises:
-        ConfigError: another process has it.
-    """
+    """Inside, the folder is this process's alone, if the disk can lock files. Raises ConfigError if another has it."""
     if not (folder / LOCK).exists() and (other := _said_to_work(folder)):
         raise ConfigError(f"run={folder}: still going on (process {other})")
     try:  # Python has it closed in processes that this one starts: none of them keeps the lock

@@ -1,15 +1,14 @@
-"""An SB3 model as plain values and named arrays, and back into a fresh model of the same configuration.
-
-What a checkpoint needs beyond SB3's zip, which forgets where training was: the last observations, the counters, the
-random stream of the action space, the replay buffer, what the engine counts. Nothing is pickled.
+"""An SB3 model as plain values and named arrays, and back into a fresh model of the same configuration: what SB3's zip
+lacks too, as the last observations, counters, the action space's random stream, the replay buffer and the engine's
+counters. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import math
-import operator
 from collections import deque
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,12 @@ from stable_baselines3.common.save_util import recursive_getattr
 
 from fasttrain.algos.engine import Engine
 from fasttrain.batch import inside, load_into, under
+from fasttrain.buffers.n_step import NONE, end_window
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
+from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.buffers.sum_tree import set_kernel
 from fasttrain.errors import ConfigError
-from fasttrain.saving.env_state import load_space_state, plain, space_state
-from fasttrain.saving.replay_state import load_replay_state, replay_state
+from fasttrain.saving.env_state import plain
 from fasttrain.vec.base import SlotAdapter
 
 Arrays = dict[str, NDArray[Any]]
@@ -46,7 +48,7 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
         "counters": {name: plain(getattr(model, name)) for name in COUNTERS if hasattr(model, name)},
         "episodes": [plain(episode) for episode in model.ep_info_buffer or ()],
         "successes": [bool(success) for success in model.ep_success_buffer or ()],
-        "action_space": space_state(model.action_space),
+        "action_space": plain(model.action_space.np_random.bit_generator.state),
         "log": _log_state(model.logger),
     }
     arrays: Arrays = {f"policy/{name}": _host(tensor) for name, tensor in model.policy.state_dict().items()}
@@ -57,7 +59,9 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     state["optimizers"] = {name: _add_optimizer(arrays, name, recursive_getattr(model, name)) for name in more}
     arrays |= {f"tensors/{name}": _host(recursive_getattr(model, name)) for name in tensor_names}
     for name in SEEN:
-        arrays |= _observations(name, getattr(model, name, None))
+        seen = getattr(model, name, None)
+        parts = under(name, seen) if isinstance(seen, Mapping) else {name: seen}
+        arrays |= {place: np.asarray(part) for place, part in parts.items() if part is not None}
     if isinstance(engine, Engine):
         own, kept = engine.state()
         state |= own
@@ -74,21 +78,17 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
 
 
 def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Put a fresh model of the same configuration, with its env and logger, where the other one was.
-
-    Raises:
-        ConfigError: something is missing or does not fit this model.
-    """
+    """Bring a fresh model of the same configuration, with env and logger, where the other was; ConfigError if not."""
     for name, value in state["counters"].items():
         if name not in COUNTERS or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"the checkpoint's counter {name}={value!r} is none of this version")
         setattr(model, name, value)
     model.ep_info_buffer = deque(state["episodes"], maxlen=model._stats_window_size)
     model.ep_success_buffer = deque(state["successes"], maxlen=model._stats_window_size)
-    load_space_state(model.action_space, state["action_space"])
+    model.action_space.np_random.bit_generator.state = dict(state["action_space"])
     _load_log(model.logger, state["log"])
     names, tensor_names = model._get_torch_save_params()
-    _load_weights(inside(arrays, "policy"), model.policy)
+    _load_weights(inside(arrays, "policy"), model.policy.state_dict())
     if OPTIMIZER in names:
         _load_optimizer(arrays, "policy_optimizer", model.policy.optimizer, state["policy"])
     for name, stored in state.get("optimizers", {}).items():
@@ -134,11 +134,9 @@ def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer
     return {"groups": groups, "numbers": numbers}
 
 
-def _load_weights(given: Mapping[str, NDArray[Any]], policy: torch.nn.Module) -> None:
+def _load_weights(given: Mapping[str, NDArray[Any]], mine: Mapping[str, torch.Tensor]) -> None:
     """In place, as kernels and graphs hold views of these tensors."""
-    mine = policy.state_dict()
-    if set(mine) != set(given):
-        other = sorted(set(mine) ^ set(given))
+    if other := sorted({*mine} ^ {*given}):
         raise ConfigError(f"the checkpoint is of another network: {', '.join(other[:3])} in one of the two only")
     for name, tensor in mine.items():
         _put(tensor, given[name], name)
@@ -153,21 +151,17 @@ def _load_optimizer(
         for name, value in stored.items():
             if name in group and name != "params":
                 group[name] = tuple(value) if isinstance(group[name], tuple) else value
-    parameters = _parameters(optimizer)
-
-    def owner(index: str) -> Any:
-        return None if index == SHARED else parameters[_checked(index, len(parameters))]
-
+    owners: dict[str, Any] = {str(index): each for index, each in enumerate(_parameters(optimizer))} | {SHARED: None}
     for place, array in inside(arrays, prefix).items():
         index, _, name = place.partition("/")
-        _put_state(optimizer, owner(index), name, array)
+        _put_state(optimizer, owners[index], name, array)
     for place, value in state["numbers"].items():
         index, _, name = place.partition("/")
-        (optimizer.state if index == SHARED else optimizer.state[owner(index)])[name] = value
+        (optimizer.state if index == SHARED else optimizer.state[owners[index]])[name] = value
 
 
 def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, array: NDArray[Any]) -> None:
-    """Of a parameter, or what the optimizer keeps for all of them (None)."""
+    """State of a parameter, or what the optimizer keeps for all of them (None)."""
     state: Any = optimizer.state if parameter is None else optimizer.state[parameter]
     if isinstance(state.get(name), torch.Tensor):
         _put(state[name], array, name)
@@ -178,10 +172,8 @@ def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, arra
         state[name] = tensor
         return
     # Adafactor keeps means of rows and columns: of size 1 along an axis.
-    fits = tensor.ndim == parameter.ndim and all(
-        map(operator.contains, ((1, n) for n in parameter.shape), tensor.shape)
-    )
-    if tensor.ndim and not fits:
+    sizes = list(zip(tensor.shape, parameter.shape, strict=False))
+    if tensor.ndim and (tensor.ndim != parameter.ndim or any(size not in (1, own) for size, own in sizes)):
         raise ConfigError(f"the checkpoint's {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
     state[name] = tensor if name == "step" else tensor.to(parameter.device)
 
@@ -199,13 +191,6 @@ def _put(target: torch.Tensor, array: NDArray[Any], name: str) -> None:
 def _check_finite(array: NDArray[Any], name: str) -> None:
     if array.dtype.kind in "fc" and not np.isfinite(array).all():
         raise ConfigError(f"the checkpoint's {name} has numbers that are not finite")
-
-
-def _checked(index: str, count: int) -> int:
-    number = int(index) if index.isdecimal() else count
-    if number >= count:
-        raise ConfigError(f"the checkpoint's optimizer has a parameter {index}, this run's has {count}")
-    return number
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -226,18 +211,8 @@ def _host(tensor: torch.Tensor) -> NDArray[Any]:
 # --- the rest
 
 
-def _observations(name: str, value: object) -> Arrays:
-    if isinstance(value, Mapping):
-        return {f"{name}/{key}": np.asarray(part) for key, part in value.items()}
-    return {} if value is None else {name: np.asarray(value)}
-
-
 def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str) -> object:
-    """What the checkpoint has of `name`, of all envs; None if it has none.
-
-    Raises:
-        ConfigError: it is of another number of envs, or of other shapes than the env's.
-    """
+    """The stored observations `name` of all envs, or None. ConfigError if they are of other shapes than the env's."""
     env, normalizer = model.env, model.get_vec_normalize_env()
     # Where nothing is normalised, the original observations are the last ones themselves.
     space = normalizer.venv.observation_space if name == "_last_original_obs" and normalizer else env.observation_space
@@ -281,3 +256,85 @@ def _load_log(logger: Logger, state: Mapping[str, Any]) -> None:
         logger.name_to_excluded[key] = tuple(state["excluded"].get(key, ()))
     for key, count in state["counts"].items():
         logger.name_to_count[key] = int(count)
+
+
+# --- replay buffers, SB3's own too: the rows that were written; of a sum tree the leaves alone
+
+_STORED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "next_masks")
+
+
+def replay_state(buffer: ReplayBuffer) -> tuple[State, Arrays]:
+    """Numbers and arrays; the arrays are views of the buffer's first rows, all there are while it is not full."""
+    with _held(buffer):
+        rows = _rows(buffer, buffer.pos, buffer.full)
+        state: State = {"pos": int(buffer.pos), "full": bool(buffer.full), "rows": rows}
+        arrays = {name: array[:rows] for name, array in _arrays(buffer).items()}
+        if isinstance(buffer, ReplayStorage):
+            state["generation"] = buffer.generation
+            if buffer.void is not None:
+                arrays["void"], state["under_way"] = buffer.void[:rows], buffer.under_way.tolist()
+            if buffer.frames is not None:
+                arrays |= under("frames", buffer.frames.state())
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            state |= {"highest": float(buffer._highest), "beta": float(buffer.beta)}
+            arrays["priorities"] = buffer.tree.nodes[: rows * buffer.n_envs]
+    return state, arrays
+
+
+def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Fill a fresh buffer of the same settings. Raises ConfigError if what is given does not fit it."""
+    pos, full, rows = int(state["pos"]), bool(state["full"]), int(state["rows"])
+    if not (0 <= pos < buffer.buffer_size and rows == _rows(buffer, pos, full)):
+        raise ConfigError(
+            f"the checkpoint's replay buffer has {rows:,} rows (the next is {pos:,}), this run's {buffer.buffer_size:,}"
+        )
+    with _held(buffer):
+        for name, array in _arrays(buffer).items():
+            load_into(array[:rows], arrays, name)
+        buffer.pos, buffer.full = pos, full
+        if isinstance(buffer, ReplayStorage):
+            buffer.generation = int(state["generation"])
+            if "under_way" in state:
+                buffer.void = np.zeros(buffer.rewards.shape, np.bool_)
+                load_into(buffer.void[:rows], arrays, "void")
+                buffer.under_way[:] = state["under_way"]
+            if buffer.frames is not None:
+                buffer.frames.load(inside(arrays, "frames"))
+        if isinstance(buffer, PrioritizedReplayBuffer):
+            tree, leaves = buffer.tree, np.zeros(rows * buffer.n_envs)
+            load_into(leaves, arrays, "priorities")
+            tree.clear()
+            if set_kernel(tree.nodes, tree.starts, tree.capacity, np.arange(len(leaves), dtype=np.int64), leaves) >= 0:
+                raise ConfigError("the checkpoint's priorities are not all finite and 0 or more")
+            buffer._highest, buffer.beta = float(state["highest"]), float(state["beta"])
+
+
+def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
+    """The episodes of these envs break off here: no window of n steps may go on beyond what was stored last."""
+    if not isinstance(buffer, ReplayStorage) or not buffer.size():
+        return
+    with buffer.lock:
+        row = (buffer.pos - 1) % buffer.buffer_size
+        for env in envs:
+            end_window(buffer, row, env)
+            buffer.under_way[env] = NONE
+
+
+def _rows(buffer: ReplayBuffer, pos: int, full: bool) -> int:
+    """Rows with something in them; without next observations the row to be written next holds those of the last."""
+    return buffer.buffer_size if full else min(pos + int(buffer.optimize_memory_usage), buffer.buffer_size)
+
+
+def _held(buffer: ReplayBuffer) -> Any:
+    return buffer.lock if isinstance(buffer, ReplayStorage) else nullcontext()
+
+
+def _arrays(buffer: ReplayBuffer) -> Arrays:
+    found: Arrays = {}
+    for name in _STORED:
+        value = getattr(buffer, name, None)
+        if isinstance(value, dict):
+            found |= {f"{name}/{key}": part for key, part in value.items()}
+        elif isinstance(value, np.ndarray):
+            found[name] = value
+    return found

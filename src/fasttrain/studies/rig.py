@@ -24,8 +24,8 @@ from fasttrain.accelerators.compiled import untouched
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import StockPhases, is_stock
+from fasttrain.runs.calibration import updates_per_step
 from fasttrain.runs.callbacks import callbacks_of
-from fasttrain.runs.check import updates_per_step
 from fasttrain.runs.folders import PART
 from fasttrain.runs.train import build
 from fasttrain.spec.checks import EnvFacts, Machine

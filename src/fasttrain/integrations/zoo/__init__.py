@@ -1,25 +1,31 @@
-"""`fasttrain zoo import FILE.yml --env ID --algo NAME`: an entry of rl_zoo3's hyperparameters as a profile of ours."""
+"""`fasttrain zoo import FILE.yml --env ID --algo NAME`: an entry of rl_zoo3's hyperparameters as a profile of ours; and
+the folders of rl_zoo3's runs, as runs to play. Nothing in these files is executed.
+
+The YAML has tags of Python: tuples and OrderedDicts are read as lists and mappings, any other tag is refused.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
+
+import yaml
 
 from fasttrain import terminal
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.integrations.zoo.entries import Taken, algorithm, configuration, entry_of, nested, taken, zoo_name
-from fasttrain.integrations.zoo.folders import read_yaml, zoo_run
-from fasttrain.saving.files import write_whole
+from fasttrain.saving.files import write_whole, yaml_values
 from fasttrain.spec.algorithms import AlgorithmSpec
 from fasttrain.spec.backends import name_of_env
+from fasttrain.spec.config import Config
 from fasttrain.spec.setting import did_you_mean
 
-__all__ = ["main", "zoo_run"]
 USAGE = "fasttrain zoo import FILE.yml --env CartPole-v1 --algo ppo [--output conf/profile/NAME.yaml]"
 FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # without a class of ours, and with one
 MARK = "Imported from rl_zoo3"
@@ -31,11 +37,7 @@ class _Arguments(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the profile; say where it is, how it is used and what is not in it.
-
-    Raises:
-        ConfigError: an argument, the file or its entry is none that could be imported.
-    """
+    """Write the profile; say where it is, how it is used and what is not in it."""
     parser = _Arguments(prog="fasttrain zoo", add_help=False, allow_abbrev=False)
     parser.add_argument("verb", choices=["import"])
     parser.add_argument("file")
@@ -103,8 +105,6 @@ def _output(given: Path | None, name: str) -> Path:
 
 
 def _write(output: Path, head: Sequence[str], found: Taken, spec: AlgorithmSpec) -> None:
-    import yaml
-
     values = nested(found.settings, {"defaults": [{"override /algo": spec.name}, {"override /env": "gym"}]})
     lines = ["# @package _global_", *(f"# {line}" for line in head)]
     lines += [f"# Not taken over: {terminal.one_line(line)}" for line in found.left]
@@ -117,3 +117,88 @@ def _write(output: Path, head: Sequence[str], found: Taken, spec: AlgorithmSpec)
         write_whole(output, "\n".join([*lines, text]))
     except OSError as error:
         raise ConfigError(f"--output {output}: cannot be written: {error.strerror or error}") from error
+
+
+# --- the files and folders of rl_zoo3
+
+MOST_BYTES = 1 << 20  # of a file; 16 kB are usual
+MOST_VALUES = 100_000  # in a file: one that names its own parts again and again has more than it is long
+
+
+class ZooRun(NamedTuple):
+    """What a folder of rl_zoo3 holds."""
+
+    config: Config
+    model: Path
+    statistics: Path  # of VecNormalize, a pickle; there only where the run had it
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values, and the tags that `yaml.dump` of an OrderedDict and of a tuple writes."""
+
+
+def _listed(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> list[Any]:
+    return list(loader.construct_sequence(node, deep=True))
+
+
+def _ordered(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> dict[Any, Any]:
+    pairs = _listed(loader, node)
+    return dict(pairs[0]) if pairs else {}
+
+
+PYTHON = "tag:yaml.org,2002:python"
+_Loader.add_constructor(f"{PYTHON}/tuple", _listed)
+_Loader.add_constructor(f"{PYTHON}/object/apply:collections.OrderedDict", _ordered)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError if there is none, it is too large, or holds something else."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+        found = yaml.load(text, Loader=_Loader) if len(text) <= MOST_BYTES else None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; name a YAML file of rl_zoo3") from error
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path}: cannot be read as YAML: {terminal.one_line(error)}") from error
+    if len(text) > MOST_BYTES or not isinstance(found, dict) or yaml_values(text) > MOST_VALUES:
+        raise ConfigError(f"{path} is no YAML file of rl_zoo3: a mapping of at most {MOST_VALUES:,} values")
+    return found
+
+
+def zoo_run(folder: Path, model: str) -> ZooRun | None:
+    """What rl_zoo3 left in a folder of its own; None if it is no such folder. `model`: model.zip for the last model,
+    for which the best is taken if it is missing, or best_model.zip. Raises ConfigError if it cannot be played.
+    """
+    found = sorted(folder.glob("*/args.yml"))
+    if len(found) != 1:
+        return None
+    where = found[0].parent
+    last, best = folder / f"{where.name}.zip", folder / "best_model.zip"
+    file = last if model == "model.zip" else folder / model
+    if file == last and not file.is_file() and best.is_file():
+        terminal.tell(f"fasttrain: {last} is not there: {best.name} is taken")
+        file = best
+    if not file.is_file():
+        raise ConfigError(f"run={folder}: no {file.name} there; name the folder of a finished run of rl_zoo3")
+    return ZooRun(_configuration(where, folder), file, where / "vecnormalize.pkl")
+
+
+def _configuration(where: Path, folder: Path) -> Config:
+    arguments, entry = read_yaml(where / "args.yml"), read_yaml(where / "config.yml")
+    env, given, packages = (arguments.get(name) for name in ("env", "env_kwargs", "gym_packages"))
+    if not isinstance(env, str):
+        raise ConfigError(f"{where / 'args.yml'} names no env")
+    if isinstance(packages, list) and len(packages) == 1 and ":" not in env:
+        env = f"{packages[0]}:{env}"
+    try:
+        spec = algorithm(str(arguments.get("algo")))
+        found = taken({**entry, **({"env_kwargs": given} if isinstance(given, Mapping) else {})}, env, spec)
+        config = configuration(found.settings, spec)
+    except ConfigError as error:
+        raise ConfigError(f"run={folder}: its args.yml and config.yml make no run of fasttrain ({error})") from error
+    # Rewards are told as the env pays them, so that statistics of rewards are not needed.
+    normalize = tuple(name for name in config.env.normalize if name == "obs")
+    if normalize and config.env.frame_stack > 1:
+        raise ConfigError(f"run={folder}: frame_stack over normalised observations is the other way round here")
+    return dataclasses.replace(config, env=dataclasses.replace(config.env, normalize=normalize))

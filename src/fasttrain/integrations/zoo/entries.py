@@ -49,11 +49,7 @@ def zoo_name(spec: AlgorithmSpec) -> str:
 
 
 def algorithm(name: str) -> AlgorithmSpec:
-    """The algorithm of that name, rl_zoo3's or ours.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The algorithm of that name, rl_zoo3's or ours. Raises ConfigError if there is none."""
     known = {**ALGORITHMS, **{zoo_name(spec): spec for spec in ALGORITHMS.values()}}
     if name not in known:
         raise ConfigError(f"--algo {name}: not one of {', '.join(sorted(known))}{did_you_mean(name, known)}")
@@ -63,11 +59,7 @@ def algorithm(name: str) -> AlgorithmSpec:
 def entry_of(
     entries: Mapping[Any, Any], env: str, is_atari: Callable[[str], bool], where: str
 ) -> tuple[str, Mapping[str, Any]]:
-    """Name and contents of what a file says of an env: its own entry, `atari` of such a game, else `default`.
-
-    Raises:
-        ConfigError: it says nothing of it.
-    """
+    """Name and contents of the entry for an env: its own, `atari` for such a game, or `default`; else ConfigError."""
     plain = env.rpartition(":")[2]
     name = plain if plain in entries else "atari" if is_atari(plain) else "default"
     found = entries.get(name)
@@ -101,11 +93,7 @@ def nested(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def configuration(settings: Settings, spec: AlgorithmSpec) -> Config:
-    """The typed configuration of such settings, all others as they are without a profile.
-
-    Raises:
-        ConfigError: they are none.
-    """
+    """The typed configuration of such settings, others at their defaults. Raises ConfigError if they are wrong."""
     return from_mapping(nested(settings, {**defaults_of(Config), "algo": {"name": spec.name}}))
 
 
@@ -143,7 +131,9 @@ def _settings(key: str, value: object, entry: Mapping[str, Any], spec: Algorithm
     elif f"algo.{key}" in ALIASES and key in spec.arguments():
         yield ALIASES[f"algo.{key}"].key, value
     elif key in {*spec.keys()} & {*spec.arguments()}:
-        yield f"algo.{key}", _scheduled(value) if spec.arguments()[key][0].startswith("schedule") else value
+        kind, line, number = str(value).partition("_")
+        linear = isinstance(value, str) and line and kind.isalpha() and spec.arguments()[key][0].startswith("schedule")
+        yield f"algo.{key}", f"linear_{number}" if linear else value
     elif key != "optimize_memory_usage" or value:
         told = "" if f"algo.{key}" in ALIASES else instead(f"algo.{key}").partition(": ")[2]
         raise ConfigError(told or f"{spec.stock.partition(':')[2]} has no such argument")
@@ -161,11 +151,6 @@ def _fitted(found: Settings, left: list[str], spec: AlgorithmSpec) -> Iterator[s
         yield "frame_stack: the zoo stacks what is normalised already; here the stack is normalised"
     if found.get("env.wrappers"):
         yield "env_wrapper: episodes are told as the wrapped env has them; the zoo tells those of the env inside"
-
-
-def _scheduled(value: object) -> Any:
-    kind, line, number = str(value).partition("_")
-    return f"linear_{number}" if isinstance(value, str) and line and kind.isalpha() else value
 
 
 def _dotted(value: object) -> str:
@@ -238,8 +223,7 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
         node: Any = ast.parse(text.strip() if len(text) <= MOST_CHARACTERS else "", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{text!r:.200} is no dict(…)") from error
-    found = _pairs(node)
-    if found is None:
+    if (found := _pairs(node)) is None:
         raise ConfigError(f"{text!r:.200} is no dict(…)")
     yield from found
 

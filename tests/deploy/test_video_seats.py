@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from fasttrain.deploy.acting import Seats
+from fasttrain.deploy.video import Seats
 from fasttrain_games.skullking.env import SkullKingEnv
 
 Seen = tuple[bytes, ...]

@@ -16,7 +16,7 @@ import pytest
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import GROUP
-from fasttrain.runs.trackers import IDS, Home, Tracker, numbers_of, started
+from fasttrain.runs.loggers import IDS, Home, Tracker, numbers_of, started
 
 TYPED = ("engine=fast", "vec_env=dummy", "num_envs=2", "env.id=CartPole-v1", "algo=ppo", "algo.n_steps=64",
          "algo.n_epochs=1", "batch_size=64", "log_every=1", "eval.episodes=2", "report=false")  # fmt: skip

@@ -16,8 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import fasttrain
 from conftest import RunCommand
 from fasttrain.deploy import export as exporting
-from fasttrain.deploy.acting import Arrays, largest_difference, random_inputs
-from fasttrain.deploy.remembering import RememberingPath
+from fasttrain.deploy.acting import Arrays, RememberingPath, largest_difference, random_inputs
 from toys import RandomEnv, ToyGymEnv, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

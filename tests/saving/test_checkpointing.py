@@ -13,9 +13,9 @@ import pytest
 from conftest import RunCommand
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import train
-from fasttrain.saving import rests as module
+from fasttrain.saving import checkpointing as module
+from fasttrain.saving.checkpointing import Checkpoints, Settings
 from fasttrain.saving.checkpoints import CheckpointFolder, Disk, Snapshot
-from fasttrain.saving.rests import Checkpoints, Settings
 
 
 class FullDisk(Disk):
@@ -54,7 +54,7 @@ class Trainer:
     def go(self, steps: int, due: bool = False, stopping: bool = False) -> None:
         self.steps = steps
         self.value[:] = steps
-        self.checkpoints.rest(steps, due, stopping)
+        self.checkpoints.at_rest(steps, due, stopping)
 
 
 def names(folder: Path) -> list[str]:
@@ -152,14 +152,14 @@ def test_for_a_crash_a_state_is_kept_seldom_and_written(tmp_path: Path, monkeypa
     for steps in (0, 5, 10, 15):
         trainer.go(steps)
     trainer.value[:] = 99
-    trainer.checkpoints.broke_off(trainer.take)
+    trainer.checkpoints.after_error(trainer.take)
     assert names(tmp_path) == ["005"], "after the first two the next one is far away"
     with np.load(tmp_path / "step_000000000005" / "arrays.npz") as arrays:
         assert arrays["value"].tolist() == [5]
     monkeypatch.setattr(module, "HOLD_SHARE", 1e12)
     for steps in (20, 25):
         trainer.go(steps)
-    trainer.checkpoints.broke_off(trainer.take)
+    trainer.checkpoints.after_error(trainer.take)
     assert names(tmp_path) == ["005", "025"]
 
 
@@ -169,12 +169,12 @@ def test_a_crash_leaves_what_is_written_alone_and_takes_a_large_state_as_it_is(
     trainer = Trainer(tmp_path)
     trainer.go(10, due=True)
     trainer.steps = 11
-    trainer.checkpoints.broke_off(trainer.take)
+    trainer.checkpoints.after_error(trainer.take)
     assert names(tmp_path) == ["010"]
     monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
     trainer.go(12)
     trainer.steps = 13
-    trainer.checkpoints.broke_off(trainer.take)
+    trainer.checkpoints.after_error(trainer.take)
     assert names(tmp_path) == ["010", "013"]
 
 
@@ -182,7 +182,7 @@ def test_a_crash_on_a_full_disk_says_so(tmp_path: Path):
     trainer = Trainer(tmp_path)
     trainer.go(10)
     trainer.disk.full = True
-    trainer.checkpoints.broke_off(trainer.take)
+    trainer.checkpoints.after_error(trainer.take)
     assert "No space left on device" in trainer.checkpoints.failed
 
 

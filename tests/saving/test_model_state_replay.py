@@ -10,7 +10,7 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.errors import ConfigError
-from fasttrain.saving.replay_state import end_last_rows, load_replay_state, replay_state
+from fasttrain.saving.model_state import end_last_rows, load_replay_state, replay_state
 
 BOX, PAIR = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(2)
 PARTS = spaces.Dict({"board": BOX, "turn": spaces.Discrete(5)})

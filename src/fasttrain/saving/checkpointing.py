@@ -1,9 +1,9 @@
-"""When a run writes checkpoints, who waits for that, and where a run that is to stop comes to rest.
+"""When a run writes checkpoints, who waits for that, and where a run that is to stop ends.
 
-A run is at rest between an update and the next rollout (DQN: before a vector step). Only there its state is one that
-another process can go on from, so a stop in the middle of a rollout waits for the next rest. Where that would take
-longer than `checkpoint.grace_s`, the state at the last rest, kept in memory, is what is written. An error leaves
-no next rest: for that a state is kept every now and then in every run, as often as costs next to nothing.
+A run is at rest between an update and the next rollout (DQN: before a vector step). Another process can go on from
+there alone, so a stop in a rollout waits for the next rest. If that would take longer than `checkpoint.grace_s`, the
+state of the last rest, kept in memory, is written. For the case of an error every run keeps a state as often as that
+costs next to nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Settings(NamedTuple):
 
 
 class Checkpoints:
-    """Of one run. An error while one is made or written is said once and tried again when the next is due.
+    """Makes and writes the checkpoints of one run. An error is reported once and the next checkpoint tried when it is
+    due.
 
     Attributes:
         failed: why the newest checkpoint that was due is not there; empty if it is, or none was due.
@@ -67,7 +68,7 @@ class Checkpoints:
         self._cycle_s: float | None = None  # from rest to rest; None before the second
         self._asked: float | None = None  # when somebody first wanted to stop
 
-    def rest(self, env_steps: int, due: bool, stopping: bool) -> None:
+    def at_rest(self, env_steps: int, due: bool, stopping: bool) -> None:
         """The run is at rest; `stopping`: it is to end here."""
         now = time.perf_counter()
         if self._rest_at >= 0:
@@ -116,9 +117,8 @@ class Checkpoints:
         return True
 
     def finish(self, env_steps: int, at_rest: bool, stopped: bool) -> None:
-        """Training has ended, `at_rest` or in a rollout that is dropped; waits for everything to be written.
-
-        The final state is one that a longer run can go on from; without checkpoints only if a signal `stopped` the run.
+        """Training has ended, `at_rest` or in a rollout that is dropped. Writes the final state, for a longer run to go
+        on from (without checkpoints only if a signal `stopped` the run), and waits for everything to be written.
         """
         with self._clock.phase("checkpoint"):
             held, self._held = self._held, None
@@ -137,12 +137,8 @@ class Checkpoints:
         if self.failed:
             self._say(f"warning: not saved for a resume: {self.failed}")
 
-    def broke_off(self, now: Take) -> None:
-        """An error ended training: have a checkpoint of the newest state that another process can go on from.
-
-        Args:
-            now: takes the state in which the error left the run; what counts where none could be kept in memory.
-        """
+    def after_error(self, now: Take) -> None:
+        """An error ended training: write the newest state to go on from; `now` takes it if none is in memory."""
         self.wait()
         held, self._held = self._held, None
         known = -1 if self.failed else self.at
