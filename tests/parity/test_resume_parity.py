@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conftest import Finished, RunCommand
-from fasttrain.saving import rests
+from fasttrain.saving import checkpointing
 from fasttrain.saving.checkpointing import Checkpoints
 from resume_cases import CASES, PPO, assert_equal, assert_equal_arrays, episodes_of, parts_of
 
@@ -70,12 +70,12 @@ def test_writing_checkpoints_changes_no_number(name: str, fasttrain: RunCommand,
     case = [text for text in CASES[name] if not text.startswith("checkpoint_every")]
     by_steps = trained(fasttrain, *CASES[name])
     with monkeypatch.context() as patched:
-        patched.setattr(rests, "HOLD_MOST_BYTES", 0)
+        patched.setattr(checkpointing, "HOLD_MOST_BYTES", 0)
         without = trained(fasttrain, *case, "checkpoint_every=0")
-        patched.setattr(rests, "HOLD_MOST_BYTES", 1 << 40)
-        patched.setattr(rests, "HOLD_SHARE", 1e12)
+        patched.setattr(checkpointing, "HOLD_MOST_BYTES", 1 << 40)
+        patched.setattr(checkpointing, "HOLD_SHARE", 1e12)
         kept = trained(fasttrain, *case, "checkpoint_every=0")
-        patched.setattr(rests, "TIMED_SHARE", 1e12)
+        patched.setattr(checkpointing, "TIMED_SHARE", 1e12)
         by_time = trained(fasttrain, *case, "checkpoint_every=1e-9min")
     assert not (kept.folder / "checkpoints").exists()
     assert len(list((by_time.folder / "checkpoints").iterdir())) >= 5

@@ -12,7 +12,7 @@ from stable_baselines3 import PPO
 
 from conftest import Finished, RunCommand
 from fasttrain.errors import EnvError
-from fasttrain.saving import rests
+from fasttrain.saving import checkpointing
 from resume_cases import episodes_of
 
 ENV = """
@@ -63,7 +63,7 @@ CASES = {
 def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "falling.py").write_text(ENV)
     monkeypatch.delitem(sys.modules, "falling", raising=False)
-    monkeypatch.setattr(rests, "HOLD_SHARE", 1e12)  # at every rest: which one is no matter of time here
+    monkeypatch.setattr(checkpointing, "HOLD_SHARE", 1e12)  # at every rest: which one is no matter of time here
     return tmp_path
 
 
@@ -132,7 +132,7 @@ def test_an_error_that_comes_again_at_the_same_place_is_said_to(fasttrain: RunCo
 def test_a_state_too_large_to_keep_is_taken_as_the_error_left_it(
     fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rests, "HOLD_MOST_BYTES", 4)
+    monkeypatch.setattr(checkpointing, "HOLD_MOST_BYTES", 4)
     done = crashed(fasttrain, *CASES["dqn"], "env.kwargs.kind=error", LAST)
     summary = done.json("summary.json")
     assert newest(done) == summary["env_steps"]
