@@ -164,7 +164,6 @@ def _outdated(folder: Path, kernel: str) -> list[Path]:
 
 @cache
 def _cannot_keep(folder: Path) -> None:
-    """Said once."""
     line = f"compiled kernels cannot be written to {folder}: every run compiles them; NUMBA_CACHE_DIR names a place"
     sys.stderr.write(f"fasttrain: warning: {line}\n")
 
@@ -360,7 +359,6 @@ class Compiler:
         return self._process.stdin
 
     def is_done(self) -> bool:
-        """Whether it has ended, in whatever way."""
         return self._process.poll() is not None
 
     @property

@@ -152,19 +152,15 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     plain = error.object[error.start : error.end].translate(PLAIN)
-    return "".join(letter if letter.isascii() else "?" for letter in plain), error.end
+    return plain.encode("ascii", "replace").decode("ascii"), error.end
 
 
 def one_line(text: object, limit: int = 400) -> str:
     """`text` in one line without control characters, lone surrogates and marks that turn the writing direction."""
-    line = " ".join(str(text).split())
-    line = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in line)
+    line = shown(" ".join(str(text).split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def shown(text: str) -> str:
     """Lines for a terminal as they are, without control characters: no escape sequence gets through."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-        for character in text
-    )
+    return "".join(it if it.isprintable() or it in "\n\t" else "\N{REPLACEMENT CHARACTER}" for it in text)

@@ -13,7 +13,7 @@ from fasttrain.report.charts import XY, Heat, Rows
 from fasttrain.report.compare_page import compare_page, difference_text, margin_text
 from fasttrain.report.page import Page, Table
 from fasttrain.report.study_page import study_page, sweep_page
-from fasttrain.report.values import Found
+from fasttrain.report.values import Estimate
 from report_toys import spread, write_comparison, write_sweep
 
 
@@ -168,8 +168,8 @@ def test_links_lead_below_the_page_only(tmp_path: Path):
 
 
 def test_differences_as_text():
-    assert difference_text(Found(0.0123, -0.008, 0.031), True) == "+1.2 [−0.8, +3.1] points"
-    assert difference_text(Found(1e-17, None, None), False) == "0"
+    assert difference_text(Estimate(0.0123, -0.008, 0.031), True) == "+1.2 [−0.8, +3.1] points"
+    assert difference_text(Estimate(1e-17, None, None), False) == "0"
     assert (margin_text(0.03, True), margin_text(12.5, False), margin_text(None, True)) == ("3 points", "12.5", "–")
 
 

@@ -11,7 +11,6 @@ from fasttrain.studies.limits import (
     expected_s,
     gain_of,
     limit_s,
-    modelled_s,
     most_gain,
 )
 
@@ -21,7 +20,7 @@ RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, transport=3e-6, l
 def test_in_sequence_the_parts_add_up_and_what_lies_within_them_does_not():
     assert limit_s(RATES, Flow()) == pytest.approx(10e-6)
     assert composed_limit(RATES, Flow()) == pytest.approx(100_000)
-    assert modelled_s(RATES, Flow()) == pytest.approx(12e-6)
+    assert limit_s(RATES, Flow(), whole=True) == pytest.approx(12e-6)
 
 
 @pytest.mark.parametrize(

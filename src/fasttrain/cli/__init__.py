@@ -16,21 +16,15 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fasttrain import __version__, terminal
-from fasttrain.cli import commands, existing
-from fasttrain.cli.existing import Asked
-from fasttrain.errors import (
-    EXIT_CRASHED,
-    EXIT_DONE,
-    EXIT_STOPPED,
-    ConfigError,
-    CrashedError,
-    FastTrainError,
-    too_little_memory,
-)
+from fasttrain import __version__, errors, terminal
+from fasttrain.cli import commands
+from fasttrain.cli.commands import Request
+from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError, CrashedError, FastTrainError
 from fasttrain.machine import stop_after
 from fasttrain.runs.folders import PARENT
+from fasttrain.saving.files import locked, read_json
 from fasttrain.spec.precedence import Given, read, split_options, with_names_as_typed, without_folder
+from fasttrain.spec.removed import texts_without_removed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -61,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report(error, error.exit_code, with_names_as_typed(str(error), arguments, os.environ, here))
         return _report(error, error.exit_code)
     except MemoryError as error:
-        return _report(error, ConfigError.exit_code, too_little_memory(error))
+        return _report(error, ConfigError.exit_code, errors.too_little_memory(error))
     except KeyboardInterrupt:
         terminal.tell("fasttrain: stopped before anything could be saved")
         return 130
@@ -110,14 +104,12 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 def _report(error: BaseException, code: int, text: str = "", raised: BaseException | None = None) -> int:
     """Say it in one line; before it the end of the traceback of what somebody's code `raised`."""
-    from fasttrain.terminal import shown
-
     raised = error.__cause__ if isinstance(error, CrashedError) else raised
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
     elif raised is not None and not isinstance(raised, (FastTrainError, MemoryError)):
         traceback.print_exception(raised, limit=-LAST_FRAMES)
-    terminal.tell(f"fasttrain: error: {shown(text or str(error))}")
+    terminal.tell(f"fasttrain: error: {terminal.shown(text or str(error))}")
     return code
 
 
@@ -168,18 +160,22 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
         if hydra.shown(given):
             return EXIT_DONE
         job = hydra.job(given)
-        commands.refuse_chdir(job.hydra)
+        if job.hydra.job.chdir:
+            raise ConfigError(
+                "hydra.job.chdir=true: fasttrain writes into the run's folder by itself, and finds your modules and "
+                "folders from where the command was typed; leave it out"
+            )
         if is_sweep(job):
             commands.refuse_sweep(command, typed)
             return _sweep(command, hydra, given, job, [*options, *typed])
         config, sources = hydra.configured(given, job)
         overrides = list(job.hydra.overrides.task)
         commands.refuse_foreign_keys(command, sources, overrides)
-        asked = Asked(command, config, sources, overrides, Path(job.hydra.runtime.output_dir))
+        asked = Request(command, config, sources, overrides, Path(job.hydra.runtime.output_dir))
         if command == "resume":
             asked = asked._replace(folder=Path(str(config.run)))
         elif not commands.leaves_nothing(command, typed):
-            decided = existing.decided(asked, str(job.hydra.run.dir))
+            decided = commands.decided(asked, str(job.hydra.run.dir))
             if isinstance(decided, str):
                 print(decided)
                 return EXIT_DONE
@@ -193,11 +189,10 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
     return _compose(command, options, typed)
 
 
-def _run(asked: Asked, hydra: Composer, job: DictConfig, anew: bool) -> int:
+def _run(asked: Request, hydra: Composer, job: DictConfig, anew: bool) -> int:
     """One command → its exit code. A run that is gone on with, not `anew`, keeps what its folder says of it."""
     from fasttrain.runs.folders import way_on
     from fasttrain.runs.view import activity, make_console
-    from fasttrain.saving.files import locked
 
     command, config, sources, overrides, folder, _ = asked
     studies = command in commands.STUDIES
@@ -227,8 +222,10 @@ def _sweep(command: str, hydra: Composer, given: Given, job: DictConfig, argumen
     from fasttrain.runs.view import activity, make_console
 
     own, way = "sweep" * (command == "train"), str(job.on_existing)
-    if found := existing.to_go_on_with(own, way, str(job.hydra.sweep.dir), "hydra.sweep.dir"):
-        existing.check_same_sweep(found, arguments)
+    if found := commands.to_go_on_with(own, way, str(job.hydra.sweep.dir), "hydra.sweep.dir"):
+        before = read_json(found.folder / "sweep.json").get("arguments")
+        if before is not None and sorted(texts_without_removed(before)) != sorted(without_folder(arguments)):
+            raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): take another folder")
     with activity(make_console(), "loading fasttrain"):
         from fasttrain.studies.sweep import Sweep
     gc.enable()  # as commands.implementation does for a command in this process: a sweep may last for days

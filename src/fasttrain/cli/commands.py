@@ -1,23 +1,26 @@
-"""The command words: where each is implemented, which keys it alone reads, and what it does to its arguments."""
+"""The command words: where each is implemented, which keys it alone reads, what it does to its arguments, and what to
+an output folder that holds something."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
-from fasttrain.runs.folders import in_quotes
+from fasttrain.runs.folders import Held, changes, held, in_quotes, override
 from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
-from fasttrain.spec.checks import NAMED, check_no_secret
-from fasttrain.spec.precedence import given_twice, key_of
+from fasttrain.spec.checks import NAMED, check_no_secret, check_path
+from fasttrain.spec.config import Config
+from fasttrain.spec.precedence import TYPED, given_twice, key_of
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.spec.setting import did_you_mean
@@ -91,14 +94,9 @@ def implementation(command: str) -> Any:
 
 
 def known(word: str) -> tuple[str, list[str]]:
-    """The command that `word` is, and what else it says.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The command that `word` is, and what else it says. Raises ConfigError: it is none."""
     if word in OTHER_WORDS:
-        command, setting = OTHER_WORDS[word]
-        return command, [setting]
+        return OTHER_WORDS[word][0], [OTHER_WORDS[word][1]]
     if word not in COMMANDS:
         hint = did_you_mean(word, (*COMMANDS, *OTHER_WORDS))
         raise ConfigError(f"unknown command '{word}'{hint}; the commands are {', '.join(COMMANDS)}")
@@ -115,11 +113,8 @@ class _Options(argparse.ArgumentParser):
 
 
 def read_options(typed: Sequence[str]) -> argparse.Namespace:
-    """Hydra's own options, before its parser prints its usage and ends the process.
-
-    Raises:
-        ConfigError: one is unknown, lacks its value, or names a folder that is not there.
-    """
+    """Hydra's own options, before its parser prints its usage and ends the process. Raises ConfigError: one is unknown,
+    lacks its value, or names a folder that is not there."""
     from hydra._internal.utils import get_args_parser
 
     parser = get_args_parser()
@@ -151,11 +146,7 @@ def only_compiles(typed: Sequence[str]) -> bool:
 
 
 def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[str]) -> None:
-    """Keys that only other commands read.
-
-    Raises:
-        ConfigError: `typed` has one.
-    """
+    """Keys that only other commands read. Raises ConfigError: `typed` has one."""
     for key in typed:
         owner = OWNERS.get(key) or OWNERS.get(key.split(".")[0] + ".")
         if owner is not None and command not in owner.commands:
@@ -172,15 +163,6 @@ def outdone(overrides: Sequence[str]) -> list[str]:
     return [f"{text} was typed before {last[key_of(text)].lstrip('+')}, which counts" for text in before]
 
 
-def refuse_chdir(hydra: Any) -> None:
-    """Raises ConfigError where Hydra is to change the working directory: envs and folders are looked for in it."""
-    if hydra.job.chdir:
-        raise ConfigError(
-            "hydra.job.chdir=true: fasttrain writes into the run's folder by itself, and finds your modules and "
-            "folders from where the command was typed; leave it out"
-        )
-
-
 def refuse_sweep(command: str, typed: Sequence[str]) -> None:
     """Raises ConfigError where a command is not to be run once for each of several values."""
     if command not in SWEEPABLE or only_compiles(typed):
@@ -189,11 +171,8 @@ def refuse_sweep(command: str, typed: Sequence[str]) -> None:
 
 def prepare(command: str, options: Sequence[str], typed: Sequence[str]) -> tuple[list[str], list[str]]:
     """Options and settings that were typed after `command`, as Hydra is to see them: `candidates` as text, `--test env`
-    and `--trust` as keys, the folder.
-
-    Raises:
-        ConfigError: a folder is not named that is needed, or `--trust` for what loads no model.
-    """
+    and `--trust` as keys, the folder. Raises ConfigError: a folder is not named that is needed, or `--trust` for what
+    loads no model."""
     if command == "report":
         typed = _folders_as_key(typed)
     if len({text for text in typed if key_of(text) == "algo"}) > 1:  # Hydra takes the last, without a word
@@ -238,11 +217,8 @@ def _as_keys(command: str, options: Sequence[str]) -> tuple[list[str], list[str]
 
 
 def _study_goes_on(folder: Path, command: str, typed: Sequence[str]) -> list[str]:
-    """What the study in `folder` was begun with, and what is typed now in its place: `seeds=10` adds seeds.
-
-    Raises:
-        ConfigError: there is none, and nothing is said that could begin it; or it is another command's.
-    """
+    """What the study in `folder` was begun with, and what is typed now in its place: `seeds=10` adds seeds. Raises
+    ConfigError: there is none, and nothing is said that could begin it; or it is another command's."""
     stored = read_json(folder / "study.json")
     if not stored and len(typed) == 1:
         raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or say what to {command}")
@@ -275,3 +251,83 @@ def _folders_as_key(typed: Sequence[str]) -> list[str]:
         return [quoted(text) if key_of(text) == "run" and "," in text else text for text in rest]
     named = [text.partition("=")[2] for text in rest if key_of(text) == "run"]
     return [f"run={in_quotes(','.join([*named, *folders]))}", *(text for text in rest if key_of(text) != "run")]
+
+
+# --- an output folder that holds a run, a sweep or a study already: refused, gone on with, or begun anew. Decided here
+# for every command and for `train(…)`, before anything is written there; cleared when all else is known to be right.
+
+
+class Request(NamedTuple):
+    """One command, as it is asked for."""
+
+    command: str
+    config: Config
+    sources: Mapping[str, str]
+    overrides: list[str]
+    folder: Path
+    goes_on: Sequence[str] = ()  # what names the study that is gone on with, whose own arguments are to be read too
+
+
+def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Held | None:
+    """What is in the folder, where it is to be gone on with; None where it is free, or begun anew. Raises ConfigError:
+    it holds something that would be written over, or somebody works there.
+
+    Args:
+        kind: what the command leaves there: run, sweep or study; empty where it knows no way on.
+        way: `on_existing`.
+        key: by which the folder was given.
+    """
+    check_path(key, str(folder))
+    found = held(Path(folder))
+    if found is None or (found.kind == kind and way == "overwrite"):
+        return None
+    if found.kind == kind and way == "resume":
+        return found
+    ways = ", on_existing=resume goes on with it, on_existing=overwrite begins it anew" * (found.kind == kind)
+    raise ConfigError(f"{found.about(key, folder)}: take another folder{ways}")
+
+
+def decided(asked: Request, typed: str | Path, key: str = "hydra.run.dir") -> Request | str:
+    """The command that there is to run, for the one that is asked for: a text where nothing is left to do, and why.
+    `typed`: the folder as it was given, by `key`. Raises ConfigError: as `to_go_on_with`, or that run cannot go on."""
+    study, config = asked.command in STUDIES, asked.config
+    way = "resume" if study and config.run is not None else config.on_existing
+    found = to_go_on_with("study" if study else "run" * (asked.command == "train"), way, typed, key)
+    if found is None or config.run is not None:
+        return asked
+    if study:
+        return asked._replace(goes_on=[override("run", found.folder)])
+    different = _changed(found, found.about(key, typed), config)
+    if isinstance(different, str):
+        return different
+    if different is None:
+        return asked._replace(config=dataclasses.replace(config, on_existing="overwrite"))
+    values = {name: in_quotes(it) if isinstance(it, str) else terminal.spelt(it) for name, it in different.items()}
+    texts = [override("run", found.folder), *(f"{name}={text}" for name, text in values.items())]
+    sources = dict.fromkeys(("run", *different), TYPED)
+    return Request("resume", dataclasses.replace(config, run=str(found.folder)), sources, texts, found.folder)
+
+
+def _changed(found: Held, about: str, config: Config) -> dict[str, Any] | str | None:
+    """What a run is gone on with: the settings that have other values now. A text: nothing is left to do, and why.
+    None: it ended before there was anything to go on from, so that it is begun anew. Raises ConfigError: other values
+    of settings that cannot change on the way, or no checkpoint."""
+    from fasttrain.runs.resume import may_change
+    from fasttrain.saving.checkpoints import CheckpointFolder
+
+    where, summary = found.folder, read_json(found.folder / "summary.json")
+    different = changes(where, config)
+    if wrong := sorted(key for key in different if not may_change(key)):
+        raise ConfigError(
+            f"{about} of other values of {', '.join(wrong)}, which cannot change on the way: take another "
+            "folder, or on_existing=overwrite begins anew"
+        )
+    if summary.get("status") == "done" and config.total_timesteps <= summary.get("env_steps", 0):
+        return f"{where} holds this run, finished after {summary['env_steps']:,} steps: nothing is left to do"
+    if summary.get("status") == "done" and "total_timesteps" not in different:
+        return f"{where} holds this run, finished (by {summary.get('stopped_by')}): nothing is left to do"
+    if CheckpointFolder(where / "checkpoints").newest().folder is None:
+        if (where / "model.zip").exists():
+            raise ConfigError(f"{about} without a checkpoint to go on from: take another folder")
+        return None
+    return different

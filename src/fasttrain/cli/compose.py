@@ -36,7 +36,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import flat
 from fasttrain.saving.files import yaml_values
 from fasttrain.spec import plugins
-from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec
+from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.backends import engines, lacking, left_out, name_of_env
 from fasttrain.spec.config import Config
 from fasttrain.spec.games import DEFAULT, attached, game_of
@@ -57,11 +57,8 @@ MAIN = "config"  # the file that all others are composed into
 
 
 def conf_dir() -> Path:
-    """The folder of YAML files: inside the wheel, or at the top of the checkout (an editable install).
-
-    Raises:
-        ConfigError: neither exists; the installation is broken.
-    """
+    """The folder of YAML files: inside the wheel, or at the top of the checkout (an editable install). Raises
+    ConfigError: neither exists; the installation is broken."""
     here = Path(__file__).resolve().parents[1]
     for candidate in (here / "conf", here.parents[1] / "conf"):
         if (candidate / "config.yaml").is_file():
@@ -87,18 +84,10 @@ def _store() -> None:
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     ConfigStore.instance().store(name="settings", node=settings)
-    for spec in ALGORITHMS.values():
-        ConfigStore.instance().store(name=spec.name, node=_algo_node(spec, networks), group="algo")
-
-
-def _algo_node(spec: AlgorithmSpec, networks: dict[str, Any]) -> dict[str, Any]:
-    """What an algorithm's YAML file would say: the stock class's own values; null where it differs by tier."""
-    own = {name for values in spec.tiers.values() for name in values}
-    return {
-        **networks,
-        "name": spec.name,
-        **{name: None if name in own else usual for name, (_, usual) in spec.keys().items()},
-    }
+    for spec in ALGORITHMS.values():  # what a YAML file would say: stock's own values; null where they differ by tier
+        own = {name for values in spec.tiers.values() for name in values}
+        usual = {name: None if name in own else usual for name, (_, usual) in spec.keys().items()}
+        ConfigStore.instance().store(name=spec.name, node={**networks, "name": spec.name, **usual}, group="algo")
 
 
 class Files(ConfigRepository):
@@ -227,11 +216,8 @@ class Composer:
         return job
 
     def configured(self, given: Given, job: DictConfig | None = None) -> tuple[Config, dict[str, str]]:
-        """The typed configuration, and where its values come from that are no defaults.
-
-        Raises:
-            ConfigError: a reference in it leads nowhere, or the values are none.
-        """
+        """The typed configuration, and where its values come from that are no defaults. Raises ConfigError: a reference
+        in it leads nowhere, or the values are none."""
         if name := next((text for text in given.overrides if key_of(text) == "algo.name"), None):
             raise ConfigError(f"{name}: choose the algorithm by algo=…")
         job = self.composed(given.overrides) if job is None else job

@@ -23,9 +23,8 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.cli import draw_report, refuse_while_imported
-from fasttrain.cli.commands import refuse_foreign_keys
+from fasttrain.cli.commands import Request, decided, refuse_foreign_keys
 from fasttrain.cli.compose import composer, conf_dir
-from fasttrain.cli.existing import Asked, decided
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs import resume
 from fasttrain.runs.parts import Parts
@@ -102,7 +101,7 @@ def train(
     where = Path(folder).absolute() if folder else _new_folder(config.env.name, config.algo.name)
     if config.warmup == "only":
         raise ConfigError('train: warmup="only" is for the command: fasttrain train warmup=only')
-    asked = decided(Asked("train", config, sources, typed, where), folder or where, "folder")
+    asked = decided(Request("train", config, sources, typed, where), folder or where, "folder")
     if isinstance(asked, str):
         raise ConfigError(f"train: {asked}")
     where.mkdir(parents=True, exist_ok=True)
@@ -150,7 +149,7 @@ def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _ready(asked: Asked, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
+def _ready(asked: Request, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
     """The run, and all that was ever typed for it."""
     if asked.command != "resume":
         with ready(asked.config, asked.sources, asked.folder, asked.overrides, switch_at) as run:

@@ -25,11 +25,8 @@ PLACES = {  # of the project's files, below its folder
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the folder that is named, and say what to type next.
-
-    Raises:
-        ConfigError: no folder is named, it cannot be called that, or there is something in it.
-    """
+    """Write the folder that is named, and say what to type next. Raises ConfigError: no folder is named, it cannot be
+    called that, or there is something in it."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ConfigError(f"new takes the folder to make, as in {command()} new my_project")
     folder = Path(arguments[0])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasttrain.report.values import Found
+from fasttrain.report.values import Estimate
 from fasttrain.report.words import NOTHING, Metric, compact, label, percent, seconds
 from fasttrain.terminal import one_line
 
@@ -91,7 +91,6 @@ class Row:
 
     @property
     def numbers(self) -> list[float]:
-        """All that must be seen."""
         return [*([] if self.value is None else [self.value]), *(self.bounds or ()), *self.dots]
 
 
@@ -122,7 +121,12 @@ class XY(_Chart):
     def draw(self) -> Figure:
         figure, axes = _figure()
         if self.stacked:
-            _draw_stack(axes, self.lines)
+            paths = [line.path for line in self.lines]
+            axes.stackplot(paths[0][0], [y for _, y in paths], labels=[label(line.name) for line in self.lines],
+                           colors=[_shade(line.color) for line in self.lines], linewidth=0,
+                           step="pre" if self.lines[0].stepped else None)  # fmt: skip
+            axes.set_ylim(0, 1)
+            axes.grid(False)
         else:
             self._draw_curves(axes)
         named = [points for points in self.points if points.labels]
@@ -139,7 +143,12 @@ class XY(_Chart):
 
     def _draw_curves(self, axes: Axes) -> None:
         for line in self.lines:
-            _draw_line(axes, line)
+            shade, (x, y) = _shade(line.color), line.path
+            if line.low is not None and line.high is not None:
+                axes.fill_between(x, line.low, line.high, color=shade, alpha=BAND, linewidth=0)
+            axes.plot(x, y, label=label(line.name), color=shade, linewidth=1.7,
+                      linestyle=(0, (4, 2)) if line.dashed else "-",
+                      drawstyle="steps-pre" if line.stepped else "default")  # fmt: skip
         for points, marker in zip(self.points, MARKERS, strict=False):
             axes.plot(points.x, points.y, marker, label=label(points.name), color=_shade(points.color), markersize=5.5)
             if points.low is not None and points.high is not None:
@@ -167,7 +176,7 @@ class Rows(_Chart):
 
     @classmethod
     def of(
-        cls, name: str, metric: Metric, values: Sequence[tuple[str, Found, int]], note: str = "", **more: Any
+        cls, name: str, metric: Metric, values: Sequence[tuple[str, Estimate, int]], note: str = "", **more: Any
     ) -> Rows:
         """One figure of several things: their names, values and colours; `note` is about intervals, if it has any."""
         rows = [Row(name=n, value=v.value, bounds=v.bounds, color=c, text=metric.text(v)) for n, v, c in values]
@@ -179,8 +188,7 @@ class Rows(_Chart):
         for place, row in enumerate(self.rows):
             _draw_row(axes, row, place, self.bars)
         _draw_uprights(axes, self.levels)
-        zero = [0.0] if self.bars else []
-        ends = [*zero, *self.levels.values(), *(end for row in self.rows for end in row.numbers)]
+        ends = [*self.levels.values(), *(end for row in self.rows for end in row.numbers)] + [0.0] * self.bars
         low, high = min(ends), max(ends)
         width = (high - low) or 1.0
         written = max(len(label(row.text)) for row in self.rows)
@@ -304,22 +312,6 @@ def _measure(axis: Axis, metric: Metric) -> None:
     shown, sign = (100 * ticks, " %") if metric.form is percent else (ticks / unit, "")
     axis.set_ticks(ticks, [compact(round(value, 8)) + sign for value in shown.tolist()])
     axis.set_label_text(title)
-
-
-def _draw_stack(axes: Axes, lines: Sequence[Series]) -> None:
-    paths = [line.path for line in lines]
-    axes.stackplot(paths[0][0], [y for _, y in paths], labels=[label(line.name) for line in lines], linewidth=0,
-                   colors=[_shade(line.color) for line in lines], step="pre" if lines[0].stepped else None)  # fmt: skip
-    axes.set_ylim(0, 1)
-    axes.grid(False)
-
-
-def _draw_line(axes: Axes, line: Series) -> None:
-    shade, (x, y) = _shade(line.color), line.path
-    if line.low is not None and line.high is not None:
-        axes.fill_between(x, line.low, line.high, color=shade, alpha=BAND, linewidth=0)
-    axes.plot(x, y, label=label(line.name), color=shade, linewidth=1.7, linestyle=(0, (4, 2)) if line.dashed else "-",
-              drawstyle="steps-pre" if line.stepped else "default")  # fmt: skip
 
 
 def _name_points(figure: Figure, axes: Axes, groups: Sequence[Series]) -> None:

@@ -7,12 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fasttrain.report.charts import Chart, Row, Rows, color_of
-from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, Learned, Over, endings, seeds_chart
+from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, Learned, Over, along, endings, seeds_chart
 from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Tile, cell_table, cells_tile, place_of
-from fasttrain.report.values import Found, as_list, as_mapping, as_number, as_rows, found, mean_interval, quality_of
+from fasttrain.report.values import Estimate, as_list, as_mapping, as_number, as_rows, mean_interval, quality_of
 from fasttrain.report.words import NOTHING, Metric, label, metric_of, number, percent, times
 from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
@@ -37,7 +35,7 @@ def signed(value: float | None, is_rate: bool) -> str:
     return f"+{text}" if value > 0 else text
 
 
-def difference_text(change: Found, is_rate: bool) -> str:
+def difference_text(change: Estimate, is_rate: bool) -> str:
     """`+1.2 [−0.8, +3.1] points`."""
     bounds = change.interval(partial(signed, is_rate=is_rate))
     return " ".join(part for part in (signed(change.value, is_rate), bounds, "points" if is_rate else "") if part)
@@ -59,7 +57,7 @@ class Comparison:
         named = [str(row.get("name")) for row in (*as_rows(self.stored.get("candidates")), *self.rows)]
         self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))  # as given
         # The gate's metric; of a file that says none, the win rate where there is one.
-        told = any(found(row.get("win_rate")).value is not None for row in self.rows)
+        told = any(Estimate.of(row.get("win_rate")).value is not None for row in self.rows)
         self.metric_name = str(self.gate.get("metric") or ("win_rate" if told else "mean_reward"))
         self.title = metric_of(self.metric_name).title
         tail_of_wins = self.metric_name == "tail" and self.gate.get("curve_of") == "win rate"
@@ -73,7 +71,6 @@ class Comparison:
         return metric._replace(form=percent) if name == "tail" and self.is_rate else metric
 
     def color(self, name: str) -> int:
-        """Each candidate's own."""
         return color_of(self.names.index(name))
 
     def runs(self) -> Runs:
@@ -91,8 +88,13 @@ def compare_page(folder: Path) -> Page:
     study = Comparison(folder)
     runs = study.runs()
     pairs = [(what, over) for what in ((WINS, RETURN) if study.by_wins else (RETURN, WINS)) for over in (STEPS, TIME)]
+    passes = (
+        "A candidate passes when it is no worse than the baseline by more than "
+        f"{margin_text(study.margin, study.is_rate)}: its whole interval lies to the right of that margin, from "
+        f"{number(study.gate.get('min_pairs'))} seeds on."
+    )
     sections = [
-        Section("Quality", _quality_text(study), [
+        Section("Quality", passes if study.margin is not None else "", [
             _difference_chart(study),
             _seeds_chart(study, runs),
             endings({str(row.get("name")): as_mapping(row.get("end_reason")) for row in study.rows}),
@@ -105,6 +107,7 @@ def compare_page(folder: Path) -> Page:
                 "mean_reward" if study.metric_name == "tail" else study.metric_name, folded=len(study.cells) > 12)]),
     ]  # fmt: skip
     first, *others = [label(name) for name in study.names] or [""]
+    speeds = [(f"Speed-up, {label(row.get('name'))}", Estimate.of(row.get("speed_up"))) for row in study.rows[1:]]
     return Page(
         kind="Comparison",
         title=f"{', '.join(others)} against {first}" if others else "Comparison",
@@ -117,7 +120,10 @@ def compare_page(folder: Path) -> Page:
         ],
         command=" ".join(["fasttrain", "compare", *map(str, as_list(study.stored.get("arguments")))]),
         banners=_banners(study),
-        tiles=_tiles(study),
+        tiles=[
+            *(Tile(title, times(speed.value), speed.interval(times)) for title, speed in speeds),
+            cells_tile(study.cells),
+        ],
         sections=[section for section in sections if section.charts or section.tables],
     )
 
@@ -130,7 +136,7 @@ def _banners(study: Comparison) -> list[Banner]:
 
 def _verdict(study: Comparison, row: Mapping[str, Any]) -> Banner:
     verdict = str(row.get("verdict") or "no verdict")
-    speed, change = found(row.get("speed_up")), found(row.get("difference"))
+    speed, change = Estimate.of(row.get("speed_up")), Estimate.of(row.get("difference"))
     facts = [f"{times(speed.value)} as fast {speed.interval(times)}".strip()] if speed.value is not None else []
     if row.get("faster") is False:
         facts.append(f"less than the {times(study.gate.get('min_speed_up'))} that a trade-off is worth")
@@ -144,28 +150,12 @@ def _verdict(study: Comparison, row: Mapping[str, Any]) -> Banner:
     return Banner(f"{label(row.get('name'))}: {verdict}", "; ".join(facts), "open" if slow else tone)
 
 
-def _tiles(study: Comparison) -> list[Tile]:
-    speeds = [(f"Speed-up, {label(row.get('name'))}", found(row.get("speed_up"))) for row in study.rows[1:]]
-    tiles = [Tile(title, times(speed.value), speed.interval(times)) for title, speed in speeds]
-    return [*tiles, cells_tile(study.cells)]
-
-
-def _quality_text(study: Comparison) -> str:
-    if study.margin is None:
-        return ""
-    margin = margin_text(study.margin, study.is_rate)
-    return (
-        f"A candidate passes when it is no worse than the baseline by more than {margin}: "
-        f"its whole interval lies to the right of that margin, from {number(study.gate.get('min_pairs'))} seeds on."
-    )
-
-
 def _difference_chart(study: Comparison) -> Chart:
     """Paired differences to the baseline beside zero and the margin."""
     scale = 100.0 if study.is_rate else 1.0
     rows = []
     for row in study.rows:
-        change, name = found(row.get("difference")), str(row.get("name"))
+        change, name = Estimate.of(row.get("difference")), str(row.get("name"))
         if change.value is not None:
             bounds = change.bounds and (scale * change.bounds[0], scale * change.bounds[1])
             text = difference_text(change, study.is_rate).removesuffix(" points")
@@ -178,7 +168,6 @@ def _difference_chart(study: Comparison) -> Chart:
 
 
 def _seeds_chart(study: Comparison, runs: Runs) -> Chart:
-    """Final quality, a dot per seed."""
     metric, rows = study.metric(study.metric_name), []
     for name, cells in runs.items():
         if study.metric_name == "tail":
@@ -194,17 +183,15 @@ def _seeds_chart(study: Comparison, runs: Runs) -> Chart:
 
 def _tail(episodes: Episodes, what: Learned) -> float | None:
     """Mean over the last fifth of training."""
-    steps, values = episodes.column((STEPS.column,)), episodes.column(what.columns)
-    if steps is None or values is None:
+    if (known := along(episodes, STEPS, what.columns)) is None:
         return None
-    last = values[steps > 0.8 * steps.max()]
-    return float(np.nanmean(last)) if np.isfinite(last).any() else None
+    steps, values = known
+    return float(values[steps > 0.8 * steps.max()].mean())
 
 
 def _figure_chart(study: Comparison, key: str) -> Chart:
-    """One figure of all candidates with its intervals."""
     rows = [row for row in study.rows if row.get(key) is not None]
-    values = [(str(row.get("name")), found(row.get(key)), study.color(str(row.get("name")))) for row in rows]
+    values = [(str(row.get("name")), Estimate.of(row.get(key)), study.color(str(row.get("name")))) for row in rows]
     return Rows.of(key, metric_of(key), values, "lines: 95 % intervals over seeds", bars=key != "elo")
 
 
@@ -220,7 +207,7 @@ def _figure_table(study: Comparison) -> Table:
     """Figures down, candidates across."""
     rows: list[list[Cell | str]] = []
     for name in FIGURES:
-        values = [found(row.get(name)) for row in study.rows]
+        values = [Estimate.of(row.get(name)) for row in study.rows]
         if all(value.value is None for value in values):
             continue
         if name == "difference":

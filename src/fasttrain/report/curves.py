@@ -13,7 +13,7 @@ import numpy as np
 from fasttrain.intervals import student, wilson
 from fasttrain.perf.clock import PHASES
 from fasttrain.report.charts import GREY, XY, Chart, Floats, Row, Rows, Series, Split, color_of
-from fasttrain.report.values import Found, as_mapping, as_number, as_rows, quality_of
+from fasttrain.report.values import Estimate, as_mapping, as_number, as_rows, quality_of
 from fasttrain.report.words import Metric, number, percent, seconds
 from fasttrain.runs.logs import TERM, Episodes
 from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
@@ -161,7 +161,9 @@ def learning_charts(
 
 def _evaluated(evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], x: str, name: str) -> list[Series]:
     """Greedy evaluations on the way and the final one."""
-    rows = [(row.get(x), Found(row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high"))) for row in evaluations]
+    rows = [
+        (row.get(x), Estimate(row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high"))) for row in evaluations
+    ]
     rows.append((as_number(summary.get(x)), quality_of(summary, name)))
     rows = [row for row in rows if row[0] is not None and row[1].value is not None]
     if not rows:
@@ -229,9 +231,7 @@ def ending_charts(episodes: Episodes, quality: Mapping[str, Any]) -> list[Chart]
 
 def endings(by_name: Mapping[str, Mapping[str, Any]], order: Sequence[str] = ()) -> Chart:
     """Shares of end reasons per name; those beyond `MOST_REASONS` together."""
-    known = {
-        name: {r: as_number(share) or 0.0 for r, share in found.items()} for name, found in by_name.items() if found
-    }
+    known = {n: {r: as_number(share) or 0.0 for r, share in found.items()} for n, found in by_name.items() if found}
     totals = Counter[str]()
     for found in known.values():
         totals.update(found)

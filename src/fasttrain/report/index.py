@@ -22,11 +22,8 @@ from fasttrain.spec.config import Config
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Write the report of `run=FOLDER`, or of several, and say where it is.
-
-    Raises:
-        ConfigError: no folder with files of ours, or one that cannot be written to.
-    """
+    """Write the report of `run=FOLDER`, or of several, and say where it is. Raises ConfigError: no folder with files of
+    ours, or one that cannot be written to."""
     typed = {key for key, source in sources.items() if source == "command line"}
     if ignored := sorted(typed - {"run", "output"}):
         raise ConfigError(f"report takes run=… and output=… only: {', '.join(ignored)} would do nothing")
@@ -56,11 +53,8 @@ def named_folders(text: str) -> list[Path]:
 
 
 def _over_all(folders: Sequence[Path], output: str | None) -> Path:
-    """One page over the runs in, or below, all these folders.
-
-    Raises:
-        ConfigError: one is not there, there is no run, or no place for the page.
-    """
+    """One page over the runs in, or below, all these folders. Raises ConfigError: one is not there, there is no run, or
+    no place for the page."""
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"run={folder}: no such folder; name those of runs, run=A,B")
@@ -80,21 +74,13 @@ def _over_all(folders: Sequence[Path], output: str | None) -> Path:
 
 
 def write_report(folder: Path) -> Path:
-    """report.html for what lies in `folder`, its pictures in `folder`/report; returns the page.
-
-    Raises:
-        ConfigError: nothing of ours lies there.
-        OSError: it cannot be written.
-    """
+    """report.html for what lies in `folder`, its pictures in `folder`/report; returns the page. Raises ConfigError:
+    nothing of ours lies there; OSError: it cannot be written."""
     return write_page(page_of(folder), folder)
 
 
 def page_of(folder: Path) -> Page:
-    """The page for a study, a sweep or a run, found out by its files.
-
-    Raises:
-        ConfigError: it is none of them.
-    """
+    """The page for a study, a sweep or a run, found out by its files. Raises ConfigError: it is none of them."""
     if not folder.is_dir():
         raise ConfigError(f"run={folder}: no such folder; name that of a run, a sweep or a study")
     kind = _kind(folder)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import re
 import time
 import warnings
@@ -23,9 +22,9 @@ from numpy.typing import NDArray
 
 from fasttrain import __version__
 from fasttrain.report.charts import FAINT, INK, LIGHT, MUTED, PAPER, Chart
-from fasttrain.report.values import Found, as_list, as_number, quality_of
+from fasttrain.report.values import Estimate, as_list, as_number, quality_of
 from fasttrain.report.words import NOTHING, Metric, metric_of, number, seconds
-from fasttrain.saving.files import read_json
+from fasttrain.saving.files import read_json, write_whole
 from fasttrain.terminal import one_line
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class Cell(NamedTuple):
     link: str = ""
 
     @classmethod
-    def of(cls, found: Found, metric: Metric) -> Cell:
+    def of(cls, found: Estimate, metric: Metric) -> Cell:
         """A figure with its interval."""
         if found.value is None:
             return cls(metric.text(found), tone="dim")
@@ -187,12 +186,22 @@ def write_page(page: Page, folder: Path, name: str = FILE) -> Path:
 
     The page is written last, whole or not at all.
     """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     charts = [chart for section in page.sections for chart in section.charts]
     file = folder / name
-    text = _render(page, _draw(charts, folder / file.stem) if charts else {}, file.stem)
-    temporary = file.with_suffix(".html.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, file)
+    pictures = _draw(charts, folder / file.stem) if charts else {}
+    environment = Environment(
+        loader=PackageLoader("fasttrain.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: one_line(value, 4000) if type(value) is str else value,  # no markup
+    )
+    template = environment.get_template("report.html.j2")
+    more = {"pictures": pictures, "folder": file.stem, "light": LIGHT, "version": __version__}
+    write_whole(file, template.render(page=page, **more))
     return file
 
 
@@ -206,21 +215,6 @@ def _draw(charts: Sequence[Chart], folder: Path) -> dict[str, str]:
             drawn[chart.name] = to_svg(figure, chart.name)
             to_png(figure, folder / f"{chart.name}.png", one_line(chart.title))
     return drawn
-
-
-def _render(page: Page, pictures: dict[str, str], folder: str) -> str:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("fasttrain.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: one_line(value, 4000) if type(value) is str else value,  # no markup
-    )
-    template = environment.get_template("report.html.j2")
-    return template.render(page=page, pictures=pictures, folder=folder, light=LIGHT, version=__version__)
 
 
 # --- ink

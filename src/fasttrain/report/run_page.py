@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fasttrain.report.curves import PHASE_LOOK, elo_chart, ending_charts, learning_charts, phase_ms, time_charts
-from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, Video, place_of
+from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, Tone, Video, place_of
 from fasttrain.report.values import as_list, as_mapping, as_number, as_rows, quality_in
 from fasttrain.report.words import METRICS, NOTHING, Metric, number, percent, seconds, size, value_text
 from fasttrain.runs.logs import FIELDS, EvaluationLog, read_episodes
@@ -35,6 +35,8 @@ def run_page(folder: Path) -> Page:
     replay = as_mapping(perf.get("replay")) or as_mapping(summary.get("replay"))
     engines = as_mapping(perf.get("engines")) or as_mapping(summary.get("engines"))
     episodes = read_episodes(folder / "episodes.csv")
+    evaluations = EvaluationLog(folder / "evaluations.csv").known(sys.maxsize) or as_rows(summary.get("evaluations"))
+    evaluations = [{name: as_number(row.get(name)) for name in FIELDS} for row in evaluations]
     learning = "Training episodes are played against snapshots of the learner, evaluations against other opponents. "
     sampled = f"episodes.csv is large: the curves are of an even sample of {len(episodes):,} episodes."
     facts = _facts(summary, config, flags)
@@ -48,7 +50,7 @@ def run_page(folder: Path) -> Page:
         tiles=_tiles(summary, total, quality),
         sections=[
             Section("Learning", ((learning if self_play else "") + (sampled if episodes.sampled else "")).rstrip(),
-                    learning_charts(episodes, _evaluations(folder, summary), summary)),
+                    learning_charts(episodes, evaluations, summary)),
             Section("Quality of the final policy", charts=ending_charts(episodes, quality),
                     tables=[_quality_table(quality), Table(["reward term", ">per episode"], terms,
                                                            "Reward terms, last training episodes")]),
@@ -61,11 +63,6 @@ def run_page(folder: Path) -> Page:
             Section("Plan", tables=[_plan_table(flags, config)]),
         ],
     )  # fmt: skip
-
-
-def _evaluations(folder: Path, summary: Mapping[str, Any]) -> list[dict[str, float | None]]:
-    rows = EvaluationLog(folder / "evaluations.csv").known(sys.maxsize) or as_rows(summary.get("evaluations"))
-    return [{name: as_number(row.get(name)) for name in FIELDS} for row in rows]
 
 
 def _videos(folder: Path) -> Section:
@@ -171,8 +168,7 @@ def _perf_table(total: Mapping[str, Any]) -> Table:
         figures[f"{phase}_ms"] = value
         inside = ("enemy_turn_ms", "slowest_worker_ms", "transport_ms", "waiting_ms") if phase == "env_step" else ()
         figures |= {f"of it {name}": part for name in inside if (part := as_number(total.get(name)))}
-    if phases:
-        figures["total"] = wall
+    figures |= {"total": wall} if phases else {}
     figures |= {f"of a game's time {name}": part for name, value in as_mapping(total.get("of_a_game")).items()
                 if (part := as_number(value)) is not None}  # fmt: skip
     rows: list[list[Cell | str]] = [
@@ -235,17 +231,14 @@ def _engine_tables(engines: Mapping[str, Any]) -> list[Table]:
 def _plan_table(flags: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Table:
     """What `is_notable` first: other than in a plain script, typed, measured, or a fast path that ended off."""
     spec = ALGORITHMS.get(str(as_mapping(config.get("algo")).get("name")))
-    rows = sorted(flags, key=lambda row: not is_notable(row, spec))
+    rows: list[list[Cell | str]] = []
     notable = sum(is_notable(row, spec) for row in flags)
+    for row in sorted(flags, key=lambda row: not is_notable(row, spec)):
+        dim: Tone = "dim" if len(rows) >= notable else ""
+        texts = [str(row.get(name) or "") for name in ("flag", "class", "source", "reason")]
+        values = [value_text(row.get(name)) for name in ("requested", "effective")]
+        asked = Cell(values[0], tone="dim" if row.get("requested") != row.get("effective") else dim)
+        rows.append([Cell(texts[0], tone=dim), asked, *(Cell(text, tone=dim) for text in (values[1], *texts[1:]))])
     names = ["flag", "requested", "effective", "class", "source", "why"]
     title = f"{len(flags)} flags, the first {notable} differ from a plain script, were typed or measured, or ended off"
-    return Table(names, [_plan_row(row, place < notable) for place, row in enumerate(rows)], title, folded=True)
-
-
-def _plan_row(row: Mapping[str, Any], notable: bool) -> list[Cell]:
-    changed = row.get("requested") != row.get("effective")
-    texts = [str(row.get("flag", "")), value_text(row.get("requested")), value_text(row.get("effective"))]
-    texts += [str(row.get(name) or "") for name in ("class", "source", "reason")]
-    return [
-        Cell(text, tone="dim" if not notable or (place == 1 and changed) else "") for place, text in enumerate(texts)
-    ]
+    return Table(names, rows, title, folded=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from fasttrain.report.charts import Chart, Rows, color_of
 from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, seeds_chart
 from fasttrain.report.page import FILE, Cell, Page, Section, Table, Tile
-from fasttrain.report.values import Found, as_mapping, as_number, as_rows, over_seeds, quality_of
+from fasttrain.report.values import Estimate, as_mapping, as_number, as_rows, over_seeds, quality_of
 from fasttrain.report.words import METRICS, label, number, seconds, value_text
 from fasttrain.runs.folders import NOT_COMPARED, flat
 from fasttrain.runs.logs import Episodes, read_episodes
@@ -27,8 +26,7 @@ MOST_IN_NAME = 3  # settings; more are only in the table
 FIGURES = ("win_rate", "mean_reward", "steps_per_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """One of them; `settings` by dotted key as they were asked for."""
 
     folder: Path
@@ -50,17 +48,15 @@ class Run:
 
     @property
     def seed(self) -> str:
-        """As it was asked for."""
         return str(self.settings.get("seed", self.summary.get("seed", "")))
 
-    def figure(self, name: str) -> Found:
+    def figure(self, name: str) -> Estimate:
         """The final quality with its interval over episodes, or the speed."""
         if name == "steps_per_s":
-            return Found(as_number(self.summary.get(name)))
+            return Estimate(as_number(self.summary.get(name)))
         return quality_of(self.summary, name)
 
     def episodes(self) -> Episodes:
-        """Of its training."""
         return read_episodes(self.folder / "episodes.csv", RUN_BYTES, RUN_BLOCKS)
 
 
@@ -141,7 +137,7 @@ def _group_table(groups: Mapping[str, Sequence[Run]]) -> Table:
     return Table(["settings", ">runs", *titles], rows, note="In brackets: 95 % intervals.")
 
 
-def _cell(found: Found, name: str) -> Cell | str:
+def _cell(found: Estimate, name: str) -> Cell | str:
     return "" if found.value is None else Cell.of(found, METRICS[name])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from fasttrain.report.charts import GREY, XY, Chart, Heat, Rows, Series
 from fasttrain.report.curves import pareto_front
 from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Tile, cell_table, cells_tile, place_of
-from fasttrain.report.values import Found, as_list, as_mapping, as_number, as_rows, found, over_seeds, quality_of
+from fasttrain.report.values import Estimate, as_list, as_mapping, as_number, as_rows, over_seeds, quality_of
 from fasttrain.report.words import METRICS, metric_of, number, seconds, times, value_text
 from fasttrain.saving.files import read_json
 from fasttrain.spec.precedence import key_of
@@ -31,7 +31,7 @@ MOST_CHARTS = 4
 def study_page(folder: Path) -> Page:
     """What there is to say of the study in `folder`: rows of levers, or of trials in rungs."""
     stored = read_json(folder / STUDY)
-    rows, cells, result = as_rows(stored.get("rows")), as_rows(stored.get("cells")), found(stored.get("result"))
+    rows, cells, result = as_rows(stored.get("rows")), as_rows(stored.get("cells")), Estimate.of(stored.get("result"))
     command = one_line(stored.get("command") or "study")
     chosen = [(key, _plain(stored[key])) for key in ("kept", "best") if isinstance(stored.get(key), (list, dict))]
     keys = list(dict.fromkeys(key for row in rows for key in row))
@@ -65,8 +65,8 @@ def _plain(value: object) -> str:
 
 def _study_cell(key: str, value: object) -> Cell:
     if key in METRICS:
-        return Cell.of(found(value), METRICS[key])
-    text = {True: "keep", False: "leave out"}[value] if key == "keep" and isinstance(value, bool) else _plain(value)
+        return Cell.of(Estimate.of(value), METRICS[key])
+    text = ("keep" if value else "leave out") if key == "keep" and isinstance(value, bool) else _plain(value)
     return Cell(text, tone=TONES.get(text, ""))
 
 
@@ -82,16 +82,16 @@ def _study_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     return charts
 
 
-def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Found]]:
+def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Estimate]]:
     """What to draw of a figure: as stored; of trials in rungs each setting's longest, means over turns, best first."""
-    named = [(_plain(row.get("name", row.get("point"))), row, found(row.get(key))) for row in rows]
+    named = [(_plain(row.get("name", row.get("point"))), row, Estimate.of(row.get(key))) for row in rows]
     named = [each for each in named if each[2].value is not None]
     if not any("rung" in row for row in rows):
         return [(name, value) for name, _, value in named][:MOST_ROWS]
     trials: dict[str, dict[float, list[float]]] = {}
     for name, row, value in named:
         trials.setdefault(name, {}).setdefault(as_number(row.get("rung")) or 0.0, []).append(value.value or 0.0)
-    means = [(name, Found(float(np.mean(by_rung[max(by_rung)])))) for name, by_rung in trials.items()]
+    means = [(name, Estimate(float(np.mean(by_rung[max(by_rung)])))) for name, by_rung in trials.items()]
     return sorted(means, key=lambda each: -(each[1].value or 0.0))[:MOST_ROWS]
 
 
@@ -106,13 +106,11 @@ class Setting:
     name: str
     cells: list[dict[str, Any]] = field(default_factory=list)
 
-    def figure(self, name: str) -> Found:
+    def figure(self, name: str) -> Estimate:
         """Speed or final quality: one cell's own interval, or that of the mean over several seeds."""
         if name == "steps_per_s":
-            values = [Found(as_number(cell.get(name))) for cell in self.cells]
-        else:
-            values = [quality_of(as_mapping(cell.get("summary")), name) for cell in self.cells]
-        return over_seeds(values)
+            return over_seeds(Estimate(as_number(cell.get(name))) for cell in self.cells)
+        return over_seeds(quality_of(as_mapping(cell.get("summary")), name) for cell in self.cells)
 
 
 def sweep_page(folder: Path) -> Page:
@@ -121,7 +119,11 @@ def sweep_page(folder: Path) -> Page:
     cells = as_rows(stored.get("cells"))
     swept = [one_line(key) for key in as_list(stored.get("swept")) if isinstance(key, str)]
     keys = [key for key in swept if key != "seed"] or swept
-    settings, metric = settings_of(cells, keys), quality_metric(cells)
+    settings, metric = settings_of(cells, keys), "mean_reward"
+    summaries = [as_mapping(cell.get("summary")) for cell in cells]
+    done = [summary for summary in summaries if as_number(summary.get("steps_per_s"))]
+    if done and all(quality_of(summary, "win_rate").value is not None for summary in done):
+        metric = "win_rate"
     shared = [text for text in as_list(cells[0].get("overrides")) if key_of(str(text)) not in swept] if cells else []
     return Page(
         kind="Sweep",
@@ -152,13 +154,6 @@ def _typed(cell: Mapping[str, Any]) -> dict[str, str]:
     return {key_of(text): text.partition("=")[2] for text in texts}
 
 
-def quality_metric(cells: Sequence[Mapping[str, Any]]) -> str:
-    """`win_rate` where every finished cell has one, else `mean_reward`."""
-    summaries = [as_mapping(cell.get("summary")) for cell in cells]
-    done = [summary for summary in summaries if as_number(summary.get("steps_per_s"))]
-    return "win_rate" if done and all(quality_of(s, "win_rate").value is not None for s in done) else "mean_reward"
-
-
 def _banners(cells: Sequence[Mapping[str, Any]]) -> list[Banner]:
     if not cells:
         return [Banner("Nothing to show", "sweep.json has no cells that can be read", "bad")]
@@ -174,8 +169,7 @@ def _tiles(cells: Sequence[Mapping[str, Any]], settings: Sequence[Setting], metr
     done = sum(cell.get("status") == "done" for cell in cells)
     tiles = [Tile("Cells", number(len(cells)), f"{done} done")]
     for title, name in (("Most env steps/s", "steps_per_s"), (f"Best {METRICS[metric].title}", metric)):
-        values = [(each.figure(name).value, each.name) for each in settings]
-        if known := [(value, name) for value, name in values if value is not None]:
+        if known := [(value, each.name) for each in settings if (value := each.figure(name).value) is not None]:
             best, setting = max(known, key=lambda each: each[0])
             tiles.append(Tile(title, METRICS[name].form(best), setting))
     return tiles
@@ -187,8 +181,7 @@ def _sweep_charts(settings: Sequence[Setting], keys: Sequence[str], metric: str)
         if len(keys) == 2:
             charts.append(_heat(settings, keys, name, color))
         elif len(settings) <= MOST_BARS:
-            values = [(each.name, each.figure(name), color) for each in settings]
-            values = [each for each in values if each[1].value is not None]
+            values = [(s.name, value, color) for s in settings if (value := s.figure(name)).value is not None]
             charts.append(Rows.of(f"rows_{name}", METRICS[name], values, INTERVALS, bars=name == "steps_per_s"))
     return [*charts, *_pareto_charts(settings, keys, metric)]
 

@@ -23,7 +23,6 @@ def as_number(value: Any) -> float | None:
 
 
 def as_mapping(value: object) -> dict[str, Any]:
-    """The object, empty where there is none."""
     return dict(value) if isinstance(value, Mapping) else {}
 
 
@@ -33,11 +32,10 @@ def as_rows(value: object) -> list[dict[str, Any]]:
 
 
 def as_list(value: object) -> list[Any]:
-    """The list, empty where there is none."""
     return value if isinstance(value, list) else []
 
 
-class Found(NamedTuple):
+class Estimate(NamedTuple):
     """A value with its interval; None is what the file does not say."""
 
     value: float | None
@@ -50,6 +48,14 @@ class Found(NamedTuple):
         """Both ends of the interval, if it has two."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
+    @classmethod
+    def of(cls, value: object) -> Estimate:
+        """A number, or `{"value" (or "difference"), "low", "high"}`; an open bound is null in JSON."""
+        if not isinstance(value, Mapping):
+            return cls(as_number(value))
+        middle = as_number(value.get("value", value.get("difference")))
+        return cls(middle, as_number(value.get("low")), as_number(value.get("high")), middle is None)
+
     def interval(self, form: Callable[[float], str]) -> str:
         """`[2.03, 2.49]`; a missing bound is an open one, and without both there is nothing to say."""
         if self.low is None and self.high is None:
@@ -58,33 +64,25 @@ class Found(NamedTuple):
         return f"[{', '.join(no if end is None else form(end).rstrip(' %×') for end, no in ends)}]"
 
 
-def found(value: object) -> Found:
-    """A number, or `{"value" (or "difference"), "low", "high"}`; an open bound is null in JSON."""
-    if not isinstance(value, Mapping):
-        return Found(as_number(value))
-    middle = as_number(value.get("value", value.get("difference")))
-    return Found(middle, as_number(value.get("low")), as_number(value.get("high")), middle is None)
-
-
-def mean_interval(values: Sequence[float]) -> Found:
+def mean_interval(values: Sequence[float]) -> Estimate:
     """Mean and Student's 95 % interval; one value has none."""
     mean, half = map(float, student(np.array(values, dtype=np.float64)))
-    return Found(mean, mean - half, mean + half) if len(values) > 1 else Found(mean)
+    return Estimate(mean, mean - half, mean + half) if len(values) > 1 else Estimate(mean)
 
 
-def over_seeds(figures: Iterable[Found]) -> Found:
+def over_seeds(figures: Iterable[Estimate]) -> Estimate:
     """Mean and interval over runs; of a single one its own over episodes."""
     known = [(each, each.value) for each in figures if each.value is not None]
-    return mean_interval([value for _, value in known]) if len(known) > 1 else known[0][0] if known else Found(None)
+    return mean_interval([value for _, value in known]) if len(known) > 1 else known[0][0] if known else Estimate(None)
 
 
-def quality_of(summary: Mapping[str, Any], name: str) -> Found:
+def quality_of(summary: Mapping[str, Any], name: str) -> Estimate:
     """Of a run's final greedy policy, from its summary.json."""
     return quality_in(as_mapping(summary.get("quality")), name)
 
 
-def quality_in(result: Mapping[str, Any], name: str) -> Found:
+def quality_in(result: Mapping[str, Any], name: str) -> Estimate:
     """The figure `name` of one evaluation's results, with the interval that stands apart in them."""
     bounds = as_list(as_mapping(result.get("ci95")).get(name))
     low, high = map(as_number, bounds if len(bounds) == 2 else (None, None))
-    return Found(as_number(result.get(name)), low, high)
+    return Estimate(as_number(result.get(name)), low, high)

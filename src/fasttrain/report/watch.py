@@ -1,8 +1,8 @@
 """`fasttrain watch [FOLDER …]`: what all runs below a folder are doing, as a table that follows them.
 
 It reads what runs write and nothing else: status.json, which a training renews every two seconds, summary.json, which
-says how it ended, and whether a process holds the folder. Of a run that is not at work one look at its folder's time
-tells that nothing came since (its files are renamed into place), so that a thousand of them cost a few milliseconds.
+says how it ended, and whether a process holds the folder. The files of a run that has ended are read again only when
+the time of its folder has changed: runs rename their files into place.
 """
 
 from __future__ import annotations
@@ -58,20 +58,9 @@ class Row(NamedTuple):
     said: str = ""
 
 
-class Listed(NamedTuple):
-    """A folder when it was last looked through: whether it is a run's, else those in it."""
-
-    changed_ns: int
-    is_run: bool
-    folders: tuple[str, ...]
-
-
 def main(arguments: Sequence[str]) -> int:
-    """Show the table until Ctrl-C; once, where that is asked for or nothing can be drawn over.
-
-    Raises:
-        ConfigError: no such folder, or something typed that would do nothing.
-    """
+    """Show the table until Ctrl-C; once, where that is asked for or nothing can be drawn over. Raises ConfigError: no
+    such folder, or something typed that would do nothing."""
     once = "--once" in arguments
     watch, console = Watch(_folders([text for text in arguments if text != "--once"])), make_console()
     if once or not moves(console):
@@ -86,9 +75,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _folders(typed: Sequence[str]) -> list[Path]:
-    if wrong := [text for text in typed if text.startswith("-") or ("=" in text and not Path(text).is_dir())]:
-        raise ConfigError(f"watch takes folders and --once only: {', '.join(wrong)} would do nothing")
     missing = [text for text in typed if not Path(text).is_dir()]
+    if wrong := [text for text in missing if text.startswith("-") or "=" in text]:
+        raise ConfigError(f"watch takes folders and --once only: {', '.join(wrong)} would do nothing")
     if missing:
         raise ConfigError(f"watch {missing[0]}: no such folder; name one that holds runs")
     found = [Path(text) for text in typed or USUAL if Path(text).is_dir()]
@@ -98,27 +87,25 @@ def _folders(typed: Sequence[str]) -> list[Path]:
 
 
 class Watch:
-    """The runs below some folders; what is known of each is kept until something changes."""
+    """The runs below some folders."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
-        self._listed: dict[str, Listed] = {}
-        self._idle: dict[str, tuple[int, Row]] = {}  # by folder of a run that is not at work: its time, and the row
+        self._ended: dict[str, tuple[int, Row]] = {}  # folder of a run that is not at work → its time in ns, its row
 
     def rows(self, now: float | None = None) -> list[tuple[str, Row]]:
         """Names and rows: those at work, then the others, the newest first."""
         now = time.time() if now is None else now
         found = {}
         for root in self._roots:
-            for folder in self._runs(str(root), now):
+            for folder in runs_below(str(root)):
                 with suppress(OSError):  # it has just been removed
                     name = os.path.relpath(folder, root if len(self._roots) == 1 else ".")
                     found[one_line(folder if name == "." else name)] = self._row(folder, now)
         return sorted(found.items(), key=lambda item: (not item[1].alive, -item[1].began))
 
     def folders(self) -> list[Path]:
-        """The folders of all runs."""
-        return sorted(Path(folder) for root in self._roots for folder in self._runs(str(root), time.time()))
+        return sorted(Path(folder) for root in self._roots for folder in runs_below(str(root)))
 
     def table(self, console: Console) -> Table:
         """What there is room for; on a terminal as many rows as it has."""
@@ -144,31 +131,26 @@ class Watch:
             table.add_row(*map(Text, line[: len(names)]), style=STYLES.get(row.state, ""))
         return table
 
-    def _runs(self, folder: str, now: float) -> Iterator[str]:
-        """Folders of runs at or below `folder`; those inside of a run are its own."""
-        try:
-            changed = os.stat(folder).st_mtime_ns
-            known = self._listed.get(folder)
-            if known is None or known.changed_ns != changed or now - changed / 1e9 < RECENT_S:
-                self._listed[folder] = known = _look_through(folder, changed)
-        except OSError:  # removed, or somebody else's
-            self._listed.pop(folder, None)
-            return
-        if known.is_run:
-            yield folder
-        for below in known.folders:
-            yield from self._runs(below, now)
-
     def _row(self, folder: str, now: float) -> Row:
         changed = os.stat(folder).st_mtime_ns
-        known = self._idle.get(folder)
+        known = self._ended.get(folder)
         if known is not None and known[0] == changed and now - changed / 1e9 >= RECENT_S:
             return known[1]
         status, summary, plan = (_read(Path(folder, name)) for name in (STATUS, "summary.json", "plan.json"))
         row = row_of(status, summary, plan, _at_work(Path(folder), status, now))
         if not row.alive:
-            self._idle[folder] = changed, row
+            self._ended[folder] = changed, row
         return row
+
+
+def runs_below(root: str) -> Iterator[str]:
+    """Folders of runs at or below `root`; those inside of a run are its own."""
+    for folder, below, names in os.walk(root):
+        many = {*names}.intersection((*MARKS["study"], *MARKS["sweep"]))
+        if not many and PART not in names and not {*names}.isdisjoint((*MARKS["run"], STATUS)):
+            yield folder
+            below.clear()
+        below[:] = [name for name in below if name[0] != "."]
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -178,16 +160,6 @@ def _read(file: Path) -> dict[str, Any]:
         if found.st_size <= MOST_BYTES:
             return {**read_json(file), "written": found.st_mtime}
     return {}
-
-
-def _look_through(folder: str, changed_ns: int) -> Listed:
-    with os.scandir(folder) as entries:
-        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    names = {name for name, _ in found}
-    many = names.intersection((*MARKS["study"], *MARKS["sweep"]))
-    is_run = not many and PART not in names and not names.isdisjoint((*MARKS["run"], STATUS))
-    below = () if is_run else (os.path.join(folder, name) for name, is_dir in found if is_dir and name[0] != ".")
-    return Listed(changed_ns, is_run, tuple(below))
 
 
 def _at_work(folder: Path, status: dict[str, Any], now: float) -> str:
@@ -239,7 +211,6 @@ def _cells(row: Row, now: float) -> list[str]:
 
 def _age(seconds: float) -> str:
     """`5 s`, `12 min`, `3 h`, `9 d`."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{int(seconds // length):,} {unit}"
-    return f"{max(0, int(seconds))} s"
+    units = (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1))
+    unit, length = next((each for each in units if seconds >= each[1]), units[-1])
+    return f"{max(0, int(seconds // length)):,} {unit}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import NamedTuple
 
-from fasttrain.report.values import Found, as_number
+from fasttrain.report.values import Estimate, as_number
 from fasttrain.terminal import one_line
 
 LABEL_CHARACTERS = 34  # what fits beside a bar
@@ -100,8 +100,7 @@ class Metric(NamedTuple):
     form: Form = number
     never: str = NOTHING  # what a value means that is stored as an open one
 
-    def text(self, found: Found) -> str:
-        """The value alone."""
+    def text(self, found: Estimate) -> str:
         return self.never if found.value is None and found.never else self.form(found.value)
 
     @property

@@ -345,11 +345,7 @@ OWN_NAMES = tuple(one.name for one in fields(OwnValues))
 
 
 def own_values(games: Mapping[str, Any], spec: AlgorithmSpec, tier: str) -> OwnValues:
-    """The game's own values in a tier, else the algorithm's.
-
-    Raises:
-        ConfigError: the game's are no such values.
-    """
+    """The game's own values in a tier, else the algorithm's. Raises ConfigError: the game's are no such values."""
     of_algorithm = {name: value for name, value in spec.tiers[tier].items() if name in OWN_NAMES}
     found: OwnValues = convert({**of_algorithm, **games_own(games, spec.name, tier)}, OwnValues, "GameSpec.own")
     return found
@@ -357,10 +353,7 @@ def own_values(games: Mapping[str, Any], spec: AlgorithmSpec, tier: str) -> OwnV
 
 def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
     """Of a game's own values those of an algorithm in a tier; what is said of both or one of them goes before the rest.
-
-    Raises:
-        ConfigError: a word in it is no value, no tier and no algorithm.
-    """
+    Raises ConfigError: a word in it is no value, no tier and no algorithm."""
     found = {}
     for words, value in sorted(_branches(games), key=lambda branch: len(branch[0])):
         names, places = [word for word in words if word in OWN_NAMES], {*words} - {*OWN_NAMES}

@@ -109,11 +109,7 @@ OF_VECTORS = _Vector()
 
 
 def backend_of(env: EnvConfig) -> Backend | None:
-    """Of `env.backend`; None for single envs.
-
-    Raises:
-        ConfigError: nobody offers such a backend, or who does cannot be loaded.
-    """
+    """Of `env.backend`; None for single envs. Raises ConfigError: nobody offers it, or who does cannot be loaded."""
     return None if env.backend == SINGLE else OF_VECTORS if env.backend == VECTOR else _loaded(env.backend)
 
 
@@ -136,11 +132,7 @@ def _loaded(name: str) -> Backend:
 
 
 def _checked(group: str, name: str) -> Backend:
-    """What a name stands for.
-
-    Raises:
-        ConfigError: it cannot be loaded, or is not what a backend has to be.
-    """
+    """What a name stands for. Raises ConfigError: it cannot be loaded, or is not what a backend has to be."""
     found = plugins.load(group, name)
     if not isinstance(found, Backend):
         raise plugins.fault(group, name, f"is no fasttrain.spec.backends.Backend but {found!r:.80}")
@@ -218,11 +210,7 @@ def with_parts(config: type[C]) -> type[C]:
 
 
 def check_backend(config: Config) -> None:
-    """What the chosen one says of its settings, and that nothing is said of those of others.
-
-    Raises:
-        ConfigError: names the key and a way out.
-    """
+    """Check the settings of the chosen one. Raises ConfigError: it refuses some, or those of others are typed."""
     for one in engines():
         if one.settings is None or one.name == config.env.backend:
             continue

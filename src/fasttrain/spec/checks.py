@@ -54,24 +54,9 @@ def check(config: Config) -> None:
         check_path(key, lookup(config, key))
     for key in NAMED:
         check_no_secret(key, str(lookup(config, key)))
-    rules = (
-        _check_policy,
-        _check_users_class,
-        _check_net_arch,
-        _check_size,
-        _check_lstm,
-        _check_vec_env,
-        _check_workers,
-        _check_rollout,
-        _check_replay,
-        _check_rounds,
-        _check_sde,
-        _check_device,
-        _check_scores,
-        check_backend,
-    )
-    for rule in rules:
+    for rule in (_check_policy, _check_size, _check_stepping, _check_batches, _check_rounds, _check_sde, _check_scores):
         rule(config)
+    check_backend(config)
     _ = config.checkpoint_interval  # says what it may be
 
 
@@ -91,11 +76,7 @@ def _spell(least: float | None, most: float | None) -> str:
 
 
 def check_path(key: str, value: str | None) -> None:
-    """Whether a file or folder can be called that.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Whether a file or folder can be called that. Raises ConfigError: it cannot."""
     if value is None:
         return
     longest = max((len(name.encode("utf-8", "replace")) for name in value.split("/")), default=0)
@@ -105,11 +86,8 @@ def check_path(key: str, value: str | None) -> None:
 
 
 def check_no_secret(key: str, text: str) -> None:
-    """Keys and passwords do not belong into a configuration, which is stored and drawn.
-
-    Raises:
-        ConfigError: `text` holds one; it is not repeated.
-    """
+    """Keys and passwords do not belong into a configuration, which is stored and drawn. Raises ConfigError: `text`
+    holds one; it is not repeated."""
     if found := next((each for each in SECRET.finditer(text) if not _is_dotted_name(text, each)), None):
         name = next(filter(None, found.groups()), "a password in an address")
         raise ConfigError(
@@ -129,11 +107,8 @@ def _is_dotted_name(text: str, found: re.Match[str]) -> bool:
 
 
 def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
-    """From and to: `3e-4` → (3e-4, 3e-4), `"linear_3e-4"` → (3e-4, 0), `"linear_3e-4_1e-4"` → (3e-4, 1e-4).
-
-    Raises:
-        ConfigError: it is nothing of the kind.
-    """
+    """From and to: `3e-4` → (3e-4, 3e-4), `"linear_3e-4"` → (3e-4, 0), `"linear_3e-4_1e-4"` → (3e-4, 1e-4). Raises
+    ConfigError: it is nothing of the kind."""
     text = str(value)
     words = text.split("_")[1:] if text.startswith("linear_") else [text, text]
     try:
@@ -145,22 +120,6 @@ def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
             f"{key}={value}: expected a number, or a schedule: linear_3e-4 falls to 0, linear_3e-4_1e-4 to 1e-4"
         )
     return numbers[0], numbers[1] if len(numbers) > 1 else 0.0
-
-
-def _check_net_arch(config: Config) -> None:
-    arch = config.algo.net_arch
-    parts = arch.values() if isinstance(arch, dict) else [arch or ()]
-    critic = "vf" if config.algo.spec.on_policy else "qf"
-    if isinstance(arch, dict) and set(arch) - {"pi", critic}:
-        raise ConfigError(
-            f"algo.net_arch={arch}: the keys are pi and {critic}, as in {{pi: [64, 64], {critic}: [64, 64]}}"
-        )
-    if any(not 1 <= width <= MOST_WIDTH for part in parts for width in part):
-        raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1 and at most {MOST_WIDTH:,}")
-    for part in parts:
-        weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
-        if weights > MOST_WEIGHTS or len(part) > 1000:
-            raise ConfigError(f"algo.net_arch: {len(part):,} layers of {weights:,} weights fit into no memory")
 
 
 # Beyond these no machine has the memory: refused before any of it is taken.
@@ -177,6 +136,19 @@ def _check_size(config: Config) -> None:
         value = lookup(config, key)
         if isinstance(value, int) and value > most:
             raise ConfigError(f"{key}={value}: must be at most {most:,}; more fits into no memory")
+    arch = config.algo.net_arch
+    parts = arch.values() if isinstance(arch, dict) else [arch or ()]
+    critic = "vf" if config.algo.spec.on_policy else "qf"
+    if isinstance(arch, dict) and set(arch) - {"pi", critic}:
+        raise ConfigError(
+            f"algo.net_arch={arch}: the keys are pi and {critic}, as in {{pi: [64, 64], {critic}: [64, 64]}}"
+        )
+    if any(not 1 <= width <= MOST_WIDTH for part in parts for width in part):
+        raise ConfigError(f"algo.net_arch={arch}: every width must be at least 1 and at most {MOST_WIDTH:,}")
+    for part in parts:
+        weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
+        if weights > MOST_WEIGHTS or len(part) > 1000:
+            raise ConfigError(f"algo.net_arch: {len(part):,} layers of {weights:,} weights fit into no memory")
 
 
 def _check_policy(config: Config) -> None:
@@ -197,17 +169,11 @@ def _check_policy(config: Config) -> None:
     own = {"net_arch", "lstm_hidden_size", "cell", *(["activation_fn"] if config.algo.activation_fn else [])}
     for name in sorted(own & {*config.algo.policy_kwargs}):
         raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: take algo.{name}=…")
-
-
-def _check_users_class(config: Config) -> None:
     if config.algo.kwargs and config.algo.entry_point is None:
         raise ConfigError(
             f"algo.kwargs={config.algo.kwargs} without algo.entry_point: they are for a class of your own; SB3's "
             "arguments are keys below algo"
         )
-
-
-def _check_lstm(config: Config) -> None:
     if lookup(config, "algo.shared_lstm") and config.algo.enable_critic_lstm:
         raise ConfigError(
             "algo.shared_lstm=true contradicts algo.enable_critic_lstm=true: the value network uses the policy's LSTM "
@@ -215,7 +181,7 @@ def _check_lstm(config: Config) -> None:
         )
 
 
-def _check_vec_env(config: Config) -> None:
+def _check_stepping(config: Config) -> None:
     env, backend = config.env, backend_of(config.env)
     if config.vec_env == "vector" and backend is None and env.id is None:
         raise ConfigError(
@@ -227,33 +193,29 @@ def _check_vec_env(config: Config) -> None:
             f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
             "batch; take vec_env=auto, dummy or subproc"
         )
-
-
-def _check_workers(config: Config) -> None:
     if isinstance(config.workers, int) and config.workers > config.num_envs:
         raise ConfigError(
             f"workers={config.workers} is more than num_envs={config.num_envs}: a worker needs at least one "
             f"env; take workers={config.num_envs} or fewer"
         )
+    if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", config.device):
+        raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")
 
 
-def _check_rollout(config: Config) -> None:
-    rollout_size = lookup(config, "algo.rollout_size")
+def _check_batches(config: Config) -> None:
+    rollout_size, buffer_size, n_steps = (
+        lookup(config, f"algo.{key}") for key in ("rollout_size", "buffer_size", "n_steps")
+    )
     batch_size = batch_size_of(config) or 0
-    if rollout_size is not None and lookup(config, "algo.n_steps") is None and batch_size > rollout_size:
+    if rollout_size is not None and n_steps is None and batch_size > rollout_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.rollout_size={rollout_size}: a minibatch is drawn from "
             f"one rollout; take batch_size={rollout_size} or less, or a larger rollout"
         )
-
-
-def _check_replay(config: Config) -> None:
-    buffer_size = lookup(config, "algo.buffer_size")
     if buffer_size is None:
         return
-    if config.algo.n_steps > MAX_N_STEPS:
-        raise ConfigError(f"algo.n_steps={config.algo.n_steps}: must be at most {MAX_N_STEPS}")
-    batch_size = batch_size_of(config) or 0
+    if n_steps > MAX_N_STEPS:
+        raise ConfigError(f"algo.n_steps={n_steps}: must be at most {MAX_N_STEPS}")
     if batch_size > buffer_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.buffer_size={buffer_size}: take a smaller batch_size"
@@ -266,11 +228,7 @@ def _check_replay(config: Config) -> None:
 
 
 def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
-    """`4` → (4, "step"); `[1, "episode"]` as it is, what SB3 calls `train_freq`.
-
-    Raises:
-        ConfigError: it is neither.
-    """
+    """`4` → (4, "step"); `[1, "episode"]` as it is, what SB3 calls `train_freq`. Raises ConfigError: it is neither."""
     count, unit = (value, "step") if isinstance(value, int) else value if len(value) == 2 else (0, "")
     if not isinstance(count, int) or count < 1 or unit not in ("step", "episode"):
         raise ConfigError(f"algo.train_freq={value}: expected a number of vector steps, or [1, episode]")
@@ -311,11 +269,6 @@ def _check_scores(config: Config) -> None:
         raise ConfigError(
             f"gate.metric={config.gate.metric}: expected auto, {', '.join(METRICS)}, or one of env.result.scores"
         )
-
-
-def _check_device(config: Config) -> None:
-    if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", config.device):
-        raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")
 
 
 # Gradient updates below which large batches were measured to fall behind: Skull King under `speed` is after 832 of them
@@ -385,6 +338,9 @@ class EnvFacts(NamedTuple):
     density: tuple[float, float] = (1.0, 1.0)  # shares of what is observed that is not 0, and of actions that are legal
 
 
+Resolved = tuple[Any, str]  # the effective value of a flag, and why it is another one than was asked for
+
+
 class Context(NamedTuple):
     """What a rule of the plan may look at."""
 
@@ -394,5 +350,13 @@ class Context(NamedTuple):
     machine: Machine
     effective: dict[str, Any]  # flags resolved so far, in the order of FLAGS
 
+    def typed(self, flag: str) -> bool:
+        """Whether it was typed on the command line."""
+        return self.sources.get(flag) == "command line"
 
-Resolved = tuple[Any, str]
+    def instead(self, flag: str, value: Any, why: str, error: str, usual: tuple[Any, ...] = ("auto",)) -> Resolved:
+        """`value` in place of what was asked for, and `why`. Raises ConfigError: the flag was typed, and not with one
+        of its `usual` values."""
+        if self.typed(flag) and getattr(self.config, flag) not in usual:
+            raise ConfigError(error)
+        return value, why

@@ -52,18 +52,15 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
     if requested == "off":
         return "off", ""
     device, dtype = device_of(context), mode_of("use_amp", requested)
+    if device == "mps" and requested != "auto":
+        raise ConfigError(f"use_amp={requested} with device=mps: made for cpu and cuda; take use_amp=off")
     if device == "mps":
-        if requested != "auto":
-            raise ConfigError(f"use_amp={requested} with device=mps: made for cpu and cuda; take use_amp=off")
         return "off", "device=mps"
     if dtype == "float16" and device == "cpu":
-        if context.sources.get("use_amp") == "command line":
-            raise ConfigError(
-                "use_amp=float16 on the CPU: only CUDA has float16 with gradient scaling; take use_amp=bfloat16, or "
-                "device=cuda"
-            )
-        return "off", "float16 needs CUDA"
-    if _typed("fused_update", "on", context):
+        ways = "take use_amp=bfloat16, or device=cuda"
+        error = f"use_amp=float16 on the CPU: only CUDA has float16 with gradient scaling; {ways}"
+        return context.instead("use_amp", "off", "float16 needs CUDA", error)
+    if context.config.fused_update == "on":  # as typed: a profile only says off or auto
         if requested != "auto":
             raise ConfigError(
                 f"use_amp={requested} contradicts fused_update=on: the compiled kernels compute in float32; take "
@@ -105,7 +102,7 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
     """
     if requested == "off":
         return "off", ""
-    if _typed("fused_update", "on", context):
+    if context.config.fused_update == "on":
         if requested != "auto":
             raise ConfigError(
                 f"use_compile={requested} contradicts fused_update=on: both compile the update; take fused_update=off, "
@@ -120,23 +117,18 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
     if requested == "auto":
         return "off", "on a CPU it takes longer to compile than it brings"
     if requested == "reduce-overhead" and not cuda:
-        if context.sources.get("use_compile") == "command line":
-            raise ConfigError(
-                f"use_compile=reduce-overhead with device={context.config.device}: that is CUDA graphs, which need "
-                "CUDA; take use_compile=default"
-            )
-        return "default", "CUDA graphs need CUDA"
+        what = f"use_compile=reduce-overhead with device={context.config.device}"
+        error = f"{what}: that is CUDA graphs, which need CUDA; take use_compile=default"
+        return context.instead("use_compile", "default", "CUDA graphs need CUDA", error)
     mode = mode_of("use_compile", requested)
     return mode, graphs if cuda and mode in GRAPH_MODES else ""
 
 
 def resolve_pin_memory(requested: str, context: Context) -> Resolved:
     """`auto`: where there are copies between host and CUDA device."""
-    if requested == "off":
-        return "off", ""
-    if device_of(context) == "cuda":  # a machine without it is refused by `runs.engine.pick_device`
+    if requested != "off" and device_of(context) == "cuda":  # `runs.engine.pick_device` refuses one that is not there
         return "on", "observations, masks and actions are copied without waiting"
-    return "off", "no CUDA device in use"
+    return "off", "" if requested == "off" else "no CUDA device in use"
 
 
 def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
@@ -149,12 +141,9 @@ def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
             "micro-batch has at least one row; take a smaller gradient_accumulation"
         )
     if context.effective["fused_update"] == "on":
-        if context.sources.get("gradient_accumulation") == "command line":
-            raise ConfigError(
-                f"gradient_accumulation={requested} with fused_update=on: the compiled kernels work in blocks and need "
-                "none; leave it out, or take fused_update=off"
-            )
-        return 1, "not needed: compiled kernels work in blocks"
+        why, ways = "the compiled kernels work in blocks and need none", "leave it out, or take fused_update=off"
+        error = f"gradient_accumulation={requested} with fused_update=on: {why}; {ways}"
+        return context.instead("gradient_accumulation", 1, "not needed: compiled kernels work in blocks", error)
     return requested, f"each minibatch in {requested} parts, one optimizer step"
 
 
@@ -172,17 +161,9 @@ def why_no_fused_kernels(context: Context) -> str:
     return ""
 
 
-def _typed(flag: str, value: str, context: Context) -> bool:
-    """Whether `flag` was asked for by this very value; a profile only says off or auto."""
-    return bool(getattr(context.config, flag) == value)
-
-
 def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> Resolved:
     """How far back a recurrent policy learns, and from how many sequences; how long episodes are nobody knows yet.
-
-    Raises:
-        ConfigError: an epoch's last minibatch is one row, whose normalised advantage is NaN.
-    """
+    Raises ConfigError: an epoch's last minibatch is one row, whose normalised advantage is NaN."""
     num_envs, size = effective["num_envs"], effective["batch_size"]
     num_steps = algo.num_steps(num_envs)
     total = num_steps * num_envs
@@ -194,11 +175,8 @@ def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> R
 
 
 def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, prefix: str = "") -> None:
-    """Refuse minibatches of one row, whose normalised advantage is NaN in stock, and with it all weights.
-
-    Raises:
-        ConfigError: there would be one.
-    """
+    """Refuse minibatches of one row, whose normalised advantage is NaN in stock, and with it all weights. Raises
+    ConfigError: there would be one."""
     if batch_size and (batch_size == 1 or num_envs * num_steps % batch_size == 1):
         raise ConfigError(
             f"batch_size={batch_size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one "
@@ -208,10 +186,7 @@ def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, 
 
 def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
     """Rows of the plan about what a policy remembers by, and what it is told besides, where these are not stock's.
-
-    Raises:
-        ConfigError: a cell that stock has not, where its class or its numbers are wanted.
-    """
+    Raises ConfigError: a cell that stock has not, where its class or its numbers are wanted."""
     if algo.cell != "lstm":
         # What was asked for by that profile is stock's numbers; its values alone, typed one by one, say no such thing.
         exact = "profile exact" in sources.values()
@@ -257,11 +232,8 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
 
 
 def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> None:
-    """Refuse what the stock class has not, and settings of prioritized replay where it is off.
-
-    Raises:
-        ConfigError: names the key.
-    """
+    """Refuse what the stock class has not, and settings of prioritized replay where it is off. Raises ConfigError:
+    names the key."""
     for key in ("algo.per_alpha", "algo.per_beta"):
         if sources.get(key) == "command line" and not config.algo.prioritized:
             raise ConfigError(
@@ -280,21 +252,15 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
 
 def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
     """-1 is as many as a round brings transitions: known before, unless rounds are episodes."""
-    count, unit = train_frequency(context.config.algo.train_freq)
-    if requested > 1 and unit == "step" and context.sources.get("updates_per_step") in PROFILE_ENVS:
-        return _profiles_ratio(requested, context)
+    (count, unit), num_envs = train_frequency(context.config.algo.train_freq), context.effective["num_envs"]
+    usual = PROFILE_ENVS.get(context.sources.get("updates_per_step", ""))
+    if requested > 1 and unit == "step" and usual:  # so many updates at the profile's number of envs: the ratio is kept
+        scaled = max(1, round(requested * num_envs / usual))
+        why = f"the profile's {requested} are for its {usual} envs; {num_envs} keep the updates per transition"
+        return scaled, why if scaled != requested else ""
     if requested >= 0 or unit == "episode":
         return requested, ""
-    return count * context.effective["num_envs"], "one per transition"
-
-
-def _profiles_ratio(requested: int, context: Context) -> Resolved:
-    """A profile means so many updates at its own number of envs; where another was typed the ratio is kept."""
-    usual, num_envs = PROFILE_ENVS.get(context.sources["updates_per_step"]), context.effective["num_envs"]
-    scaled = max(1, round(requested * num_envs / usual)) if usual else requested
-    if scaled == requested:
-        return requested, ""
-    return scaled, f"the profile's {requested} are for its {usual} envs; {num_envs} keep the updates per transition"
+    return count * num_envs, "one per transition"
 
 
 def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
@@ -307,7 +273,8 @@ def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
     ratio = round(updates / (count * num_envs), 4)
     reason = f"{updates} updates per {'vector step' if count == 1 else f'{count} vector steps'} of {num_envs} envs"
     if ratio < BASELINE_RATIO:
-        enough = -(-count * num_envs // 8)
-        reason += f": FEWER than the baseline's {BASELINE_RATIO:g}, it will learn less per env step; "
-        reason += f"take updates_per_step={enough} or more"
+        reason += (
+            f": FEWER than the baseline's {BASELINE_RATIO:g}, it will learn less per env step; "
+            f"take updates_per_step={-(-count * num_envs // 8)} or more"
+        )
     return ratio, reason

@@ -364,11 +364,8 @@ class Config:
 
     @property
     def checkpoint_interval(self) -> tuple[int, float]:
-        """Env steps and seconds from one checkpoint to the next, as `checkpoint_every` says; 0: not by these.
-
-        Raises:
-            ConfigError: it says neither.
-        """
+        """Env steps and seconds from one checkpoint to the next, as `checkpoint_every` says; 0: not by these. Raises
+        ConfigError: it says neither."""
         every = self.checkpoint_every
         if isinstance(every, int):
             return every, 0.0

@@ -56,11 +56,8 @@ NO_GAME = GameSpec()
 
 
 def game_of(name: str | None) -> GameSpec:
-    """What `env.game` names.
-
-    Raises:
-        ConfigError: nothing, something else, it cannot be imported, or it is the default one and not installed.
-    """
+    """What `env.game` names. Raises ConfigError: nothing, something else, it cannot be imported, or it is the default
+    one and not installed."""
     if name is None:
         return NO_GAME
     if name == DEFAULT and name not in plugins.names(plugins.GAMES):
@@ -95,14 +92,9 @@ def maker_of(env_id: str) -> str | None:
 
 def attached(chosen: Iterable[str], everything: bool = False) -> dict[str, GameSpec]:
     """Games of installed packages by name: those `chosen` for `env=`; or all that can be loaded, because files of the
-    user's may build upon any.
-
-    Raises:
-        ConfigError: a chosen one cannot be loaded.
-    """
+    user's may build upon any. Raises ConfigError: a chosen one cannot be loaded."""
     known = plugins.names(plugins.GAMES)
-    wanted = {name for name in chosen if name in known}
-    found = {name: game_of(name) for name in sorted(wanted)}
+    found = {name: game_of(name) for name in sorted({*chosen} & {*known})}
     for name in known if everything else ():
         with suppress(ConfigError):
             found.setdefault(name, game_of(name))

@@ -29,11 +29,8 @@ WAYS_OUT = {
 
 
 def plain(value: Any, key: str) -> Any:
-    """`value` with Python's own numbers in place of NumPy's, and the import path of classes and functions.
-
-    Raises:
-        ConfigError: it is, or holds, what no plan.json can hold; `key` is where it stands.
-    """
+    """`value` with Python's own numbers in place of NumPy's, and the import path of classes and functions. Raises
+    ConfigError: it is, or holds, what no plan.json can hold; `key` is where it stands."""
     value = named_or_number(value, key)
     if type(value) in (list, tuple):
         return type(value)(plain(item, f"{key}[{index}]") for index, item in enumerate(value))
@@ -79,11 +76,8 @@ TUPLE, PAIRS, FLOAT, ARRAY = "$tuple", "$pairs", "$float", "$array"
 
 
 def to_dict(value: object, hint: object = None) -> Any:
-    """A JSON-ready copy of a configuration or of one setting, from which `from_dict` makes the same values.
-
-    Raises:
-        TypeError: something in it is no plain value.
-    """
+    """A JSON-ready copy of a configuration or of one setting, from which `from_dict` makes the same values. Raises
+    TypeError: something in it is no plain value."""
     if is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
         return {one.name: to_dict(getattr(value, one.name), hints[one.name]) for one in fields(value)}
@@ -115,11 +109,7 @@ def _written(value: object) -> object:
 
 
 def from_dict(stored: object) -> Any:
-    """The way back.
-
-    Raises:
-        ConfigError: it is nothing that `to_dict` made.
-    """
+    """The way back. Raises ConfigError: it is nothing that `to_dict` made."""
     try:
         return _read(stored)
     except (TypeError, ValueError, RecursionError) as error:

@@ -58,7 +58,6 @@ class RunSpec(NamedTuple):
         return {"flags": flags, "events": events, "config": played(to_dict(self.config)), **switch}
 
     def row(self, flag: str) -> Row:
-        """That flag's."""
         return next(row for row in self.rows if row.flag == flag)
 
     def after(self, flag: str, effective: Any, reason: str) -> RunSpec:
@@ -69,7 +68,6 @@ class RunSpec(NamedTuple):
         return self._replace(config=dataclasses.replace(self.config, **{flag: effective}), rows=rows, events=events)
 
     def notable(self) -> tuple[Row, ...]:
-        """Rows worth printing."""
         return tuple(row for row in self.rows if is_notable(row._asdict(), self.config.algo.spec))
 
 
@@ -87,15 +85,8 @@ def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
 
 
 def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: Machine) -> RunSpec:
-    """Resolve every flag.
-
-    Args:
-        sources: key → where its value came from; keys left out came from the default configuration.
-
-    Raises:
-        ConfigError: a flag typed on the command line means nothing for the algorithm, or the resolved values contradict
-            each other.
-    """
+    """Resolve every flag. `sources`: key → where its value came from; a key that is left out has its default value.
+    Raises ConfigError: a typed flag means nothing for the algorithm, or the resolved values contradict each other."""
     rows: list[Row] = []
     effective: dict[str, Any] = {}
     context = Context(config, sources, env, machine, effective)
@@ -128,11 +119,11 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
     spec = context.config.algo.spec
     algo = spec.name
     if not flag.fits(spec):
+        fitting = (name for name, it in ALGORITHMS.items() if flag.fits(it) and (it.has_fast or not flag.ours))
+        why = f"only for {', '.join(fitting)}"
         if source == "command line":
-            raise ConfigError(
-                f"{flag.name}={spelt(requested)} means nothing for algo={algo}: {_why_not(flag)}; leave it out"
-            )
-        return NOT_APPLICABLE, _why_not(flag)
+            raise ConfigError(f"{flag.name}={spelt(requested)} means nothing for algo={algo}: {why}; leave it out")
+        return NOT_APPLICABLE, why
     resolver = _RESOLVERS.get(flag.name)
     if flag.name in spec.lacks and context.effective.get("engine") == "fast":
         if requested not in (flag.stock, "auto") and source == "command line":
@@ -142,41 +133,28 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
         own = spec.flags[flag.name]
         return (computing.resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
     if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
+        why = "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
         if requested != "auto" and source in ("command line", "default"):
-            raise ConfigError(_why_not_stock(f"{flag.name}={spelt(requested)}", spec))
-        return flag.stock, "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
+            stock, ways = (" with engine=stock", "take engine=fast, or ") if spec.has_fast else ("", "")
+            others = "" if spec.has_fast else f", only for {', '.join(having('has_fast'))}"
+            raise ConfigError(f"{flag.name}={spelt(requested)}{stock}: {why}{others}; {ways}leave it out")
+        return flag.stock, why
     return resolver(requested, context) if resolver else (requested, "")
-
-
-def _why_not_stock(given: str, spec: AlgorithmSpec) -> str:
-    """The error about a flag of ours that was typed for stock classes."""
-    if spec.has_fast:
-        return f"{given} with engine=stock: the stock classes cannot do that; take engine=fast, or leave it out"
-    return f"{given}: no fast engine for {spec.name}, only for {', '.join(having('has_fast'))}; leave it out"
-
-
-def _why_not(flag: Setting) -> str:
-    fast = flag.ours
-    fitting = (name for name, spec in ALGORITHMS.items() if flag.fits(spec) and (spec.has_fast or not fast))
-    return f"only for {', '.join(fitting)}"
 
 
 def _engine(requested: str, context: Context) -> Resolved:
     if requested == "stock" and context.config.algo.spec.ours_alone:
-        if context.sources.get("engine") == "command line":
-            name = context.config.algo.name
-            raise ConfigError(f"engine=stock: there is no stock class of {name}; take engine=fast, or leave it out")
-        return "fast", "there is no stock class"
+        why = "there is no stock class"
+        error = f"engine=stock: {why} of {context.config.algo.name}; take engine=fast, or leave it out"
+        return context.instead("engine", "fast", why, error)
     if requested == "fast" and not context.config.algo.spec.has_fast:
         return "stock", f"no fast engine for {context.config.algo.name}"
     return requested, ""
 
 
 def _batch_size(requested: int | None, context: Context) -> Resolved:
-    if requested is not None:
-        return requested, ""
-    own = context.config.own.batch_size
-    return own, f"{own_values_of(context.config, 'batch_size')} own in this tier"
+    told = f"{own_values_of(context.config, 'batch_size')} own in this tier"
+    return (context.config.own.batch_size, told) if requested is None else (requested, "")
 
 
 def _checkpoint_async(requested: bool, context: Context) -> Resolved:
@@ -209,12 +187,11 @@ def _copy_final_observations(requested: bool, context: Context) -> Resolved:
 def _train_log_to_file(requested: bool, context: Context) -> Resolved:
     if not requested or context.effective["train_log_enabled"]:
         return requested, ""
-    if context.sources.get("train_log_to_file") == "command line":
-        raise ConfigError(
-            "train_log_to_file=true contradicts train_log_enabled=false: nothing is recorded that could be written; "
-            "take train_log_enabled=true, or leave train_log_to_file out"
-        )
-    return False, "train_log_enabled=false"
+    error = (
+        "train_log_to_file=true contradicts train_log_enabled=false: nothing is recorded that could be written; "
+        "take train_log_enabled=true, or leave train_log_to_file out"
+    )
+    return context.instead("train_log_to_file", False, "train_log_enabled=false", error)
 
 
 def _nan_guard(requested: str, context: Context) -> Resolved:
@@ -224,22 +201,14 @@ def _nan_guard(requested: str, context: Context) -> Resolved:
 
 
 def _reward_debug(requested: bool, context: Context) -> Resolved:
-    if not requested:
-        return False, ""
-    told = (
-        ""
-        if context.config.env.spec.reward_debug_key
-        else "what the env puts into info['reward_terms'] at an episode's end"
-    )
-    return True, told or "sums of each episode in episodes.csv"
+    by_env = "what the env puts into info['reward_terms'] at an episode's end"
+    told = "sums of each episode in episodes.csv" if context.config.env.spec.reward_debug_key else by_env
+    return requested, told if requested else ""
 
 
 def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
-    """What becomes of `algo.n_steps`, where it is given. Of it and `algo.rollout_size` the typed one holds.
-
-    Raises:
-        ConfigError: both are typed, or both in a profile, and they contradict each other.
-    """
+    """What becomes of `algo.n_steps`, where it is given. Of it and `algo.rollout_size` the typed one holds. Raises
+    ConfigError: both are typed, or both in a profile, and they contradict each other."""
     if algo.n_steps is None:
         return None
     source, of_size = sources.get("algo.n_steps", "default"), sources.get("algo.rollout_size", "default")
@@ -293,7 +262,7 @@ def _rollout_rows(
     if algo.n_steps is None and "algo.rollout_size" not in sources and requested != stock:
         reason += f"; {own_values_of(config, 'rollout_size')} own in this tier, stock {stock:,.0f}"
     row = Row("algo.rollout_size", requested, size, source, "trade-off", reason)
-    return dataclasses.replace(algo, **{"rollout_size": size}), [*([of_steps] if of_steps else []), row]
+    return dataclasses.replace(algo, **{"rollout_size": size}), [*filter(None, [of_steps]), row]
 
 
 def _fused_update(requested: str, context: Context) -> Resolved:
@@ -302,11 +271,9 @@ def _fused_update(requested: str, context: Context) -> Resolved:
         return "off", ""
     if requested == "auto" and (unfit := computing.why_no_fused_kernels(context)):
         return "off", unfit
-    if context.config.algo.spec.kernels == "Q-network":
-        return "on", "compiled kernels"
-    if context.config.algo.spec.recurrent:
-        return "on", "compiled kernels, sequences without padding"
-    return "on", "compiled kernels, on several threads where it pays"
+    spec = context.config.algo.spec
+    how = ", sequences without padding" if spec.recurrent else ", on several threads where it pays"
+    return "on", f"compiled kernels{'' if spec.kernels == 'Q-network' else how}"
 
 
 def own_values_of(config: Config, name: str) -> str:
@@ -319,13 +286,10 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
     """Hyperparameters that the profile's tier sets: they belong to what a profile changes."""
     rows = []
     for name in ("learning_rate", "n_epochs"):
-        value = getattr(config.algo, name, None)
-        if value is not None:
+        if (value := getattr(config.algo, name, None)) is not None:
             key, stock = f"algo.{name}", config.algo.spec.tiers["baseline"][name]
-            typed = key in sources
-            source = sources.get(key, f"tier {config.tier}")
-            whose = own_values_of(config, name)
-            reason = "" if typed or value == stock else f"{whose} own in this tier; stock {stock:g}"
+            own = "" if value == stock else f"{own_values_of(config, name)} own in this tier; stock {stock:g}"
+            source, reason = (sources[key], "") if key in sources else (f"tier {config.tier}", own)
             rows.append(Row(key, value, value, source, "trade-off", reason))
     return rows
 

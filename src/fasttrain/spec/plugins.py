@@ -34,11 +34,8 @@ def names(group: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """What a name in a group stands for; imports its package.
-
-    Raises:
-        ConfigError: no package offers it, two do, or the one that does cannot be imported.
-    """
+    """What a name in a group stands for; imports its package. Raises ConfigError: no package offers it, two do, or the
+    one that does cannot be imported."""
     word, known = WORDS[group], _offered(tuple(sys.path))[group]
     if name not in known:
         there = f"there are {', '.join(sorted(known))}" if known else f"no package that offers any {word} is installed"

@@ -72,11 +72,7 @@ BARE = (
 
 
 def translated(name: str, value: object) -> tuple[str, Any]:
-    """Key and value for an alias and its value.
-
-    Raises:
-        ConfigError: it has no such value.
-    """
+    """Key and value for an alias and its value. Raises ConfigError: it has no such value."""
     key, values = ALIASES[name][:2]
     if values is None:
         return key, None if str(value) in ALIASES[name].usual else value
@@ -130,16 +126,14 @@ def read(typed: Sequence[str], environment: Mapping[str, str], swept: bool = Fal
 
     `profile=speed` becomes `+profile=speed`; SB3's places of flags become the flags (`ALIASES`); naming an env by
     `env.id` or `env.entry_point` alone selects the plain `env=gym` group first, `env.game=NAME` the game's own;
-    `env.kwargs.x=1`, `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus.
-
-    Raises:
-        ConfigError: both names of one setting are given, with different values; or a game without its files.
+    `env.kwargs.x=1`, `algo.kwargs.x=1` and `algo.policy_kwargs.x=1` need no plus. Raises ConfigError: both names of one
+    setting are given, with different values; or a game without its files.
     """
     keys = {one_name(key_of(text)) for text in typed}
     plain = _env_of(keys, typed)
-    exported = by_one_name([Said(name, environment[one]) for name, one in variables(environment).items()])
+    exported = by_one_name([NamedValue(name, environment[one]) for name, one in variables(environment).items()])
     exported = [one for one in exported if one.key not in keys]
-    said = by_one_name([Said(key_of(text), text.partition("=")[2], text) for text in typed])
+    said = by_one_name([NamedValue(key_of(text), text.partition("=")[2], text) for text in typed])
     chosen = [one.value for one in said if one.key == "algo"]
     swept_over = [name for name in re.findall(r"\w+", chosen[-1]) if name in ALGO_CLASSES] if chosen and swept else []
     wanted = [_as_hydra_wants_it(one.text, swept_over) for one in said]
@@ -166,11 +160,8 @@ def settled(
     """The values of a run, each by its one name, and where those come from that are not by default.
 
     What was typed wins over the environment, that over files, of which the last one wins. What the game and the
-    algorithm know better (`own`) holds where none of these says anything.
-
-    Args:
-        values: what Hydra composed of `files` and of the overrides of `given`.
-        known: sources of the values of a run that is repeated.
+    algorithm know better (`own`) holds where none of these says anything. `values`: what Hydra composed of `files` and
+    of the overrides of `given`; `known`: sources of the values of a run that is repeated.
     """
     found, sources, last = dict(values), dict(known or {}), dict[str, str]()
     for file in files:
@@ -184,12 +175,12 @@ def settled(
         holds = is_refined(name, lookup(found, key)) if alias.refines else last.get(key, name) == name
         if meant is not None and holds and (alias.refines or key not in given.sources):
             put(found, key, meant)
-    for one in by_one_name([Said(key, value) for key, value in given.values.items()]):
+    for one in by_one_name([NamedValue(key, value) for key, value in given.values.items()]):
         put(found, one.key, one.value)
     return found, sources | given.sources
 
 
-class Said(NamedTuple):
+class NamedValue(NamedTuple):
     """A setting as somebody said it."""
 
     key: str
@@ -202,26 +193,21 @@ class Said(NamedTuple):
         return self.typed or f"{self.key}={self.value}"
 
 
-def by_one_name(said: Sequence[Said]) -> list[Said]:
-    """With settings in place of their other names: `batch_size=64` for `algo.batch_size=64`.
-
-    Raises:
-        ConfigError: two names of one setting are given, with different values.
-    """
+def by_one_name(said: Sequence[NamedValue]) -> list[NamedValue]:
+    """With settings in place of their other names: `batch_size=64` for `algo.batch_size=64`. Raises ConfigError: two
+    names of one setting are given, with different values."""
     kept = [one for one in said if one.key not in ALIASES]
     found = {one.key: one for one in kept}
-    for one in said:
-        if one.key not in ALIASES:
-            continue
+    for one in (each for each in said if each.key in ALIASES):
         key, meant = translated(one.key, one.value)
         other = found.get(key)
         if meant is None:
             continue
         if other is not None and is_refined(one.key, other.value):
-            kept = [*(each for each in kept if each.key != key), Said(key, meant)]
+            kept = [*(each for each in kept if each.key != key), NamedValue(key, meant)]
         elif other is None or other.key == one.key:
-            kept.append(Said(key, meant))
-            found[key] = Said(one.key, meant, one.text)
+            kept.append(NamedValue(key, meant))
+            found[key] = NamedValue(one.key, meant, one.text)
         elif other.value != meant:
             both = f"{one.text} contradicts {other.text}"
             raise ConfigError(f"{both}: they are one setting ({key}); leave one of them out")
@@ -261,15 +247,12 @@ def with_names_as_typed(message: str, arguments: Sequence[str], environment: Map
 
 def _as_hydra_wants_it(override: str, algorithms: Sequence[str] = ()) -> str:
     """Profiles and tuned settings join the defaults list; an argument for the env's constructor may be new to the YAML,
-    and so may a key that each of the `algorithms` swept over has.
-
-    Raises:
-        ConfigError: a setting is to be deleted, which would give it its default without a word.
-    """
+    and so may a key that each of the `algorithms` swept over has. Raises ConfigError: a setting is to be deleted, which
+    would give it its default without a word."""
     key = key_of(override)
     free = key.startswith(tuple(f"{group}." for group in FREE))
     if override.startswith("~"):
-        if not free and not key.startswith((*FREE, "hydra")):
+        if not key.startswith((*FREE, "hydra")):
             raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
         return override
     override = _in_quotes_where_needed(override)
@@ -318,11 +301,8 @@ def without_folder(arguments: Sequence[str]) -> list[str]:
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The settings' names, and the environment variables that give them values: `batch_size` → `BATCH_SIZE`.
-
-    Raises:
-        ConfigError: a variable with the prefix is close to a flag's name, and none.
-    """
+    """The settings' names, and the environment variables that give them values: `batch_size` → `BATCH_SIZE`. Raises
+    ConfigError: a variable with the prefix is close to a flag's name, and none."""
     flags = [flag.name for flag in FLAGS]
     found = {name: name.upper() for name in BARE if environment.get(name.upper())}
     for variable in environment:

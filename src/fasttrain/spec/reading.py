@@ -19,11 +19,8 @@ from fasttrain.spec.setting import Named, build, named, settings_of
 
 
 def from_mapping(values: Mapping[str, Any]) -> Config:
-    """The typed and checked configuration.
-
-    Raises:
-        ConfigError: unknown key, wrong type, out of range, or fields that contradict each other.
-    """
+    """The typed and checked configuration. Raises ConfigError: unknown key, wrong type, out of range, or fields that
+    contradict each other."""
     values = dict(values)
     if removed := former_key(values):
         raise ConfigError(instead_of(removed))
@@ -57,10 +54,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
 
 def against(config: Config, opponent: Named) -> Config:
     """The same with these opponents in the env; for a class of the user's somebody outside decides, as in self-play.
-
-    Raises:
-        ConfigError: the env names no opponents.
-    """
+    Raises ConfigError: the env names no opponents."""
     key = config.env.spec.opponent_key
     if key is None:
         raise ConfigError(
@@ -104,7 +98,6 @@ def guests_of(config: Config) -> int:
 
 
 def evaluation_envs(config: Config) -> int:
-    """How many envs evaluations play."""
     if config.env.backend == VECTOR or lends_env(config):
         return config.num_envs  # a VectorEnv may take multiples of its agents alone
     usual = 64 if config.vec_env in BATCHED else 8  # these cost next to nothing
@@ -152,11 +145,7 @@ def evaluated(config: Config) -> Config:
 
 def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:
     """The configuration of a run with what was typed to evaluate it otherwise: keys below `eval` and `env.kwargs`, and
-    `opponent`; `given` has the values.
-
-    Raises:
-        ConfigError: the opponent is none of the game's own.
-    """
+    `opponent`; `given` has the values. Raises ConfigError: the opponent is none of the game's own."""
     more, asked = dict(config.eval.env_kwargs), dict[str, Any]()
     for key in typed:
         group, _, name = key.partition(".")

@@ -9,6 +9,7 @@ environment, what Hydra composes against and the rows of the plan come from it. 
 from __future__ import annotations
 
 import difflib
+import math
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -58,18 +59,12 @@ def setting(
     stock: object = MISSING,
     **further: Any,
 ) -> Any:
-    """A dataclass field with a `Setting`.
-
-    Args:
-        default: MISSING where `reading.from_mapping` finds the value, an empty list or dict for a new one each time.
-        stock: the default, unless it is given.
-        further: as in `Setting`.
-    """
-    plain = default if stock is MISSING else stock
-    declared = Setting(text, flag_class, stock=plain, **further)
+    """A dataclass field with a `Setting`, `further` as there. `default`: MISSING where `reading.from_mapping` finds the
+    value, an empty dict for a new one each time; `stock`: the default, unless it is given."""
+    metadata = {"setting": Setting(text, flag_class, stock=default if stock is MISSING else stock, **further)}
     if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"setting": declared})
-    return field(default=default, metadata={"setting": declared})
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def declared(one: Field[Any]) -> Setting:
@@ -79,11 +74,8 @@ def declared(one: Field[Any]) -> Setting:
 
 
 def settings_of(cls: type, prefix: str = "", parts: bool = False) -> Iterator[tuple[str, Field[Any]]]:
-    """Every setting of a configuration class, dotted; its groups are classes too.
-
-    Args:
-        parts: those of a setting that has some, `daemons.timeouts_s.game`, in its place.
-    """
+    """Every setting of a configuration class, dotted; its groups are classes too. `parts`: those of a setting that has
+    some, `daemons.timeouts_s.game`, in its place."""
     hints = get_type_hints(cls)
     for one in fields(cls):
         if is_dataclass(hints[one.name]) and (parts or "setting" not in one.metadata):
@@ -113,8 +105,8 @@ def flags_of(cls: type) -> tuple[Setting, ...]:
 
 def ranges_of(settings: Mapping[str, Field[Any]]) -> dict[str, tuple[float | None, float | None]]:
     """Key → least and most, of those that are bounded."""
-    found = {key: declared(one) for key, one in settings.items()}
-    return {key: (it.least, it.most) for key, it in found.items() if (it.least, it.most) != (None, None)}
+    found = {key: (declared(one).least, declared(one).most) for key, one in settings.items()}
+    return {key: bounds for key, bounds in found.items() if bounds != (None, None)}
 
 
 T = TypeVar("T")
@@ -137,11 +129,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "", known: Iterable[str] = ()) -> T:
-    """A `cls` from a mapping. `where` is the dotted prefix for messages, `known` more keys to suggest from.
-
-    Raises:
-        ConfigError: unknown or missing key, or a value that does not fit the field's type.
-    """
+    """A `cls` from a mapping. `where` is the dotted prefix for messages, `known` more keys to suggest from. Raises
+    ConfigError: unknown or missing key, or a value that does not fit the field's type."""
     hints = get_type_hints(cls)
     names = {one.name: one for one in fields(cls)}  # type: ignore[arg-type]
     for key in values:
@@ -160,12 +149,11 @@ def convert(value: object, hint: object, key: str) -> Any:
     """`value` as the type `hint` says, or `ConfigError` naming `key`, the value and what fits."""
     if is_dataclass(value) and not isinstance(value, type):  # built already, by a caller who had to choose the class
         return value
-    value = named_or_number(value, key)
+    value, origin = named_or_number(value, key), get_origin(hint)
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
             raise _misfit(key, value, "a group of keys")
         return build(hint, value, key + ".")
-    origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return _union(value, get_args(hint), key)
     if origin is Literal:
@@ -184,11 +172,8 @@ def convert(value: object, hint: object, key: str) -> Any:
 
 
 def named(entry: Named, word: str, key: str) -> tuple[str, dict[str, Any]]:
-    """`my.module:Thing`, or `{WORD: my.module:Thing, factor: 2}` → the dotted name and the arguments beside it.
-
-    Raises:
-        ConfigError: the mapping names nothing.
-    """
+    """`my.module:Thing`, or `{WORD: my.module:Thing, factor: 2}` → the dotted name and the arguments beside it. Raises
+    ConfigError: the mapping names nothing."""
     if isinstance(entry, str):
         return entry, {}
     arguments = dict(entry)
@@ -204,19 +189,12 @@ def _scalar(value: object, hint: object, key: str) -> Any:
         if text in _TRUE | _FALSE:
             return text in _TRUE
         raise _misfit(key, value, "true or false")
-    if hint is int:
+    if hint in (int, float):
         number = _number(value)
-        if number is None or number != int(number):
-            raise _misfit(key, value, "a whole number")
-        return int(number)
-    if hint is float:
-        number = _number(value)
-        if number is None:
-            raise _misfit(key, value, "a number")
-        return float(number)
-    if hint is type(None) and value is None:
-        return None
-    if hint is str and isinstance(value, str) and value:
+        if number is None or (hint is int and number != int(number)):
+            raise _misfit(key, value, "a whole number" if hint is int else "a number")
+        return int(number) if hint is int else float(number)
+    if (hint is type(None) and value is None) or (hint is str and isinstance(value, str) and value):
         return value
     raise _misfit(key, value, "text" if hint is str else getattr(hint, "__name__", str(hint)))
 
@@ -229,9 +207,7 @@ def _number(value: object) -> float | None:
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    if number != number or number in (float("inf"), float("-inf")):
-        return None
-    return number if not isinstance(value, int) else value
+    return (value if isinstance(value, int) else number) if math.isfinite(number) else None
 
 
 def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:

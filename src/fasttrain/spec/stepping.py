@@ -36,7 +36,7 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
     value, reason = _choose_vec_env(requested, context)
     if value == "dummy" and context.env.shares == "process" and context.config.num_envs > 1:
         asked = {"vec_env": requested, "workers": context.config.workers}
-        if any(one != "auto" and context.sources.get(key) == "command line" for key, one in asked.items()):
+        if any(one != "auto" and context.typed(key) for key, one in asked.items()):
             raise ConfigError(f"vec_env={value} with num_envs={context.config.num_envs}: {ONE_GAME}; take num_envs=1")
         value, reason = "shared", ONE_GAME
     if requested == "auto" and context.config.env.spec.native and memory_inputs(context.config):
@@ -53,15 +53,12 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
 
 def _choose_vec_env(requested: str, context: Context) -> Resolved:
     config, env, machine = context.config, context.env, context.machine
-    typed = context.sources.get("vec_env") == "command line"
+    typed = context.typed("vec_env")
     if (backend := backend_of(config.env)) is not None:
-        if requested not in ("auto", backend.vec_env) and typed:
-            raise ConfigError(
-                f"vec_env={requested} with env.backend={backend.name}, which steps all envs itself: leave it out"
-            )
-        return backend.vec_env, backend.why
+        error = f"vec_env={requested} with env.backend={backend.name}, which steps all envs itself: leave it out"
+        return context.instead("vec_env", backend.vec_env, backend.why, error, ("auto", backend.vec_env))
     if requested in ("subproc", "shared") and config.workers == 0:
-        if typed and context.sources.get("workers") == "command line":
+        if typed and context.typed("workers"):
             raise ConfigError(f"vec_env={requested} contradicts workers=0: leave one of them out")
         return "dummy", "workers=0: all envs in this process"
     if requested in ("subproc", "shared") and machine.windows and not typed:
@@ -129,7 +126,7 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 def resolve_lean_info(requested: bool, context: Context) -> Resolved:
     """Off where infos cost nothing, and where callbacks of the user's may read them."""
     vec_env = context.effective["vec_env"]
-    typed = context.sources.get("lean_info") == "command line" or not requested
+    typed = context.typed("lean_info") or not requested
     if vec_env == "dummy" and not typed:
         return False, "in one process infos cost nothing; cutting them would"
     if vec_env != "native" and not typed and context.config.callbacks and not context.config.env.info_keys:
@@ -141,9 +138,7 @@ def resolve_num_envs(requested: int, context: Context) -> Resolved:
     """A native game names its own number, unless the user does; it is for algorithms that update once per rollout."""
     if context.env.shares == "machine" and requested > 1:
         why = "copies of the env on one machine influence each other (checkup)"
-        if context.sources.get("num_envs") == "command line":
-            raise ConfigError(f"num_envs={requested}: {why}; take num_envs=1")
-        return 1, why
+        return context.instead("num_envs", 1, why, f"num_envs={requested}: {why}; take num_envs=1")
     own = context.config.own.num_envs if context.config.algo.spec.on_policy else None
     chosen = context.sources.get("num_envs", "default") not in SHIPPED
     if context.effective["vec_env"] == "native" and own is not None and not chosen:
@@ -159,12 +154,11 @@ def resolve_workers(requested: int | str, context: Context) -> Resolved:
     if vec_env == "daemons" and (backend := backend_of(context.config.env)) is not None:
         return backend.workers(context.config, requested, num_envs, context.machine.cores)
     if vec_env != "subproc":
-        if context.sources.get("workers") == "command line" and requested not in (0, "auto"):
-            raise ConfigError(
-                f"workers={requested} means nothing with vec_env={vec_env}: it steps all envs in one process; leave it "
-                "out"
-            )
-        return NOT_APPLICABLE, f"vec_env={vec_env} steps in one process"
+        error = (
+            f"workers={requested} means nothing with vec_env={vec_env}: it steps all envs in one process; leave it out"
+        )
+        why = f"vec_env={vec_env} steps in one process"
+        return context.instead("workers", NOT_APPLICABLE, why, error, (0, "auto"))
     if isinstance(requested, int) and requested != num_envs:
         raise ConfigError(
             f"workers={requested} with num_envs={num_envs}: SubprocVecEnv runs one worker per env; take workers=auto, "
@@ -175,9 +169,8 @@ def resolve_workers(requested: int | str, context: Context) -> Resolved:
 
 def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Resolved:
     if context.env.shares == "process":
-        if context.sources.get("workers") == "command line" and requested not in ("auto", num_envs):
-            raise ConfigError(f"workers={requested} with num_envs={num_envs}: {ONE_GAME}; take workers=auto")
-        return num_envs, ONE_GAME
+        error = f"workers={requested} with num_envs={num_envs}: {ONE_GAME}; take workers=auto"
+        return context.instead("workers", num_envs, ONE_GAME, error, ("auto", num_envs))
     if isinstance(requested, int):
         return min(requested, num_envs), ""
     workers, cores = _auto_workers(num_envs, context.env, context.machine), context.machine.cores
@@ -191,9 +184,7 @@ def resolve_schedule(requested: str, context: Context) -> Resolved:
     if requested == "lockstep":
         return requested, ""
     if unfit := _why_no_groups(context):
-        if context.sources.get("schedule") == "command line" and requested != "auto":
-            raise ConfigError(f"schedule={requested}: {unfit}; take schedule=lockstep")
-        return "lockstep", unfit
+        return context.instead("schedule", "lockstep", unfit, f"schedule={requested}: {unfit}; take schedule=lockstep")
     if requested == "first_ready":
         return requested, "every worker runs ahead on its own within a rollout"
     if context.effective["vec_env"] == "daemons":
@@ -216,11 +207,8 @@ def _why_no_groups(context: Context) -> str:
 
 
 def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Refuse what self-play cannot do, and its settings where it is off.
-
-    Raises:
-        ConfigError: names the key and a way out.
-    """
+    """Refuse what self-play cannot do, and its settings where it is off. Raises ConfigError: names the key and a way
+    out."""
     typed = [key for key, source in sources.items() if source == "command line"]
     named = f"env.kwargs.{config.env.spec.opponent_key}"
     if "opponent" in typed and named in typed:
@@ -262,9 +250,8 @@ def check_masks(config: Any, engine: str, sources: Mapping[str, str]) -> None:
 def resolve_eval_every(requested: int, context: Context) -> Resolved:
     """In self-play the reward says nothing of progress, so that quality is measured on the way."""
     if not context.config.eval.episodes:
-        if requested and context.sources.get("eval_every") == "command line":
-            raise ConfigError(f"eval_every={requested} contradicts eval.episodes=0: leave one of them out")
-        return 0, "eval.episodes=0: no evaluation"
+        error = f"eval_every={requested} contradicts eval.episodes=0: leave one of them out"
+        return context.instead("eval_every", 0, "eval.episodes=0: no evaluation", error, (0,))
     every, why = requested, ""
     if not requested and plays_itself(context.config) and "eval_every" not in context.sources:
         every = max(1, context.config.total_timesteps // EVALUATIONS)
@@ -279,15 +266,16 @@ def resolve_eval_every(requested: int, context: Context) -> Resolved:
 
 def resolve_eval_async(requested: bool, context: Context) -> Resolved:
     """Beside training, in a process of its own: where there is work, a core, and room for another env."""
-    if requested and not context.effective["eval_every"]:
-        return False, "no evaluations on the way without eval_every=…"
-    if requested and lends_games(context.config):
-        return False, "evaluations play with the training's engines"
-    if requested and context.config.num_envs == 1 and context.sources.get("eval_async") != "command line":
-        return False, "num_envs=1: evaluations borrow the one env, for perhaps there can be no second"
-    if requested and context.machine.cores < 2 and context.sources.get("eval_async") != "command line":
-        return False, "one core: nothing can run beside the training"
-    return requested, ""
+    unfit = ""
+    if context.machine.cores < 2 and not context.typed("eval_async"):
+        unfit = "one core: nothing can run beside the training"
+    if context.config.num_envs == 1 and not context.typed("eval_async"):
+        unfit = "num_envs=1: evaluations borrow the one env, for perhaps there can be no second"
+    if lends_games(context.config):
+        unfit = "evaluations play with the training's engines"
+    if not context.effective["eval_every"]:
+        unfit = "no evaluations on the way without eval_every=…"
+    return (False, unfit) if requested and unfit else (requested, "")
 
 
 def _spell(seconds: float) -> str:

@@ -91,7 +91,6 @@ class Finding:
         return self.quality is not None and self.quality.pairs > 1 and self.quality.low > 0
 
     def why(self) -> str:
-        """In a few words."""
         if self.costs_quality:
             return "drop: the profile learns better without it"
         if self.within is None:
@@ -115,13 +114,8 @@ def asked_of(config: Config) -> list[str]:
 
 
 def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Run the cells, write study.json, profile/measured.yaml and the report; the exit code.
-
-    Returns 4 if stopped by a signal, 1 if either end could not be run, else 0.
-
-    Raises:
-        ConfigError: no profile named, or nothing differs from the baseline.
-    """
+    """Run the cells, write study.json, profile/measured.yaml and the report. Returns 4 if stopped by a signal, 1 if
+    either end could not be run, else 0. Raises ConfigError: no profile named, or nothing differs from the baseline."""
     profiles = [key for key in overrides if key_of(key) == "profile"]
     if not profiles or profiles[-1].partition("=")[2] == BASELINE:
         example = f"{command()} compare candidates=ablate +profile=speed"
@@ -145,8 +139,6 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
 
 
 class Ablation:
-    """One study of levers."""
-
     def __init__(
         self, study: Study, config: Config, base: Sequence[str], before: Mapping[str, Any], levers: Sequence[Lever]
     ) -> None:
@@ -178,9 +170,8 @@ class Ablation:
             return False
         plans = [read_json(cell.folder / "plan.json") for cell in cells]
         self.levers = chosen_levers(effective_levers(self.all_levers, *plans), asked_of(self.config))
-        skipped = [lever.name for lever in self.all_levers if lever not in self.levers]
         self.study.say(f"levers: {', '.join(lever.name for lever in self.levers)}")
-        if skipped:
+        if skipped := [lever.name for lever in self.all_levers if lever not in self.levers]:
             self.study.say(f"without effect here, or not asked for: {', '.join(skipped)}")
         self.speed = cells[1].rate
         self.overhead_s = sum(cell.seconds - cell.summary["wall_s"] for cell in cells) / 2
@@ -263,16 +254,15 @@ class Ablation:
 
     def _write(self, findings: Sequence[Finding]) -> None:
         """The profile of what paid, and how fast it is beside the whole one."""
-        name = MEASURED
         kept = [finding.lever.name for finding in findings if finding.keep]
         others = [lever.name for lever in self.all_levers if lever not in self.levers]
         path = self._write_profile(findings, [*kept, *others], "")
         checks = []
         for seed in range(self.config.seed + ROUNDS, self.config.seed + ROUNDS + CHECKS):
             checks.append(self._wanted(WHOLE, self._names, seed, self.horizon))
-            checks.append(self._cell(name, self.study.use_profile(name), seed, self.horizon))
+            checks.append(self._cell(MEASURED, self.study.use_profile(MEASURED), seed, self.horizon))
         cells = self.study.run(checks, self.budget_s)
-        result = speed_ratio(cells[name], cells[WHOLE])
+        result = speed_ratio(cells[MEASURED], cells[WHOLE])
         said = "not run beside the profile: the time was up"
         if result is not None:
             said = f"{result.text()} as fast as the profile"
@@ -283,7 +273,7 @@ class Ablation:
         self.study.notes["kept"] = kept
         self.study.notes["result"] = result and result.to_dict()
         self.study.say(f"kept: {', '.join(kept) or 'nothing'}; the result is {said}")
-        self.study.say_profile(name, path)
+        self.study.say_profile(MEASURED, path)
 
     def _write_profile(self, findings: Sequence[Finding], applied: Sequence[str], said: str) -> Path:
         values = values_with(self.before, self.after, self.all_levers, applied)
@@ -296,7 +286,7 @@ class Ablation:
 
 
 def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lever]:
-    """The levers between two sets of settings (`profiles.settings`), in the order of the settings."""
+    """The levers between two sets of settings (`study.settings`), in the order of the settings."""
     owner = {key: name for name, keys in TOGETHER.items() for key in keys}
     names = dict.fromkeys(owner.get(key, key) for key in before if before[key] != after[key])
     keys = {name: TOGETHER.get(name, (name,)) for name in names}
@@ -321,11 +311,7 @@ def effective_levers(levers: Sequence[Lever], baseline: Mapping[str, Any], profi
 
 
 def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
-    """Those called for by name; all, if none is.
-
-    Raises:
-        ConfigError: one of the names is no lever here.
-    """
+    """Those called for by name; all, if none is. Raises ConfigError: one of the names is no lever here."""
     known = [lever.name for lever in levers]
     for name in names:
         if name not in known:
@@ -347,7 +333,6 @@ def values_with(
 
 
 def _row(finding: Finding) -> dict[str, Any]:
-    """For study.json."""
     return {
         "name": finding.lever.name,
         "class": finding.lever.flag_class,

@@ -1,6 +1,6 @@
 """Changes that might pay: which a configuration leaves open, and what each is expected to gain.
 
-A change's gain is what the model of `perf.limits` makes of it after the parts that it changes were measured again, in
+A change's gain is what the model of `limits` makes of it after the parts that it changes were measured again, in
 turn with the same parts of the present configuration. What the run takes besides stays as it is. Below stands how the
 doctor says what it found: the machine, the parts of the run, its limit, and what to change.
 """
@@ -80,7 +80,6 @@ class Candidate(NamedTuple):
 
     @property
     def overrides(self) -> list[str]:
-        """As typed."""
         return [f"{key}={spelt(value)}" for key, value in self.changes]
 
     @property
@@ -97,7 +96,6 @@ class Advice(NamedTuple):
     error: str = ""  # why trying it failed
 
     def to_dict(self) -> dict[str, Any]:
-        """For doctor.json."""
         given = self.candidate
         return {
             "change": given.text, "class": given.flag_class, "why": given.why, "measured_again": list(given.parts),
@@ -108,12 +106,10 @@ class Advice(NamedTuple):
 def candidates(now: Situation) -> list[Candidate]:
     """Those whose parts take enough time that they can gain `WORTH`, the most promising first."""
     found = [*_engine(now), *_stepping(now), *_sizes(now), *_computing(now), *_learning(now)]
-    able = []
-    for candidate in found:
-        share = sum(getattr(now.rates, part) or 0.0 for part in candidate.parts if part in PARTS)
-        able.append((most_gain(share, now.present_s), candidate))
-    worth = sorted((entry for entry in able if entry[0] >= WORTH), key=lambda entry: -entry[0])
-    return [candidate for _, candidate in worth][:MOST]
+    shares = (sum(getattr(now.rates, part) or 0.0 for part in each.parts if part in PARTS) for each in found)
+    gains = [most_gain(share, now.present_s) for share in shares]
+    worth = sorted((number for number, gain in enumerate(gains) if gain >= WORTH), key=lambda number: -gains[number])
+    return [found[number] for number in worth[:MOST]]
 
 
 def logging_advice(now: Situation) -> list[Advice]:
@@ -165,14 +161,15 @@ def _stepping(now: Situation) -> Iterator[Candidate]:
 def _sizes(now: Situation) -> Iterator[Candidate]:
     """More envs per vector step, the updates per env step as they were."""
     config = now.effective
-    changes: list[tuple[str, Any]] = [("num_envs", 2 * config.num_envs)]
-    parts: tuple[str, ...] = ("env", "policy")
-    if config.algo.spec.off_policy:
-        if train_frequency(config.algo.train_freq)[1] == "episode":  # of one env
-            return
-        changes.append(("updates_per_step", 2 * config.updates_per_step))
-        parts = PARTS
-    yield Candidate(tuple(changes), parts, "each vector step costs something, however many envs it has")
+    off_policy = config.algo.spec.off_policy
+    if off_policy and train_frequency(config.algo.train_freq)[1] == "episode":  # of one env
+        return
+    changes = {
+        "num_envs": 2 * config.num_envs,
+        **({"updates_per_step": 2 * config.updates_per_step} if off_policy else {}),
+    }
+    why = "each vector step costs something, however many envs it has"
+    yield Candidate((*changes.items(),), PARTS if off_policy else ("env", "policy"), why)
 
 
 def _computing(now: Situation) -> Iterator[Candidate]:
@@ -221,8 +218,7 @@ def _learning(now: Situation) -> Iterator[Candidate]:
     if getattr(algo, "n_epochs", 1) > 1:
         yield Candidate((("algo.n_epochs", algo.n_epochs // 2),), ("update",), "half the updates")
     if 4 * batch_size <= algo.rollout_size:
-        change = (("batch_size", 4 * batch_size),)
-        yield Candidate(change, ("update",), "fewer and larger minibatches")
+        yield Candidate((("batch_size", 4 * batch_size),), ("update",), "fewer and larger minibatches")
 
 
 # --- what a change would be, and gain
@@ -246,10 +242,8 @@ def with_changes(config: Config, changes: tuple[tuple[str, Any], ...]) -> Config
     """`config` with other values under dotted keys."""
     for key, value in changes:
         group, _, name = key.rpartition(".")
-        change: dict[str, Any] = {name: value}
-        if group:
-            change = {group: dataclasses.replace(getattr(config, group), **change)}
-        config = dataclasses.replace(config, **change)
+        below = {group: dataclasses.replace(getattr(config, group), **{name: value})} if group else {name: value}
+        config = dataclasses.replace(config, **below)
     return config
 
 
@@ -258,19 +252,14 @@ def advise(
     measure_again: Callable[[RunSpec, Candidate], tuple[Rates, Flow] | None],
     tell: Callable[[str], None],
 ) -> list[Advice]:
-    """All that gain `WORTH`, the best first.
-
-    Args:
-        measure_again: builds a candidate's run and gives its rates; None where it cannot be built.
-    """
+    """All that gain `WORTH`, the best first. `measure_again` builds the run of a candidate and gives its rates; None
+    where it cannot be built."""
     found = logging_advice(now)
     for candidate in candidates(now):
-        plan = changed_plan(now, candidate)
-        if plan is None:
+        if (plan := changed_plan(now, candidate)) is None:
             continue
         tell(f"trying on: {candidate.text}")
-        changed = measure_again(plan, candidate)
-        if changed is None:
+        if (changed := measure_again(plan, candidate)) is None:
             continue
         gain = gain_of(now.present_s, expected_s(now.present_s, (now.rates, now.flow), changed))
         if gain >= WORTH:
@@ -290,7 +279,6 @@ NAMES = {
 
 
 def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
-    """What the machine is."""
     return {
         "cores": machine.cores,
         "bf16_units": machine.bf16_units or None,
@@ -314,8 +302,7 @@ def parts(console: Console, now: Situation) -> None:
     names = ["steps/s", "µs per step", "of the run's time"]
     table = FittingTable(["part, by itself", *names], right=names)
     for part, name in NAMES.items():
-        seconds = getattr(rates, part)
-        if seconds is not None:
+        if (seconds := getattr(rates, part)) is not None:
             share = "" if present_s is None else f"{100 * seconds / present_s:.0f} %"
             table.add_row(name, rate_text(1 / seconds) if seconds > 0 else "-", f"{1e6 * seconds:.3g}", share)
     if table.rows:
@@ -331,9 +318,7 @@ def parts(console: Console, now: Situation) -> None:
 
 
 def flow_words(flow: Flow) -> str:
-    """How the parts go together."""
-    collect = "the policy acts while envs step" if flow.groups else "envs step, then the policy acts"
-    return f"{collect}, then updates"
+    return f"{'the policy acts while envs step' if flow.groups else 'envs step, then the policy acts'}, then updates"
 
 
 def advices(console: Console, best: Sequence[Advice], now: Situation) -> None:

@@ -18,17 +18,8 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STO
 from fasttrain.runs.view import FittingTable, make_console, say
 from fasttrain.spec.config import Config
 from fasttrain.studies.ablate import ablate, is_ablation
-from fasttrain.studies.judge import (
-    FIGURES,
-    MIN_SPEED_UP,
-    Row,
-    choose_metric,
-    choose_threshold,
-    is_rate,
-    judge,
-    read_outcome,
-)
-from fasttrain.studies.statistics import FAIL, MIN_PAIRS, OPEN, PASS, Interval
+from fasttrain.studies.judge import FIGURES, Row, choose_metric, choose_threshold, is_rate, judge, read_outcome
+from fasttrain.studies.statistics import FAIL, MIN_PAIRS, MIN_SPEED_UP, OPEN, PASS, Interval
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, merged
 from fasttrain.terminal import one_line, with_interval
 
@@ -45,13 +36,8 @@ class Candidate(NamedTuple):
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Run the cells that are missing, judge, write study.json and the report; the exit code.
-
-    Returns 3 if a candidate failed the gate, 4 if stopped by a signal, 1 if a cell crashed, else 0.
-
-    Raises:
-        ConfigError: the candidates cannot be read, or one of them is no valid run.
-    """
+    """Run the cells that are missing, judge, write study.json and the report. Returns 3 if a candidate failed the gate,
+    4 if stopped by a signal, 1 if a cell crashed, else 0. Raises ConfigError: a candidate is no valid run."""
     if is_ablation(config):
         return ablate(config, sources, folder, overrides, compose)
     candidates = parse_candidates(config.candidates)
@@ -93,14 +79,9 @@ def conclude(
         rows = judge(found, config.gate, metric, threshold)
         margins = [row.comparison.margin for row in rows if row.comparison is not None]
         study.notes["rows"] = [row.to_dict() for row in rows]
-        study.notes["gate"] = {
-            "metric": metric,
-            "threshold": threshold,
-            "curve_of": every[0].curve_of,
-            "margin": margins[0] if margins else None,
-            "min_speed_up": MIN_SPEED_UP,
-            "min_pairs": MIN_PAIRS,
-        }
+        told = {"metric": metric, "threshold": threshold, "curve_of": every[0].curve_of}
+        least = {"margin": next(iter(margins), None), "min_speed_up": MIN_SPEED_UP, "min_pairs": MIN_PAIRS}
+        study.notes["gate"] = {**told, **least}
         show_comparison(study.console, rows, study.notes["gate"])
     study.conclude(study.failed(wanted))
     return rows
@@ -109,10 +90,8 @@ def conclude(
 def parse_candidates(text: str | None) -> list[Candidate]:
     """`[baseline, speed, num_envs=8, {name: mine, overrides: [profile=speed, num_envs=8]}]` → candidates.
 
-    A bare word is a profile, `key=value` an override of its own.
-
-    Raises:
-        ConfigError: that is no such list, has fewer than two entries, or two of the same name.
+    A bare word is a profile, `key=value` an override of its own. Raises ConfigError: that is no such list, has fewer
+    than two entries, or two of the same name.
     """
     example = "candidates='[baseline, speed, {name: mine, overrides: [profile=speed, num_envs=8]}]'"
     if text is None:
@@ -147,11 +126,8 @@ def _candidate(entry: object, example: str) -> Candidate:
 
 
 def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """Under `minutes` time ends a cell, not steps.
-
-    Raises:
-        ConfigError: something stretches over total_timesteps, which was not given.
-    """
+    """Under `minutes` time ends a cell, not steps. Raises ConfigError: something stretches over total_timesteps, which
+    was not given."""
     if config.minutes is None:
         return []
     ends = [f"stop.max_minutes={config.minutes:g}"]

@@ -1,6 +1,6 @@
 """`fasttrain doctor`: what each part of a run could do alone, what that allows together, and what to change.
 
-It measures the run's own parts on this machine (`rig`), puts them together (`perf.limits`), looks for changes that
+It measures the run's own parts on this machine (`rig`), puts them together (`limits`), looks for changes that
 pay (`advice`) and tries the best of them as real trainings, in turn with the present configuration.
 """
 
@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -44,10 +44,7 @@ NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every"
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """Examine the configuration, or that of `run=FOLDER`; print it and write doctor.json. 4 if stopped by Ctrl-C.
-
-    Raises:
-        ConfigError: the part named does not exist in this run, or `run` is no finished run's folder.
-    """
+    Raises ConfigError: the part named does not exist in this run, or `run` is no finished run's folder."""
     console = make_console()
     case = _case(config, sources, overrides)
     doctor = Doctor(case, folder, console)
@@ -62,10 +59,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     return EXIT_STOPPED if stopped else EXIT_DONE
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Case:
-    """What is examined."""
-
+class Case(NamedTuple):
     config: Config  # as requested
     sources: Mapping[str, str]
     overrides: list[str]  # that a training of it is started with
@@ -77,8 +71,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     if config.run is None:
         return Case(config, sources, [text for text in overrides if key_of(text).split(".")[0] not in OWN_KEYS])
     typed = [key for key, source in sources.items() if source == "command line"]
-    ignored = sorted(key for key in typed if key != "run" and not key.startswith("doctor."))
-    if ignored:
+    if ignored := sorted(key for key in typed if key != "run" and not key.startswith("doctor.")):
         raise ConfigError(f"doctor run=… takes doctor.… besides only: {', '.join(ignored)} would do nothing")
     folder = Path(config.run)
     summary = read_json(folder / "summary.json")
@@ -89,13 +82,8 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
     requested = {row["flag"]: row["requested"] for row in flags}
     trained = dataclasses.replace(stored, **requested, doctor=config.doctor)
     of_flags = {row["flag"]: row["source"] for row in flags if row["source"] != "default"}
-    return Case(
-        trained,
-        of_flags,
-        texts_without_removed([str(text) for text in summary["overrides"]]),
-        str(folder),
-        1.0 / float(summary["steps_per_s"]),
-    )
+    typed = texts_without_removed([str(text) for text in summary["overrides"]])
+    return Case(trained, of_flags, typed, str(folder), 1.0 / float(summary["steps_per_s"]))
 
 
 class Doctor:
@@ -121,15 +109,12 @@ class Doctor:
             self.facts = env_facts(played, survey, survey.costs) if shared else env_facts(played)
         self.plan = resolve(config, case.sources, self.facts, self.machine)
         self.flow = Flow()
-        self._check_test()
-
-    def _check_test(self) -> None:
-        test, config = self.config.doctor.test, self.plan.config
-        if test == "replay" and not config.algo.spec.off_policy:
-            raise ConfigError(f"doctor.test=replay means nothing for algo={config.algo.name}: it has no replay buffer")
-        if test == "transport" and config.vec_env != "shared":
+        test, planned = config.doctor.test, self.plan.config
+        if test == "replay" and not planned.algo.spec.off_policy:
+            raise ConfigError(f"doctor.test=replay means nothing for algo={planned.algo.name}: it has no replay buffer")
+        if test == "transport" and planned.vec_env != "shared":
             raise ConfigError(
-                f"doctor.test=transport with vec_env={config.vec_env}: no workers of fasttrain's to reach"
+                f"doctor.test=transport with vec_env={planned.vec_env}: no workers of fasttrain's to reach"
             )
 
     def examine(self) -> None:
@@ -166,7 +151,6 @@ class Doctor:
 
     @property
     def situation(self) -> Situation:
-        """What was found so far."""
         trained_s = typical(self.samples["train"]) if "train" in self.samples else None
         return Situation(
             self.config, self.case.sources, self.case.overrides, self.facts, self.machine, self.plan.config,
@@ -186,12 +170,11 @@ class Doctor:
             rig = self._build(plan)
         except FastTrainError:  # the built model may refuse what the plan could not know
             return None
-        seconds = SECONDS / 2
         try:
-            rig.warm_up(seconds)
+            rig.warm_up(SECONDS / 2)
             both: dict[str, Samples] = {"now": {}, "changed": {}}
             names = windows_of(rig, candidate.parts)
-            measure({"now": self.rig, "changed": rig}, names, seconds, both, rounds=AGAIN_ROUNDS)
+            measure({"now": self.rig, "changed": rig}, names, SECONDS / 2, both, rounds=AGAIN_ROUNDS)
             changed = self.situation.rates.scaled(ratios_of(both["changed"], both["now"]))
             return changed, rig.flow(self.facts, self.machine)
         except EnvError:
@@ -201,10 +184,12 @@ class Doctor:
 
     def _try(self, advice: Advice, number: int) -> Advice:
         """The present and the changed configuration as real trainings, in turn; the better of two of each counts."""
-        steps = self._try_steps()
+        config = self.plan.config
+        rollout = config.num_envs if config.algo.spec.off_policy else config.algo.rollout_size
+        steps = max(int(max(TRY_S, 2 * SECONDS) / typical(self.samples["train"])), 6 * rollout)
         short = [f"total_timesteps={steps}", "eval.episodes=2", "live=off", "report=false"]
-        if self.plan.config.algo.spec.off_policy:
-            short.append(f"warmup_steps={min(self.plan.config.warmup_steps, steps // 10)}")
+        if config.algo.spec.off_policy:
+            short.append(f"warmup_steps={min(config.warmup_steps, steps // 10)}")
         typed = [text for text in self.case.overrides if key_of(text).split(".")[0] not in NOT_TRIED]
         base = merged(typed, short)
         sides = {"now": base, "changed": merged(base, advice.candidate.overrides)}
@@ -222,12 +207,6 @@ class Doctor:
         self.tried.append({"change": advice.candidate.text, "env_steps": steps, "steps_per_s": rates})
         return advice._replace(real=max(rates["changed"]) / max(rates["now"]) - 1.0)
 
-    def _try_steps(self) -> int:
-        config = self.plan.config
-        wanted = max(TRY_S, 2 * SECONDS) / typical(self.samples["train"])
-        rollout = config.num_envs if config.algo.spec.off_policy else config.algo.rollout_size
-        return max(int(wanted), 6 * rollout)
-
     def report(self, status: str) -> None:
         """Print what is not printed yet; write doctor.json."""
         if self.config.doctor.test != "all" or not self.advised:
@@ -242,8 +221,7 @@ class Doctor:
     def to_dict(self, status: str) -> dict[str, Any]:
         """doctor.json; rates in env steps per second."""
         rates, present_s = self.situation.rates, self.situation.told_s
-        whole = {"env", "policy", "update"} <= set(self.samples)
-        limit = composed_limit(rates, self.flow) if whole else None
+        limit = composed_limit(rates, self.flow) if {"env", "policy", "update"} <= set(self.samples) else None
         steps_per_s = None if present_s is None else 1.0 / present_s
         return {
             "schema": DOCTOR_SCHEMA,
@@ -264,7 +242,6 @@ class Doctor:
         }
 
     def close(self) -> None:
-        """End what is still running."""
         if self.rig is not None:
             self.rig.close()
             self.rig = None

@@ -20,7 +20,6 @@ RISE = 0.9  # share of the baseline's rise that counts as learned, where no thre
 TAIL = 0.2  # the last fifth of a training curve: what was learned, without the luck of one final policy
 EVERY_BYTE = 10**12  # a verdict takes no sample
 WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
-MIN_SPEED_UP = 1.1  # below it a candidate is not worth its trade-offs
 OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # of a summary; the others of its quality
 # Shown as the interquartile mean over seeds with a bootstrap interval.
 FIGURES = (*OF_TRAINING, "win_rate", "mean_reward", "score_diff", "draw_rate", "mean_turns", "tail", "elo")
@@ -109,24 +108,22 @@ class Row:
         return None if self.comparison is None else self.comparison.verdict
 
     def to_dict(self) -> dict[str, Any]:
-        """For study.json."""
+        found = self.comparison
         intervals: dict[str, statistics.Interval | None] = {
             **self.figures,
             "time_to_threshold_s": self.time_s,
             "time_to_threshold_steps": self.time_steps,
             "speed_up": self.speed_up,
+            "difference": found and statistics.Interval(found.difference, found.low, found.high),
         }
-        found = self.comparison
-        difference = None if found is None else statistics.Interval(found.difference, found.low, found.high).to_dict()
         return {
             "name": self.name,
             "seeds": sorted(self.outcomes),
-            **{key: None if value is None else value.to_dict() for key, value in intervals.items()},
+            **{key: value and value.to_dict() for key, value in intervals.items()},
             "end_reason": self.end_reason,
-            "difference": difference,
-            "bootstrap": None if found is None else list(found.bootstrap),
+            "bootstrap": found and list(found.bootstrap),
             "verdict": self.verdict,
-            "seeds_needed": None if found is None else found.seeds_needed,
+            "seeds_needed": found and found.seeds_needed,
             "faster": self.faster,
         }
 
@@ -163,28 +160,18 @@ def choose_threshold(baseline: Sequence[Outcome], gate: GateConfig) -> float | N
 def judge(
     candidates: Mapping[str, Mapping[int, Outcome]], gate: GateConfig, metric: str, threshold: float | None
 ) -> list[Row]:
-    """A row for every candidate that has an outcome; the first candidate is the baseline of all others.
-
-    Args:
-        candidates: name → seed → outcome.
-        metric: win_rate, mean_reward or tail.
-    """
-    names = list(candidates)
-    baseline = candidates[names[0]]
+    """A row for every candidate (name → seed → outcome) with an outcome; the first is the baseline of all others."""
+    first = next(iter(candidates))
     every = [outcome for of_seed in candidates.values() for outcome in of_seed.values()]
-    common = min((outcome.total for outcome in every), default=0.0)
-    rows = []
-    for name, outcomes in candidates.items():
-        if outcomes:
-            other = None if name == names[0] else baseline
-            rows.append(_row(name, outcomes, other, (gate, metric, threshold, common)))
-    return rows
+    how = gate, metric, threshold, min((outcome.total for outcome in every), default=0.0)
+    others = {name: {} if name == first else candidates[first] for name in candidates}
+    return [_row(name, outcomes, others[name], how) for name, outcomes in candidates.items() if outcomes]
 
 
 def _row(
     name: str,
     outcomes: Mapping[int, Outcome],
-    baseline: Mapping[int, Outcome] | None,
+    baseline: Mapping[int, Outcome],
     how: tuple[GateConfig, str, float | None, float],
 ) -> Row:
     gate, metric, threshold, common = how
@@ -194,18 +181,21 @@ def _row(
     figures = {name: _interval([outcome.figure(name) for outcome in runs]) for name in names}
     figures["sample_efficiency"] = _interval([outcome.efficiency(common) for outcome in runs])
     reached = [None if threshold is None else outcome.time_to(threshold) for outcome in runs]
-    speeds = [values_of(side, "steps_per_s") for side in (outcomes, baseline or {})]
-    speed_up = statistics.ratio_interval(*speeds)
+    ends: Counter[str] = Counter()  # how episodes of the final evaluation ended, over all seeds
+    for outcome in runs:
+        for reason, share in outcome.summary["quality"].get("end_reason", {}).items():
+            ends[reason] += share / len(runs)
+    speed_up = statistics.ratio_interval(*(values_of(side, "steps_per_s") for side in (outcomes, baseline)))
     return Row(
         name=name,
         outcomes=outcomes,
         figures=figures,
-        end_reason=_shares(runs),
+        end_reason=dict(ends.most_common()),
         time_s=None if threshold is None else statistics.median_time([at and at[1] for at in reached]),
         time_steps=None if threshold is None else statistics.median_time([at and at[0] for at in reached]),
         speed_up=speed_up,
-        comparison=compared(outcomes, baseline or {}, gate, metric),
-        faster=None if speed_up is None else speed_up.value >= MIN_SPEED_UP,
+        comparison=compared(outcomes, baseline, gate, metric),
+        faster=None if speed_up is None else speed_up.value >= statistics.MIN_SPEED_UP,
     )
 
 
@@ -227,21 +217,10 @@ def compared(
     ours, theirs = values_of(outcomes, metric), values_of(baseline, metric)
     if not ours.keys() & theirs.keys():
         return None
-    margin = gate.margin
-    if margin is None:
-        margin = statistics.margin_of(theirs, is_rate(metric, next(iter(baseline.values())).curve_of))
-    return statistics.compare(theirs, ours, margin)
+    usual = statistics.margin_of(theirs, is_rate(metric, next(iter(baseline.values())).curve_of))
+    return statistics.compare(theirs, ours, usual if gate.margin is None else gate.margin)
 
 
 def is_rate(metric: str, curve_of: str) -> bool:
     """Whether the metric is a win rate, in 0..1; `curve_of`: what the training curves are of."""
     return metric == "win_rate" or (metric == "tail" and curve_of == "win rate")
-
-
-def _shares(runs: Sequence[Outcome]) -> dict[str, float]:
-    """How episodes of the final evaluation ended, over all seeds."""
-    total: Counter[str] = Counter()
-    for outcome in runs:
-        for reason, share in outcome.summary["quality"].get("end_reason", {}).items():
-            total[reason] += share / len(runs)
-    return dict(total.most_common())

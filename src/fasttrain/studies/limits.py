@@ -41,9 +41,16 @@ class Flow(NamedTuple):
     env_cores: float = 1.0
 
 
-def limit_s(rates: Rates, flow: Flow) -> float:
-    """Seconds per env step if only envs, policy and update were left."""
-    return _composed(rates.env or 0.0, rates.policy or 0.0, rates.update or 0.0, flow)
+def limit_s(rates: Rates, flow: Flow, whole: bool = False) -> float:
+    """Seconds per env step if only envs, policy and update were left; `whole`: with storing and logging, which the
+    thread that acts does too."""
+    env, own = rates.env or 0.0, rates.policy or 0.0
+    own += (rates.storing or 0.0) + (rates.logging or 0.0) if whole else 0.0
+    collect = env + own
+    if flow.groups:
+        computing = env * flow.env_cores + own  # core-seconds
+        collect = max(env, own, min(collect, computing / flow.cores))
+    return collect + (rates.update or 0.0)
 
 
 def composed_limit(rates: Rates, flow: Flow) -> float:
@@ -52,27 +59,13 @@ def composed_limit(rates: Rates, flow: Flow) -> float:
     return 1.0 / seconds if seconds > 0 else float("inf")
 
 
-def modelled_s(rates: Rates, flow: Flow) -> float:
-    """As `limit_s`, with storing and logging, which the thread that acts does too."""
-    own = (rates.policy or 0.0) + (rates.storing or 0.0) + (rates.logging or 0.0)
-    return _composed(rates.env or 0.0, own, rates.update or 0.0, flow)
-
-
-def _composed(env: float, own: float, update: float, flow: Flow) -> float:
-    computing = env * flow.env_cores + own  # core-seconds
-    collect = env + own
-    if flow.groups:
-        collect = max(env, own, min(collect, computing / flow.cores))
-    return collect + update
-
-
 def expected_s(present_s: float, before: tuple[Rates, Flow], after: tuple[Rates, Flow]) -> float:
     """Seconds per env step after a change.
 
     What the present run takes besides its measured parts stays: only the difference that the model sees is applied.
     It cannot become less than the new limit.
     """
-    changed = present_s + modelled_s(*after) - modelled_s(*before)
+    changed = present_s + limit_s(*after, whole=True) - limit_s(*before, whole=True)
     return max(changed, limit_s(*after))
 
 

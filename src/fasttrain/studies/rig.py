@@ -78,8 +78,7 @@ def steady(config: Config) -> Config:
         "stop": StopConfig(), "eval_every": 0, "checkpoint_every": 0, "live": "off",
         "report": False, "warmup_steps": min(config.warmup_steps, WARMUP),
     }  # fmt: skip
-    if config.algo.spec.off_policy:
-        algo = config.algo
+    if (algo := config.algo).spec.off_policy:
         settled: dict[str, Any] = {"buffer_size": min(algo.buffer_size, max(BUFFER, config.num_envs))}
         if hasattr(algo, "exploration_final_eps"):
             settled["exploration_initial_eps"] = algo.exploration_final_eps
@@ -107,7 +106,7 @@ class Rig:
         self.config: Config = self.run.plan.config
         model: Any = self.run.model
         self.model, self.stock = model, is_stock(model)
-        self.off_policy = self.config.algo.spec.off_policy
+        self.off_policy, self.num_envs = self.config.algo.spec.off_policy, self.config.num_envs
         stepping = self.run.env if self.stock else model.collector.source_of(model.env)
         self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # the workers, where there are any
         self.games = stepping if isinstance(stepping, ExternalVecEnv) else None
@@ -126,10 +125,6 @@ class Rig:
         self.model.logger.close()
         self.run.env.close()
         self._said.close()
-
-    @property
-    def num_envs(self) -> int:
-        return self.config.num_envs
 
     def train(self, seconds: float) -> Window:
         """Train for about `seconds`, an iteration at least: the run itself, and what logging takes of it."""
@@ -150,22 +145,15 @@ class Rig:
         until = time.perf_counter() + seconds
         step_s = self.train(min(0.2, seconds / 4))["train"]
         slow = time.perf_counter() > until
-        algo = self.config.algo
-        if algo.spec.off_policy:
-            wanted = min(FILLED, algo.buffer_size, self.config.total_timesteps)
-            with self.updates_off():
-                while self.model.replay_buffer.size() * self.num_envs < wanted and time.perf_counter() < until:
+        if self.off_policy:
+            model, wanted = self.model, min(FILLED, self.config.algo.buffer_size, self.config.total_timesteps)
+            starts, model.learning_starts = model.learning_starts, 2**62  # it only collects
+            try:
+                while model.replay_buffer.size() * self.num_envs < wanted and time.perf_counter() < until:
                     self.train(seconds / 10)
+            finally:
+                model.learning_starts = starts
         return step_s if slow else None
-
-    @contextlib.contextmanager
-    def updates_off(self) -> Iterator[None]:
-        """DQN only collects inside."""
-        starts, self.model.learning_starts = self.model.learning_starts, 2**62
-        try:
-            yield
-        finally:
-            self.model.learning_starts = starts
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[Callable[[], None]]:
@@ -205,8 +193,8 @@ class Rig:
 
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         """How the run overlaps its parts."""
-        config, shared = self.config, self.shared
-        groups = shared is not None and config.schedule == "first_ready"
+        shared = self.shared
+        groups = shared is not None and self.config.schedule == "first_ready"
         # A probe on a busy machine takes waiting for a core for waiting: only envs that mostly wait leave cores free.
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing

@@ -20,6 +20,7 @@ from fasttrain.terminal import with_interval
 
 Floats = NDArray[np.float64]
 MIN_PAIRS = 5  # fewer seeds are no proof of equality, whatever their interval says
+MIN_SPEED_UP = 1.1  # below it a candidate is not worth its trade-offs
 MOST_PAIRS = 1000  # that seeds_needed speaks of
 RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
@@ -42,7 +43,6 @@ class Interval:
     high: float
 
     def to_dict(self) -> dict[str, float]:
-        """`{"value", "low", "high"}`."""
         return {"value": self.value, "low": self.low, "high": self.high}
 
 
@@ -89,11 +89,9 @@ def compare(
     """Non-inferiority of `candidate` by a `margin` > 0 in the unit of the values; keys are seeds.
 
     pass: the lower bound lies above -margin and there are `min_pairs` seeds. fail: the upper bound lies below -margin.
-    Everything else is "not enough seeds". With normal differences a candidate that is worse by just the margin fails
-    in 2.5 % of all studies and passes in 2.5 %; that of equal ones fewer fail is tested with real spreads.
-
-    Raises:
-        ValueError: no seed in common.
+    Everything else is "not enough seeds". With normal differences a candidate that is worse by just the margin fails in
+    2.5 % of all studies and passes in 2.5 %; that of equal ones fewer fail is tested with real spreads. Raises
+    ValueError: no seed in common.
     """
     seeds = sorted(baseline.keys() & candidate.keys())
     if not seeds:
@@ -223,5 +221,5 @@ def median_time(times: Sequence[float | None], seed: int = 0) -> Interval:
     middle = (len(values) - 1) // 2
     drawn = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
     medians = np.sort(np.sort(drawn, axis=1)[:, middle])  # of ranks: `values` is sorted
-    bounds = [float(values[medians[int(share * RESAMPLES)]]) for share in (0.025, 0.975)]
-    return Interval(float(values[middle]), bounds[0], bounds[1])
+    ends = (float(values[medians[int(share * RESAMPLES)]]) for share in (0.025, 0.975))
+    return Interval(float(values[middle]), *ends)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from fasttrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_WRONG_INPUT
 from fasttrain.runs.folders import CELLS, GROUP, PARENT, clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
-from fasttrain.saving.files import holder, read_json, write_json
+from fasttrain.saving.files import holder, read_json, write_json, write_whole
 from fasttrain.spec.checks import FLAGS, batch_size_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import COMPILES_FIRST, key_of
@@ -66,52 +67,33 @@ class Cell:
     def rate(self) -> float:
         """Steps/s without the first window, in which caches are cold; of a very short run, of all of it."""
         windows = read_json(self.folder / "perf.json").get("windows") or []
-        if len(windows) >= LEAST_WINDOWS:
-            first, last = windows[0], windows[-1]
-            seconds = last["wall_s"] - first["wall_s"]
-            if seconds > 0:
-                return float((last["env_steps"] - first["env_steps"]) / seconds)
+        if len(windows) >= LEAST_WINDOWS and (seconds := windows[-1]["wall_s"] - windows[0]["wall_s"]) > 0:
+            return float((windows[-1]["env_steps"] - windows[0]["env_steps"]) / seconds)
         return float(self.summary.get("steps_per_s") or 0.0)
 
     def described(self) -> str:
         """`done · 61,234 steps/s · reward 2.9 · win 61.3 %`, or what went wrong."""
         quality, speed = self.summary.get("quality") or {}, self.summary.get("steps_per_s")
-        facts = [self.status]
-        if speed is not None:
-            facts.append(f"{rate_text(speed)} steps/s")
-        if quality.get("mean_reward") is not None:
-            facts.append(f"reward {quality['mean_reward']:.3g}")
-        if quality.get("win_rate") is not None:
-            facts.append(f"win {100 * quality['win_rate']:.1f} %")
-        return " · ".join([*facts, *filter(None, [self.error])])
+        reward, won = quality.get("mean_reward"), quality.get("win_rate")
+        facts = [
+            self.status,
+            "" if speed is None else f"{rate_text(speed)} steps/s",
+            "" if reward is None else f"reward {reward:.3g}",
+            "" if won is None else f"win {100 * won:.1f} %",
+        ]
+        return " · ".join(filter(None, [*facts, self.error]))
 
     def to_dict(self, study: Path) -> dict[str, Any]:
         """For study.json; the folder relative to the study's, so that the whole can be moved."""
-        return {
-            "label": self.label,
-            "seed": self.seed,
-            "status": self.status,
-            "exit_code": self.exit_code,
-            "error": self.error,
-            "seconds": round(self.seconds, 2),
-            "folder": os.path.relpath(self.folder, study),
-            "overrides": self.overrides,
-        }
+        told = {key: getattr(self, key) for key in ("label", "seed", "status", "exit_code", "error", "overrides")}
+        return {**told, "seconds": round(self.seconds, 2), "folder": os.path.relpath(self.folder, study)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], study: Path) -> Cell:
         """What `to_dict` gave; the summary is read from the folder."""
-        folder = study / str(stored["folder"])
-        return cls(
-            label=str(stored["label"]),
-            overrides=texts_without_removed(stored["overrides"]),
-            folder=folder,
-            exit_code=int(stored["exit_code"]),
-            error=str(stored["error"]),
-            seconds=float(stored["seconds"]),
-            seed=stored["seed"],
-            summary=read_json(folder / "summary.json"),
-        )
+        folder, typed = study / str(stored["folder"]), texts_without_removed(stored["overrides"])
+        told = {key: stored[key] for key in ("label", "exit_code", "error", "seconds", "seed")}
+        return cls(overrides=typed, folder=folder, summary=read_json(folder / "summary.json"), **told)
 
 
 def run_cell(
@@ -132,25 +114,12 @@ def run_cell(
         process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
         with _passing_on_signals(process) as signals:
             exit_code = process.wait()
-    cell = Cell(
-        label=label,
-        overrides=list(overrides),
-        folder=folder,
-        exit_code=exit_code,
-        error=why(exit_code, folder / "log.txt"),
-        seconds=time.perf_counter() - begun,
-        seed=seed,
-        summary=read_json(folder / "summary.json"),
-    )
-    return cell, bool(signals)
+    error, took, summary = why(exit_code, folder / "log.txt"), time.perf_counter() - begun, folder / "summary.json"
+    return Cell(label, list(overrides), folder, exit_code, error, took, seed, read_json(summary)), bool(signals)
 
 
 def last_line(folder: Path) -> str:
-    """What the cell in `folder` said last; read while it runs.
-
-    Raises:
-        OSError: it has not begun.
-    """
+    """What the cell in `folder` said last; read while it runs. Raises OSError: it has not begun."""
     with (folder / "log.txt").open("rb") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
         lines = log.read().decode(errors="replace").splitlines()
@@ -212,8 +181,6 @@ Compose = Callable[[Sequence[str]], Config]  # command line arguments → the ty
 
 
 class Wanted(NamedTuple):
-    """A cell that is to be run."""
-
     label: str
     seed: int
     overrides: tuple[str, ...]  # without seed and folder
@@ -257,10 +224,8 @@ class Study:
         """Run what is not finished, in this order; returns the finished ones by label and seed.
 
         A cell that fails is said and stored and stops nothing; a label whose cell was illegal is not tried again with
-        other seeds. None is begun when `until_s` seconds of the study are over.
-
-        Raises:
-            KeyboardInterrupt: SIGINT or SIGTERM came; what is finished is stored.
+        other seeds. None is begun when `until_s` seconds of the study are over. Raises KeyboardInterrupt: SIGINT or
+        SIGTERM came; what is finished is stored.
         """
         todo = list(cells)
         illegal: set[str] = set()
@@ -323,20 +288,15 @@ class Study:
         todo = [wanted for wanted in later if self.find(wanted) is None]
         if not done or not todo:
             return ""
-        overall = sum(cell.seconds for cell in done) / len(done)
-        total = 0.0
-        for wanted in todo:
-            same = [cell.seconds for cell in done if cell.label == wanted.label]
-            total += sum(same) / len(same) if same else overall
+        same = ([cell.seconds for cell in done if cell.label == wanted.label] for wanted in todo)
+        total = sum(fmean(seconds or [cell.seconds for cell in done]) for seconds in same)
         return f" · ETA {clock_text(min(total, max(0.0, until_s - self.spent_s())))}"
 
     def store(self) -> None:
-        """Write study.json."""
         content = {"schema": STUDY_SCHEMA, "command": self.command, "arguments": self.arguments, **self.notes}
         write_json(self.folder / "study.json", {**content, "cells": [cell.to_dict(self.folder) for cell in self.cells]})
 
     def say(self, line: str) -> None:
-        """One line, whole and as it is."""
         say(self.console, line)
 
     def spent_s(self) -> float:
@@ -353,8 +313,7 @@ class Study:
             text = yaml.safe_dump({inner: values[key]}, default_flow_style=False, allow_unicode=True).strip()
             lines.append(("  " if group else "") + text + (f" # {notes[key]}" if notes.get(key) else ""))
         path = self.folder / "conf" / "profile" / f"{name}.yaml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_whole(path, "\n".join(lines) + "\n")
         return path
 
     def use_profile(self, name: str) -> list[str]:

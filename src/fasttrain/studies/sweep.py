@@ -33,18 +33,11 @@ CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "
 
 def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
     """The cell's row: what `CSV_COLUMNS` names."""
-    summary, quality = cell.summary, cell.summary.get("quality", {})
-    speed = summary.get("steps_per_s")
-    return {
-        "status": cell.status,
-        "steps_per_s": speed,
-        "speed_up": speed / reference if speed and reference else None,
-        "mean_reward": quality.get("mean_reward"),
-        "win_rate": quality.get("win_rate"),
-        **{key: summary.get(key) for key in ("update_ratio", "env_steps", "wall_s", "startup_s")},
-        "error": cell.error,
-        "folder": str(cell.folder),
-    }
+    quality, speed = cell.summary.get("quality", {}), cell.summary.get("steps_per_s")
+    own: dict[str, Any] = {"status": cell.status, "error": cell.error, "folder": str(cell.folder)}
+    own |= {key: quality.get(key) for key in ("mean_reward", "win_rate")}
+    own |= {"speed_up": speed / reference if speed and reference else None}
+    return {key: own[key] if key in own else cell.summary.get(key) for key in CSV_COLUMNS}
 
 
 class Sweep:
@@ -74,10 +67,7 @@ class Sweep:
 
     def run_cell(self, job: Any) -> int:
         """Run one composed cell in a process of its own, its output in the cell's log.txt; returns its exit code.
-
-        Raises:
-            KeyboardInterrupt: after the cell has stopped and is recorded; ends the sweep.
-        """
+        Raises KeyboardInterrupt: after the cell has stopped and is recorded; ends the sweep."""
         if self.folder is None:
             self._open(Path(job.sweep.dir).absolute())
             of_files = [f"{key}={value}" for key, value in (job.sweeper.get("params") or {}).items()]
@@ -113,11 +103,9 @@ class Sweep:
     def _known(self, label: str, overrides: list[str], folder: Path) -> Cell | None:
         """A cell that was done before the sweep was stopped."""
         for row in self._stored:
-            typed = texts_without_removed(row["overrides"])
+            typed, seconds = texts_without_removed(row["overrides"]), float(row.get("seconds", 0))
             if (str(row["cell"]), typed, row["exit_code"]) == (label, overrides, EXIT_DONE):
-                return Cell(
-                    label, overrides, folder, EXIT_DONE, "", float(row.get("seconds", 0)), summary=row["summary"]
-                )
+                return Cell(label, overrides, folder, EXIT_DONE, "", seconds, summary=row["summary"])
         return None
 
     def _without_report(self) -> list[str]:
@@ -130,10 +118,8 @@ class Sweep:
         return f"[{number}/{self._total}] {swept}"
 
     def _eta(self) -> str:
-        left = self._total - len(self.cells)
-        if not self.cells or left <= 0:
-            return ""
-        return f" · ETA {clock_text(left * sum(cell.seconds for cell in self.cells) / len(self.cells))}"
+        done, left = [cell.seconds for cell in self.cells], self._total - len(self.cells)
+        return f" · ETA {clock_text(left * sum(done) / len(done))}" if done and left > 0 else ""
 
     def finish(self) -> int:
         """Print the table, write sweep.csv and sweep.json beside the cells; the sweep's exit code.
@@ -149,9 +135,7 @@ class Sweep:
         codes = {cell.exit_code for cell in self.cells}
         if self.stopped or EXIT_STOPPED in codes:
             return EXIT_STOPPED
-        if codes == {EXIT_DONE}:
-            return EXIT_DONE
-        return EXIT_CRASHED if codes - {EXIT_DONE, EXIT_WRONG_INPUT} else EXIT_WRONG_INPUT
+        return EXIT_CRASHED if codes - {EXIT_DONE, EXIT_WRONG_INPUT} else max(codes, default=EXIT_WRONG_INPUT)
 
     def way_on(self) -> str:
         """What there is of a sweep that was stopped, and the command that goes on."""
@@ -165,19 +149,16 @@ class Sweep:
     def _rows(self) -> tuple[list[dict[str, Any]], list[str], str]:
         reference, against = self._reference()
         rows = [figures(cell, reference) for cell in self.cells]
-        cells = [cell.overrides for cell in self.cells]
-        keys = dict.fromkeys(key_of(text) for overrides in cells for text in overrides)  # in the order they were typed
-        varying = [key for key in keys if len({_values(overrides).get(key) for overrides in cells}) > 1]
-        return rows, varying, against
+        cells = [_values(cell.overrides) for cell in self.cells]
+        keys = dict.fromkeys(key for values in cells for key in values)  # in the order they were typed
+        return rows, [key for key in keys if len({values.get(key) for values in cells}) > 1], against
 
     def _reference(self) -> tuple[float | None, str]:
         """What speed-ups are relative to: the baseline profile's cell if there is one, else the first that is done."""
         done = [cell for cell in self.cells if cell.summary.get("steps_per_s")]
-        if not done:
-            return None, "-"
         baseline = [cell for cell in done if any(o.lstrip("+") == "profile=baseline" for o in cell.overrides)]
-        cell = (baseline or done)[0]
-        return float(cell.summary["steps_per_s"]), f"cell {cell.label}"
+        cell = next(iter((*baseline, *done)), None)
+        return (None, "-") if cell is None else (float(cell.summary["steps_per_s"]), f"cell {cell.label}")
 
     def _print(self, rows: list[dict[str, Any]], keys: list[str], against: str) -> None:
         figures_of = ["steps/s", "speed-up", "mean reward [95 %]", "win rate [95 %]", "updates/step", "status"]
@@ -200,19 +181,16 @@ class Sweep:
         say(self.console, f"written to {near(self.folder or Path())}/sweep.csv and sweep.json")
 
     def _write(self, rows: list[dict[str, Any]], keys: list[str], against: str) -> None:
-        folder = self.folder or Path()
+        folder, cells = self.folder or Path(), []
         with (folder / "sweep.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["cell", *keys, *CSV_COLUMNS])
             for cell, row in zip(self.cells, rows, strict=True):
                 values = _values(cell.overrides)
-                cells = [cell.label, *(values.get(k, "") for k in keys), *(row[c] for c in CSV_COLUMNS)]
-                writer.writerow([csv_cell(value) for value in cells])
-        cells = [
-            {"cell": int(cell.label), "overrides": cell.overrides, "exit_code": cell.exit_code,
-             "seconds": round(cell.seconds, 2), **row, "summary": cell.summary}
-            for cell, row in zip(self.cells, rows, strict=True)
-        ]  # fmt: skip
+                fields = [cell.label, *(values.get(k, "") for k in keys), *(row[c] for c in CSV_COLUMNS)]
+                writer.writerow([csv_cell(value) for value in fields])
+                told = {"cell": int(cell.label), "overrides": cell.overrides, "exit_code": cell.exit_code}
+                cells.append({**told, "seconds": round(cell.seconds, 2), **row, "summary": cell.summary})
         content = {"schema": 1, "arguments": without_folder(self.arguments), "swept": keys, "speed_up_against": against}
         write_json(folder / "sweep.json", {**content, "cells": cells})
 

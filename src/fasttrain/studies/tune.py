@@ -43,13 +43,8 @@ Point = dict[str, Any]
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Search, write study.json, profile/tuned.yaml and the report; the exit code.
-
-    Returns 4 if stopped by a signal, 1 if the profile itself could not be run, else 0.
-
-    Raises:
-        ConfigError: the space names an unknown key or one that may not vary.
-    """
+    """Search, write study.json, profile/tuned.yaml and the report. Returns 4 if stopped by a signal, 1 if the profile
+    itself could not be run, else 0. Raises ConfigError: the space names an unknown key or one that may not vary."""
     known = all_keys()
     for key, values in (config.tune.space or {}).items():
         if key not in known:
@@ -70,8 +65,6 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 class Search:
-    """One search."""
-
     def __init__(self, study: Study, config: Config, base: Sequence[str], compose: Compose) -> None:
         self.study, self.config, self.base, self.compose = study, config, list(base), compose
         self.budget_s = 60 * (config.minutes or MINUTES)
@@ -95,9 +88,7 @@ class Search:
         self.study.say(
             f"space: {sizes}; {len(points)} combinations update at least {self.least_ratio:.5f} times a step"
         )
-        survivors = self._first_rung(space, points)
-        survivors = self._rung(survivors, 1, SHARES[1])
-        self._finals(survivors[:FINALISTS])
+        self._finals(self._rung(self._first_rung(points), 1)[:FINALISTS])
         self.conclude()
         return EXIT_DONE
 
@@ -109,26 +100,21 @@ class Search:
         space = default_space(self.config, plan, usable_cores())
         return {key: values for key, values in space.items() if key not in typed}  # what is typed stays
 
-    def _first_rung(self, space: Space, points: Sequence[Point]) -> list[Point]:
-        found: list[tuple[float, Point]] = []
-        for index in np.random.default_rng(self.config.seed).permutation(len(points))[::-1]:
-            if self.study.spent_s() >= SHARES[0] * self.budget_s:
-                break
-            change = changes(points[index], self.defaults)
-            if (cell := self._run_one(change, 0)) is not None:
-                found.append((cell.rate, change))
-        best = sorted(found, key=lambda each: -each[0])
+    def _first_rung(self, points: Sequence[Point]) -> list[Point]:
+        drawn = np.random.default_rng(self.config.seed).permutation(len(points))[::-1]
+        best = self._rung([changes(points[index], self.defaults) for index in drawn], 0)
         self.study.say(f"rung 1: {len(best)} trials of {len(points)} combinations")
-        return [point for _, point in best[: max(FINALISTS, -(-len(best) // KEPT))]]
+        return best[: max(FINALISTS, -(-len(best) // KEPT))]
 
-    def _rung(self, points: Sequence[Point], rung: int, share: float) -> list[Point]:
+    def _rung(self, points: Sequence[Point], rung: int) -> list[Point]:
+        """Those that ran, the fastest first; of a later rung the finalists at least."""
         found = []
         for number, point in enumerate(points):
-            if self.study.spent_s() > share * self.budget_s and number >= FINALISTS:
+            if self.study.spent_s() >= SHARES[rung] * self.budget_s and number >= FINALISTS * rung:
                 break
             if (cell := self._run_one(point, rung)) is not None:
-                found.append((cell.rate, number, point))
-        return [point for _, _, point in sorted(found, key=lambda each: -each[0])]
+                found.append((cell.rate, point))
+        return [point for _, point in sorted(found, key=lambda each: -each[0])]
 
     def _finals(self, points: Sequence[Point]) -> None:
         """The best and the profile in turn; the best is the one with the highest median ratio."""
@@ -159,20 +145,17 @@ class Search:
             self.study.say(f"{wanted.label}: {error}")
             return None
         cell = self.study.run([wanted])[wanted.label].get(wanted.seed)
-        why = "" if cell is None else self._why_not(cell)
-        if cell is not None:
-            memory = cell.summary["utilization"]["memory_bytes"]
-            row = {"point": point, "rung": rung + 1, "turn": turn, "steps_per_s": cell.rate, "memory_bytes": memory}
-            self.trials.append({**row, "update_ratio": cell.summary["update_ratio"], "refused": why})
+        if cell is None:
+            return None
+        memory = cell.summary["utilization"]["memory_bytes"]
+        why = "" if cell.summary["updates"] else "it did not get as far as an update"
+        if memory > self.memory_bytes:
+            why = f"{memory / 2**30:.1f} GiB of memory, {self.memory_bytes / 2**30:.1f} are allowed"
+        row = {"point": point, "rung": rung + 1, "turn": turn, "steps_per_s": cell.rate, "memory_bytes": memory}
+        self.trials.append({**row, "update_ratio": cell.summary["update_ratio"], "refused": why})
         if why:
             self.study.say(f"{wanted.label}: not taken: {why}")
         return None if why else cell
-
-    def _why_not(self, cell: Cell) -> str:
-        memory = cell.summary["utilization"]["memory_bytes"]
-        if memory > self.memory_bytes:
-            return f"{memory / 2**30:.1f} GiB of memory, {self.memory_bytes / 2**30:.1f} are allowed"
-        return "" if cell.summary["updates"] else "it did not get as far as an update"
 
     def conclude(self) -> None:
         """Say, write and draw what was found."""
@@ -184,32 +167,29 @@ class Search:
         self.study.store()
 
     def _write(self, best: Point, result: Ratio) -> None:
-        name = "tuned"
         better = result.clear and result.value > 1
-        chosen = best if better else {}
+        chosen, stays = (best, "") if better else ({}, "; so the profile's own values stay")
         self.study.console.print()
         self.study.say("the best trials")
         self.study.console.print(_table(self.trials))
-        notes = {key: self._evidence(key, value) for key, value in chosen.items()}
+        notes = {key: self._evidence(key) for key in chosen}
         values = {**settings(self.config), **chosen}
         head = (
             f"tuned for {self.config.env.name} with {self.config.algo.name}: {len(self.trials)} trials. "
-            f"{result.text()} as fast as the profile, in {result.pairs} turns"
-            + ("" if better else "; so the profile's own values stay")
+            f"{result.text()} as fast as the profile, in {result.pairs} turns{stays}"
         )
-        path = self.study.write_profile(name, values, head, notes)
+        path = self.study.write_profile("tuned", values, head, notes)
         self.study.notes["best"] = chosen
         self.study.notes["result"] = result.to_dict()
-        self.study.say(
-            f"best: {label_of(best)}: {result.text()} as fast as the profile" + ("" if better else ", which stays")
-        )
+        stays = stays and ", which stays"
+        self.study.say(f"best: {label_of(best)}: {result.text()} as fast as the profile{stays}")
         changed = [key for key in chosen if key not in BY_NAME or BY_NAME[key].class_of(chosen[key]) == "trade-off"]
         if changed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
             self.study.say(f"{said}: {command()} compare with it before you rely on it")
-        self.study.say_profile(name, path)
+        self.study.say_profile("tuned", path)
 
-    def _evidence(self, key: str, value: object) -> str:
+    def _evidence(self, key: str) -> str:
         """Best steps/s of the first rung with this value, and with each other one."""
         best: dict[str, float] = {}
         for trial in self.trials:
@@ -223,12 +203,8 @@ class Search:
 
 
 def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
-    """Around what the profile resolved to: keys that mean something in this plan, each with its present value.
-
-    Args:
-        plan: plan.json of a run of the profile.
-        cores: that this process may use.
-    """
+    """Around what the profile resolved to: keys that mean something in its `plan`, the plan.json of a run, each with
+    its present value. `cores`: that this process may use."""
     effective = {row["flag"]: row["effective"] for row in plan["flags"]}
     num_envs = int(effective["num_envs"])
     space: Space = {"num_envs": _around(num_envs, (4, 2, 1, 1 / 2, 1 / 4), least=1)}
