@@ -71,11 +71,9 @@ class Stop(BaseCallback):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("changes", [{}, {"double_q": True, "n_steps": 3, "prioritized": {}}, {"loss": "mse"}])
-def test_no_illegal_action_is_ever_played(fused: bool, at_once: bool, changes: dict[str, Any]):
+def test_no_illegal_action_is_ever_played(fused: bool, changes: dict[str, Any]):
     model = toy_model(exploration_final_eps=0.3, **changes)
-    model.collector.local_random_actions = at_once
     if fused:
         model.use_engine("kernels")
     model.learn(400)  # ToyGame raises at an illegal one

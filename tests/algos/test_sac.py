@@ -89,8 +89,7 @@ WHOLE = spaces.Box(np.array([-1, 0], np.int8), np.array([1, 2], np.int8), dtype=
 
 @pytest.mark.parametrize("acting", [ACTING, WHOLE], ids=str)
 def test_random_actions_in_one_draw_are_those_of_many(acting: spaces.Box):
-    alone, together = made(acting=acting), made(acting=acting)
-    together.collector.local_random_actions = True
+    alone, together = made(acting=acting), made(engine="kernels", acting=acting)
     together.action_space.sample = None  # type: ignore[method-assign]
     for model in (alone, together):
         model.learn(30)

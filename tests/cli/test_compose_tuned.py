@@ -50,7 +50,7 @@ def test_a_profile_built_upon_another_keeps_the_sources_of_both(entry: str, tmp_
     text = f"# @package _global_\ndefaults:\n  - {entry}\n  - _self_\nnum_envs: 3\n"
     (tmp_path / "profile" / "mine.yaml").write_text(text)
     found = sources("--config-dir", str(tmp_path), "+profile=mine", "env.id=Pendulum-v1", "algo=sac", "seed=1")
-    told = ("num_envs", "updates_per_step", "local_random_actions", "seed")
+    told = ("num_envs", "updates_per_step", "lean_info", "seed")
     assert [found[key] for key in told] == ["profile mine", "profile speed", "profile speed", "command line"]
     (tmp_path / "profile" / "mine.yaml").write_text(text.partition("num_envs")[0])
     assert sources("--config-dir", str(tmp_path), "+profile=mine")["num_envs"] == "profile speed", "says nothing itself"

@@ -14,7 +14,7 @@ DQN = ("algo=dqn", "env.id=CartPole-v1")
 
 
 def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed: tuple[str, ...] = ()) -> RunSpec:
-    facts, sources = EnvFacts(False, None, images=images), {"local_random_actions": "profile speed"}
+    facts, sources = EnvFacts(False, None, images=images), {"prefetch": "profile speed"}
     sources |= dict.fromkeys(typed, "command line")
     return resolve(configured(*DQN, *arguments), sources, facts, machine)
 
@@ -23,13 +23,12 @@ def row_of(plan: RunSpec, flag: str) -> Row:
     return plan.row(flag)
 
 
-def test_random_actions_at_once_need_our_engine():
-    assert plan_of("+profile=speed").config.local_random_actions is True
+def test_batches_ahead_need_our_engine():
     plan = plan_of("+profile=speed", "engine=stock")
-    assert plan.config.local_random_actions is False
-    assert row_of(plan, "local_random_actions").reason == "the stock classes cannot do that"
-    with pytest.raises(ConfigError, match="local_random_actions=true with engine=stock.*take engine=fast"):
-        plan_of("engine=stock", "local_random_actions=true", typed=("local_random_actions",))
+    assert plan.config.prefetch == "off"
+    assert row_of(plan, "prefetch").reason == "the stock classes cannot do that"
+    with pytest.raises(ConfigError, match="prefetch=on with engine=stock.*take engine=fast"):
+        plan_of("engine=stock", "prefetch=on", typed=("prefetch",))
 
 
 @pytest.mark.parametrize(

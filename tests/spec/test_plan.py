@@ -180,7 +180,7 @@ def test_dqn_has_an_engine_of_its_own():
     plan = plan_of(configured("+profile=speed", "algo=dqn", "env.id=CartPole-v1"))
     assert (plan.config.engine, plan.config.fused_update) == ("fast", "on")
     config = configured("+profile=speed", "engine=stock", "algo=dqn", "env.id=CartPole-v1")
-    stock = plan_of(config, local_random_actions="profile speed")
+    stock = plan_of(config, prefetch="profile speed")
     assert (stock.config.engine, stock.config.fused_update) == ("stock", "off")
 
 

@@ -141,7 +141,6 @@ class Collector:
         self.clock = PhaseClock()
         self.lends_observations = False  # callbacks see `new_obs` in the storage, for one rollout, not a copy to keep
         self.schedule = "lockstep"  # or first_ready
-        self.local_random_actions = False  # DQN's random actions of all envs in one draw
         self.sampler = Direct()  # of replay batches
         self.empty_masks = EmptyMasks()
         self.watch: Any = None  # an `eligible.Watch`, of a DQN that kernels were asked for

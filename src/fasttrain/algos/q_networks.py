@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -42,18 +41,11 @@ def greedy(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -
 
 
 def random_actions(
-    space: spaces.Space[Any], count: int, masks: BoolArray | None, at_once: bool
+    space: spaces.Space[Any], count: int, masks: BoolArray | None
 ) -> NDArray[Any]:  # (count,) or (count, K)
-    """Uniform over the (legal) actions of each row: by the space's own sampler, or all in one draw of its stream."""
-    if masks is None and not at_once:
-        return np.array([space.sample() for _ in range(count)])
-    dims = action_dims(space)
-    if masks is not None and not at_once:
-        ends = np.cumsum(dims)[:-1]
-        given = masks.astype(np.int8)
-        rows = [row if isinstance(space, spaces.Discrete) else tuple(np.split(row, ends)) for row in given]
-        return np.array([space.sample(mask=row) for row in rows])
-    rng = space.np_random
+    """Uniform over the (legal) actions of each row, in one draw of the space's stream: of a Discrete space without
+    masks the numbers of as many calls of its `sample`."""
+    rng, dims = space.np_random, action_dims(space)
     size = (count, len(dims))
     drawn = rng.integers(0, dims, size=size) if masks is None else draw_choices(rng, dims, count, masks)
     return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn

@@ -107,7 +107,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         """Actions (N, A) as the envs get them, and as replay stores them: from -1 to 1."""
         engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
         random = self.num_timesteps < learning_starts and not (self.use_sde and self.use_sde_at_warmup)
-        if engine.kind == "torch" and not (random and self.collector.local_random_actions):
+        if engine.kind == "torch":
             return self._sample_action(learning_starts, action_noise, source.num_envs)
         if random:
             space: Any = self.action_space  # one draw gives the numbers of N draws

@@ -71,8 +71,6 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     ours.collector.lends_observations = True  # the run's own callback keeps none
     if spec.on_policy:
         ours.collector.schedule = config.schedule
-    else:
-        ours.collector.local_random_actions = config.local_random_actions
     if spec.off_policy and config.prefetch == "on":
         ours.prefetch_batches(config.deterministic)
     return ours  # type: ignore[no-any-return]

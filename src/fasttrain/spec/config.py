@@ -267,9 +267,6 @@ class Config:
     copy_final_observations: bool = setting(
         False, "an env that writes into its own array in reset() does not change an episode's end", "trade-off"
     )
-    local_random_actions: bool = setting(
-        False, "random exploration drawn in the trainer", "rounding", needs="off_policy", ours=True
-    )
     action_repeat: int = setting(1, "env steps per decision", "trade-off", least=1)
     gradient_accumulation: int = setting(
         1, "parts in which a minibatch is computed, for less memory", "rounding", needs="rows_alone", ours=True, least=1

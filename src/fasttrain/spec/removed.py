@@ -61,6 +61,7 @@ REMOVED = {  # what does their work now
     "engine_switch_at": "kernels work once they are compiled; deterministic=true waits for them; leave it out",
     "checkpoint_every_minutes": "take checkpoint_every=5min",
     "guard.at_limit": "take nan_guard=stop or nan_guard=rollback",
+    "local_random_actions": "random actions of all envs are one draw, which gives the numbers of stock; leave it out",
     "inference_batch_size": "acting takes all envs in one forward; leave it out",
     "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU; leave it out",
     "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib; leave it out",

@@ -128,8 +128,7 @@ def _engine(now: Situation) -> Iterator[Candidate]:
     config = now.effective
     if config.engine == "stock" and config.algo.spec.has_fast:
         changes = {"engine": "fast", "vec_env": "auto", "fused_update": "auto", "torch_threads": "auto"}
-        more = (("local_random_actions", True),) if config.algo.spec.off_policy else ()
-        yield Candidate((*changes.items(), *more), PARTS, "the stock classes' own overhead")
+        yield Candidate((*changes.items(),), PARTS, "the stock classes' own overhead")
 
 
 def _stepping(now: Situation) -> Iterator[Candidate]:
