@@ -47,6 +47,6 @@ class CrashedError(FastTrainError):
 
 
 def too_little_memory(error: MemoryError) -> str:
-    """It in one line, with the way out."""
+    """The message for a MemoryError, with the way out."""
     wanted = f": {error}" if str(error) else ""
     return f"not enough memory{wanted}; take a smaller num_envs, algo.rollout_size (algo.n_steps) or algo.buffer_size"

@@ -103,7 +103,7 @@ class Output:
 
     @classmethod
     def end(cls, error: OSError, file: int) -> None:
-        """From here on what is written there goes nowhere."""
+        """Throw away what is written to `file` from here on."""
         if error.errno not in (errno.EPIPE, errno.EIO):  # the SIGHUP of a terminal may come a moment later
             cls.lost = str(error)
         with suppress(OSError):

@@ -141,7 +141,7 @@ def leaves_nothing(command: str, typed: Sequence[str]) -> bool:
 
 
 def only_compiles(typed: Sequence[str]) -> bool:
-    """Whether `warmup` is among them with another value than off."""
+    """Whether `warmup` is typed with another value than off."""
     return any(key_of(text) == "warmup" and text.partition("=")[2].strip("'\"") != "off" for text in typed)
 
 

@@ -91,7 +91,7 @@ def _store() -> None:
 
 
 class Files(ConfigRepository):
-    """Hydra's own, which names the file that cannot be read."""
+    """Hydra's repository of files, which names a file that cannot be read."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
@@ -169,7 +169,7 @@ class Composer:
         return [f"{option}={value}" for option, value in given.items() if value is not None]
 
     def composed(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
-        """What Hydra makes of them: in a sweep's mode without what is swept over."""
+        """The configuration that Hydra composes; in a sweep's mode without what is swept over."""
         with self.telling(overrides):
             try:
                 return self._loaded(overrides, mode)
@@ -205,7 +205,7 @@ class Composer:
         return path
 
     def job(self, given: Given) -> DictConfig:
-        """The same of a command, which is known as Hydra's from here on: one of a sweep where that is asked for."""
+        """The composed configuration of a command, or of a sweep, which HydraConfig knows from here on."""
         job = self.composed(given.overrides, RunMode.MULTIRUN if self.options.multirun else RunMode.RUN)
         job.hydra.mode = RunMode.MULTIRUN if self.options.multirun else job.hydra.mode or RunMode.RUN
         with self.telling(given.overrides):
@@ -275,7 +275,7 @@ class Composer:
 
     @contextmanager
     def telling(self, overrides: Sequence[str]) -> Iterator[None]:
-        """Whatever is raised inside is one sentence."""
+        """Whatever is raised inside becomes a ConfigError of one sentence."""
         try:
             yield
         except Exception as error:
@@ -306,7 +306,7 @@ class Composer:
 
 
 def plain_values(job: DictConfig) -> dict[str, Any]:
-    """Without Hydra's own part, references in it resolved."""
+    """The composed values without Hydra's own, references resolved."""
     own = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
@@ -327,7 +327,7 @@ def configured(arguments: Sequence[str]) -> Config:
 
 
 def _known(error: Exception, overrides: Sequence[str]) -> str:
-    """Where the text says enough; empty for others."""
+    """The message for an error that is known by its text; empty for others."""
     text = str(error)
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))

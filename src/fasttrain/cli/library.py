@@ -120,7 +120,7 @@ def train(
 
 @contextmanager
 def _named_as_given(given: Sequence[str]) -> Iterator[None]:
-    """An error about a setting that was given by another name tells that."""
+    """Add to an error about a setting the other name by which it was given."""
     try:
         yield
     except FastTrainError as error:
@@ -129,7 +129,7 @@ def _named_as_given(given: Sequence[str]) -> Iterator[None]:
 
 
 def _group(env: str | type | RunSpec | None) -> str:
-    """The game of fasttrain's, or the plain group for any other env."""
+    """The group of `env=`: the game's own, or `gym` for any other env."""
     if env is None or isinstance(env, RunSpec):
         return ""
     known = (conf_dir() / "env" / f"{env}.yaml").is_file() or env in plugins.names(plugins.GAMES)
@@ -150,7 +150,7 @@ def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
 
 @contextmanager
 def _ready(asked: Request, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
-    """The run, and all that was ever typed for it."""
+    """The run, new or resumed, and all that was ever typed for it."""
     if asked.command != "resume":
         with ready(asked.config, asked.sources, asked.folder, asked.overrides, switch_at) as run:
             yield run, asked.overrides

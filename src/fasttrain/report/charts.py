@@ -47,7 +47,7 @@ PLACES = ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
 
 
 def color_of(index: int) -> int:
-    """The palette's colours in turn, grey left for what is the rest."""
+    """The palette's colours in turn; grey is left for "others"."""
     return index % GREY
 
 
@@ -74,7 +74,7 @@ class Series:
 
     @property
     def path(self) -> tuple[Floats, Floats]:
-        """As it is drawn: with the beginning of the first step."""
+        """The drawn points: a stepped curve begins at x = 0."""
         return (np.append(0.0, self.x), np.append(self.y[:1], self.y)) if self.stepped else (self.x, self.y)
 
 

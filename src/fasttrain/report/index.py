@@ -93,7 +93,7 @@ def page_of(folder: Path) -> Page:
 
 
 def _kind(folder: Path) -> Callable[[Path], Page] | None:
-    """What makes the page of what lies there."""
+    """The function that makes the page of a folder; None: nothing of ours lies there."""
     if (folder / STUDY).is_file():
         return compare_page if read_json(folder / STUDY).get("command") == "compare" else study_page
     if (folder / SWEEP).is_file():

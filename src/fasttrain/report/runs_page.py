@@ -36,7 +36,7 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, above: Path) -> Run:
-        """What its files say, each of which may be missing."""
+        """The run by its files, each of which may be missing."""
         plan = read_json(folder / "plan.json")
         config = as_mapping(plan.get("config"))
         settings = flat(config) if config else {}

@@ -77,7 +77,7 @@ def over_seeds(figures: Iterable[Estimate]) -> Estimate:
 
 
 def quality_of(summary: Mapping[str, Any], name: str) -> Estimate:
-    """Of a run's final greedy policy, from its summary.json."""
+    """A figure of a run's final greedy policy, from its summary.json."""
     return quality_in(as_mapping(summary.get("quality")), name)
 
 

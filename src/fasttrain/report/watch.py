@@ -201,7 +201,7 @@ def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any]
 
 
 def _cells(row: Row, now: float) -> list[str]:
-    """In the order of the table, without the name."""
+    """The fields of a row in the order of the table, without the name."""
     eta = "" if row.eta_s is None else f", ETA {clock_text(row.eta_s)}"
     steps = compact(row.env_steps) if row.total is None else f"{compact(row.env_steps)} of {compact(row.total)}"
     speed = NOTHING if row.steps_per_s is None else rate_text(row.steps_per_s)

@@ -316,7 +316,7 @@ BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 class Machine(NamedTuple):
-    """What the plan needs to know of the machine."""
+    """Facts about the machine that the plan needs."""
 
     cores: int  # physical cores this process may use
     windows: bool
@@ -342,7 +342,7 @@ Resolved = tuple[Any, str]  # the effective value of a flag, and why it is anoth
 
 
 class Context(NamedTuple):
-    """What a rule of the plan may look at."""
+    """The facts that a rule of the plan may use."""
 
     config: Config
     sources: Mapping[str, str]

@@ -114,7 +114,7 @@ class InfoReader:
 
     @classmethod
     def of(cls, env: EnvConfig, say: Callable[[str], object] = bool) -> InfoReader:
-        """As the configuration names what counts."""
+        """A reader of the keys that `env.result` names."""
         return cls(env.result.win, env.result.scores, env.result.end, env.result.win_value, say)
 
     def read(self, info: Mapping[str, Any], env: int | None = None) -> dict[str, Any]:

@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What only the built model, or the training, could tell of a flag."""
+    """A flag that the built model, or the training, changed."""
 
     flag: str
     effective: Any
@@ -61,7 +61,7 @@ class RunSpec(NamedTuple):
         return next(row for row in self.rows if row.flag == flag)
 
     def after(self, flag: str, effective: Any, reason: str) -> RunSpec:
-        """The same run, after this was found out."""
+        """The same run after a flag was changed, and why."""
         rows = tuple(row._replace(effective=effective, reason=reason) if row.flag == flag else row for row in self.rows)
         event = Event(flag, effective, reason)  # one that a run goes on with is found again
         events = self.events if event in self.events else (*self.events, event)

@@ -97,7 +97,7 @@ def key_of(override: str) -> str:
 
 
 def given_twice(group: str, overrides: Sequence[str]) -> str:
-    """What to say of a group that is typed more than once."""
+    """The message for a group that is typed more than once."""
     typed = [override for override in overrides if key_of(override) == group]
     names = ",".join(override.partition("=")[2] for override in typed)
     both = f", or take both: '+{group}=[{names}]'" if group in ("profile", "tuned") else ""
@@ -181,7 +181,7 @@ def settled(
 
 
 class NamedValue(NamedTuple):
-    """A setting as somebody said it."""
+    """A setting by one of its names, with its value."""
 
     key: str
     value: Any
@@ -189,7 +189,7 @@ class NamedValue(NamedTuple):
 
     @property
     def text(self) -> str:
-        """As an override."""
+        """The setting as an override."""
         return self.typed or f"{self.key}={self.value}"
 
 
@@ -296,7 +296,7 @@ def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def without_folder(arguments: Sequence[str]) -> list[str]:
-    """Of what was typed, all but where it is to be written."""
+    """What was typed, without the output folder."""
     return [text for text in arguments if key_of(text) not in ("on_existing", *OUTPUT_KEYS)]
 
 

@@ -108,7 +108,7 @@ def former_key(values: Mapping[str, Any]) -> str:
 
 
 def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run stored, by the settings of today."""
+    """The stored values of a run, by the settings of today."""
     found = dict(values)
     if (guarded := found.get("nan_guard")) in (True, False):
         found["nan_guard"] = (lookup(found, "guard.at_limit") or "stop") if guarded else "off"

@@ -23,7 +23,7 @@ FlagClass = Literal["exact", "rounding", "trade-off"]
 
 
 class Setting(NamedTuple):
-    """What is declared of a setting besides its type and default."""
+    """The declaration of a setting, besides its type and default."""
 
     text: str
     flag_class: FlagClass | None = None  # of a speed flag: exact gives the numbers of stock
@@ -68,7 +68,7 @@ def setting(
 
 
 def declared(one: Field[Any]) -> Setting:
-    """What is declared of a field."""
+    """The `Setting` of a field."""
     found: Setting = one.metadata.get("setting") or Setting("")
     return found
 

@@ -65,7 +65,7 @@ class Lever:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a lever brings."""
+    """The measured effect of a lever."""
 
     lever: Lever
     added: Ratio | None  # speed with it ÷ without it, on the way from the baseline

@@ -35,7 +35,7 @@ PARTS = ("env", "policy", "update")
 
 
 class Situation(NamedTuple):
-    """What was found, and what advice is given on."""
+    """The measurements that advice is based on."""
 
     requested: Config
     sources: Mapping[str, str]
@@ -52,12 +52,12 @@ class Situation(NamedTuple):
 
     @property
     def present_s(self) -> float:
-        """As it trains here and now: a change is measured beside that."""
+        """Seconds per env step of the training measured now; changes are compared with it."""
         return self.trained_s or 0.0
 
     @property
     def told_s(self) -> float | None:
-        """What the run's parts are shares of."""
+        """Seconds per env step of which the parts are shares."""
         return self.trained_s if self.finished_s is None else self.finished_s
 
 
@@ -88,7 +88,7 @@ class Candidate(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """A change, and what came of it."""
+    """A change with its expected gain, and its real one where it was tried."""
 
     candidate: Candidate
     expected: float  # 0.25: a quarter more steps/s
@@ -132,7 +132,7 @@ def _engine(now: Situation) -> Iterator[Candidate]:
 
 
 def _stepping(now: Situation) -> Iterator[Candidate]:
-    """Other ways of stepping the same envs."""
+    """Other ways to step the same envs."""
     config, facts, machine, rates = now.effective, now.facts, now.machine, now.rates
     fast_on_policy = config.engine == "fast" and config.algo.spec.on_policy
     if config.vec_env == "subproc" or (config.vec_env == "dummy" and machine.cores > 1):

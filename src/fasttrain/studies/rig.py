@@ -116,7 +116,7 @@ class Rig:
         self.slow_update = False  # one takes longer than a window
 
     def activate(self) -> None:
-        """Put back what configurations that are built at the same time share."""
+        """Restore torch's number of threads, which configurations that are built at the same time share."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 

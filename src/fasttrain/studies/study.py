@@ -44,7 +44,7 @@ STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped
 
 @dataclass(slots=True)
 class Cell:
-    """One run and what became of it."""
+    """One run and its result."""
 
     label: str  # candidate, trial, or what a sweep changed
     overrides: list[str]
@@ -187,7 +187,7 @@ class Wanted(NamedTuple):
 
 
 def base_overrides(overrides: Sequence[str]) -> list[str]:
-    """Of what was typed, what every cell shares."""
+    """The typed overrides that every cell shares."""
     return [text for text in overrides if key_of(text).split(".")[0] not in OWN_KEYS]
 
 
