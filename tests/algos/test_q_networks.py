@@ -150,7 +150,7 @@ def test_random_actions_are_distributed_as_the_spaces_own(space: Any, masked: bo
         [True, False, True, True, False] if len(dims) == 1 else [True, True, False, True, False, True, True]
     )
     masks = np.tile(mask, (count, 1)) if masked else None
-    drawn = random_actions(space, count, masks).reshape(count, -1)
+    drawn = random_actions(space, dims, count, masks).reshape(count, -1)
     codes = drawn[:, 0] if len(dims) == 1 else drawn[:, 0] * dims[1] + drawn[:, 1]
     table = np.bincount(codes, minlength=int(np.prod(dims)))
     legal = np.outer(mask[:3], mask[3:]).ravel() if len(dims) == 2 else mask
@@ -160,7 +160,7 @@ def test_random_actions_are_distributed_as_the_spaces_own(space: Any, masked: bo
 
 def test_random_actions_of_a_discrete_space_are_those_of_its_sampler():
     space, other = spaces.Discrete(5, seed=3), spaces.Discrete(5, seed=3)
-    drawn = [random_actions(space, count, None).tolist() for count in (7, 1, 4)]
+    drawn = [random_actions(space, [5], count, None).tolist() for count in (7, 1, 4)]
     assert [action for part in drawn for action in part] == [other.sample() for _ in range(12)]
     assert space.sample() == other.sample()
 
@@ -168,5 +168,5 @@ def test_random_actions_of_a_discrete_space_are_those_of_its_sampler():
 def test_a_single_sub_action_takes_masks_too():
     space = spaces.MultiDiscrete([4], seed=0)
     masks = np.array([[False, True, False, False], [False, False, False, True]])
-    drawn = random_actions(space, 2, masks)
+    drawn = random_actions(space, [4], 2, masks)
     assert drawn.tolist() == [[1], [3]]

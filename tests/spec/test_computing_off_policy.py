@@ -14,8 +14,7 @@ DQN = ("algo=dqn", "env.id=CartPole-v1")
 
 
 def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed: tuple[str, ...] = ()) -> RunSpec:
-    facts, sources = EnvFacts(False, None, images=images), {"prefetch": "profile speed"}
-    sources |= dict.fromkeys(typed, "command line")
+    facts, sources = EnvFacts(False, None, images=images), dict.fromkeys(typed, "command line")
     return resolve(configured(*DQN, *arguments), sources, facts, machine)
 
 

@@ -117,7 +117,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         if masks is None and any(getattr(method, "__module__", "") not in CHOOSING for method in asked):
             actions = self._sample_action(learning_starts, None, count)[0]  # a method of the user's chooses
         elif self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
-            actions = random_actions(self.action_space, count, masks)
+            actions = random_actions(self.action_space, self.dims, count, masks)
         else:
             engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
             actions = engine.act(self._last_obs, masks).actions
@@ -234,7 +234,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         tensor, vectorized = self.policy.obs_to_tensor(observation)
         masks = opened(np.asarray(action_masks, np.bool_).reshape(-1, sum(self.dims)), self.dims)
         if not deterministic and np.random.rand() < self.exploration_rate:
-            actions = random_actions(self.action_space, len(masks), masks)
+            actions = random_actions(self.action_space, self.dims, len(masks), masks)
         else:
             with torch.no_grad():
                 best = greedy(self.q_net(tensor), torch.from_numpy(masks).to(self.device), self.dims).cpu().numpy()

@@ -41,12 +41,11 @@ def greedy(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -
 
 
 def random_actions(
-    space: spaces.Space[Any], count: int, masks: BoolArray | None
+    space: spaces.Space[Any], dims: Sequence[int], count: int, masks: BoolArray | None
 ) -> NDArray[Any]:  # (count,) or (count, K)
     """Uniform over the (legal) actions of each row, in one draw of the space's stream: of a Discrete space without
     masks the numbers of as many calls of its `sample`."""
-    rng, dims = space.np_random, action_dims(space)
-    size = (count, len(dims))
+    rng, size = space.np_random, (count, len(dims))
     drawn = rng.integers(0, dims, size=size) if masks is None else draw_choices(rng, dims, count, masks)
     return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
 

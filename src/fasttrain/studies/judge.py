@@ -114,7 +114,7 @@ class Row:
             "time_to_threshold_s": self.time_s,
             "time_to_threshold_steps": self.time_steps,
             "speed_up": self.speed_up,
-            "difference": found and statistics.Interval(found.difference, found.low, found.high),
+            "difference": None if found is None else statistics.Interval(found.difference, found.low, found.high),
         }
         return {
             "name": self.name,
