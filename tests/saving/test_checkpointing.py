@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,16 +34,11 @@ class Trainer:
     """Something that counts, and its checkpoints."""
 
     def __init__(
-        self,
-        folder: Path,
-        every: int = 10,
-        background: bool = False,
-        grace_s: float = 5.0,
-        every_s: float = 0.0,
+        self, folder: Path, every: int = 10, background: bool = False, grace_s: float = 5.0, every_s: float = 0.0
     ) -> None:
         self.said: list[str] = []
         self.value, self.steps = np.zeros(1), 0
-        self.disk = FullDisk()
+        self.disk, self.folder = FullDisk(), folder
         self.disk.full = False
         store = CheckpointFolder(folder, disk=self.disk)
         settings = Settings(every, background, grace_s, every_s)
@@ -51,202 +47,166 @@ class Trainer:
     def take(self) -> Snapshot:
         return Snapshot(self.steps, {"env_steps": self.steps}, {"value": self.value}, lambda file: None)
 
-    def go(self, steps: int, due: bool = False, stopping: bool = False) -> None:
+    def go(self, *steps: int, due: bool = False, stopping: bool = False) -> None:
+        for self.steps in steps:
+            self.value[:] = self.steps
+            self.checkpoints.at_rest(self.steps, due, stopping)
+
+    def stop(self) -> None:
+        while not self.checkpoints.may_stop(for_signal=True):
+            pass
+
+    def finish(self, steps: int, at_rest: bool = True, stopped: bool = True) -> None:
         self.steps = steps
-        self.value[:] = steps
-        self.checkpoints.at_rest(steps, due, stopping)
+        self.checkpoints.finish(steps, at_rest=at_rest, stopped=stopped)
+
+    def break_off(self, steps: int) -> None:
+        self.steps = steps
+        self.checkpoints.after_error(self.take)
+
+    def names(self) -> list[str]:
+        self.checkpoints.wait()
+        return [path.name[-3:] for path in sorted(self.folder.glob("step_*"))]
+
+    def value_of(self, name: str) -> list[float]:
+        with np.load(self.folder / f"step_000000000{name}" / "arrays.npz") as arrays:
+            return list(arrays["value"])
 
 
-def names(folder: Path) -> list[str]:
-    return [path.name[-3:] for path in sorted(folder.glob("step_*"))]
+def slowly(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, wait: Any) -> None:
+    """Publishing begins with a call of `wait`."""
+    publish = trainer.checkpoints.folder.publish
+    monkeypatch.setattr(trainer.checkpoints.folder, "publish", lambda *given: (wait(), publish(*given))[1])
 
 
 def test_one_is_written_when_due_and_at_the_end(tmp_path: Path):
     trainer = Trainer(tmp_path)
-    for steps in (0, 5, 10, 15):
-        trainer.go(steps, due=steps == 10)
-    trainer.steps = 20
-    trainer.checkpoints.finish(20, at_rest=True, stopped=True)
-    assert names(tmp_path) == ["010", "020"]
-    assert trainer.said == []
+    trainer.go(0, 5)
+    trainer.go(10, due=True)
+    trainer.go(15)
+    trainer.finish(20)
+    assert (trainer.names(), trainer.said) == (["010", "020"], [])
 
 
 def test_in_the_background_training_goes_on_and_the_copy_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     trainer, gate = Trainer(tmp_path, background=True), threading.Event()
-    publish = trainer.checkpoints.folder.publish
-
-    def slowly(*arguments: Any) -> Any:
-        assert gate.wait(30)
-        return publish(*arguments)
-
-    monkeypatch.setattr(trainer.checkpoints.folder, "publish", slowly)
+    slowly(trainer, monkeypatch, lambda: gate.wait(30))
     trainer.go(10, due=True)
     trainer.go(15)
-    assert names(tmp_path) == [], "not written yet, and nobody waited"
+    assert list(tmp_path.glob("step_*")) == [], "not written yet, and nobody waited"
     gate.set()
     trainer.go(20, due=True)
-    trainer.checkpoints.finish(20, at_rest=True, stopped=True)
-    assert names(tmp_path) == ["010", "020"]
-    with np.load(tmp_path / "step_000000000010" / "arrays.npz") as arrays:
-        assert arrays["value"].tolist() == [10]
+    trainer.finish(20)
+    assert trainer.names() == ["010", "020"]
+    assert trainer.value_of("010") == [10]
 
 
 def test_a_stop_waits_for_the_next_rest(tmp_path: Path):
     trainer = Trainer(tmp_path)
-    trainer.go(0)
-    trainer.go(5)
+    trainer.go(0, 5)
     assert not trainer.checkpoints.may_stop(for_signal=True)
     trainer.go(8, stopping=True)
     assert trainer.checkpoints.may_stop(for_signal=True)
-    trainer.checkpoints.finish(9, at_rest=False, stopped=True)
-    assert names(tmp_path) == ["008"]
+    trainer.finish(9, at_rest=False)
+    assert trainer.names() == ["008"]
     assert trainer.said == ["checkpoint of 8 steps written; the 1 steps since are dropped"]
 
 
 def test_a_stop_in_a_long_rollout_takes_the_state_at_its_beginning(tmp_path: Path):
     trainer = Trainer(tmp_path, grace_s=0.0)
-    trainer.go(0)
-    trainer.go(5)
+    trainer.go(0, 5)
     trainer.value[:] = 99  # the rollout goes on
-    while not trainer.checkpoints.may_stop(for_signal=True):
-        pass
-    trainer.checkpoints.finish(7, at_rest=False, stopped=True)
-    assert names(tmp_path) == ["005"]
-    with np.load(tmp_path / "step_000000000005" / "arrays.npz") as arrays:
-        assert arrays["value"].tolist() == [5]
+    trainer.stop()
+    trainer.finish(7, at_rest=False)
+    assert trainer.names() == ["005"]
+    assert trainer.value_of("005") == [5]
 
 
-def test_a_rule_that_stops_waits_only_where_checkpoints_are_on(tmp_path: Path):
-    trainer = Trainer(tmp_path, every=0)
+def test_a_rule_that_stops_waits_only_where_checkpoints_are_on_and_leaves_the_state_kept_last(tmp_path: Path):
+    trainer = Trainer(tmp_path / "off", every=0)
     trainer.go(0)
     assert trainer.checkpoints.may_stop(for_signal=False)
     assert not trainer.checkpoints.may_stop(for_signal=True)
+    trainer = Trainer(tmp_path / "timed", every=0, every_s=60.0)
+    trainer.go(0, 5)
+    assert trainer.checkpoints.may_stop(for_signal=False), "by time or not, a rule stops at the same step"
+    trainer.finish(7, at_rest=False, stopped=False)
+    assert trainer.names() == ["005"]
 
 
-def test_a_state_too_large_to_keep_is_not_kept_and_known_to_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
-    trainer = Trainer(tmp_path, grace_s=0.0)
-    trainer.go(0)
-    trainer.go(5)
-    while not trainer.checkpoints.may_stop(for_signal=True):
-        pass
-    assert names(tmp_path) == []
-    assert "the state of 5 steps is too large to be kept in memory" in trainer.checkpoints.failed
-    assert "raise checkpoint.grace_s, or set checkpoint_every" in trainer.checkpoints.failed
-
-
-def test_a_large_state_is_taken_once_to_know_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_state_too_large_to_keep_is_taken_once_and_known_to_be_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
     trainer = Trainer(tmp_path, grace_s=0.0)
     taken: list[int] = []
-    take = trainer.checkpoints._take
-    monkeypatch.setattr(trainer.checkpoints, "_take", lambda: taken.append(1) or take())
-    for steps in (0, 5, 6, 7):
-        trainer.go(steps)
+    monkeypatch.setattr(trainer.checkpoints, "_take", lambda: taken.append(1) or trainer.take())
+    trainer.go(0, 5, 6, 7)
     assert len(taken) == 1
+    trainer.stop()
+    assert trainer.names() == []
+    assert "the state of 7 steps is too large to be kept in memory" in trainer.checkpoints.failed
+    assert "raise checkpoint.grace_s, or set checkpoint_every" in trainer.checkpoints.failed
 
 
 def test_for_a_crash_a_state_is_kept_seldom_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "HOLD_SHARE", 1e-12)
     trainer = Trainer(tmp_path, every=0)
-    for steps in (0, 5, 10, 15):
-        trainer.go(steps)
+    trainer.go(0, 5, 10, 15)
     trainer.value[:] = 99
-    trainer.checkpoints.after_error(trainer.take)
-    assert names(tmp_path) == ["005"], "after the first two the next one is far away"
-    with np.load(tmp_path / "step_000000000005" / "arrays.npz") as arrays:
-        assert arrays["value"].tolist() == [5]
+    trainer.break_off(15)
+    assert trainer.names() == ["005"], "after the first two the next one is far away"
+    assert trainer.value_of("005") == [5]
     monkeypatch.setattr(module, "HOLD_SHARE", 1e12)
-    for steps in (20, 25):
-        trainer.go(steps)
-    trainer.checkpoints.after_error(trainer.take)
-    assert names(tmp_path) == ["005", "025"]
+    trainer.go(20, 25)
+    trainer.break_off(25)
+    assert trainer.names() == ["005", "025"]
 
 
-def test_a_crash_leaves_what_is_written_alone_and_takes_a_large_state_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_crash_leaves_what_is_written_alone_and_takes_a_large_state_as_it_is(tmp_path, monkeypatch):
     trainer = Trainer(tmp_path)
     trainer.go(10, due=True)
-    trainer.steps = 11
-    trainer.checkpoints.after_error(trainer.take)
-    assert names(tmp_path) == ["010"]
+    trainer.break_off(11)
+    assert trainer.names() == ["010"]
     monkeypatch.setattr(module, "HOLD_MOST_BYTES", 4)
     trainer.go(12)
-    trainer.steps = 13
-    trainer.checkpoints.after_error(trainer.take)
-    assert names(tmp_path) == ["010", "013"]
-
-
-def test_a_crash_on_a_full_disk_says_so(tmp_path: Path):
-    trainer = Trainer(tmp_path)
-    trainer.go(10)
+    trainer.break_off(13)
+    assert trainer.names() == ["010", "013"]
     trainer.disk.full = True
-    trainer.checkpoints.after_error(trainer.take)
+    trainer.go(14)
+    trainer.break_off(14)
     assert "No space left on device" in trainer.checkpoints.failed
 
 
-class Clock:
-    """In the place of the module `time`."""
-
-    now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
+@pytest.mark.parametrize(
+    ("takes_s", "times", "written"),
+    [
+        (0.0, {0: 1000.0, 5: 1059.0, 6: 1061.0, 7: 1120.0, 8: 1122.0}, ["006", "008", "009"]),
+        (2.0, {0: 1000.0, 5: 1061.0, 6: 1130.0, 7: 1262.0, 8: 1264.0}, ["005", "008", "009"]),  # a hundredth at most
+    ],
+)
 def test_by_time_they_come_every_so_many_seconds_of_training_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_s: float, times: dict[int, float], written: list[str]
 ):
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+    now = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     trainer = Trainer(tmp_path, every=0, every_s=60.0)
-    for steps, now in ((0, 1000.0), (5, 1059.0), (6, 1061.0), (7, 1120.0), (8, 1122.0)):
-        clock.now = now
+    slowly(trainer, monkeypatch, lambda: now.append(now.pop() + takes_s))
+    for steps, now[0] in times.items():
         trainer.go(steps)
-    assert names(tmp_path) == ["006", "008"]
-    trainer.steps = 9
-    trainer.checkpoints.finish(9, at_rest=True, stopped=False)
-    assert names(tmp_path) == ["006", "008", "009"]
-
-
-def test_by_time_they_take_a_hundredth_of_it_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
-    trainer = Trainer(tmp_path, every=0, every_s=60.0)
-    publish = trainer.checkpoints.folder.publish
-
-    def slowly(*arguments: Any) -> Any:
-        clock.now += 2.0
-        return publish(*arguments)
-
-    monkeypatch.setattr(trainer.checkpoints.folder, "publish", slowly)
-    for steps, now in ((0, 1000.0), (5, 1061.0), (6, 1130.0), (7, 1262.0), (8, 1264.0)):
-        clock.now = now
-        trainer.go(steps)
-    assert names(tmp_path) == ["005", "008"]
+    assert trainer.names() == written[:-1]
+    trainer.finish(9, stopped=False)
+    assert trainer.names() == written
 
 
 def test_by_time_nothing_large_is_written_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "TIMED_MOST_BYTES", 4)
     trainer = Trainer(tmp_path, every=0, every_s=1e-9)
-    for steps in (0, 5):
-        trainer.go(steps)
-    trainer.checkpoints.finish(5, at_rest=True, stopped=False)
-    assert names(tmp_path) == []
+    trainer.go(0, 5)
+    trainer.finish(5, stopped=False)
+    assert trainer.names() == []
     assert trainer.said == ["the run's state takes 0.0 GB: none is written by time; checkpoint_every=… does"]
 
 
-def test_where_a_rule_stopped_a_rollout_the_state_kept_last_is_the_final_one(tmp_path: Path):
-    trainer = Trainer(tmp_path, every=0, every_s=60.0)
-    for steps in (0, 5):
-        trainer.go(steps)
-    assert trainer.checkpoints.may_stop(for_signal=False), "by time or not, a rule stops at the same step"
-    trainer.checkpoints.finish(7, at_rest=False, stopped=False)
-    assert names(tmp_path) == ["005"]
-
-
-def test_a_checkpoint_that_failed_is_tried_again_before_a_stop_and_that_once(tmp_path: Path):
+def test_a_checkpoint_that_failed_is_tried_again_before_a_stop_and_once_more_at_the_end(tmp_path: Path):
     trainer = Trainer(tmp_path)
     trainer.disk.full = True
     trainer.go(10, due=True)
@@ -254,6 +214,9 @@ def test_a_checkpoint_that_failed_is_tried_again_before_a_stop_and_that_once(tmp
     trainer.go(12, stopping=True)
     assert trainer.checkpoints.may_stop(for_signal=True), "it was tried"
     assert "the checkpoint of 12 steps could not be written" in trainer.checkpoints.failed
+    trainer.disk.full = False
+    trainer.finish(20)
+    assert (trainer.names(), trainer.checkpoints.failed) == (["020"], "")
 
 
 def test_what_another_process_wrote_is_not_said_to_be_written(tmp_path: Path):
@@ -261,18 +224,8 @@ def test_what_another_process_wrote_is_not_said_to_be_written(tmp_path: Path):
     trainer.checkpoints.at = 10
     trainer.go(10)
     assert trainer.checkpoints.may_stop(for_signal=False)
-    trainer.checkpoints.finish(15, at_rest=False, stopped=False)
+    trainer.finish(15, at_rest=False, stopped=False)
     assert trainer.said == []
-
-
-def test_the_last_checkpoint_is_tried_once_more_at_the_end(tmp_path: Path):
-    trainer = Trainer(tmp_path)
-    trainer.disk.full = True
-    trainer.go(20, due=True)
-    trainer.checkpoints.wait()
-    trainer.disk.full = False
-    trainer.checkpoints.finish(20, at_rest=True, stopped=True)
-    assert (names(tmp_path), trainer.checkpoints.failed) == (["020"], "")
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -281,28 +234,25 @@ def test_a_full_disk_is_said_once_and_tried_again(tmp_path: Path, background: bo
     trainer.go(10, due=True)
     trainer.checkpoints.wait()
     trainer.disk.full = True
-    for steps in (20, 30):
-        trainer.go(steps, due=True)
+    trainer.go(20, 30, due=True)
     trainer.checkpoints.wait()
-    assert len(trainer.said) == 1
-    assert trainer.said[0].startswith("warning: the checkpoint of 20 steps could not be written (OSError: [Errno 28]")
-    assert trainer.said[0].endswith("training goes on; the next try is in 10 steps")
-    assert names(tmp_path) == ["010"]
-    trainer.checkpoints.finish(40, at_rest=False, stopped=True)
+    (said,) = trainer.said
+    assert said.startswith("warning: the checkpoint of 20 steps could not be written (OSError: [Errno 28]")
+    assert said.endswith("training goes on; the next try is in 10 steps")
+    assert trainer.names() == ["010"]
+    trainer.finish(40, at_rest=False)
     assert trainer.said[1].startswith("warning: not saved for a resume: the checkpoint of 30 steps")
     trainer.disk.full = False
     trainer.go(50, due=True)
-    trainer.checkpoints.wait()
-    assert names(tmp_path) == ["010", "050"]
-    assert trainer.checkpoints.failed == ""
+    assert (trainer.names(), trainer.checkpoints.failed) == (["010", "050"], "")
 
 
 def test_a_whole_run_on_a_full_disk_trains_to_its_end(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(train, "CheckpointFolder", lambda root, keep: CheckpointFolder(root, keep, FullDisk()))
-    done = fasttrain("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "checkup=off",
-                     "eval.episodes=2", "total_timesteps=1024", "checkpoint_every=256")  # fmt: skip
+    done = fasttrain("+profile=speed", "num_envs=8", "algo.rollout_size=64", "batch_size=64", "checkup=off",
+                     "eval.episodes=2", "total_timesteps=256", "checkpoint_every=64", "report=false")  # fmt: skip
     assert done.exit_code == 0, done.err
-    assert done.out.count("warning: the checkpoint of 256 steps could not be written") == 1
-    assert "warning: not saved for a resume: the checkpoint of 1,024 steps" in done.out
-    assert done.json("summary.json")["env_steps"] == 1024
+    assert done.out.count("warning: the checkpoint of 64 steps could not be written") == 1
+    assert "warning: not saved for a resume: the checkpoint of 256 steps" in done.out
+    assert done.json("summary.json")["env_steps"] == 256
     assert not list((done.folder / "checkpoints").iterdir())

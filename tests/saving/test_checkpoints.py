@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import errno
+import io
+import itertools
 import json
 import random
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from stable_baselines3 import PPO
 
-from fasttrain.saving.checkpoints import MANIFEST, CheckpointFolder, Disk, Writer, problem_of
+from fasttrain.errors import ConfigError
+from fasttrain.saving.checkpointing import zip_writer
+from fasttrain.saving.checkpoints import (
+    MANIFEST,
+    CheckpointFolder,
+    Disk,
+    Snapshot,
+    Writer,
+    array_writer,
+    problem_of,
+    stored,
+)
 
 FILES: dict[str, bytes | Writer] = {
     "state.json": b'{"a": 1}',
@@ -20,43 +36,27 @@ FILES: dict[str, bytes | Writer] = {
 }
 
 
-class FaultyDisk(Disk):
+def faulty(at: int, how: str, error: BaseException) -> Disk:
     """Fails at the `at`-th operation, before it is done, after it, or half way through a write."""
+    disk, count = Disk(), itertools.count(1)
 
-    def __init__(self, at: int, how: str, error: BaseException) -> None:
-        self.at, self.how, self.error, self.count = at, how, error, 0
+    def failing(name: str) -> Any:
+        plain = getattr(disk, name)
 
-    def _step(self, operation: Any, half: Any = None) -> None:
-        self.count += 1
-        if self.count != self.at:
-            return operation()
-        if self.how == "after":
-            operation()
-        elif self.how == "half" and half is not None:
-            half()
-        raise self.error
+        def operation(*given: Any) -> Any:
+            if next(count) != at:
+                return plain(*given)
+            if how == "after" or (how == "half" and name == "write"):
+                plain(*given)
+            if how == "half" and name == "write":
+                given[0].write_bytes(given[0].read_bytes()[: given[0].stat().st_size // 2])
+            raise error
 
-    def make(self, folder: Path) -> None:
-        self._step(lambda: super(FaultyDisk, self).make(folder))
+        return operation
 
-    def write(self, path: Path, write: Writer) -> None:
-        def half() -> None:
-            super(FaultyDisk, self).write(path, write)
-            content = path.read_bytes()
-            path.write_bytes(content[: len(content) // 2])
-
-        self._step(lambda: super(FaultyDisk, self).write(path, write), half)
-
-    def sync(self, folder: Path) -> None:
-        self._step(lambda: super(FaultyDisk, self).sync(folder))
-
-    def rename(self, source: Path, target: Path) -> None:
-        self._step(lambda: super(FaultyDisk, self).rename(source, target))
-
-    def remove(self, folder: Path) -> None:
-        if self.count:  # cleaning up at the beginning and the end is no part of the protocol
-            return super().remove(folder)
-        return super().remove(folder)
+    for name in ("make", "write", "sync", "rename"):
+        setattr(disk, name, failing(name))
+    return disk
 
 
 class Killed(BaseException):
@@ -72,12 +72,11 @@ def test_what_is_published_is_whole_and_old_ones_go(tmp_path: Path):
     assert folder.newest() == (None, [])
     for step in (5, 10, 123456):
         assert folder.publish(step, FILES).name == f"step_{step:012d}"
-    assert [path.name for path in folder.all()] == ["step_000000123456", "step_000000000010"]
-    newest, problems = folder.newest()
-    assert newest == folder.root / "step_000000123456"
-    assert problems == []
+    newest = folder.root / "step_000000123456"
+    assert folder.all() == [newest, folder.root / "step_000000000010"]
+    assert folder.newest() == (newest, [])
     assert content_of(newest) == FILES
-    assert sorted(path.name for path in folder.root.iterdir()) == ["step_000000000010", "step_000000123456"]
+    assert sorted(folder.root.iterdir()) == sorted(folder.all())
     folder.publish(123456, {**FILES, "model.zip": b"new"})
     assert (newest / "model.zip").read_bytes() == b"new"
 
@@ -85,83 +84,64 @@ def test_what_is_published_is_whole_and_old_ones_go(tmp_path: Path):
 OPERATIONS = 8  # make, four writes, sync, rename, sync
 
 
-def test_the_number_of_operations_is_as_the_next_tests_assume(tmp_path: Path):
-    disk = FaultyDisk(10**9, "before", OSError())
-    CheckpointFolder(tmp_path, disk=disk).publish(1, FILES)
-    assert disk.count == OPERATIONS
-
-
 @pytest.mark.parametrize("how", ["before", "half", "after"])
 @pytest.mark.parametrize("at", range(1, OPERATIONS + 1))
-def test_a_full_disk_loses_no_older_checkpoint_and_the_next_try_works(tmp_path: Path, at: int, how: str):
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_fails_at_any_operation_leaves_the_old_or_the_new_one(tmp_path: Path, at: int, how: str, killed: bool):
     CheckpointFolder(tmp_path).publish(1, FILES)
-    full = OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(OSError, match="No space left"):
-        CheckpointFolder(tmp_path, disk=FaultyDisk(at, how, full)).publish(2, FILES)
-    newest, problems = CheckpointFolder(tmp_path).newest()
-    assert newest is not None
-    assert content_of(newest) == FILES
+    error = Killed() if killed else OSError(errno.ENOSPC, "No space left on device")
+    new = {**FILES, "model.zip": b"new"}
+    with pytest.raises(type(error)):
+        CheckpointFolder(tmp_path, disk=faulty(at, how, error)).publish(2, new)
+    folder = CheckpointFolder(tmp_path)
+    newest, problems = folder.newest()
     assert problems == []
-    assert not list(tmp_path.glob(".staged*")), "nothing half done is left"
-    CheckpointFolder(tmp_path).publish(3, FILES)
-    assert CheckpointFolder(tmp_path).newest().folder == tmp_path / "step_000000000003"
+    renamed = at == OPERATIONS or (at == OPERATIONS - 1 and how == "after")
+    assert content_of(newest) == (new if renamed else FILES)
+    if killed:
+        folder.clean()
+    assert not list(tmp_path.glob(".*")), "nothing half done is left"
+    folder.publish(3, FILES)
+    assert folder.newest().folder == tmp_path / "step_000000000003"
 
 
-def test_no_error_of_a_writer_leaves_something_half_done(tmp_path: Path):
+def damage(path: Path, rng: random.Random) -> str:
+    """Truncate, flip a bit, swap two bytes, append, or delete a random file; what was done."""
+    file = rng.choice(sorted(path.iterdir()))
+    content = file.read_bytes()
+    at, other = sorted(rng.sample(range(len(content)), 2))
+    changed = {
+        "truncate": content[:at],
+        "flip": content[:at] + bytes([content[at] ^ 1 << rng.randrange(8)]) + content[at + 1 :],
+        "swap": content[:at] + content[other : other + 1] + content[at + 1 : other] + content[at : at + 1]
+        + content[other + 1 :],
+        "append": content + b"x",
+        "delete": None,
+    }  # fmt: skip
+    how = rng.choice([*changed])
+    file.unlink()
+    if (now := changed[how]) is not None:
+        file.write_bytes(now)
+    return f"{how} {file.name}"
+
+
+def test_no_error_of_a_writer_leaves_something_half_done_and_so_many_operations_there_are(tmp_path: Path):
     def fails(file: Any) -> None:
         raise RuntimeError("enforce fail: unexpected pos")
 
     with pytest.raises(RuntimeError, match="unexpected pos"):
         CheckpointFolder(tmp_path).publish(1, {**FILES, "model.zip": fails})
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("how", ["before", "half", "after"])
-@pytest.mark.parametrize("at", range(1, OPERATIONS + 1))
-def test_a_kill_at_any_operation_leaves_the_old_or_the_new_one(tmp_path: Path, at: int, how: str):
-    CheckpointFolder(tmp_path).publish(1, FILES)
-    with pytest.raises(Killed):
-        CheckpointFolder(tmp_path, disk=FaultyDisk(at, how, Killed())).publish(2, {**FILES, "model.zip": b"new"})
-    folder = CheckpointFolder(tmp_path)
-    newest, problems = folder.newest()
-    assert newest is not None
-    assert problems == []
-    renamed = at == OPERATIONS or (at == OPERATIONS - 1 and how == "after")
-    assert (newest / "model.zip").read_bytes() == (b"new" if renamed else b"zip")
-    folder.clean()
-    assert not list(tmp_path.glob(".*"))
-
-
-def damage(path: Path, rng: random.Random) -> str:
-    """Truncate, flip a bit, swap two bytes, append, or delete a random file; what was done."""
-    file = rng.choice(sorted(path.iterdir()))
-    content = bytearray(file.read_bytes())
-    how = rng.choice(["truncate", "flip", "swap", "append", "delete", "empty"])
-    if how == "truncate":
-        del content[rng.randrange(len(content)) :]
-    elif how == "flip":
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    elif how == "swap":
-        first, second = rng.sample(range(len(content)), 2)
-        content[first], content[second] = content[second], content[first]
-    elif how == "append":
-        content += b"x"
-    elif how == "empty":
-        content.clear()
-    if how == "delete":
-        file.unlink()
-    else:
-        file.write_bytes(bytes(content))
-    return f"{how} {file.name}"
+    CheckpointFolder(tmp_path, disk=faulty(OPERATIONS + 1, "before", Killed())).publish(1, FILES)
 
 
 def test_damage_is_found_and_the_one_before_taken(tmp_path: Path):
-    """300 random damages. Only a byte swapped for its like is none."""
+    """100 random damages. Only a byte swapped for its like is none."""
     rng = random.Random(0)
     whole = CheckpointFolder(tmp_path / "whole")
     whole.publish(1, FILES)
     whole.publish(2, FILES)
-    for number in range(300):
+    for number in range(100):
         work = tmp_path / f"work{number}"
         shutil.copytree(whole.root, work)
         what = damage(work / "step_000000000002", rng)
@@ -176,19 +156,17 @@ def test_damage_is_found_and_the_one_before_taken(tmp_path: Path):
         shutil.rmtree(work)
 
 
+OTHER = "is none of this version's"
+
+
 @pytest.mark.parametrize(
     ("manifest", "said"),
-    [
-        ("", "is not readable"),
-        ("[]", "is none of this version's"),
-        ('{"schema": 99, "files": {}}', "is none of this version's"),
-        ('{"schema": 1, "files": {}}', "is none of this version's"),
-        ('{"schema": 1, "files": {"../model.zip": {"bytes": 3, "sha256": ""}}}', "is none of this version's"),
-        ('{"schema": 1, "files": {"/etc/passwd": {"bytes": 3, "sha256": ""}}}', "is none of this version's"),
-        ('{"schema": 1, "files": {"x": {"bytes": "3", "sha256": ""}}}', "is none of this version's"),
-        (" " * (2 << 20), "is too large"),
-    ],
-)
+    [("", "is not readable"), ("[]", OTHER), ('{"schema": 99, "files": {}}', OTHER),
+     ('{"schema": 1, "files": {}}', OTHER),
+     ('{"schema": 1, "files": {"../model.zip": {"bytes": 3, "sha256": ""}}}', OTHER),
+     ('{"schema": 1, "files": {"/etc/passwd": {"bytes": 3, "sha256": ""}}}', OTHER),
+     ('{"schema": 1, "files": {"x": {"bytes": "3", "sha256": ""}}}', OTHER), (" " * (2 << 20), "is too large")],
+)  # fmt: skip
 def test_manifests_that_are_none(tmp_path: Path, manifest: str, said: str):
     (tmp_path / MANIFEST).write_text(manifest)
     assert problem_of(tmp_path) == f"{MANIFEST} {said}"
@@ -253,3 +231,92 @@ def test_copies_of_other_names_are_the_users(tmp_path: Path):
         "step_000000000100_good", "step_000000000300", "step_000000000400", "step_1", "step_best"
     ]  # fmt: skip
     assert folder.newest().folder == tmp_path / "step_000000000400"
+
+
+# --- the files of one
+
+
+ARRAYS: dict[str, Any] = {
+    "model/weight": np.arange(6, dtype=np.float32).reshape(2, 3)[:, ::2],
+    "envs/games": np.zeros(2, np.dtype([("a", "i4"), ("b", "f8")], align=True)),
+    "scalar": np.array(3.5),
+    "empty": np.zeros((0, 4), np.int64),
+}
+
+
+def published(tmp_path: Path, **more: Any) -> Path:
+    snapshot = Snapshot(7, {"env_steps": 7, **more}, ARRAYS, lambda file: None)
+    return CheckpointFolder(tmp_path).publish(7, snapshot.files())
+
+
+def test_there_and_back(tmp_path: Path):
+    with stored(published(tmp_path)) as (state, arrays):
+        assert state == {"schema": 1, "env_steps": 7}
+        assert set(arrays) == set(ARRAYS)
+        for name, array in ARRAYS.items():
+            assert arrays[name].dtype == array.dtype
+            assert (arrays[name] == array).all()
+
+
+def test_a_copy_is_not_changed_by_training_and_objects_are_never_written():
+    array = np.zeros(3)
+    snapshot = Snapshot(1, {}, {"a": array}, lambda file: None)
+    copied = snapshot.copied()
+    array += 1
+    assert (copied.arrays["a"].tolist(), snapshot.size_bytes) == ([0, 0, 0], 24)
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        array_writer({"a": np.array([{}], object)})(io.BytesIO())
+
+
+class Trap:
+    def __reduce__(self) -> Any:
+        return print, ("executed",)
+
+
+def saved(write: Any, array: Any) -> bytes:
+    file = io.BytesIO()
+    write(file, a=array)
+    return file.getvalue()
+
+
+def lying() -> bytes:
+    content = bytearray(saved(lambda file, a: array_writer({"a": a})(file), np.zeros(8)))
+    at = content.rfind(b"PK\x01\x02")
+    content[at + 24 : at + 28] = (1 << 31).to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("state.json", b"{", "no JSON"),
+        ("state.json", b"[]", "another version"),
+        ("state.json", json.dumps({"schema": 2}).encode(), "another version"),
+        ("arrays.npz", saved(np.savez_compressed, np.zeros(1 << 22)), "compressed"),
+        ("arrays.npz", saved(np.savez, np.array([Trap()], object)), "holds objects"),
+        ("arrays.npz", lying(), "is compressed"),
+        ("arrays.npz", b"PK nothing", "cannot be read"),
+    ],
+)
+def test_files_that_are_none_are_refused(tmp_path, name, content, told, capsys):
+    folder = published(tmp_path)
+    (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=told), stored(folder):
+        pass
+    assert "executed" not in capsys.readouterr().out
+
+
+def test_the_zip_is_what_save_writes_and_of_that_moment():
+    model = PPO("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=1, device="cpu")
+    model.learn(32)
+    plain, frozen = io.BytesIO(), io.BytesIO()
+    model.save(plain)
+    write = zip_writer(model)
+    model.learn(64)
+    write(frozen)
+    with zipfile.ZipFile(plain) as wanted, zipfile.ZipFile(frozen) as found:
+        assert set(found.namelist()) == set(wanted.namelist())
+        assert json.loads(found.read("data")).keys() == json.loads(wanted.read("data")).keys()
+    then, now = (PPO.load(io.BytesIO(file.getvalue()), device="cpu") for file in (frozen, plain))
+    assert then.num_timesteps == 32
+    assert all((then.policy.state_dict()[name] == tensor).all() for name, tensor in now.policy.state_dict().items())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import random
 from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
@@ -18,7 +20,13 @@ from traced_envs import Hidden, Parts, Slow
 from fasttrain.envs.retrace import Retraced
 from fasttrain.errors import ConfigError
 from fasttrain.saving.checkpoints import array_writer
-from fasttrain.saving.env_state import env_state, load_env_state
+from fasttrain.saving.env_state import (
+    env_state,
+    load_env_state,
+    load_random_state,
+    plain,
+    random_state,
+)
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
@@ -32,6 +40,13 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 
 def cart() -> Any:
     return Monitor(gymnasium.make("CartPole-v1"))
+
+
+def begun(env: VecEnv, steps: int = 0) -> VecEnv:
+    env.seed(3)
+    env.reset()
+    acted(env, steps, seed=1)
+    return env
 
 
 BUILDS: dict[str, Callable[[], VecEnv]] = {
@@ -78,10 +93,7 @@ def timeless(seen: list[Any]) -> str:
 def test_both_go_on_alike(name: str):
     env, other = BUILDS[name](), BUILDS[name]()
     try:
-        env.seed(3)
-        env.reset()
-        acted(env, 130, seed=1)
-        state, arrays = env_state(env, traced=True)
+        state, arrays = env_state(begun(env, 130), traced=True)
         file = io.BytesIO()
         array_writer(arrays)(file)
         file.seek(0)
@@ -102,44 +114,33 @@ def test_envs_that_cannot_be_brought_back_begin_anew_alone():
         return VecNormalize(VecFrameStack(DummyVecEnv([Retraced(cart), Retraced(Hidden)][1:] * 2), 3))
 
     env, other = build(), build()
-    env.seed(3)
-    env.reset()
-    acted(env, 4, seed=1)
-    state, arrays = env_state(env, traced=True)
-    begun = load_env_state(other, state, {key: np.array(array) for key, array in arrays.items()}, 50, traced=True)
-    assert begun is not None
-    assert begun.rows == [0, 1]
+    state, arrays = env_state(begun(env, 4), traced=True)
+    found = load_env_state(other, state, {key: np.array(array) for key, array in arrays.items()}, 50, traced=True)
+    assert found.rows == [0, 1]
     first = [Hidden().reset(seed=50 + index)[0] for index in range(2)]
-    assert np.array_equal(begun.original, [[0, 0, *first[0]], [0, 0, *first[1]]])
-    assert np.array_equal(begun.observations, other.normalize_obs(begun.original))  # type: ignore[attr-defined]
+    assert np.array_equal(found.original, [[0, 0, *first[0]], [0, 0, *first[1]]])
+    assert np.array_equal(found.observations, other.normalize_obs(found.original))  # type: ignore[attr-defined]
 
 
 def test_an_episode_that_takes_longer_than_a_step_may_begins_anew():
-    envs = [SharedMemoryVecEnv([Retraced(Slow)], 1, step_timeout_s=timeout) for timeout in (60.0, 2.0)]
-    env, other = envs
+    envs = [SharedMemoryVecEnv([Retraced(Slow)], 1, step_timeout_s=timeout) for timeout in (60.0, 1.0)]
     try:
-        env.seed(3)
-        env.reset()
-        acted(env, 120, seed=1)
-        state, arrays = env_state(env, traced=True)
-        begun = load_env_state(other, state, arrays, 50, traced=True)
-        assert begun is not None
-        assert begun.rows == [0]
-        assert begun.observations[0] == Slow().reset(seed=50)[0]
+        state, arrays = env_state(begun(envs[0], 70), traced=True)
+        found = load_env_state(envs[1], state, arrays, 50, traced=True)
+        assert found.rows == [0]
+        assert found.observations[0] == Slow().reset(seed=50)[0]
     finally:
         for each in envs:
             each.close()
 
 
 def test_envs_without_notes_and_games_without_state_begin_anew():
-    env = NativeVecEnv(ToyGame(3), seed=1)
-    env.reset()
+    env = begun(NativeVecEnv(ToyGame(3)))
     state, arrays = env_state(env, traced=True)
     assert state["kind"] == "opaque"
-    begun = load_env_state(env, state, arrays, 7, traced=True)
-    assert begun is not None
-    assert begun.rows == [0, 1, 2]
-    assert begun.observations[:, 0].tolist() == [7, 8, 9], "with other seeds"
+    found = load_env_state(env, state, arrays, 7, traced=True)
+    assert found.rows == [0, 1, 2]
+    assert found.observations[:, 0].tolist() == [7, 8, 9], "with other seeds"
 
 
 @pytest.mark.parametrize(
@@ -150,22 +151,39 @@ def test_envs_without_notes_and_games_without_state_begin_anew():
         (SkullKingGame, "deck", 3, "no permutation"),
         (SkirmishGame, "cursor", 99, "cursor must lie between"),
         (SkirmishGame, "mission", 5, "mission must lie between 0 and 0"),
+        (SkullKingGame, "", 3, "of the checkpoint is"),  # another number of envs
     ],
 )
 def test_games_that_cannot_be_are_refused(game: Any, field: str, value: int, told: str):
-    env = NativeVecEnv(game(2), seed=1)
-    env.reset()
+    env = begun(NativeVecEnv(game(2)))
     state, arrays = env_state(env, traced=False)
-    arrays = {key: np.array(array) for key, array in arrays.items()}
-    arrays["envs/none"] = np.zeros(1)
-    arrays["game/games"][field] = value
+    arrays = {**{key: np.array(array) for key, array in arrays.items()}, "envs/none": np.zeros(1)}
+    if field:
+        arrays["game/games"][field] = value
     with pytest.raises(ConfigError, match=told):
-        load_env_state(env, state, arrays, 1, traced=False)
+        load_env_state(env if field else NativeVecEnv(game(value), seed=1), state, arrays, 1, traced=False)
 
 
-def test_other_numbers_of_envs_are_refused():
-    env = NativeVecEnv(SkullKingGame(2), seed=1)
-    env.reset()
-    state, arrays = env_state(env, traced=False)
-    with pytest.raises(ConfigError, match="of the checkpoint is"):
-        load_env_state(NativeVecEnv(SkullKingGame(3), seed=1), state, arrays, 1, traced=False)
+# --- random streams
+
+
+def drawn() -> list[float]:
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.rand(()))]
+
+
+def test_all_streams_go_on_from_where_they_were_and_what_is_none_is_refused():
+    np.random.randn()  # half of a pair is kept for the next call
+    random.gauss(0, 1)
+    state, arrays = random_state()
+    first = drawn()
+    load_random_state(json.loads(json.dumps(state)), arrays)
+    assert drawn() == first
+    with pytest.raises(ConfigError, match="numpy"):
+        load_random_state(state, {**arrays, "numpy": arrays["numpy"][:3]})
+    with pytest.raises(ValueError, match="version 99"):
+        load_random_state({**state, "python": {"version": 99, "gauss": None}}, arrays)
+
+
+def test_plain_values():
+    given = {"a": np.float64(1.5), "b": [np.int64(2), (True,)], "c": np.arange(2)}
+    assert plain(given) == {"a": 1.5, "b": [2, [True]], "c": [0, 1]}

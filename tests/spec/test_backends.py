@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fasttrain.errors import ConfigError
 from fasttrain.spec import backends, plugins
 from fasttrain.spec.backends import OF_VECTORS, Backend, backend_of, lacking, name_of_env, option_of, played
-from fasttrain.spec.config import Config, EnvConfig
+from fasttrain.spec.config import EnvConfig
 from installed import install
 
 THIRD = """
@@ -45,37 +46,47 @@ import sys
 from fasttrain.cli.compose import configured
 from fasttrain.errors import ConfigError
 
-for typed in (["env=board", "boards.size=5"], ["env=board", "boards.size=2"], ["env=board", "boards.sise=5"],
-              ["env=board", "boards.size=13"], ["env.id=CartPole-v1", "algo=ppo", "boards.size=5"]):
+for typed in sys.argv[1:]:
     try:
-        config = configured(typed)
-        print(config.env.backend, config.boards.size)
+        config = configured(typed.split())
+        print(config.env.backend, getattr(config, config.env.backend, ""))
     except ConfigError as error:
         print(error)
 """
+
+
+def asked(folder: Path, *typed: str) -> list[str]:
+    """What each of these comes to in a process that finds the packages of `folder`."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", ASKED, *typed]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def env(**given: Any) -> EnvConfig:
     return EnvConfig(**{"id": "CartPole-v1", **given})
 
 
-def test_the_projects_own():
+def test_it_is_found_by_its_name_or_refused_with_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert backend_of(env()) is None
-    vectors = backend_of(env(backend="vector"))
-    assert vectors is OF_VECTORS
+    assert backend_of(env(backend="vector")) is OF_VECTORS
     assert OF_VECTORS.option(env()) == "the VectorEnv of env.id=CartPole-v1"
-
-
-def test_one_that_nobody_offers_is_refused_with_those_that_are_there():
     with pytest.raises(ConfigError, match="env.backend=envpol: not one of gymnasium, vector, .*did you mean 'envpool'"):
         backend_of(env(backend="envpol"))
-
-
-def test_an_integration_that_steps_no_envs_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     install(tmp_path, "notes", {plugins.INTEGRATIONS: {"notes": "notes:Notes"}}, notes="class Notes: pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="env.backend=notes: not one of gymnasium, vector"):
+    with pytest.raises(ConfigError, match="env.backend=notes: not one of gymnasium, vector"):  # it steps no envs
         backend_of(env(backend="notes"))
+    with pytest.raises(ConfigError, match="Backend has no method build"):
+        Backend().build(None, 1, None)
+
+
+def test_messages_name_the_game_behind_an_adapter():
+    assert option_of(None, "fasttrain.integrations.pettingzoo:Seat", {"game": "my.game"}) == "env.id=my.game"
+    assert option_of(None, "my.envs:Mine", {"game": "chess"}) == "env.entry_point=my.envs:Mine"
+    assert name_of_env(None, "fasttrain_games.skirmish.env:SkirmishEnv") == "skirmishenv"
+    assert name_of_env(None, "fasttrain_of_mine.envs:Mine") == "Mine"
 
 
 def test_without_the_engines_each_of_their_names_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
@@ -94,36 +105,18 @@ def test_settings_of_engines_that_do_not_play_are_not_stored():
     assert played(playing := {**values, "env": {"backend": "daemons"}}) == playing
 
 
-def test_one_without_a_way_to_build_says_so():
-    with pytest.raises(ConfigError, match="Backend has no method build"):
-        Backend().build(None, 1, None)
-
-
-def test_messages_name_the_game_behind_an_adapter():
-    adapter = "fasttrain.integrations.pettingzoo:Seat"
-    assert option_of(None, adapter, {"game": "my.game"}) == "env.id=my.game"
-    assert option_of(None, "my.envs:Mine", {"game": "chess"}) == "env.entry_point=my.envs:Mine"
-    assert name_of_env(None, "fasttrain_games.skirmish.env:SkirmishEnv") == "skirmishenv"
-    assert name_of_env(None, "fasttrain_of_mine.envs:Mine") == "Mine"
-
-
-def test_engines_settings_are_a_part_of_the_configuration():
-    assert "daemons" in Config.__dataclass_fields__
-    assert Config.__qualname__ == "Config"
-
-
-def test_a_third_package_brings_settings_checks_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_third_package_brings_settings_checks_and_files(tmp_path: Path):
     install(tmp_path, "boards", {plugins.ENGINES: {"boards": "boards:BACKEND"}}, boards=THIRD)
     (tmp_path / "files" / "env").mkdir(parents=True)
     (tmp_path / "files" / "env" / "board.yaml").write_text("backend: boards\nentry_point: a.b:C\n", encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    done = subprocess.run([sys.executable, "-c", ASKED], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == [
-        "boards 5", "boards.size=2: must be at least 3",
+    found = asked(tmp_path, "env=board boards.size=5", "env=board boards.size=2", "env=board boards.sise=5",
+                  "env=board boards.size=13", "env.id=CartPole-v1 algo=ppo boards.size=5")  # fmt: skip
+    assert found == [
+        "boards Board(size=5)", "boards.size=2: must be at least 3",
         "unknown key 'boards.sise'; did you mean 'boards.size' or 'boards'?",
         "boards.size=13: brings bad luck",
         "boards.size is for games with external engines: take env.backend=boards",
-    ], done.stderr  # fmt: skip
+    ]  # fmt: skip
 
 
 FAULTY = """
@@ -147,29 +140,16 @@ UNSET, STOP, RENAMED, NONE = engine("unset", Part), engine("stop"), engine("ches
 ODD, LOST = engine("odd", Odd), engine("lost")
 LOST.conf = "nowhere"
 """
-TYPED = """
-import sys
-from fasttrain.cli.compose import configured
-from fasttrain.errors import ConfigError
-
-for typed in sys.argv[1:]:
-    try:
-        print(configured([typed, "env.id=CartPole-v1", "algo=ppo"]).env.backend)
-    except ConfigError as error:
-        print(error)
-"""
 
 
-def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path: Path):
     offers = {name: f"faulty:{name.upper()}" for name in ("unset", "stop", "renamed", "none", "odd", "lost")}
     install(tmp_path, "faults", {plugins.ENGINES: {**offers, "broken": "broken:X"}}, faulty=FAULTY)
     (tmp_path / "broken.py").write_text("print('imported')\n1 / 0\n", encoding="utf-8")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     typed = ("seed=1", "env=board", "unset.size=3", "env.backend=stop", "renamed.size=3", "env.backend=none",
              "broken.size=3", "odd.size=1", "env.backend=lost")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", TYPED, *typed], capture_output=True, text=True, timeout=120)
-    gymnasium, no_env, *lines = done.stdout.splitlines()[1:]
-    assert gymnasium == "gymnasium"
+    _, gymnasium, no_env, *lines = asked(tmp_path, *(f"{text} env.id=CartPole-v1 algo=ppo" for text in typed))
+    assert gymnasium == "gymnasium "
     assert no_env.startswith("env=board: no such env, choose from ")
     assert no_env.count(" of the package faults ") == 7
     told = [line.replace("; install faults again, or uninstall it", " …") for line in lines]
@@ -186,4 +166,4 @@ def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path:
         "builtin_function_or_method is no plain value …",
         "the engine 'lost' of the package faults has settings or files that are not as they must be: "
         "NotADirectoryError: nowhere …",
-    ], done.stderr  # fmt: skip
+    ]  # fmt: skip

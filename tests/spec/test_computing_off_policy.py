@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
+
 import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.checks import EnvFacts, Machine
-from fasttrain.spec.plan import Row, RunSpec, resolve
+from fasttrain.spec.plan import RunSpec, resolve
 
 CPU, CUDA = Machine(2, False, False), Machine(8, False, True)
-DQN = ("algo=dqn", "env.id=CartPole-v1")
 
 
 def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed: tuple[str, ...] = ()) -> RunSpec:
     facts, sources = EnvFacts(False, None, images=images), dict.fromkeys(typed, "command line")
-    return resolve(configured(*DQN, *arguments), sources, facts, machine)
-
-
-def row_of(plan: RunSpec, flag: str) -> Row:
-    return plan.row(flag)
+    return resolve(configured("algo=dqn", "env.id=CartPole-v1", *arguments), sources, facts, machine)
 
 
 def test_batches_ahead_need_our_engine():
     plan = plan_of("+profile=speed", "engine=stock")
     assert plan.config.prefetch == "off"
-    assert row_of(plan, "prefetch").reason == "the stock classes cannot do that"
-    with pytest.raises(ConfigError, match="prefetch=on with engine=stock.*take engine=fast"):
-        plan_of("engine=stock", "prefetch=on", typed=("prefetch",))
+    assert plan.row("prefetch").reason == "the stock classes cannot do that"
 
 
 @pytest.mark.parametrize(
@@ -42,29 +38,46 @@ def test_batches_ahead_need_our_engine():
     ],
 )
 def test_prefetch_auto(arguments: tuple[str, ...], machine: Machine, images: bool, expected: tuple[str, str]):
-    row = row_of(plan_of("engine=fast", "prefetch=auto", *arguments, machine=machine, images=images), "prefetch")
+    row = plan_of("engine=fast", "prefetch=auto", *arguments, machine=machine, images=images).row("prefetch")
     assert (row.effective, row.reason) == expected
 
 
-def test_prefetch_by_name():
-    assert plan_of("engine=fast", "prefetch=on").config.prefetch == "on"
-    with pytest.raises(ConfigError, match="prefetch=on with engine=stock: .*take engine=fast"):
-        plan_of("engine=stock", "prefetch=on")
-    with pytest.raises(ConfigError, match=r"prefetch=on: env.normalize: batches are normalised.*take prefetch=off"):
-        plan_of("engine=fast", "prefetch=on", "env.normalize=[obs]")
+@pytest.mark.parametrize(
+    ("taken", "refused", "message"),
+    [
+        ("prefetch=on", "prefetch=on engine=stock", "prefetch=on with engine=stock: .*take engine=fast"),
+        ("", "prefetch=on env.normalize=[obs]", "prefetch=on: env.normalize: batches are norm.*take prefetch=off"),
+        ("algo.double_q=true", "algo.double_q=true engine=stock", "double_q=true with engine=stock.*take engine=fast"),
+        ("algo.dueling=true", "algo.dueling=true engine=stock", "dueling=true with engine=stock.*take engine=fast"),
+        ("algo.prioritized=true", "algo.prioritized=true engine=stock", "prioritized=true with engine=stock.*take en"),
+        ("algo.loss=mse", "algo.loss=mse engine=stock", "algo.loss=mse with engine=stock.*take engine=fast"),
+        ("algo.prioritized=true algo.per_alpha=0.5", "algo.per_alpha=0.5", "per_alpha means nothing with algo.prior"),
+        (
+            "algo.prioritized=true algo.per_beta=0.5",
+            "algo.per_beta=0.5",
+            "per_beta means nothing with algo.prioritized",
+        ),
+        ("algo.n_steps=1", "algo.n_steps=0", "algo.n_steps=0"),
+        ("algo.n_steps=100", "algo.n_steps=200", "algo.n_steps=200"),
+        ("", "algo.per_alpha=-1", "algo.per_alpha=-1"),
+        ("", "algo.per_beta=2", "algo.per_beta=2"),
+    ],
+)
+def test_what_goes_with_what(taken: str, refused: str, message: str):
+    for asked in (taken, refused):
+        typed = tuple(text.partition("=")[0] for text in asked.split() if "per_" in text)
+        with pytest.raises(ConfigError, match=message) if asked == refused else nullcontext():
+            plan_of("engine=fast", *asked.split(), typed=typed)
 
 
 @pytest.mark.parametrize(
     ("arguments", "ratio", "warned"),
-    [
-        (("+profile=speed",), 10 / 12, False),
-        (("+profile=baseline",), 1 / 8, False),
-        (("num_envs=64", "updates_per_step=4"), 4 / 64, True),
-    ],
-)
+    [(("+profile=speed",), 10 / 12, False), (("+profile=baseline",), 1 / 8, False),
+     (("num_envs=64", "updates_per_step=4"), 4 / 64, True)],
+)  # fmt: skip
 def test_the_replay_ratio_is_printed_and_a_low_one_warned_of(arguments: tuple[str, ...], ratio: float, warned: bool):
     plan = plan_of("engine=fast", *arguments)
-    row = row_of(plan, "replay_ratio")
+    row = plan.row("replay_ratio")
     assert row.effective == pytest.approx(ratio, abs=1e-4)
     assert ("FEWER than the baseline" in row.reason) == warned
     assert ("take updates_per_step=8 or more" in row.reason) == warned
@@ -80,37 +93,43 @@ def test_the_replay_ratio_is_printed_and_a_low_one_warned_of(arguments: tuple[st
         (("num_envs=1", "algo.train_freq=[2,episode]", "updates_per_step=9"), 9, None, "9 updates after every 2"),
         (("num_envs=2", "algo.train_freq=16"), 1, 1 / 32, "take updates_per_step=4 or more"),
     ],
-)  # fmt: skip
+)
 def test_rounds_of_several_steps(arguments: tuple[str, ...], updates: int, ratio: float | None, reason: str):
     plan = plan_of("engine=fast", *arguments)
-    row = row_of(plan, "replay_ratio")
+    row = plan.row("replay_ratio")
     assert plan.config.updates_per_step == updates
     assert row.effective == (ratio if ratio is None else pytest.approx(ratio, abs=1e-4))
     assert reason in row.reason
 
 
 def test_one_update_a_transition_is_the_own_value_of_algorithms_for_numbers():
-    assert plan_of("algo=sac", "num_envs=3", "algo.train_freq=4").config.updates_per_step == 12
-    assert plan_of("algo=sac", "num_envs=3", "algo.train_freq=4", "updates_per_step=5").config.updates_per_step == 12
-    config = plan_of("algo=sac", "num_envs=3", "updates_per_step=5", typed=("updates_per_step",)).config
-    assert config.updates_per_step == 5
+    sac = ("algo=sac", "env.id=Pendulum-v1", "num_envs=3")
+    row = plan_of(*sac, "algo.train_freq=4").row("updates_per_step")
+    assert (row.effective, row.reason) == (12, "sac's own")
+    assert plan_of(*sac, "algo.train_freq=4", "updates_per_step=5").config.updates_per_step == 12
+    assert plan_of(*sac, "updates_per_step=5", typed=("updates_per_step",)).config.updates_per_step == 5
+    assert plan_of(*sac, "+profile=speed").row("warmup_steps").effective == 100
 
 
-@pytest.mark.parametrize("argument", ["double_q=true", "dueling=true", "prioritized=true", "loss=mse"])
-def test_what_stock_dqn_has_not_is_refused_there(argument: str):
-    plan_of("engine=fast", f"algo.{argument}")
-    with pytest.raises(ConfigError, match=f"algo.{argument} with engine=stock.*take engine=fast"):
-        plan_of("engine=stock", f"algo.{argument}")
+# --- recurrent policies
 
 
-@pytest.mark.parametrize("key", ["per_alpha", "per_beta"])
-def test_settings_of_prioritized_replay_need_it(key: str):
-    plan_of("engine=fast", "algo.prioritized=true", f"algo.{key}=0.5", typed=(f"algo.{key}",))
-    with pytest.raises(ConfigError, match=f"algo.{key} means nothing with algo.prioritized=false"):
-        plan_of("engine=fast", f"algo.{key}=0.5", typed=(f"algo.{key}",))
+def recurrent_plan(*arguments: str) -> RunSpec:
+    """Of 16 envs × 64 steps."""
+    recurrent = ("+profile=speed", "env.id=CartPole-v1", "algo=recurrent_ppo", "num_envs=16", "algo.rollout_size=1024")
+    return resolve(configured(*recurrent, *arguments), {}, EnvFacts(False, 20e-6), Machine(2, False, False))
 
 
-@pytest.mark.parametrize("argument", ["n_steps=0", "n_steps=200", "per_alpha=-1", "per_beta=2"])
-def test_ranges(argument: str):
-    with pytest.raises(ConfigError, match=f"algo.{argument}"):
-        plan_of(f"algo.{argument}")
+def test_the_plan_says_how_far_back_it_learns():
+    row = recurrent_plan("batch_size=128").row("steps_back")
+    assert row.effective == 64
+    assert row.reason.startswith("at most; 2 sequences a minibatch, one more for each episode's end in it, ")
+
+
+def test_a_last_minibatch_of_one_row_is_refused():
+    told = (
+        "batch_size=93 with a rollout of 16 × 64 steps: the last minibatch has one row, whose advantage cannot be "
+        "normalised; take another batch_size, or algo.normalize_advantage=false"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
+        recurrent_plan("batch_size=93")

@@ -36,12 +36,10 @@ def test_a_whole_configuration_comes_back_with_what_its_env_is_made_with():
     assert from_mapping(from_dict(json.loads(json.dumps(to_dict(config))))) == config
 
 
-@pytest.mark.parametrize(
-    "stored", [{"$pairs": 5}, {"$pairs": [[1]]}, {"$pairs": [[[1], 2]]}, {"$float": "x"}, {"$tuple": 3}]
-)
-def test_a_plan_that_nobody_wrote_is_refused(stored: Any):
-    with pytest.raises(ConfigError, match="did not write"):
-        from_dict({"env": stored})
+def test_a_plan_that_nobody_wrote_is_refused():
+    for stored in ({"$pairs": 5}, {"$pairs": [[1]]}, {"$pairs": [[[1], 2]]}, {"$float": "x"}, {"$tuple": 3}):
+        with pytest.raises(ConfigError, match="did not write"):
+            from_dict({"env": stored})
 
 
 def test_numbers_of_numpy_are_numbers_and_names_stand_for_classes_and_functions():

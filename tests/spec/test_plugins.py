@@ -27,16 +27,11 @@ def test_a_name_is_known_before_its_package_is_imported(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize(
     ("module", "why"),
-    [
-        ("import nothing_such", "ModuleNotFoundError: No module named 'nothing_such'"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("OTHER = 1", "AttributeError: "),
-        ("raise SystemExit", "SystemExit; "),
-    ],
-)
-def test_a_package_that_cannot_be_imported(
-    module: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    [("import nothing_such", "ModuleNotFoundError: No module named 'nothing_such'"),
+     ("1 / 0", "ZeroDivisionError: division by zero"), ("OTHER = 1", "AttributeError: "),
+     ("raise SystemExit", "SystemExit; ")],
+)  # fmt: skip
+def test_a_package_that_cannot_be_imported(module, why, tmp_path, monkeypatch):
     name = f"broken_{abs(hash(module))}"
     install(tmp_path, "broken-engines", {plugins.ENGINES: {"broken": f"{name}:ENGINE"}}, **{name: module})
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -62,9 +57,7 @@ def test_a_name_that_nobody_offers(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         plugins.load(plugins.GAMES, "backgamon")
 
 
-def test_metadata_that_are_older_than_the_source_are_told_wherever_a_name_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metadata_that_are_older_than_the_source_are_told_wherever_a_name_is_missing(tmp_path, monkeypatch):
     config = configured("env.id=CartPole-v1", "algo=ppo", "loggers=[tensorboard]")
     monkeypatch.syspath_prepend(str(install(tmp_path, "fasttrain", {})))
     monkeypatch.setattr(backends, "_engines", dict)

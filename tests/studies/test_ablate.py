@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from conftest import RunCommand
+from conftest import RunCommand, configured
+from fasttrain.errors import ConfigError
+from fasttrain.spec.checks import NOT_APPLICABLE
 from fasttrain.spec.precedence import key_of
-from fasttrain.studies.ablate import Finding, Lever
+from fasttrain.studies.ablate import Finding, Lever, chosen_levers, effective_levers, find_levers, values_with
 from fasttrain.studies.statistics import Ratio, compare
-from fasttrain.studies.study import Cell
+from fasttrain.studies.study import settings
 from study_toys import Fakes, summary
 
 GAINS = {"engine": ("fast", 2.0), "fused_update": ("auto", 3.0), "lean_info": (True, 1.0), "algo.n_epochs": (4, 1.5)}
@@ -50,10 +52,8 @@ def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda va
         values = profile_of(typed)
         won = 0.6 if values["algo.learning_rate"] == 0.001 else 0.4
         steps = int(typed["total_timesteps"])
-        return {
-            **summary(speed_of(values) * (1 + 0.001 * seed), won + 0.001 * seed, env_steps=steps),
-            **change(values, seed),
-        }
+        found = summary(speed_of(values) * (1 + 0.001 * seed), won + 0.001 * seed, env_steps=steps)
+        return {**found, **change(values, seed)}
 
     return Ablated(run)
 
@@ -100,7 +100,7 @@ def test_what_pays_only_together_is_kept_after_all(fasttrain: RunCommand, monkey
     assert (values["engine"], values["lean_info"]) == ("fast", True)
 
 
-def test_a_lever_without_which_nothing_runs_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+def test_a_lever_without_which_nothing_runs_is_kept_and_an_end_that_cannot_run_ends_it(fasttrain, monkeypatch):
     def brittle(values: dict[str, Any], seed: int) -> dict[str, Any]:
         whole = values["engine"] == "stock" and values["algo.n_epochs"] == 4
         return {"exit_code": 1, "error": "too slow"} if whole else {}
@@ -110,6 +110,10 @@ def test_a_lever_without_which_nothing_runs_is_kept(fasttrain: RunCommand, monke
     engine = done.json("study.json")["rows"][0]
     assert (engine["keep"], engine["why"]) == (True, "keep: the profile does not run without it")
     assert "failed: -engine seed 0: too slow" in done.out
+    Ablated(lambda typed, seed: {"exit_code": 1, "error": "the board fell"}).use(monkeypatch)
+    done = fasttrain("ablate", "+profile=speed", "report=false")
+    assert done.exit_code == 1
+    assert "an end of the way could not be run" in done.out
 
 
 def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
@@ -151,17 +155,53 @@ def test_stopped_it_shows_and_keeps_what_it_found(fasttrain: RunCommand, monkeyp
     assert rows["fused_update"]["within"]["value"] == pytest.approx(3.0)
 
 
-def test_an_end_that_cannot_run_ends_it(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    Ablated(lambda typed, seed: {"exit_code": 1, "error": "the board fell"}).use(monkeypatch)
-    done = fasttrain("ablate", "+profile=speed", "report=false")
-    assert done.exit_code == 1
-    assert "an end of the way could not be run" in done.out
-
-
 def test_a_flag_that_costs_quality_is_dropped_however_fast():
     lever = Lever("n_epochs", {"algo.n_epochs": 10}, {"algo.n_epochs": 1})
     worse = compare(dict.fromkeys(range(5), 0.6), dict.fromkeys(range(5), 0.3), 0.03)
     finding = Finding(lever, None, Ratio(5.0, 4.0, 6.0, 3), worse)
     assert not finding.keep
     assert finding.why() == "drop: the profile learns better without it"
-    assert Cell("x", [], Path(), 0, "", 0.0).status == "done"
+
+
+# --- levers between two sets of settings
+
+
+def plan(**effective: Any) -> dict[str, Any]:
+    return {"flags": [{"flag": name, "effective": value} for name, value in effective.items()]}
+
+
+def test_what_belongs_together_is_one_lever_and_all_of_them_are_the_profile():
+    before, after = settings(configured("+profile=baseline")), settings(configured("+profile=speed"))
+    levers = {lever.name: lever for lever in find_levers(before, after)}
+    assert list(levers)[:3] == ["engine", "vec_env", "num_envs"]
+    assert levers["num_envs"].after == {"num_envs": 256}
+    assert set(levers["logging"].before) == {
+        "log_every", "train_log_enabled", "train_log_to_console", "train_log_to_file",
+    }  # fmt: skip
+    assert levers["learning_rate"].text() == "0.0003 → 0.001"
+    assert {name: lever.flag_class for name, lever in levers.items() if name in ("engine", "logging", "n_epochs")} == {
+        "engine": "exact", "logging": "exact", "n_epochs": "trade-off",
+    }  # fmt: skip
+    found = [*levers.values()]
+    assert values_with(before, after, found, [*levers]) == after
+    assert values_with(before, after, found, []) == before
+    without = values_with(before, after, found, [name for name in levers if name != "batch_size"])
+    assert {key for key in after if without[key] != after[key]} == {"batch_size"}
+
+
+def test_levers_without_effect_on_this_machine_are_left_out():
+    levers = find_levers(
+        {"engine": "stock", "use_amp": "off", "prefetch": "off", "algo.n_epochs": 10},
+        {"engine": "fast", "use_amp": "auto", "prefetch": "auto", "algo.n_epochs": 4},
+    )
+    baseline = plan(engine="stock", use_amp="off", prefetch=NOT_APPLICABLE)
+    profile = plan(engine="fast", use_amp="off", prefetch=NOT_APPLICABLE)
+    assert [lever.name for lever in effective_levers(levers, baseline, profile)] == ["engine", "n_epochs"]
+
+
+def test_levers_may_be_chosen_by_name():
+    levers = find_levers({"engine": "stock", "lean_info": False}, {"engine": "fast", "lean_info": True})
+    assert [lever.name for lever in chosen_levers(levers, ["lean_info"])] == ["lean_info"]
+    assert chosen_levers(levers, []) == levers
+    with pytest.raises(ConfigError, match="lean makes no difference here; did you mean 'lean_info'"):
+        chosen_levers(levers, ["lean"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from conftest import configured
 from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine
 from fasttrain.spec.plan import RunSpec, resolve
+from fasttrain.studies import advice as advice_of
 from fasttrain.studies.advice import (
+    Advice,
     Candidate,
     Situation,
     advise,
@@ -67,9 +71,7 @@ def test_stock_is_told_of_the_engine_first():
          ["fused_update=on use_amp=off use_compile=off", "torch_threads=2"], ["use_amp=on fused_update=auto"]),
     ],
 )  # fmt: skip
-def test_changes_are_for_the_part_that_takes_the_time(
-    arguments: tuple[str, ...], rates: Rates, expected: list[str], unexpected: list[str]
-):
+def test_changes_are_for_the_part_that_takes_the_time(arguments, rates, expected, unexpected):
     found = texts(situation(*arguments, rates=rates))
     assert set(expected) <= set(found)
     assert not set(unexpected) & set(found)
@@ -108,13 +110,10 @@ def test_the_class_is_the_strongest_of_what_is_switched_on(changes: tuple[tuple[
 def test_a_change_goes_through_the_plan():
     now = situation(*PPO)
     plan = changed_plan(now, Candidate((("num_envs", 24),), ("env",), ""))
-    assert plan is not None
     assert plan.config.num_envs == 24
     assert changed_plan(now, Candidate((("num_envs", 12),), ("env",), "")) is None, "as it is"
     assert changed_plan(now, Candidate((("schedule", "first_ready"),), ("env",), "")) is None, "refused: no workers"
 
-
-def test_dotted_keys_are_replaced_where_they_are():
     config = with_changes(configured(*PPO), (("algo.n_epochs", 3), ("num_envs", 7)))
     assert (config.algo.n_epochs, config.num_envs) == (3, 7)  # type: ignore[union-attr]
 
@@ -158,5 +157,76 @@ def test_what_limits_games_with_engines_becomes_a_change():
     assert (found.overrides, found.flag_class) == (tried, "exact")
     assert found._replace(changes=(("num_envs", 4), ("daemons.count", 2))).flag_class == "trade-off"
     plan = changed_plan(now, found)
-    assert plan is not None
     assert plan.config.daemons.count == 4
+
+
+# --- what is said
+
+RATES = Rates(env=4e-6, policy=1e-6, update=5e-6, replay=2e-6, logging=0.5e-6, storing=1e-6)
+
+
+def found(**changes: Any) -> Situation:
+    config = configured("+profile=speed", "env.id=CartPole-v1", "algo=dqn")
+    machine, facts = Machine(4, False, False, bf16_units="AMX"), EnvFacts(False, None)
+    now = Situation(config, {}, ["algo=dqn"], facts, machine, config, RATES, Flow(), trained_s=12.5e-6)
+    return now._replace(**changes)
+
+
+def said(function: Any, *arguments: Any) -> str:
+    out = io.StringIO()
+    function(Console(file=out, width=200), *arguments)
+    return out.getvalue()
+
+
+def test_the_table_has_each_part_alone_and_its_share():
+    text = said(advice_of.parts, found())
+    assert "Machine: 4 cores, bfloat16 by AMX, no GPU" in text
+    rows = {line[:26].strip(): line[26:].split() for line in text.splitlines()}
+    assert rows["stepping the envs"][:3] == ["250,000", "4", "32"]
+    assert rows["of it drawing batches"][:3] == ["500,000", "2", "16"]
+    assert "of it reaching the workers" not in text
+    assert "Limit of this configuration: 100,000 steps/s (envs step, then the policy acts, then updates)" in text
+    assert "A short training: 80,000 steps/s, 80 % of the limit" in text
+
+
+def test_of_a_finished_run_its_own_rate_counts_and_one_part_alone_has_no_limit():
+    text = said(advice_of.parts, found(rates=Rates(env=4e-6), trained_s=None))
+    assert "250,000" in text
+    assert "Limit" not in text
+    assert "The run: 80,000 steps/s, 80 % of the limit" in said(
+        advice_of.parts, found(trained_s=None, finished_s=12.5e-6)
+    )
+
+
+def test_how_the_parts_go_together():
+    assert advice_of.flow_words(Flow(groups=True)) == "the policy acts while envs step, then updates"
+    assert advice_of.flow_words(Flow()) == "envs step, then the policy acts, then updates"
+
+
+def test_an_advice_has_class_reason_and_both_gains():
+    given = Candidate((("batch_size", 128),), ("update",), "smaller batches")
+    text = said(advice_of.advices, [Advice(given, 0.6, real=0.51)], found())
+    assert "1. batch_size=128 (trade-off; smaller batches): +60 % expected, +51 % when tried" in text
+    assert 'check with: fasttrain compare algo=dqn "candidates=[{name: now, overrides: []}, {name: changed, ' in text
+    assert "overrides: [batch_size=128]}]" in text
+    exact = Advice(given._replace(changes=(("workers", 4),)), 0.06, error="it broke")
+    text = said(advice_of.advices, [exact], found())
+    assert "fasttrain compare" not in text
+    assert "+6 % expected; trying it failed: it broke" in text
+
+
+def test_nothing_that_pays_is_said_with_what_is_left():
+    text = said(advice_of.advices, [], found())
+    assert text.startswith("As fast as this configuration gets; what is left is updates: at most +67 % without any.")
+    assert advice_of.what_is_left(found(trained_s=4e-6)) == "updates: all of it"
+
+
+def test_candidates_of_the_comparison_can_be_read():
+    from fasttrain.cli.commands import quoted
+    from fasttrain.studies.compare import parse_candidates
+
+    line = advice_of.comparison(["+profile=speed"], ["num_envs=8", "updates_per_step=4"])
+    text = line.split('"')[1]
+    assert quoted(text).startswith("candidates='")
+    names = [(each.name, each.overrides) for each in parse_candidates(text.partition("=")[2])]
+    assert names == [("now", ()), ("changed", ("num_envs=8", "updates_per_step=4"))]

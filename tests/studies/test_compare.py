@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
+import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
-from fasttrain.studies.compare import Candidate, parse_candidates
+from fasttrain.studies.compare import Candidate, cell_text, parse_candidates, sentence, show_comparison
+from fasttrain.studies.judge import Row
+from fasttrain.studies.statistics import Comparison, Interval, Ratio, compare
 from study_toys import Fakes, rising, summary
 
 THREE = "candidates=[baseline,speed,{name: slow, overrides: [profile=speed, num_envs=8]}]"
@@ -31,18 +34,14 @@ def test_candidates_are_profiles_overrides_or_both():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "compare needs candidates="),
-        ("[baseline", "not readable as a list"),
-        ("speed", "expected a list"),
-        ("[speed]", "a comparison needs two"),
-        ("[speed, speed]", "two are called speed"),
-        ("[speed, {name: x}]", "cannot read {'name': 'x'}"),
-        ("[speed, 3]", "cannot read 3"),
+        (None, "compare needs candidates="), ("[baseline", "not readable as a list"), ("speed", "expected a list"),
+        ("[speed]", "a comparison needs two"), ("[speed, speed]", "two are called speed"),
+        ("[speed, {name: x}]", "cannot read {'name': 'x'}"), ("[speed, 3]", "cannot read 3"),
         ("[speed, {name: x, overrides: [-m]}]", "'-m' of x is no key=value"),
         ("[speed, {name: '', overrides: []}]", "cannot read {'name': ''"),
         ("[speed, {name: [x], overrides: []}]", "cannot read {'name': ['x']"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_list_of_candidates_is_refused(text: str | None, message: str):
     with pytest.raises(ConfigError) as caught:
         parse_candidates(text)
@@ -66,11 +65,9 @@ def test_all_candidates_train_with_the_same_seeds_in_turn(fasttrain: RunCommand,
     study = done.json("study.json")
     baseline, speed, slow = study["rows"]
     assert (baseline["verdict"], speed["verdict"], slow["verdict"]) == (None, "pass", "fail")
-    assert speed["speed_up"]["value"] == pytest.approx(10.05, abs=0.01)
-    assert speed["faster"]
+    assert (speed["speed_up"]["value"], speed["faster"]) == (pytest.approx(10.05, abs=0.01), True)
     assert slow["difference"]["value"] == pytest.approx(-0.2)
-    assert study["gate"]["metric"] == "win_rate"
-    assert study["gate"]["margin"] == 0.03
+    assert (study["gate"]["metric"], study["gate"]["margin"]) == ("win_rate", 0.03)
     assert 0.4 < study["gate"]["threshold"] < 0.6, "90 % of the rise of the baseline's training curve"
     assert baseline["time_to_threshold_s"]["value"] < 4.0
     assert slow["time_to_threshold_s"]["value"] is None, "never"
@@ -90,18 +87,12 @@ def test_equal_candidates_pass_and_are_said_to_bring_nothing(fasttrain: RunComma
     assert "less than the 1.1× that trade-offs are worth" in done.out
 
 
-def test_a_stopped_comparison_goes_on_where_it_was(
-    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_stopped_comparison_keeps_what_was_found(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     first = Fakes(learns, stop_at=4).use(monkeypatch)
-    folder = tmp_path / "study"
-    stopped = fasttrain("compare", THREE, "seeds=2", f"run={folder}", "report=false", "hydra.run.dir=" + str(folder))
-    # the folder of the test fixture comes after ours: what counts is study.json's place
-    place = stopped.folder
-    assert stopped.exit_code == 4
-    assert len(first.ran) == 4
+    stopped = fasttrain("compare", THREE, "seeds=2", "report=false")
+    assert (stopped.exit_code, len(first.ran)) == (4, 4)
     assert "goes on" in stopped.out
-    stored = json.loads((place / "study.json").read_text())
+    stored = stopped.json("study.json")
     assert len(stored["cells"]) == 4
     assert stored["rows"][1]["verdict"] == "not enough seeds"
 
@@ -120,13 +111,20 @@ def test_a_failed_cell_is_shown_and_loses_nothing(fasttrain: RunCommand, monkeyp
     assert done.json("study.json")["rows"][1]["seeds"] == [0, 2]
 
 
-def test_an_illegal_candidate_is_said_before_anything_runs(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["candidates=[baseline,spede]"], "candidate spede: profile=spede: no such profile"),
+        (["candidates=[baseline,num_env=3]"], "candidate num_env=3: unknown key 'num_env'; did you mean 'num_envs'"),
+        (["candidates=[baseline,speed]", "minutes=2", "algo=dqn"],
+         "minutes=2: exploration and schedules stretch over total_timesteps; give it too"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_said_before_anything_does(fasttrain, monkeypatch, typed, told):
     fakes = Fakes(learns).use(monkeypatch)
-    done = fasttrain("compare", "candidates=[baseline,spede]")
+    done = fasttrain("compare", *typed)
     assert (done.exit_code, fakes.ran) == (2, [])
-    assert "candidate spede: profile=spede: no such profile" in done.err
-    done = fasttrain("compare", "candidates=[baseline,num_env=3]")
-    assert "candidate num_env=3: unknown key 'num_env'; did you mean 'num_envs'" in done.err
+    assert told in done.err
 
 
 def test_minutes_instead_of_steps(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
@@ -134,24 +132,73 @@ def test_minutes_instead_of_steps(fasttrain: RunCommand, monkeypatch: pytest.Mon
     done = fasttrain("compare", "candidates=[baseline,speed]", "minutes=2", "seeds=1", "report=false")
     overrides = done.json("study.json")["cells"][0]["overrides"]
     assert overrides[:3] == ["stop.max_minutes=2", "total_timesteps=1000000000000", "profile=baseline"]
-    refused = fasttrain("compare", "candidates=[baseline,speed]", "minutes=2", "algo=dqn")
-    assert refused.exit_code == 2
-    assert "minutes=2: exploration and schedules stretch over total_timesteps; give it too" in refused.err
 
 
 def test_a_real_comparison(fasttrain: RunCommand):
     candidates = "candidates=[{name: stock, overrides: [profile=baseline, vec_env=dummy]},speed]"
     done = fasttrain("compare", candidates, "seeds=1",
-                     "env.id=CartPole-v1", "algo=ppo", "total_timesteps=1024", "algo.rollout_size=512", "batch_size=64",
-                     "algo.n_epochs=1", "eval.episodes=4", "torch_threads=1", "num_envs=4",
+                     "env.id=CartPole-v1", "algo=ppo", "total_timesteps=256", "algo.rollout_size=128", "batch_size=64",
+                     "algo.n_epochs=1", "eval.episodes=2", "torch_threads=1", "num_envs=4",
                      "vec_env=dummy")  # fmt: skip
     assert done.exit_code == 0, done.out
     rows = done.json("study.json")["rows"]
     assert [row["name"] for row in rows] == ["stock", "speed"]
-    assert rows[0]["env_steps"]["value"] == rows[1]["env_steps"]["value"] == 1024
+    assert rows[0]["env_steps"]["value"] == rows[1]["env_steps"]["value"] == 256
     assert rows[1]["verdict"] == "not enough seeds"
     cell = done.folder / done.json("study.json")["cells"][1]["folder"]
     with (cell / "episodes.csv").open() as file:
-        assert len(list(csv.DictReader(file))) > 10
+        assert len(list(csv.DictReader(file))) > 4
+    assert "[PERF]" in (cell / "log.txt").read_text()
     assert (done.folder / "report.html").is_file()
     assert not (cell / "report.html").exists()
+
+
+# --- what it says on the terminal
+
+GATE = {"metric": "win_rate", "curve_of": "win rate", "threshold": 0.4, "min_speed_up": 1.1, "min_pairs": 5}
+
+
+def row(comparison: Comparison | None, speed_up: Ratio | None, faster: bool | None) -> Row:
+    names = ("steps_per_s", "env_steps", "updates", "reward_per_hour", "win_rate", "draw_rate", "mean_reward",
+             "score_diff", "mean_turns", "tail", "sample_efficiency", "elo")  # fmt: skip
+    figures = {name: Interval(0.5, 0.4, 0.6) if name in ("win_rate", "steps_per_s") else None for name in names}
+    return Row(
+        "speed", {}, figures, {"won [b]": 1.0}, Interval(math.inf, 3.0, math.inf), None, speed_up, comparison, faster
+    )
+
+
+def test_verdicts_are_sentences():
+    good = compare(dict.fromkeys(range(5), 0.5), dict.fromkeys(range(5), 0.52), 0.03)
+    assert sentence(row(good, Ratio(2.0, 1.9, 2.1, 5), True), GATE) == (
+        "speed: PASS, 2.00× [1.90, 2.10] as fast; win rate +2 [+2, +2] points, margin 3 (5 seeds)"
+    )
+    few = compare({0: 0.5}, {0: 0.5}, 0.03)
+    said = sentence(row(few, Ratio(1.05, -math.inf, math.inf, 1), False), GATE)
+    assert "NOT ENOUGH SEEDS, 1.05× as fast, less than the 1.1× that trade-offs are worth" in said
+    assert "+0 [?, ?] points" in said
+    assert said.endswith("; take at least 5 seeds")
+    assert sentence(row(None, None, None), GATE) == "speed: no seed finished that the baseline finished too"
+    said = sentence(row(None, Ratio(2.0, 1.9, 2.1, 5), True), GATE)
+    assert said.startswith("speed: no verdict, 2"), "eval.episodes=0"
+    assert said.endswith("as fast; no win rate of a seed is known on both sides")
+
+
+def test_numbers_with_intervals():
+    assert cell_text(Interval(0.613, 0.6, 0.62), 100, "{:.1f}") == "61.3 [60.0, 62.0]"
+    assert cell_text(Interval(12.0, 8.0, math.inf), form="{:.0f}") == "12 [8, never]"
+    assert cell_text(Interval(2.0, -math.inf, math.inf)) == "2"
+    assert (cell_text(None), cell_text(Interval(math.nan, 1.0, 2.0))) == ("-", "nan [1, 2]")
+    assert Ratio(2.0, 1.0, 3.0, 5).text() == "2.00× [1.00, 3.00]"
+
+
+def test_tables_leave_out_what_no_env_tells_and_text_stays_text():
+    stream = io.StringIO()
+    good = compare(dict.fromkeys(range(5), 0.5), dict.fromkeys(range(5), 0.52), 0.03)
+    rows = [row(None, None, None), row(good, Ratio(2.0, 1.9, 2.1, 5), True)]
+    show_comparison(Console(file=stream, width=140), rows, GATE)
+    text = stream.getvalue()
+    assert "won [b] 100 %" in text
+    assert "win rate %" in text
+    assert "score diff." not in text
+    assert "seconds to 0.4" in text
+    assert "never" in text

@@ -1,4 +1,4 @@
-"""A run on the bench: its parts measured one by one leave it able to train on."""
+"""A run on the bench: its parts measured one by one leave it able to train on; windows take turns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,29 +19,40 @@ from fasttrain.runs.envs import env_facts, this_machine
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 from fasttrain.studies import rig as bench
-from fasttrain.studies.rig import WARMUP, Beat, Rig, steady
+from fasttrain.studies.limits import Rates
+from fasttrain.studies.rig import (
+    LEAST_ROUNDS,
+    WARMUP,
+    WINDOWS,
+    Beat,
+    Rig,
+    measure,
+    rates_of,
+    ratios_of,
+    steady,
+    typical,
+)
 from pig_games import overrides
-from toys import single_thread
 
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "torch_threads=1", "algo.net_arch=[8]")
 PPO = (*CARTPOLE, "algo=ppo", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=2")
 DQN = (*CARTPOLE, "algo=dqn", "warmup_steps=200", "batch_size=16", "total_timesteps=400", "updates_per_step=2")
+SPEED, BASELINE, WORKERS = "+profile=speed", "+profile=baseline", ("vec_env=shared", "num_workers=2")
 KINDS = {
-    "ours": ("+profile=speed", *PPO),
-    "stock": ("+profile=baseline", *PPO),
-    "recurrent": ("+profile=baseline", *PPO, "algo=recurrent_ppo", "algo.lstm_hidden_size=8"),
-    "our recurrent": ("+profile=speed", *PPO, "algo=recurrent_ppo", "algo.lstm_hidden_size=16"),
-    "our DQN": ("+profile=speed", *DQN),
-    "DQN in rounds": ("+profile=speed", *DQN, "algo.train_freq=4", "updates_per_step=-1"),
-    "stock DQN": ("+profile=baseline", *DQN),
-    "shared": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2"),
-    "async": ("+profile=speed", *PPO, "vec_env=shared", "num_workers=2", "schedule=first_ready"),
-    "normalised": ("+profile=speed", *DQN, "env.normalize=[obs]"),
-    "native": ("+profile=speed", "num_envs=8", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1"),
-    "engines": ("+profile=speed", *overrides(), "num_envs=4", "algo.rollout_size=64", "batch_size=32",
+    "ours": (SPEED, *PPO),
+    "stock": (BASELINE, *PPO),
+    "recurrent": (BASELINE, *PPO, "algo=recurrent_ppo", "algo.lstm_hidden_size=8"),
+    "our recurrent": (SPEED, *PPO, "algo=recurrent_ppo", "algo.lstm_hidden_size=16"),
+    "our DQN": (SPEED, *DQN),
+    "DQN in rounds": (SPEED, *DQN, "algo.train_freq=4", "updates_per_step=-1"),
+    "stock DQN": (BASELINE, *DQN),
+    "shared": (SPEED, *PPO, *WORKERS),
+    "async": (SPEED, *PPO, *WORKERS, "schedule=first_ready"),
+    "normalised": (SPEED, *DQN, "env.normalize=[obs]"),
+    "native": (SPEED, "num_envs=8", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1"),
+    "engines": (SPEED, *overrides("--think-ms", "50"), "num_envs=4", "algo.rollout_size=64", "batch_size=32",
                 "algo.n_epochs=1"),
 }  # fmt: skip
-single = pytest.fixture(single_thread, autouse=True)
 
 
 def rig_of(folder: Path, *arguments: str) -> Rig:
@@ -49,60 +61,56 @@ def rig_of(folder: Path, *arguments: str) -> Rig:
     return Rig(resolve(config, {"num_envs": "command line"}, env_facts(config), this_machine()), folder / "rig")
 
 
-@pytest.fixture(params=sorted(KINDS))
-def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Rig]:
-    rig = rig_of(tmp_path, *KINDS[request.param])
-    yield rig
-    rig.close()
-
-
-def test_every_part_can_be_measured_and_training_goes_on(rig: Rig):
-    rig.warm_up(0.2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_part_can_be_measured_and_training_goes_on(kind: str, tmp_path: Path, forked_workers: None):
+    rig = rig_of(tmp_path, *KINDS[kind])
+    rig.warm_up(0.05)
     samples: dict[str, list[float]] = {}
     names = bench.windows_of(rig, ["env", "policy", "update", "replay", "transport", "logging", "train"])
     before = rig.model.num_timesteps
-    bench.measure({"now": rig}, names, 0.06, {"now": samples}, rounds=3)
-    wanted = {"env", "policy", "storing", "update", "logging", "train"}
-    wanted |= {"replay"} if rig.off_policy else set()
-    in_step = rig.shared is not None and rig.config.schedule == "lockstep"
-    wanted |= {"transport"} if in_step else set()
+    measure({"now": rig}, names, 0.02, {"now": samples}, rounds=2)
+    wanted = {"env", "policy", "storing", "update", "logging", "train"} | ({"replay"} if rig.off_policy else set())
+    wanted |= {"transport"} if kind == "shared" else set()
     assert set(samples) == wanted
     assert all(value > 0 for part in wanted - {"transport"} for value in samples[part])
-    rates = bench.rates_of(samples)
-    assert rates.update is not None
-    if rates.transport is not None and rates.env is not None:
-        assert rates.transport <= rates.env
+    rates = rates_of(samples)
+    assert (rates.transport or 0.0) <= (rates.env or 0.0)
     trained = rig.model.num_timesteps
     assert trained > before
+    if kind == "async":
+        assert rig.model.collector.schedule == "first_ready", "collecting in lockstep was for the window alone"
+        flow = rig.flow(EnvFacts(False, None, cpu_share=0.25), Machine(8, False, False))
+        assert (flow.groups, flow.cores, flow.env_cores) == (True, 8, 0.5)
+    if kind == "engines":
+        told, tries = rig.engines(0.3) or ("", [])
+        found = re.match(r"4 games ÷ ([\d.]+) ms a decision = ([\d,]+) decisions/s; with a policy", told)
+        assert found
+        assert float(found[1]) >= 50
+        assert tries == ["num_envs=8", "daemons.count=2", "daemons.games_per_daemon=4"]
+        assert "The engines mostly wait" in told
     rig.train(0.01)
     assert rig.model.num_timesteps > trained
     assert all(torch.isfinite(parameter).all() for parameter in rig.model.policy.parameters())
+    rig.close()
 
 
 @pytest.fixture
 def ours(tmp_path: Path) -> Iterator[Rig]:
-    rig = rig_of(tmp_path, *KINDS["ours"])
-    rig.warm_up(0.1)
+    rig = rig_of(tmp_path, *KINDS["ours"], "log_every=4", "train_log_enabled=true")
+    rig.warm_up(0.05)
     yield rig
     rig.close()
 
 
-def test_measuring_parts_changes_neither_weights_nor_step_count(ours: Rig):
+def test_measuring_parts_changes_neither_weights_nor_step_count_and_updates_in_full(ours: Rig):
     weights = [parameter.detach().clone() for parameter in ours.model.policy.parameters()]
-    steps = ours.model.num_timesteps
-    for name in ("collect", "update"):
-        bench.WINDOWS[name](ours, 0.01)
+    steps, before = ours.model.num_timesteps, ours.model.engine.gradient_updates
+    WINDOWS["collect"](ours, 0.01)
+    assert bench.update_window(ours, 0.0)["update"] > 0
     assert ours.model.num_timesteps == steps
-    now = list(ours.model.policy.parameters())
-    assert all(torch.equal(a, b) for a, b in zip(weights, now, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(weights, ours.model.policy.parameters(), strict=True))
     assert np.array_equal(ours.model._last_obs, ours.run.env.buf_obs[None])
-
-
-def test_the_update_does_all_its_minibatches(ours: Rig):
-    before = ours.model.engine.gradient_updates
-    window = bench.update_window(ours, 0.0)
     assert ours.model.engine.gradient_updates - before == 2 * 64 // 32
-    assert window["update"] > 0
 
 
 def test_updates_are_counted_per_transition_of_their_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -126,35 +134,10 @@ def test_a_slow_update_goes_on_with_one_epoch_counted_as_all(ours: Rig, monkeypa
     assert ours.model.n_epochs == 2
 
 
-def test_workers_that_run_ahead_count_by_their_mean(tmp_path: Path):
-    rig = rig_of(tmp_path, *KINDS["async"])
-    rig.warm_up(0.1)
-    window = bench.collect_window(rig, 0.05)
-    assert set(window) == {"env", "policy", "storing"}
-    assert all(value > 0 for value in window.values())
-    assert rig.model.collector.schedule == "first_ready", "collecting in lockstep was for the window alone"
-    rig.close()
-
-
-def test_what_limits_games_with_engines_is_told_with_what_to_try(tmp_path: Path):
-    arguments = list(KINDS["engines"])
-    rig = rig_of(tmp_path, *arguments, *overrides("--think-ms", "50"))
-    told, tries = rig.engines(0.3)
-    rig.close()
-    found = re.match(r"4 games ÷ ([\d.]+) ms a decision = ([\d,]+) decisions/s; with a policy", told)
-    assert found
-    assert float(found[1]) >= 50
-    assert tries == ["num_envs=8", "daemons.count=2", "daemons.games_per_daemon=4"]
-    assert "The engines mostly wait" in told
-
-
-def test_logging_is_what_the_runs_own_lines_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    rig = rig_of(tmp_path, *KINDS["ours"], "log_every=4", "train_log_enabled=true")
-    rig.warm_up(0.1)
+def test_logging_is_what_the_runs_own_lines_take(ours: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("fasttrain.runs.callbacks.RunCallback._write_logs", lambda _: time.sleep(0.01))
-    window = rig.train(0.05)
+    window = ours.train(0.05)
     assert 0.01 / 64 <= window["logging"] < window["train"], "a line at every rollout of 64 steps"
-    rig.close()
 
 
 def test_what_a_run_says_goes_to_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -166,20 +149,15 @@ def test_what_a_run_says_goes_to_its_folder(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_steady_state_has_neither_warm_up_nor_exploring_nor_an_end():
-    config = configured(*DQN, "+profile=speed", "stop.max_minutes=1", "eval_every=10", "checkpoint_every=10")
-    now = steady(configured(*[text for text in DQN if "warmup" not in text], "warmup_steps=9000"))
-    assert now.warmup_steps == WARMUP
-    now = steady(config)
+    assert steady(configured(*DQN, "warmup_steps=9000")).warmup_steps == WARMUP
+    now = steady(configured(*DQN, SPEED, "stop.max_minutes=1", "eval_every=10", "checkpoint_every=10"))
     assert (now.warmup_steps, now.eval_every, now.checkpoint_every, now.stop.max_minutes) == (200, 0, 0, None)
     assert now.algo.exploration_initial_eps == now.algo.exploration_final_eps
 
 
 def test_iterations_are_counted_from_start_to_start():
-    class Model:
-        num_timesteps = 0
-
     beat = Beat(0.0, PhaseClock())
-    beat.model = Model()  # type: ignore[assignment]
+    beat.model = SimpleNamespace(num_timesteps=0)  # type: ignore[assignment]
     beat._on_rollout_start()
     assert beat._on_step()
     beat.model.num_timesteps = 64
@@ -188,8 +166,57 @@ def test_iterations_are_counted_from_start_to_start():
     assert not beat._on_step(), "one iteration is enough"
 
 
-def test_how_parts_go_together_is_read_from_the_configuration(tmp_path: Path):
-    rig = rig_of(tmp_path, *KINDS["async"])
-    flow = rig.flow(EnvFacts(False, None, cpu_share=0.25), Machine(8, False, False))
-    rig.close()
-    assert (flow.groups, flow.cores, flow.env_cores) == (True, 8, 0.5)
+# --- how windows take turns, and what is made of them
+
+
+class Idle:
+    """Stands for a rig."""
+
+    off_policy = False
+
+    def activate(self) -> None: ...
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Windows in the order they were run."""
+    called: list[tuple[str, Any]] = []
+
+    def window(name: str) -> Any:
+        def run(rig: Any, seconds: float) -> dict[str, float]:
+            called.append((name, rig))
+            return {name: 1e-6 * len(called)}
+
+        return run
+
+    for name in ("collect", "update"):
+        monkeypatch.setitem(WINDOWS, name, window(name))
+    return called
+
+
+def test_parts_and_configurations_take_turns_and_the_first_does_not_count(order: list[tuple[str, Any]]):
+    rigs: dict[str, Any] = {"now": Idle(), "changed": Idle()}
+    samples: dict[str, dict[str, list[float]]] = {"now": {}, "changed": {}}
+    told: list[str] = []
+    measure(rigs, ["collect", "update"], 60.0, samples, told.append, rounds=3)
+    assert order == [(part, rig) for part in ("collect", "update") for rig in rigs.values()] * 3
+    assert samples["now"]["collect"] == pytest.approx([5e-6, 9e-6])
+    assert samples["changed"]["update"] == pytest.approx([8e-6, 12e-6])
+    assert told[-1] == "update 3/3"
+
+
+def test_what_takes_long_is_measured_twice_only(order: list[tuple[str, Any]]):
+    rig: Any = Idle()
+    samples: dict[str, dict[str, list[float]]] = {"now": {}}
+    measure({"now": rig}, ["collect"], 1e-9, samples)
+    assert len(order) == LEAST_ROUNDS
+    assert len(samples["now"]["collect"]) == 2, "so long a window needs no warm-up"
+
+
+def test_a_disturbed_window_does_not_count_and_parts_within_others_need_theirs_once():
+    assert typical([1.0, 1.0, 1.0, 9.0]) == 1.0
+    rates = rates_of({"env": [2.0, 2.0], "train": [5.0], "logging": [0.0, 2.0, 2.0, 8.0]})
+    assert rates == Rates(env=2.0, logging=2.0), "log lines fall due in some windows"
+    assert ratios_of({"env": [3.0], "policy": [1.0]}, {"env": [2.0], "update": [1.0]}) == {"env": 1.5}
+    rig: Any = Idle()
+    assert bench.windows_of(rig, ["transport", "env", "storing", "replay", "logging"]) == ["collect", "train"]
