@@ -6,18 +6,13 @@ Also `llms.txt`, and every page as Markdown beside its HTML.
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.config import AlgoConfig, Config
-from fasttrain.spec.setting import declared, settings_of
-from fasttrain.terminal import spelt
+from fasttrain.cli.settings import rows
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = {
@@ -28,7 +23,8 @@ OUTSIDE = {
 INTRODUCTION = """# Settings
 
 Type a setting as `key=value` after the command. This page is made from the declarations in the code.
-`fasttrain help COMMAND` prints the settings of one command.
+`fasttrain settings env.` prints a group, and `fasttrain help COMMAND` the settings of one command.
+`fasttrain settings --schema` is a JSON schema for editors, and `fasttrain check --config FILE.yaml` checks a file.
 
 *Class* says what a setting may change: [exact, rounding, trade-off](../concepts/classes.md).
 A setting of the first table can also be set by an environment variable: `FASTTRAIN_` and its name in capitals.
@@ -67,60 +63,20 @@ def on_post_build(config: MkDocsConfig) -> None:
 
 
 def settings_page() -> str:
-    """A table for each group of settings, and the keys of each algorithm."""
+    """A table for each group of settings; those below `algo.` say which algorithms have them."""
     groups: dict[str, list[str]] = {}
-    for key, hint, one in _settings(Config):
-        it = declared(one)
-        if it.hidden or key.startswith("algo."):
-            continue
-        group = key.split(".")[0] if "." in key else ("Speed settings" if it.flag_class else "Other settings")
-        cells = [f"`{key}`", _default(one), _values(hint), it.class_text if it.flag_class else "", it.text]
+    for row in rows():
+        group = row.key.split(".")[0] if "." in row.key else ("Speed settings" if row.flag_class else "Other settings")
+        values = ", ".join(f"`{word}`" for word in row.choices) or ", ".join(row.types)
+        last = ", ".join(f"`{name}`" for name in row.algorithms) if group == "algo" else row.flag_class
+        cells = [f"`{row.key}`", f"`{row.usual}`" if row.usual else "", values, last, row.text]
         groups.setdefault(group, []).append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     parts = [INTRODUCTION]
     for name in sorted(groups, key=lambda it: (it != "Speed settings", it != "Other settings", it)):
         title = name if name.endswith("settings") else f"`{name}.`"
-        head = "| setting | default | values | class | meaning |\n|---|---|---|---|---|"
-        parts.append(f"## {title}\n\n{head}\n" + "\n".join(groups[name]))
-    parts.append(_algorithms())
+        head = f"| setting | default | values | {'algorithms' if name == 'algo' else 'class'} | meaning |"
+        parts.append(f"## {title}\n\n{head}\n|---|---|---|---|---|\n" + "\n".join(groups[name]))
     return "\n\n".join(parts) + "\n"
-
-
-def _algorithms() -> str:
-    lines = ["## `algo.`", "", "Every algorithm has these:", "", "| setting | default | meaning |", "|---|---|---|"]
-    for key, _, one in _settings(AlgoConfig):
-        if key != "name":
-            lines.append(f"| `algo.{key}` | {_default(one)} | {declared(one).text} |")
-    lines += ["", "The other keys have the names of the stock class's constructor, and its meaning:", ""]
-    lines += ["| `algo=` | keys below `algo.` |", "|---|---|"]
-    for name, spec in ALGORITHMS.items():
-        keys = ", ".join(f"`{key}`" for key in list(spec.keys()))
-        lines.append(f"| `{name}` | {keys} |")
-    return "\n".join(lines)
-
-
-def _settings(cls: type) -> list[tuple[str, Any, Any]]:
-    found = []
-    for key, one in settings_of(cls, parts=True):
-        hint: Any = cls
-        for word in key.split("."):
-            hint = get_type_hints(hint)[word]
-        found.append((key, hint, one))
-    return found
-
-
-def _default(one: Any) -> str:
-    if one.default is MISSING:
-        return ""
-    value = spelt([*one.default] if isinstance(one.default, tuple) else one.default)
-    return f"`{value}`"
-
-
-def _values(hint: Any) -> str:
-    hints = (hint,) if get_origin(hint) is Literal else get_args(hint) or (hint,)
-    words = [str(word) for each in hints if get_origin(each) is Literal for word in get_args(each)]
-    kinds = {int: "a whole number", float: "a number", str: "a text", bool: "true, false"}
-    plain = [kinds[each] for each in hints if each in kinds]
-    return ", ".join([*(f"`{word}`" for word in words), *plain])
 
 
 def _links_inside(text: str) -> str:

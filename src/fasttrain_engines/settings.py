@@ -20,18 +20,18 @@ ROWS_PER_WORKER = 128  # games above which another process that plays them pays,
 class Timeouts:
     """Deadlines of engines, in seconds; a connection on which one passed is never used again."""
 
-    start: float = setting(60.0, "from the start of a process to its first answer", least=0.1)
-    request: float = setting(30.0, "of each request: later answers count as none", least=0.01)
-    game: float = setting(3600.0, "of the engine, for a whole game", least=0.1)
+    start: float = setting(60.0, "Seconds from the start of a process to its first answer.", least=0.1)
+    request: float = setting(30.0, "Seconds for each answer. A later one counts as none.", least=0.01)
+    game: float = setting(3600.0, "Seconds of the engine's time for a whole game.", least=0.1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recycle:
     """When something of an engine is replaced by a new one; null: never."""
 
-    games: int | None = setting(None, "games after which a process is replaced", least=1)
-    mb: float | None = setting(None, "memory above which a process is replaced", least=1)
-    connection_games: int | None = setting(None, "games after which a new connection is made", least=1)
+    games: int | None = setting(None, "Games after which a process is replaced.", least=1)
+    mb: float | None = setting(None, "Megabytes of memory above which a process is replaced.", least=1)
+    connection_games: int | None = setting(None, "Games after which a new connection is made.", least=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,27 +39,33 @@ class DaemonsConfig:
     """Engines of `env.backend=daemons`: their processes, and the games with them."""
 
     command: tuple[int | float | str, ...] = setting(
-        (), "[java, Engine, --port, '{port}']; {socket}: a unix socket; neither: its pipes; also {threads}, {index}"
+        (),
+        "The engine's program: [java, Engine, --port, '{port}']. {port}: a TCP port. {socket}: a unix "
+        "socket. Neither: its stdin and stdout. {threads}, {index} and {folder} are replaced too.",
     )
-    build: tuple[int | float | str, ...] = setting((), "a command run once before, [javac, Engine.java]")
-    env: dict[str, Any] = setting({}, "environment of the engines, besides the trainer's")
-    cwd: str | None = setting(None, "the folder they run in")
-    count: int | Literal["auto"] = setting("auto", "processes; auto: one per core", least=1)
+    build: tuple[int | float | str, ...] = setting(
+        (), "A command that runs once before, for example [javac, Engine.java]."
+    )
+    env: dict[str, Any] = setting({}, "Environment variables of the engines, added to the trainer's.")
+    cwd: str | None = setting(None, "Working directory of the engines.")
+    count: int | Literal["auto"] = setting("auto", "Number of engine processes. auto starts one per core.", least=1)
     games_per_daemon: int | Literal["auto"] = setting(
-        "auto", "at once; auto: num_envs shared out, less if it takes less", least=1
+        "auto", "Games that one process plays at once. auto divides num_envs among the processes.", least=1
     )
-    ports: int | str = setting("20000-29999", "from which free ones are taken")
+    ports: int | str = setting("20000-29999", "Range of TCP ports. Used ones are skipped.")
     timeouts_s: Timeouts = setting(Timeouts(), "deadlines: {start: 60, request: 30, game: 3600}")
     recycle: Recycle = setting(
         Recycle(), "when a process (games, mb) or a connection (connection_games) is replaced: {games: 200, mb: 1024}"
     )
     max_failures: int | Literal["auto"] = setting(
         "auto",
-        "games in a row that failed, after which the run ends; auto: 100, or four for each game at once",
+        "Failed games in a row that end the run. auto: 100, or four for each game at once.",
         least=1,
     )
-    jvm_flags: tuple[str, ...] = setting((), "put before a Java engine's own; +daemons=small_jvm has some")
-    skip_forced: bool = setting(False, "decisions with one legal action never reach the policy")
+    jvm_flags: tuple[str, ...] = setting(
+        (), "Flags of the Java VM. +daemons=small_jvm has some for a machine that several engines share."
+    )
+    skip_forced: bool = setting(False, "Takes decisions with one legal action without asking the policy.")
 
 
 def shared_out(settings: DaemonsConfig, num_envs: int, cores: int) -> tuple[int, int]:

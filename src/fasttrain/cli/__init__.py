@@ -135,6 +135,10 @@ def _dispatch(arguments: list[str]) -> int:
         Path.cwd()
     except OSError as error:
         raise ConfigError(f"the working directory is gone ({error.strerror}): cd to one that is there") from error
+    if arguments[0] == "check" and any(word.partition("=")[0] == "--config" for word in arguments):
+        from fasttrain.cli import validate
+
+        return validate.main(arguments)
     options, typed = split_options(arguments)
     words, command = (*commands.COMMANDS, *commands.OTHER_WORDS), "train"
     if typed and re.fullmatch(r"[a-z_]+", typed[0]):

@@ -38,7 +38,7 @@ MODULES = {
     "report": "fasttrain.report.index",
 }
 # These take arguments of their own and compose no configuration; without a module: an integration of that name.
-PLAIN = {"new": "fasttrain.cli.new", "watch": "fasttrain.report.watch", "zoo": ""}
+PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch", "zoo": ""}
 COMMANDS = (*MODULES, *PLAIN)
 # Other words for a command with a setting.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}

@@ -1,0 +1,132 @@
+"""The groups of settings around a training: evaluation, stopping, checkpoints, and what single commands read.
+
+`spec/config.py` has the rest: the environment, the algorithm and the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass
+from typing import Any, Literal
+
+from fasttrain.spec.setting import setting
+
+MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateConfig:
+    """What a candidate must show beside its baseline (`compare`, `ablate`)."""
+
+    margin: float | None = setting(
+        None,
+        "How much worse a candidate may be. null: 0.03 of a win rate, or 5 % of the baseline's mean reward.",
+        least=0,
+    )
+    metric: str = setting(
+        "auto",
+        "Figure that is judged. auto: win_rate where there is one, else mean_reward; for DQN the tail of the "
+        "training curve. tail, or one of env.result.scores.",
+    )
+    threshold: float | None = setting(
+        None, "Reward or win rate for the time-to-threshold figure. null: 90 % of the baseline's rise."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TuneConfig:
+    """Search for the most steps/s."""
+
+    space: dict[str, tuple[Any, ...]] | None = setting(
+        None, "Values to try: {num_envs: [64, 128], batch_size: [512, 1024]}. null makes them from machine and profile."
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DoctorConfig:
+    """What `fasttrain doctor` measures."""
+
+    test: Literal["all", "env", "policy", "update", "replay", "transport", "logging"] = setting(
+        "all", "Which part is measured. Also --test."
+    )
+    tries: int = setting(1, "Number of its suggestions that doctor tries in a real training.", least=0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalConfig:
+    """How quality is measured: own envs, own seeds."""
+
+    episodes: int = setting(
+        MISSING, "Episodes of an evaluation. 0 evaluates nothing. Without it, the game's own number.", least=0
+    )
+    seed: int = setting(
+        1_000_003,
+        "Seed of the evaluation's environments. The training's have seed, seed + 1, and so on.",
+        least=0,
+        most=MAX_SEED,
+    )
+    env_kwargs: dict[str, Any] = setting({}, "Arguments of the evaluation's environment that differ from env.kwargs.")
+    num_envs: int | None = setting(
+        None,
+        "Environments of an evaluation. null uses up to 8, or 64 of a game that steps all in one call.",
+        least=1,
+        most=4096,
+    )
+    max_steps: int = setting(
+        27_000, "Longest episode of an evaluation. A longer one is cut and counts with the reward so far.", least=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SelfPlayConfig:
+    """Which snapshots of the learner are its opponents under `opponent=self`."""
+
+    pool: int = setting(
+        8, "Number of older snapshots among the opponents. Every other opponent is the latest snapshot.", least=0
+    )
+    every: int = setting(500, "Gradient updates between two snapshots.", least=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlayConfig:
+    """How `fasttrain play` shows a game."""
+
+    episodes: int = setting(1, "Number of episodes to show.", least=1)
+    speed: float = setting(2.0, "Decisions per second. 0 waits for Enter at each decision.", least=0)
+    seed: int | None = setting(None, "Seed of the game. null plays another game every time.", least=0, most=MAX_SEED)
+    human: bool = setting(False, "You play against the agent.")
+    deterministic: bool = setting(True, "true takes the best action. false draws one from the policy's distribution.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoConfig:
+    """Videos of the greedy policy, made while a run trains; `fasttrain play run=… output=game.mp4` makes one of it."""
+
+    every: int = setting(0, "Env steps between two videos during training. 0 makes none.", least=0)
+    episodes: int = setting(1, "Episodes in a video, which lasts at most a minute.", least=1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopConfig:
+    """What ends a training before its horizon."""
+
+    at_reward: float | None = setting(
+        None, "Ends the training when the mean return of the last 100 episodes reaches this value."
+    )
+    max_minutes: float | None = setting(
+        None, "Ends the training after so many minutes, start-up not counted.", least=0.001
+    )
+    patience: float | None = setting(
+        None,
+        "Ends the training when the reward has not risen for this share of total_timesteps, for example 0.2. "
+        "null never does.",
+        least=0.01,
+        most=1,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointConfig:
+    """What `fasttrain resume run=…` goes on from."""
+
+    keep: int = setting(3, "Number of checkpoints that are kept.", least=1)
+    grace_s: float = setting(5.0, "Seconds that a stop waits for the rollout and its update to finish.", least=0)
