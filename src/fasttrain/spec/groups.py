@@ -128,5 +128,5 @@ class StopConfig:
 class CheckpointConfig:
     """What `fasttrain resume run=…` goes on from."""
 
-    keep: int = setting(3, "Number of checkpoints that are kept.", least=1)
+    keep: int = setting(3, "Number of checkpoints that stay; older ones are deleted.", least=1)
     grace_s: float = setting(5.0, "Seconds that a stop waits for the rollout and its update to finish.", least=0)
