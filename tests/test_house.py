@@ -24,7 +24,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # that they did not use, and for metadata that are older than the source; 3 for a game that cannot be loaded;
 # 70 for modules of before, which scripts and pickles name, for two-sided runs of before, for an installed game that
 # env.game names, and for a finished run where the default game is not installed;
-# 442 and three modules for `fasttrain settings`, its JSON schema, `check --config FILE`, and a sentence for each setting.
+# 442 and three modules for `fasttrain settings`, its schema, `check --config FILE`, and a sentence for each setting.
 CEILINGS = {
     "fasttrain": {"lines": 42_945, "modules": 192, ": Any": 506},
     "fasttrain_engines": {"lines": 3_333, "modules": 18, ": Any": 16},

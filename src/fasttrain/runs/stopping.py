@@ -33,7 +33,8 @@ from typing import Literal, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Moments, fit_line
-from fasttrain.spec.config import Config, StopConfig
+from fasttrain.spec.config import Config
+from fasttrain.spec.groups import StopConfig
 from fasttrain.spec.reading import plays_itself
 
 RECENT_EPISODES = 100

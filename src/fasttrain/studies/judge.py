@@ -11,7 +11,7 @@ import numpy as np
 
 from fasttrain.runs.logs import read_episodes
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.config import GateConfig
+from fasttrain.spec.groups import GateConfig
 from fasttrain.spec.infos import WIN_KEYS
 from fasttrain.studies import statistics
 from fasttrain.studies.study import Cell

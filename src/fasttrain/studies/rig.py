@@ -29,7 +29,8 @@ from fasttrain.runs.callbacks import callbacks_of
 from fasttrain.runs.folders import PART
 from fasttrain.runs.train import build
 from fasttrain.spec.checks import EnvFacts, Machine
-from fasttrain.spec.config import Config, StopConfig
+from fasttrain.spec.config import Config
+from fasttrain.spec.groups import StopConfig
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.stepping import WAITS_BELOW
 from fasttrain.studies.limits import Flow, Rates
