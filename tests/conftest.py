@@ -110,7 +110,7 @@ def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process are forked from one that has loaded what they need: a third of a second less for each.
 
     For tests of what becomes of workers once they are there. Starting one anew, as users do, is the business of
-    tests/vec/test_worker_start.py and test_process_scout.py, and of every training in a process of its own. Stock's
+    tests/vec/test_worker_start.py, and of every training in a process of its own. Stock's
     own workers and what evaluates beside a training are started as ever.
     """
     assert stock.START_METHOD == STARTED, "it is read when it is imported"

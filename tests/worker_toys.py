@@ -7,6 +7,7 @@ import multiprocessing.forkserver
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,10 +17,15 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import numpy as np
 import psutil
 from gymnasium import spaces
+
+from fasttrain.errors import EnvSpecError
+from fasttrain.vec.worker_envs import Settings
+from fasttrain.vec.worker_memory import Layout
 
 ACTION_SPACES = {
     "discrete": spaces.Discrete(5),
@@ -330,29 +336,6 @@ class LongSteps(Chaos):
         self.work_long()
 
 
-class Flaky(gym.Env[Any, Any]):
-    """One step in fifty raises, one in four hundred ends the process."""
-
-    def __init__(self) -> None:
-        self.observation_space, self.action_space = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        draw = self.np_random.random()
-        if draw < 0.0025:
-            os._exit(5)
-        if draw < 0.02:
-            raise RuntimeError("the board fell")
-        observation = self.np_random.random(3).astype(np.float32)
-        return observation, float(action == 1), draw > 0.9, False, {}
-
-    def action_masks(self) -> Any:
-        return np.array([True, True, False])
-
-
 @contextmanager
 def signals_rained() -> Iterator[None]:
     """Inside, processes that this one starts get SIGINT and SIGTERM all the time, from their first instruction on."""
@@ -400,3 +383,81 @@ def chaos_envs(count: int) -> list[Callable[[], gym.Env[Any, Any]]]:
 
 def walkers(count: int, **options: Any) -> list[Callable[[], gym.Env[Any, Any]]]:
     return [lambda number=number: Walker(number, **options) for number in range(count)]
+
+
+class Engine(Walker):
+    """Talks to a program of its own, as many real envs do."""
+
+    def begin_engine(self) -> int:
+        self.engine = subprocess.Popen(["sleep", "3600"])
+        return self.engine.pid
+
+    def end_engine(self) -> Any:
+        self.engine.terminate()
+        return self.engine.wait(timeout=5.0)
+
+
+def echo(go: Any, done: Any, bell: Any) -> None:
+    """The other side of two semaphores and a bell."""
+    while go.acquire(True, 20.0):
+        done.release()
+        bell.release()
+
+
+# --- errands of a scout
+
+
+def note(memory: Any, kept: list[Any]) -> int:
+    memory[0] += 1
+    return os.getpid()
+
+
+def build(memory: Any, kept: list[Any]) -> None:
+    env = Walker(0)
+    env.played = 7  # type: ignore[attr-defined]
+    kept.append(env)
+
+
+def wrong(memory: Any, kept: list[Any]) -> None:
+    raise EnvSpecError("it cannot be")
+
+
+def broken(memory: Any, kept: list[Any]) -> None:
+    raise KeyError("of ours")
+
+
+def leave(memory: Any, kept: list[Any]) -> None:
+    os._exit(3)
+
+
+def sleep(memory: Any, kept: list[Any]) -> None:
+    time.sleep(600)
+
+
+class Factory:
+    """As ours: it can wrap an env that was built before."""
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        return Walker(1)
+
+    def around(self, core: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+        return gym.wrappers.TimeLimit(core, 5)
+
+
+# --- what a worker and its memory are made with
+
+
+def settings(factories: list[Any] = (), **changes: Any) -> Settings:  # type: ignore[assignment]
+    values: dict[str, Any] = {
+        "worker": 0, "first": 0, "factories": cloudpickle.dumps(list(factories)), "info_keys": (), "use_masks": True,
+        "check_finite": True, "restart_envs": False, "spin_s": 0.0,
+    }  # fmt: skip
+    return Settings(**values | changes)
+
+
+def layout_of(spaces_of: Any, num_envs: int, mask_width: int, num_info_keys: int = 0) -> Layout:
+    """`spaces_of`: what has the two spaces."""
+    return Layout(
+        num_envs=num_envs, num_workers=1, observation_space=spaces_of.observation_space,
+        action_space=spaces_of.action_space, mask_width=mask_width, num_info_keys=num_info_keys,
+    )  # fmt: skip

@@ -14,33 +14,27 @@ from typing import Any, NamedTuple
 from fasttrain.saving.checkpoints import Disk, Writer
 
 NEVER = 10**9
-HOWS = ("before", "half", "after")  # of an operation, where it fails
+PLAIN_FILES: dict[str, bytes | Writer] = {"state.json": b"{}", "arrays.npz": bytes(99), "model.zip": b"zip"}
 
 
 class BadDisk(Disk):
-    """Fails at the `at`-th operation, or once `room` bytes are written; `times` times, then it works again.
-
-    Args:
-        how: before the operation, half way through a write, or after it.
-        error: OSError by number; or what is raised in its place (a stand-in for SIGKILL).
-    """
+    """Fails at the `at`-th operation (`how`), or once `room` bytes are written; `times` times, then it works again."""
 
     def __init__(
-        self, at: int = NEVER, how: str = "before", error: int | BaseException = errno.ENOSPC, room: int = NEVER,
-        times: int = 1,
-    ) -> None:  # fmt: skip
+        self, at: int = NEVER, how: str = "before", error: int = errno.ENOSPC, room: int = NEVER, times: int = 1
+    ) -> None:
         self.at, self.how, self.room, self.times = at, how, room, times
-        self.error = OSError(error, os.strerror(error)) if isinstance(error, int) else error
+        self.error = OSError(error, os.strerror(error))
         self.count = self.written = self.failed = 0
 
-    def _step(self, operation: Callable[[], None], half: Callable[[], None] | None = None) -> None:
+    def _step(self, operation: Callable[[], None], half: Callable[[], None] = lambda: None) -> None:
         self.count += 1
         if self.count < self.at or self.failed >= self.times:
             return operation()
-        if self.how == "after":
-            operation()
-        elif self.how == "half" and half is not None:
-            half()
+        {"before": lambda: None, "half": half, "after": operation}[self.how]()
+        self.refuse()
+
+    def refuse(self) -> None:
         self.failed += 1
         raise self.error
 
@@ -66,23 +60,11 @@ class BadDisk(Disk):
     def rename(self, source: Path, target: Path) -> None:
         self._step(lambda: super(BadDisk, self).rename(source, target))
 
-    def remove(self, folder: Path) -> None:
-        super().remove(folder)  # making room works on a full disk
-
     def take(self, size: int) -> int:
         """How many of so many bytes there is room for."""
         fits = size if self.failed >= self.times else min(size, self.room - self.written)
         self.written += fits
         return fits
-
-    def refuse(self) -> None:
-        """No more room.
-
-        Raises:
-            OSError: always.
-        """
-        self.failed += 1
-        raise self.error
 
 
 class _Limited(io.FileIO):
@@ -119,13 +101,17 @@ class NotingDisk(Disk):
         self.root = root
         self.log: list[Operation] = []
 
+    def _note(self, kind: str, path: Path, target: Path | None = None, content: bytes = b"") -> None:
+        names = [each.relative_to(self.root).as_posix() for each in (path, target or self.root)]
+        self.log.append(Operation(kind, *names, content))
+
     def make(self, folder: Path) -> None:
         super().make(folder)
         self._note("make", folder)
 
     def write(self, path: Path, write: Writer) -> None:
         super().write(path, write)
-        self.log.append(Operation("write", self._name(path), content=path.read_bytes()))
+        self._note("write", path, content=path.read_bytes())
 
     def sync(self, folder: Path) -> None:
         super().sync(folder)
@@ -133,17 +119,11 @@ class NotingDisk(Disk):
 
     def rename(self, source: Path, target: Path) -> None:
         super().rename(source, target)
-        self.log.append(Operation("rename", self._name(source), self._name(target)))
+        self._note("rename", source, target)
 
     def remove(self, folder: Path) -> None:
         super().remove(folder)
         self._note("remove", folder)
-
-    def _note(self, kind: str, path: Path) -> None:
-        self.log.append(Operation(kind, self._name(path)))
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.root).as_posix()
 
 
 def crashes(log: list[Operation]) -> Iterator[list[Operation]]:
@@ -162,18 +142,14 @@ def crashes(log: list[Operation]) -> Iterator[list[Operation]]:
             yield survived
             if all(kept) and end < len(log) and log[end].kind == "write":
                 whole = log[end].content
-                yield from (
-                    [*survived, log[end]._replace(content=whole[:size])]
-                    for size in (0, 1, len(whole) // 2, len(whole) - 1)
-                )
+                for size in (0, 1, len(whole) // 2, len(whole) - 1):
+                    yield [*survived, log[end]._replace(content=whole[:size])]
 
 
 def _is_settled(done: list[Operation], at: int) -> bool:
     operation = done[at]
-    if operation.kind == "sync":
-        return True
-    folder = os.path.dirname(operation.path)
-    return any(later.kind == "sync" and later.path in (folder, folder or ".") for later in done[at + 1 :])
+    folder = os.path.dirname(operation.path) or "."
+    return operation.kind == "sync" or any(later.kind == "sync" and later.path == folder for later in done[at + 1 :])
 
 
 def replay(survived: list[Operation], root: Path) -> None:

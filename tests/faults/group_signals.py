@@ -1,7 +1,7 @@
-"""Signals to a whole process group, to every process of a job, and Ctrl-C in a terminal: what a run comes to then.
+"""Runs that a signal, a closing terminal, an error or a death ends at random instants: what they save and leave.
 
-A cell is a run with slow or fast steps in one kind of vector env that is stopped in mid-rollout, resumed and stopped
-again. Cells are taken in an order in which the first few of them hold as many pairs of factors as they can.
+A cell of `groups` is a run with slow or fast steps in one kind of vector env that is stopped in mid-rollout, resumed
+and stopped again. `ends` are abnormal ends of a training with workers.
 """
 
 from __future__ import annotations
@@ -9,45 +9,45 @@ from __future__ import annotations
 import itertools
 import os
 import pty
-import random
 import select
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from random import Random
+from typing import NamedTuple
 
 import psutil
-from campaigns import FOREVER, QUIET, STOPPED, TOLD, Result, Say, resumed
-from injector import Nursery, Training, steps_of, unread
-from wired import Wire
+from campaigns import FOREVER, QUIET, WIRED, resumed
+from injector import Nursery, Tally, Training, steps_of, temporary, unread
+from wired import EXIT, RAISE, Wire
 
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import read_json
 from resume_cases import SHARED
 
-STEPS_S = (0.001, 0.3, 2.0)
 ENVS: dict[str, tuple[str, float]] = {
-    **{f"{kind}, {step_s:g} s": (kind, step_s) for step_s in STEPS_S for kind in ("dummy", "subproc", "shared")},
+    **{
+        f"{kind}, {step_s:g} s": (kind, step_s)
+        for step_s in (0.001, 0.3, 2.0)
+        for kind in ("dummy", "subproc", "shared")
+    },
     "native": ("native", 0.0),
 }
-GROUP_TERM, GROUP_INT = "SIGTERM to the group", "SIGINT to the group"
-JOB, CTRL_C = "SIGTERM to every process", "Ctrl-C in a terminal"
-SIGNALS = (GROUP_TERM, GROUP_INT, CTRL_C, JOB)
-CLOSES = "a terminal closes"  # in the tests alone: nothing is heard of it from then on
-NEXT = dict(zip((*SIGNALS, CLOSES), (*SIGNALS[1:], *SIGNALS[:1], GROUP_TERM), strict=True))  # of the resumed run
-ALGORITHMS = ("ppo", "dqn")
-
+TERM, GROUP_TERM, GROUP_INT = "SIGTERM", "SIGTERM to the group", "SIGINT to the group"
+JOB, CTRL_C, CLOSES = "SIGTERM to every process", "Ctrl-C in a terminal", "a terminal closes"
+SIGNALS = (GROUP_TERM, GROUP_INT, CTRL_C, JOB, TERM, CLOSES)
 OF_ALGORITHM = {
     "ppo": ("algo=ppo", "algo.rollout_size=32", "batch_size=16", "algo.n_epochs=1"),
     "dqn": ("algo=dqn", "algo.buffer_size=500", "warmup_steps=8", "batch_size=8", "updates_per_step=1", "prefetch=off"),
 }
-NATIVE = {
-    "ppo": STOPPED["skullking"],
-    "dqn": (*QUIET, *OF_ALGORITHM["dqn"], "num_envs=8", "fused_update=off", "checkpoint_every=0", FOREVER, *TOLD),
+TOLD = ("log_every=1", "train_log_enabled=true", "train_log_to_console=true")
+NATIVE = (*QUIET, "fused_update=off", "checkpoint_every=0", FOREVER, *TOLD)
+OF_NATIVE = {
+    "ppo": (*NATIVE, "num_envs=32", "algo.rollout_size=2048", "batch_size=512"),
+    "dqn": (*NATIVE, *OF_ALGORITHM["dqn"], "num_envs=8"),
 }
 OF_KIND = {
     "dummy": ("vec_env=dummy",),
@@ -64,31 +64,13 @@ class Cell(NamedTuple):
     algorithm: str
 
 
-def cells(rng: random.Random) -> Iterator[Cell]:
-    """All of them; next is always one that has the most pairs that no cell before it has."""
-    left = [Cell(*factors) for factors in itertools.product(ENVS, SIGNALS, ALGORITHMS)]
-    rng.shuffle(left)
-    seen: set[Any] = set()
-    while left:
-        cell = max(left, key=lambda each: len(pairs(each) - seen))
-        left.remove(cell)
-        seen |= pairs(cell)
-        yield cell
-
-
-def pairs(cell: Cell) -> set[Any]:
-    """What is tried together in it."""
-    return set(itertools.combinations(enumerate(cell), 2))
-
-
 def arguments(cell: Cell) -> tuple[str, ...]:
     """Of the training."""
     kind, step_s = ENVS[cell.env]
     if kind == "native":
-        return NATIVE[cell.algorithm]
-    return (*QUIET, "env.entry_point=wired:WiredEnv", "env.kwargs.wire=wire", f"env.kwargs.step_s={step_s}",
-            *OF_KIND[kind], "num_envs=2", "fused_update=off", "checkpoint_every=0", "eval_every=200", FOREVER,
-            *OF_ALGORITHM[cell.algorithm])  # fmt: skip
+        return OF_NATIVE[cell.algorithm]
+    return (*QUIET, *WIRED, f"env.kwargs.step_s={step_s}", *OF_KIND[kind], "num_envs=2", "fused_update=off",
+            "checkpoint_every=0", "eval_every=200", FOREVER, *OF_ALGORITHM[cell.algorithm])  # fmt: skip
 
 
 class Terminal:
@@ -118,59 +100,43 @@ class Terminal:
         os.close(self._theirs)
 
 
-def groups(count: int, seed: int, folder: Path, say: Say, lent: Nursery | None = None) -> Result:
-    """`count` cells. `stops` are twice as many: each is stopped, resumed and stopped again."""
-    rng = random.Random(seed)
-    result: Result = {"cells": 0, "stops": 0, "saved": 0, "resumed": 0, "workers_killed": 0, "processes": 0,
-                      "pairs": 0, "seconds": [], "bad": []}  # fmt: skip
-    seen: set[Any] = set()
-    with Nursery.lent(lent) as nursery:
-        for number, cell in enumerate(itertools.islice(cells(rng), count)):
-            place = folder / f"cell{number}"
-            place.mkdir(parents=True)
-            first = stop(nursery, place, cell, None, rng, result)
-            if first is not None:
-                again = cell._replace(signal=NEXT[cell.signal])
-                result["resumed"] += stop(nursery, place, again, first, rng, result) is not None
-                shutil.rmtree(place, ignore_errors=True)
-            result["cells"] += 1
-            seen |= pairs(cell)
-            result["pairs"] = len(seen)
-            say(f"{number + 1} of {count}: {', '.join(cell)}; {result['saved']} of {result['stops']} saved")
-    return result
+def groups(count: int, rng: Random, folder: Path, nursery: Nursery) -> Tally:
+    """`count` cells; `stops` are twice as many: each is stopped, resumed and stopped again by another signal."""
+    found, every = Tally(), [Cell(*factors) for factors in itertools.product(ENVS, SIGNALS, OF_ALGORITHM)]
+    for number, cell in enumerate(rng.sample(every, count)):
+        stop_and_resume(nursery, folder / f"cell{number}", cell, rng, found)
+    return found
 
 
-def stop(
-    nursery: Nursery, place: Path, cell: Cell, resumes: Path | None, rng: random.Random, result: Result
-) -> Path | None:
+def stop_and_resume(nursery: Nursery, place: Path, cell: Cell, rng: Random, found: Tally) -> None:
+    place.mkdir(parents=True)
+    if first := stop(nursery, place, cell, None, rng, found):
+        after = (*SIGNALS, *SIGNALS)[SIGNALS.index(cell.signal) + 1]
+        found["resumed"] += stop(nursery, place, cell._replace(signal=after), first, rng, found) is not None
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def stop(nursery: Nursery, place: Path, cell: Cell, resumes: Path | None, rng: Random, found: Tally) -> Path | None:
     """Start or resume a training and stop it; the checkpoint it leaves, None where a promise was broken."""
     wire, log = Wire(place / "wire"), place / f"log-{'resume' if resumes else 'train'}"
     wire.clear()
-    said = resumed() if resumes else arguments(cell)
+    kind, step_s = ENVS[cell.env]
     with closing(Terminal(log)) as terminal:
         special = {"tty": terminal.name} if cell.signal in (CTRL_C, CLOSES) else {}
-        training = Training(nursery, place, said, log, **special)
-        if not until_it_steps(training, wire, cell):
-            result["bad"].append(f"{cell}: ended by itself: {training.said()[-2000:]}")
-            return None
-        time.sleep(rng.random() * max(1.0, ENVS[cell.env][1]))
-        if resumes and ENVS[cell.env][0] == "shared":  # what replaces it is still starting when the signal comes
-            result["workers_killed"] += kill_a_worker(training, rng)
+        training = Training(nursery, place, resumed() if resumes else arguments(cell), log, **special)
+        # In the first rollout where steps are slow, a few rollouts on where they are not.
+        wanted = 300 if step_s < 0.1 else 5
+        if kind == "native":
+            training.until_said("[PERF]")
+        else:
+            training.until("train", lambda: wire.steps >= wanted, pause_s=0.01)
+        time.sleep(rng.random() * max(1.0, step_s))
+        if resumes and kind == "shared":  # what replaces it is still starting when the signal comes
+            found["workers_killed"] += kill_a_worker(training, rng)
             time.sleep(rng.random() * 1.5)
-        sent = time.monotonic()
         strike(training, cell.signal, terminal)
-        code = training.end()
-        took = time.monotonic() - sent
-    return judge(training, cell, code, took, resumes, result)
-
-
-def until_it_steps(training: Training, wire: Wire, cell: Cell) -> bool:
-    """Until it trains: in the first rollout where steps are slow, a few rollouts on where they are not."""
-    kind, step_s = ENVS[cell.env]
-    if kind == "native":
-        return training.until_said("[PERF]")
-    wanted = 300 if step_s < 0.1 else 5
-    return training.until("train", lambda: wire.steps >= wanted, pause_s=0.01)
+        training.end()
+    return judge(training, cell, resumes, found)
 
 
 def strike(training: Training, how: str, terminal: Terminal) -> None:
@@ -184,10 +150,10 @@ def strike(training: Training, how: str, terminal: Terminal) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
     else:
-        training.send(signal.SIGTERM if how == GROUP_TERM else signal.SIGINT, group=True)
+        training.send(signal.SIGINT if how == GROUP_INT else signal.SIGTERM, group=how != TERM)
 
 
-def kill_a_worker(training: Training, rng: random.Random) -> int:
+def kill_a_worker(training: Training, rng: Random) -> int:
     """One process that it started for its envs, or to evaluate; how many were killed."""
     found = []
     for pid in training.others():
@@ -199,27 +165,70 @@ def kill_a_worker(training: Training, rng: random.Random) -> int:
     return bool(found)
 
 
-def judge(training: Training, cell: Cell, code: int, took: float, resumes: Path | None, result: Result) -> Path | None:
-    """Whether everything is saved and nobody is left."""
+def judge(training: Training, cell: Cell, resumes: Path | None, found: Tally) -> Path | None:
+    """The newest checkpoint, if everything is saved and nobody is left."""
     newest, problems = CheckpointFolder(training.run / "checkpoints").newest()
     summary = read_json(training.run / "summary.json") if (training.run / "summary.json").exists() else {}
     said, left = training.said(), training.litter()
-    why = [text for text, holds in {
-        f"exit code {code}": code == 4,
-        "no model.zip": (training.run / "model.zip").is_file(),
-        f"stopped by {summary.get('stopped_by')}": summary.get("stopped_by") == "signal",
-        f"no checkpoint {problems}": newest is not None and not problems and not unread(newest),
-        "a traceback": "Traceback" not in said,
-        f"did not go on from {resumes}": resumes is None or f"going on from {resumes.name}:" in said,
-        f"{left} left": not any(left),
-    }.items() if not holds]  # fmt: skip
-    result["stops"] += 1
-    result["saved"] += not why
-    result["processes"] += left.processes
-    result["seconds"].append(round(took, 2))
-    if why or newest is None:
-        result["bad"].append(f"{', '.join(cell)}{' (resumed)' if resumes else ''}: {'; '.join(why)}: {said[-1500:]}")
+    well = found.judge(
+        "stops", f"{cell}, exit code {training.code}, {problems}, {left}", said,
+        code_4=training.code == 4, model=(training.run / "model.zip").is_file(),
+        stopped_by_a_signal=summary.get("stopped_by") == "signal",
+        checkpoint=newest is not None and not problems and not unread(newest),
+        few_steps_dropped=newest is not None and summary and 0 <= summary["env_steps"] - steps_of(newest) <= 64,
+        quiet="Traceback" not in said, alone=not left,
+        gone_on=resumes is None or f"going on from {resumes.name}:" in said,
+    )  # fmt: skip
+    training.send(signal.SIGKILL, group=True)
+    return newest if well else None
+
+
+# --- ends that are none
+
+ENDS = ("SIGKILL", "SIGKILL to the group", "SIGTERM twice", "SIGINT", "env raises", "worker exits",
+        "a child is killed", "SIGTERM while starting", "SIGKILL while starting")  # fmt: skip
+WITH_WORKERS = (*QUIET, "algo=ppo", *SHARED, "num_envs=4", "fused_update=off", "algo.rollout_size=64", "batch_size=32",
+                "algo.n_epochs=1", "checkpoint_every=128", "eval_every=256", FOREVER)  # fmt: skip
+
+
+def ends(count: int, rng: Random, folder: Path, nursery: Nursery) -> Tally:
+    """Abnormal ends of a training with workers, one process that evaluates and checkpoints."""
+    found, begun = Tally(), False
+    folder.mkdir(parents=True)
+    wire = Wire(folder / "wire")
+    for number in range(count):
+        kind = ENDS[number % len(ENDS)] if begun else "SIGKILL"
+        wire.clear()
+        training = Training(nursery, folder, resumed() if begun else (*WITH_WORKERS, *WIRED))
+        if kind.endswith("while starting"):
+            time.sleep(rng.random() * 1.5)
+        else:
+            training.until("train", lambda: wire.steps > 1000, pause_s=0.005)
+            mine = f"-{training.pid}"
+            others = [name for name in temporary(training.run) if not name.endswith(mine)]
+            found.bad += [f"left by the run before: {others}"] if others else []
+            time.sleep(rng.random() * 0.5)
+        _end(training, kind, wire, rng)
+        left_over = training.litter()
+        found.judge("ends", kind, f"{left_over} left: {training.said()}", alone=not left_over)
         training.send(signal.SIGKILL, group=True)
-        return None
-    assert summary["env_steps"] >= steps_of(newest)
-    return newest
+        begun = CheckpointFolder(training.run / "checkpoints").newest().folder is not None
+        if not begun:
+            shutil.rmtree(training.run, ignore_errors=True)
+    return found
+
+
+def _end(training: Training, kind: str, wire: Wire, rng: Random) -> None:
+    """Bring about one of `ENDS`. A run may survive a death; then it is told to stop."""
+    if kind.startswith("SIG"):
+        training.send(getattr(signal, kind.split()[0]), group=kind.endswith("group"))
+    elif kind == "a child is killed":
+        if others := training.others():
+            os.kill(rng.choice(sorted(others)), signal.SIGKILL)
+    else:
+        wire.order(RAISE if kind == "env raises" else EXIT)
+    deadline = time.monotonic() + (rng.random() * 0.05 if kind.endswith("twice") else 2.0)
+    while training.lives() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    training.send(signal.SIGTERM)
+    training.end()

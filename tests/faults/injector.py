@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 
@@ -28,7 +28,22 @@ HERE = Path(__file__).resolve().parent
 PATIENCE_S = 120.0  # for anything that takes seconds
 LAST_WORDS = 10_000  # characters of the log before the stacks, and from them on
 LITTER_S = 5.0  # the contract: so soon after the end no process is left
-SHM = Path("/dev/shm")
+
+
+class Tally(Counter[str]):
+    """What a campaign has tried, counted; `bad` are the broken promises in words, and must be empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bad: list[str] = []
+
+    def judge(self, kind: str, what: str, said: str, **holds: object) -> bool:
+        """Count a try of that kind; `what` it was and what was `said` are told of one where not everything holds."""
+        wrong = [name for name, value in holds.items() if not value]
+        self[kind] += 1
+        if wrong:
+            self.bad.append(f"{what}: not {', not '.join(wrong)}: {said[-2000:]}")
+        return not wrong
 
 
 class HangError(AssertionError):
@@ -57,16 +72,6 @@ class Nursery:
         if not line:
             raise HangError(f"the nursery has died (exit code {self._process.wait(10)})")
         return json.loads(line)
-
-    @classmethod
-    @contextmanager
-    def lent(cls, nursery: Nursery | None) -> Iterator[Nursery]:
-        """That one, or one of the block's own."""
-        if nursery is not None:
-            yield nursery
-            return
-        with cls() as own:
-            yield own
 
     def close(self) -> None:
         """End it, and what it started."""
@@ -98,7 +103,6 @@ class Training:
     ) -> None:
         self.run = folder / "run"
         self.log = log or folder / f"log{next(self.numbers)}"
-        self.names_before = shared_names()
         self._nursery = nursery
         self.begun = time.monotonic()
         self.pid: int = nursery.ask(start=list(arguments), folder=str(folder), log=str(self.log), **special)["pid"]
@@ -162,26 +166,17 @@ class Training:
 
     def others(self) -> list[int]:
         """Living processes of its session but itself: workers, what evaluates, Python's helpers."""
-        return [pid for pid in psutil.pids() if pid != self.pid and _session(pid) == self.pid and not _is_zombie(pid)]
+        return [pid for pid in psutil.pids() if pid != self.pid and session_of(pid) == self.pid and not is_zombie(pid)]
 
-    def litter(self, within_s: float = LITTER_S) -> Litter:
-        """What is left after its end, waited for."""
+    def litter(self, within_s: float = LITTER_S) -> list[int]:
+        """Processes that are left after its end, waited for."""
         deadline = time.monotonic() + within_s
-        while True:
-            left = Litter(len(self.others()), len(unmapped(shared_names() - self.names_before)))
-            if not any(left) or time.monotonic() > deadline:
-                return left
+        while (left := self.others()) and time.monotonic() < deadline:
             time.sleep(0.05)
+        return left
 
 
-class Litter(NamedTuple):
-    """Counts."""
-
-    processes: int
-    shared: int  # names in /dev/shm that no living process uses
-
-
-def _session(pid: int) -> int | None:
+def session_of(pid: int) -> int | None:
     try:
         return os.getsid(pid)
     except ProcessLookupError:
@@ -193,7 +188,7 @@ def of_group(group: int) -> list[int]:
     found = []
     for pid in psutil.pids():
         with suppress(ProcessLookupError):
-            if os.getpgid(pid) == group and not _is_zombie(pid):
+            if os.getpgid(pid) == group and not is_zombie(pid):
                 found.append(pid)
     return found
 
@@ -206,64 +201,29 @@ def wait_until_empty(group: int, within_s: float = LITTER_S) -> list[int]:
     return left
 
 
-def _is_zombie(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return True
 
 
-def shared_names() -> set[str]:
-    """All names in /dev/shm."""
-    return {path.name for path in SHM.iterdir()} if SHM.is_dir() else set()
-
-
-def unmapped(names: set[str]) -> set[str]:
-    """Those of them that no living process has mapped: others on this machine have shared memory too."""
-    if not names:
-        return names
-    used = set()  # inodes: a semaphore is mapped under the name that it had before its own
-    for pid in psutil.pids():
-        with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
-            used |= {int(line.split()[4]) for line in lines if "/dev/shm/" in line}
-    left = set()
-    for name in names:
-        with suppress(FileNotFoundError):
-            if (SHM / name).stat().st_ino not in used:
-                left.add(name)
-    return left
-
-
 # --- instants
-
-
-class Instant(NamedTuple):
-    """When to strike: at its start, while a checkpoint is being written, or any time later."""
-
-    phase: str  # start, write, any
-    delay_s: float
-
 
 PHASES = (("write", 0.6, 0.04), ("any", 0.3, 0.6), ("start", 0.1, 1.0))  # how often, and the longest delay
 
 
-def instant(seed: str) -> Instant:
-    """Decided by the seed alone."""
-    rng = random.Random(seed)
-    (phase, _, longest), *_ = rng.choices(PHASES, [share for _, share, _ in PHASES])
-    return Instant(phase, rng.random() * longest)
-
-
-def wait_for(training: Training, when: Instant, known: set[str]) -> bool:
-    """Until that instant; `known`: checkpoints from before its start. False: it ended before."""
+def wait_for(training: Training, phase: str, delay_s: float) -> bool:
+    """So long after its start, after it began to write a checkpoint, or after a new one. False: it ended before."""
     checkpoints = training.run / "checkpoints"
-    there: Callable[[], Any] = lambda: True  # noqa: E731
-    if when.phase == "write":
-        there = lambda: writing(training)  # noqa: E731
-    elif when.phase == "any":
-        there = lambda: set(listed(checkpoints)) - known  # noqa: E731
-    came = training.until(f"write a checkpoint ({when.phase})", there, pause_s=0.0005)
-    time.sleep(when.delay_s)
+    known = set(listed(checkpoints))
+    there: dict[str, Callable[[], Any]] = {
+        "start": lambda: True,
+        "write": lambda: writing(training),
+        "any": lambda: set(listed(checkpoints)) - known,
+    }
+    came = training.until(f"write a checkpoint ({phase})", there[phase], pause_s=0.0005)
+    time.sleep(delay_s)
     return came and training.lives()
 
 

@@ -5,8 +5,7 @@ of all its threads into its log. The nursery ends with whoever started it and ta
 
 One request a line on standard input, one answer a line on standard output, both JSON:
 {"start": arguments, "folder": where, "log": file} → {"pid": number}; {"wait": pid, "timeout_s": seconds} → {"code": n}.
-Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, `stop_at`, the env step in which it sends
-itself SIGTERM, `fail_at`, that in which a callback raises, `tty`, its terminal (what it says there
+Beside `start` may stand `disk`, arguments of a `BadDisk` for its checkpoints, `tty`, its terminal (what it says there
 is not in the log), and `memory`, bytes that seem to be all that the processes it starts can have.
 """
 
@@ -20,7 +19,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -60,17 +58,9 @@ def load() -> None:
     gc.freeze()  # else every training that ends looks through all of this again: seconds, on pages that it must copy
 
 
-def start(
-    arguments: list[str],
-    folder: str,
-    log: str,
-    disk: dict[str, Any] | None,
-    stop_at: int | None,
-    tty: str | None,
-    memory: int | None,
-    fail_at: int | None,
-) -> int:
+def start(arguments: list[str], folder: str, log: str, special: dict[str, Any]) -> int:
     """Fork a training; its process id."""
+    tty = special.get("tty")
     pid = os.fork()
     if pid:
         return pid
@@ -85,14 +75,10 @@ def start(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    if disk is not None:
-        put_in(disk)
-    if stop_at is not None:
-        at_step(stop_at, lambda: signal.raise_signal(signal.SIGTERM))
-    if fail_at is not None:
-        at_step(fail_at, fail)
-    if memory is not None:
-        have_only(memory)
+    if "disk" in special:
+        put_in(special["disk"])
+    if "memory" in special:
+        have_only(special["memory"])
     os.environ["FASTTRAIN_ENGINE_SWITCH_AT"] = "0"  # trainings are compared
     from fasttrain.cli import main
 
@@ -108,26 +94,6 @@ def put_in(disk: dict[str, Any]) -> None:
     from fasttrain.runs import train
 
     train.CheckpointFolder = functools.partial(train.CheckpointFolder, disk=BadDisk(**disk))  # type: ignore[assignment,misc]
-
-
-def fail() -> None:
-    """As a user's callback may."""
-    raise ValueError("the board fell")
-
-
-def at_step(at: int, act: Callable[[], None]) -> None:
-    """Once, in the step that reaches `at`."""
-    from fasttrain.runs.callbacks import RunCallback
-
-    on_step, done = RunCallback._on_step, []
-
-    def acting(self: RunCallback) -> bool:
-        if self.num_timesteps >= at and not done:
-            done.append(at)
-            act()
-        return on_step(self)
-
-    RunCallback._on_step = acting  # type: ignore[method-assign]
 
 
 def have_only(size_bytes: int) -> None:
@@ -165,8 +131,7 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if "start" in request:
-            more = (request.get(name) for name in ("disk", "stop_at", "tty", "memory", "fail_at"))
-            pid = start(request["start"], request["folder"], request["log"], *more)
+            pid = start(request.pop("start"), request.pop("folder"), request.pop("log"), request)
             living.add(pid)
             answer({"pid": pid})
         else:

@@ -2,75 +2,90 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import pickle
-import shutil
-import subprocess
-import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from evil_files import MODEL, MOST_GROWTH_MB, PICKLED, STATISTICS, Bomb, Row, pickled_key, quietly
+from evil_files import MODEL, PICKLED, RUN, STATISTICS, Bomb, Evil, evil_files, pickled_key
 
-FEWEST = 30
+from conftest import RunCommand, configured
+from fasttrain.cli.commands import implementation
+from fasttrain.errors import FastTrainError
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("evil")
-
-
-@pytest.fixture(scope="module")
-def rows(folder: Path) -> list[Row]:
-    """In a process of its own, whose memory is that of the commands alone."""
-    script = Path(__file__).with_name("evil_files.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder / "files")], cwd=folder, capture_output=True, text=True, timeout=250
-    )
-    assert done.returncode == 0, done.stderr
-    return [Row(**row) for row in json.loads(done.stdout)]
+MOST_GROWTH_MB = 60  # the bombs here would take 150 MB to 8 TB
+TYPED = {  # to have a run opened, beside run=FOLDER
+    "eval": (),
+    "export": ("format=torchscript",),
+    "play": ("play.speed=1e9", "play.episodes=1", "play.seed=0"),
+    "resume": ("total_timesteps=192",),
+}
 
 
-def test_none_of_them_runs_code(rows: list[Row]):
-    assert len({row.name for row in rows}) == len(rows) >= FEWEST
-    assert {row.command for row in rows} == {"eval", "play", "export", "resume"}
-    assert [row.name for row in rows if row.executed] == []
+OPENED: set[str] = set()
 
 
-def test_none_writes_outside_of_the_runs_folder(rows: list[Row]):
-    assert {row.name: row.outside for row in rows if row.outside} == {}
+def opened(command: str, run: Path) -> tuple[int, str]:
+    """Exit code and message, as the command line gives them, without Hydra, which takes longer."""
+    config = dataclasses.replace(configured(*TYPED[command]), run=str(run))
+    typed = dict.fromkeys(("run", *(text.partition("=")[0] for text in TYPED[command])), "command line")
+    (run / "opened").mkdir()
+    try:
+        return implementation(command)(config, typed, run / "opened", [f"run={run}"]), ""
+    except (FastTrainError, MemoryError) as error:
+        return getattr(error, "exit_code", 2), str(error)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the highest use of memory is read from /proc")
-def test_none_takes_much_memory(rows: list[Row]):
-    assert {row.name: row.growth_mb for row in rows if row.growth_mb > MOST_GROWTH_MB} == {}
-    assert max(row.growth_mb for row in rows) > 0, "it is measured"
+def outside(folder: Path) -> dict[Path, bytes]:
+    """Everything below `folder` but the run, links not followed into it."""
+    run = folder / "run"
+    return {path: path.read_bytes() for path in folder.rglob("*") if run not in path.parents and path.is_file()}
 
 
-def test_each_is_refused_in_one_line_or_not_looked_at(rows: list[Row]):
-    assert {row.name: (row.exit_code, row.said) for row in rows if row.exit_code != row.expected} == {}
-    refused = [row for row in rows if row.expected == 2]
-    assert all(row.said.startswith("fasttrain: error: ") and "\n" not in row.said for row in refused)
-    assert len(refused) >= FEWEST
+def peak_mb() -> float:
+    """The process's highest use of memory, of Linux's own count; elsewhere 0."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
+
+
+@pytest.mark.parametrize("evil", evil_files(), ids=lambda evil: evil.name)
+def test_it_is_refused_in_one_line_or_not_looked_at(evil: Evil, trained: RunCommand, tmp_path: Path):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    run, canary = folder / "run", folder / "executed"
+    trained(*RUN).folder.rename(run)
+    if evil.command not in OPENED:  # its imports are not the file's
+        OPENED.add(evil.command)
+        assert opened(evil.command, trained(*RUN).folder) == (0, "")
+    evil.spoil(run, canary)
+    before = outside(folder)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # forget the highest use of memory so far
+    at_first = peak_mb()
+    code, said = opened(evil.command, run)
+    grown = peak_mb() - at_first
+    assert not canary.exists(), "it ran code"
+    assert outside(folder) == before
+    assert grown < MOST_GROWTH_MB
+    assert code == (2 if evil.refused else 0), said
+    assert "\n" not in said
 
 
 @pytest.mark.parametrize("what", ["model", "statistics"])
 def test_the_payload_does_run_where_it_is_trusted(
-    rows: list[Row], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    fasttrain: RunCommand, trained: RunCommand, tmp_path: Path, what: str
 ):
-    """Else the tests above would show nothing."""
-    from fasttrain.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    run, canary = tmp_path / "run", tmp_path / "executed"
-    shutil.copytree(folder / "files" / "trained", run)
+    """Else the test above would show nothing."""
+    run, canary = trained(*RUN).folder, tmp_path / "executed"
     if what == "model":
         pickled_key("lr_schedule")(run, canary)
     else:
         (run / STATISTICS).unlink()
         (run / PICKLED).write_bytes(pickle.dumps(Bomb(canary)))
-    quietly(lambda: main(["eval", f"run={run}", f"hydra.run.dir={tmp_path}/plain"]))
+    fasttrain("eval", f"run={run}")
     assert (run / MODEL).is_file()
     assert not canary.exists()
-    quietly(lambda: main(["eval", f"run={run}", "--trust", f"hydra.run.dir={tmp_path}/trusted"]))
+    fasttrain("eval", f"run={run}", "--trust")
     assert canary.exists()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +16,8 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-import stable_baselines3
+from injector import is_zombie, session_of
 
-import fasttrain
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.process import WorkerLostError, WorkerTraceback
 from fasttrain.vec.shared import SharedMemoryVecEnv
@@ -32,7 +29,6 @@ from worker_toys import (
     GO,
     IN_PROCESS,
     Chaos,
-    Flaky,
     action_of,
     chaos_envs,
     checksum,
@@ -60,11 +56,11 @@ def no_litter() -> Iterator[None]:
     assert psutil.Process().num_fds() <= files + 3, "the fork server and the resource tracker may have begun"
 
 
-def started(num_envs: int = 4, **options: Any) -> SharedMemoryVecEnv:
-    env = SharedMemoryVecEnv(chaos_envs(num_envs), num_workers=2, **options)
+def started(kind: type[Chaos] = Chaos, **options: Any) -> SharedMemoryVecEnv:
+    env = SharedMemoryVecEnv([lambda number=number: kind(number) for number in range(4)], num_workers=2, **options)
     env.seed(100)
     env.reset()
-    env.step(np.full(num_envs, GO))
+    env.step(np.full(4, GO))
     return env
 
 
@@ -127,33 +123,13 @@ def test_a_fault_of_an_env_is_one_error_that_names_env_worker_seed_and_action():
         del env, caught, cause
 
 
-def test_after_an_error_of_an_env_the_vec_env_can_be_reset_as_others_can():
-    env = started()
-    with pytest.raises(EnvError, match="env 1"):
-        env.step([GO, action_of("raise"), GO, GO])
-    assert env.reset()[:, 2].tolist() == [0, 0, 0, 0]
-    observations, *_ = env.step([GO] * 4)
-    assert observations[:, 2].tolist() == [1, 1, 1, 1]
-    env.close()
-
-
-@pytest.mark.parametrize("fault", ["raise", "os_exit", "hang"])
+@pytest.mark.parametrize("fault", ["raise", "os_exit"])
 def test_a_fault_in_reset_is_named(fault: str):
     with no_litter():
-        env = started(step_timeout_s=1.0 if fault == "hang" else 20.0)
+        env = started()
         env.set_options([{}, {"fault": fault}, {}, {}])
         with pytest.raises(EnvError, match=r"env 1 \(worker 0, seed 101\) failed"):
             env.reset()
-        close_twice(env)
-        del env
-
-
-@pytest.mark.parametrize("fault", ["os_exit", "stop"])
-def test_a_fault_in_a_call_is_named(fault: str):
-    with no_litter():
-        env = started(step_timeout_s=1.0 if fault in ("hang", "stop") else 20.0)
-        with pytest.raises(EnvError, match=r"worker 1 \(envs 2-3\) failed: it "):
-            env.env_method("do_now", fault, indices=[2])
         close_twice(env)
         del env
 
@@ -165,30 +141,20 @@ def test_an_env_that_is_not_built_in_time():
             SharedMemoryVecEnv(fns, num_workers=2, start_timeout_s=1.0)
 
 
-def test_a_close_that_hangs_is_cut_short(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("state", ["stopped", "stepping", "killed", "closing"])
+def test_close_does_not_wait_for_workers_in_a_bad_state(state: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fasttrain.vec.crew.CLOSE_TIMEOUT_S", 0.5)
+
     class Stuck(Chaos):
         def close(self) -> None:
             time.sleep(3600.0)
 
-    monkeypatch.setattr("fasttrain.vec.crew.CLOSE_TIMEOUT_S", 0.5)
     with no_litter():
-        env = SharedMemoryVecEnv([lambda: Stuck(0), lambda: Chaos(1)], num_workers=2)
-        env.reset()
-        close_twice(env)
-        del env
-
-
-@pytest.mark.parametrize("state", ["stopped", "stepping", "killed"])
-def test_close_does_not_wait_for_workers_in_a_bad_state(state: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.vec.crew.CLOSE_TIMEOUT_S", 0.5)
-    with no_litter():
-        env = started()
-        pids = [worker.process.pid for worker in env.crew.workers]
+        env = started(kind=Stuck if state == "closing" else Chaos)
         if state == "stepping":
             env.step_async([action_of("hang")] * 4)
-        else:
-            for pid in pids:
-                os.kill(pid, signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
+        for worker in env.crew.workers if state in ("stopped", "killed") else ():
+            os.kill(worker.process.pid, signal.SIGSTOP if state == "stopped" else signal.SIGKILL)
         close_twice(env)
         del env
 
@@ -219,18 +185,6 @@ def test_a_call_that_fails_with_its_worker_is_asked_again_of_the_new_one():
     env.close()
 
 
-def test_a_fault_in_reset_is_mended():
-    env = started(on_env_error="restart")
-    env.set_options([{}, {}, {}, {"fault": "os_exit"}])
-    env.seed(100)
-    assert env.reset()[:, 2].tolist() == [0, 0, 0, 0]
-    assert len(env.reset_infos) == 4
-    assert all(info["episode"] > 0 for info in env.reset_infos)
-    assert env.step([GO] * 4)[2].tolist() == [False] * 4
-    assert env.restarts == 1
-    env.close()
-
-
 def test_first_infos_of_the_episodes_after_a_fault_are_theirs():
     env = started(on_env_error="restart", info_keys=None)
     observations, *_ = env.step([GO, action_of("raise"), END, GO])
@@ -238,98 +192,50 @@ def test_first_infos_of_the_episodes_after_a_fault_are_theirs():
     env.close()
 
 
-def test_more_restarts_than_allowed_end_with_the_cause():
-    with no_litter():
-        env = started(on_env_error="restart", max_restarts=3)
-        for fault in ("raise", "os_exit", "nan_reward"):
-            env.step([GO, action_of(fault), GO, GO])
-        message = (
-            r"4 restarts within 10 minutes, 3 allowed; the last: env 2 \(worker 1, seed 102, last action 3\) failed"
-        )
-        with pytest.raises(EnvError, match=message) as caught:
-            env.step([GO, GO, action_of("raise"), GO])
-        assert "the board fell" in str(caught.value)
-        assert isinstance(caught.value.__cause__, WorkerTraceback)
-        close_twice(env)
-        del env, caught
+def stepped(env: SharedMemoryVecEnv, last: Any, actions: Any, doomed: set[int]) -> Any:
+    """The next observations, of a step in which exactly the envs `doomed` lose their episodes.
+
+    Every observation says which env, episode and step it is of: each transition is checked against the one before.
+    """
+    observations, rewards, dones, infos = env.step(actions)
+    assert {episode.env_index for episode in env.slots.finished if episode.lost} == doomed
+    assert env.slots.action_masks.all()
+    for index, (before, after) in enumerate(zip(last, observations, strict=True)):
+        follows = np.array([index, before[1], before[2] + 1, 0.0])
+        follows[3] = checksum(follows)
+        assert (after[0], after[3]) == (index, checksum(after)), "another env's row, or a torn one"
+        assert (rewards[index], dones[index]) == ((0.0, True) if index in doomed else (1.0, actions[index] != GO))
+        if not dones[index]:
+            np.testing.assert_array_equal(after, follows)
+            continue
+        final = before if index in doomed else follows
+        np.testing.assert_array_equal(infos[index]["terminal_observation"], final)
+        assert infos[index]["TimeLimit.truncated"] == (index in doomed or actions[index] == CUT)
+        assert after[2] == 0, "a first state"
+        assert after[1] > before[1], "of another episode"
+    return observations
 
 
-class RunSpec:
-    """Which fault when: 160 that are mended inside a worker, 36 deaths, 4 hangs, 10 deaths between steps."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        kinds = [IN_PROCESS[number % len(IN_PROCESS)] for number in range(160)]
-        kinds += ["os_exit", "kill"] * 18 + ["hang", "stop"] * 2 + ["between steps"] * 10
-        self.faults = [kinds[number] for number in self.rng.permutation(len(kinds))]
-
-    def actions(self, num_envs: int) -> Any:
-        return self.rng.choice([GO, END, CUT], num_envs, p=[0.7, 0.15, 0.15])
-
-
-class Witness:
-    """Checks each transition against the one before: every observation says which env, episode and step it is of."""
-
-    def __init__(self, env: SharedMemoryVecEnv) -> None:
-        self.env, self.last, self.lost_steps = env, env.reset(), 0
-        self.counts: Counter[str] = Counter()
-        for index, row in enumerate(self.last):
-            self.whole(index, row)
-
-    def whole(self, index: int, row: Any) -> None:
-        assert row[0] == index, "another env's row"
-        assert row[3] == checksum(row), "a torn row"
-
-    def step(self, actions: Any, doomed: set[int]) -> None:
-        """One step in which exactly the envs `doomed` lose their episodes."""
-        observations, rewards, dones, infos = self.env.step(actions)
-        lost = {episode.env_index for episode in self.env.slots.finished if episode.lost}
-        assert lost == doomed
-        assert self.env.slots.action_masks.all()
-        for index, (before, after) in enumerate(zip(self.last, observations, strict=True)):
-            self.whole(index, after)
-            follows = np.array([index, before[1], before[2] + 1, 0.0])
-            follows[3] = checksum(follows)
-            if index in lost:
-                self.counts["lost"] += 1
-                self.lost_steps += int(before[2]) + 1
-                assert dones[index]
-                assert rewards[index] == 0.0
-                assert infos[index]["TimeLimit.truncated"]
-                np.testing.assert_array_equal(infos[index]["terminal_observation"], before)
-            else:
-                assert rewards[index] == 1.0
-                assert dones[index] == (actions[index] != GO)
-                if dones[index]:
-                    self.counts["ended"] += 1
-                    assert infos[index]["TimeLimit.truncated"] == (actions[index] == CUT)
-                    np.testing.assert_array_equal(infos[index]["terminal_observation"], follows)
-                    assert infos[index]["episode"]["l"] == before[2] + 1
-                else:
-                    self.counts["went on"] += 1
-                    np.testing.assert_array_equal(after, follows)
-            if dones[index]:
-                assert after[2] == 0, "a first state"
-                assert after[1] > before[1], "of another episode"
-        self.last = observations
-
-
-@pytest.mark.campaign
-@pytest.mark.timeout(280)
-def test_two_hundred_faults_in_one_run(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("count", [12, pytest.param(200, marks=[pytest.mark.campaign, pytest.mark.timeout(280)])])
+def test_faults_in_one_run(count: int, monkeypatch: pytest.MonkeyPatch):
     """It ends normally, no wrong transition gets through and nothing is left. The seed replays a failure."""
-    monkeypatch.setattr("fasttrain.vec.process.LOOK_EVERY_S", 0.02)  # a death is noticed sooner: 3 s of the test
-    num_envs, plan = 6, RunSpec(seed=20260)
+    monkeypatch.setattr("fasttrain.vec.process.LOOK_EVERY_S", 0.02)  # a death is noticed sooner
+    num_envs, rng = 6, np.random.default_rng(20260)
+    kinds = [*IN_PROCESS, "os_exit", "kill", "between steps", *(["hang", "stop"] if count > 100 else [])]
+
+    def drawn() -> Any:
+        return rng.choice([GO, END, CUT], num_envs, p=[0.7, 0.15, 0.15])
+
     with no_litter():
         env = SharedMemoryVecEnv(
             chaos_envs(num_envs), num_workers=2, on_env_error="restart", step_timeout_s=1.0, max_restarts=10_000
         )
         env.seed(7)
-        witness = Witness(env)
-        for fault in plan.faults:
-            for _ in range(plan.rng.integers(1, 6)):
-                witness.step(plan.actions(num_envs), set())
-            actions, where = plan.actions(num_envs), int(plan.rng.integers(num_envs))
+        last = env.reset()
+        for number in range(count):
+            for _ in range(rng.integers(1, 6)):
+                last = stepped(env, last, drawn(), set())
+            fault, where, actions = kinds[number % len(kinds)], int(rng.integers(num_envs)), drawn()
             mates = {0, 1, 2} if where < 3 else {3, 4, 5}
             if fault == "between steps":
                 os.kill(env.crew.workers[where // 3].process.pid, signal.SIGKILL)
@@ -337,27 +243,12 @@ def test_two_hundred_faults_in_one_run(monkeypatch: pytest.MonkeyPatch):
                 actions[where] = action_of("raise")  # meant for the state before: must not reach the fresh episode
             else:
                 actions[where] = action_of(fault)
-            witness.step(actions, {where} if fault in IN_PROCESS else mates)
-        witness.step(plan.actions(num_envs), set())
-        assert env.restarts == len(plan.faults) == 210
-        assert witness.counts["lost"] == 160 + 3 * 50
-        assert env.lost_steps == witness.lost_steps
-        assert witness.counts["ended"] > 500
-        assert witness.counts["went on"] > 1500
+            last = stepped(env, last, actions, {where} if fault in IN_PROCESS else mates)
+        stepped(env, last, drawn(), set())
+        assert env.restarts == count
+        assert env.lost_steps > count
         close_twice(env)
-        del env, witness
-
-
-@pytest.mark.parametrize("model_class", [stable_baselines3.PPO, fasttrain.MaskablePPO])
-def test_training_goes_on_over_faults(model_class: Any):
-    env = SharedMemoryVecEnv([Flaky] * 4, num_workers=2, on_env_error="restart", max_restarts=1000)
-    model = model_class("MlpPolicy", env, n_steps=64, batch_size=64, n_epochs=1, seed=3, device="cpu")
-    model.learn(2048)
-    assert model.num_timesteps == 2048
-    assert env.restarts > 15
-    assert 0 < env.lost_steps < 1024
-    assert len(model.ep_info_buffer) == 100, "lost episodes are no results, the others are"
-    env.close()
+        del env
 
 
 # --- the trainer ends
@@ -367,22 +258,20 @@ import os, signal, sys
 from worker_toys import LongSteps, chaos_envs
 from fasttrain.vec import SharedMemoryVecEnv
 
-def envs(**options):
-    return [lambda: LongSteps(0, **options), lambda: LongSteps(1, **options)]
 
 if __name__ == "__main__":
     kept, failing = [], sys.argv[1:] == ["raise"]
     for method in ("forkserver",) if failing else ("forkserver", "spawn"):
         idle = SharedMemoryVecEnv(chaos_envs(2), 2, method)
-        sleeping = SharedMemoryVecEnv(envs(), 2, method)
-        holding = SharedMemoryVecEnv(envs(holding=True), 2, method)  # no other thread of theirs ever runs
+        sleeping = SharedMemoryVecEnv([lambda: LongSteps(0)], 1, method)
+        holding = SharedMemoryVecEnv([lambda: LongSteps(0, holding=True)], 1, method)  # no other thread of it ever runs
         kept += [idle, sleeping, holding]
         for env in (idle, sleeping, holding):
             env.reset()
         if not failing:
             os.kill(idle.crew.workers[1].process.pid, signal.SIGSTOP)
-        sleeping.step_async([0, 0])
-        holding.step_async([0, 0])
+        sleeping.step_async([0])
+        holding.step_async([0])
     print(*[worker.process.pid for env in kept for worker in env.crew.workers], flush=True)
     if failing:
         raise RuntimeError("the trainer's own fault")
@@ -406,65 +295,35 @@ def trainer(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]
     finally:
         process.kill()
         process.communicate()
-        for pid in alive(pids):  # of a test that failed
+        for pid in gone_within(pids, 0.0):  # of a test that failed
             os.kill(pid, signal.SIGKILL)
-
-
-def alive(pids: list[int]) -> list[int]:
-    found = []
-    for pid in pids:
-        try:
-            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                found.append(pid)
-        except psutil.NoSuchProcess:  # noqa: PERF203
-            pass
-    return found
 
 
 def gone_within(pids: list[int], seconds: float) -> list[int]:
     """Those of `pids` that live even then."""
     deadline = time.monotonic() + seconds
-    while alive(pids) and time.monotonic() < deadline:
+    while (left := [pid for pid in pids if not is_zombie(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return alive(pids)
-
-
-def of_session(session: int) -> list[int]:
-    found = []
-    for pid in psutil.pids():
-        try:
-            if os.getsid(pid) == session:
-                found.append(pid)
-        except ProcessLookupError:  # noqa: PERF203
-            pass
-    return alive(found)
+    return left
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a stopped process elsewhere is not woken")
 def test_kill_9_of_the_trainer_takes_all_workers_with_it_whatever_they_do():
     with trainer() as (process, pids):
-        assert len(pids) == 12
-        assert alive(pids) == pids
+        assert len(pids) == 8
+        assert gone_within(pids, 0.0) == pids
         time.sleep(0.3)  # the long steps have begun
         assert shared_memory_names(process.pid) == set(), "no name to be left behind, however it ends"
         process.kill()
         process.wait()
         assert gone_within(pids, 60.0) == []
-        assert gone_within(of_session(process.pid), 60.0) == [], "fork server and resource tracker too"
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the names are files on Linux alone")
-def test_names_in_shared_memory_are_seen():
-    """What the test above would find."""
-    before = shared_memory_names()
-    lock = multiprocessing.get_context("spawn").Lock()
-    assert len(shared_memory_names() - before) == 1
-    del lock
+        helpers = [pid for pid in psutil.pids() if session_of(pid) == process.pid]
+        assert gone_within(helpers, 60.0) == [], "fork server and resource tracker too"
 
 
 def test_a_trainer_that_ends_by_an_error_of_its_own_takes_its_workers_with_it():
     with trainer("raise") as (process, pids):
-        assert len(pids) == 6
+        assert len(pids) == 4
         _, said = process.communicate(timeout=200)
         assert process.returncode == 1
         assert "the trainer's own fault" in said
@@ -497,8 +356,8 @@ def make():
 
 if __name__ == "__main__":
     from fasttrain import SharedMemoryVecEnv
-    for fns in ([make] * 3, [lambda: Hat(Home())] * 3, [Home] * 3):
-        env = SharedMemoryVecEnv(fns, num_workers=2, start_method="spawn")
+    for fns in ([make] * 3, [lambda: Hat(Home())] * 3):
+        env = SharedMemoryVecEnv(fns, num_workers=1, start_method="spawn")
         env.seed(0)
         env.reset()
         for _ in range(4):
@@ -514,6 +373,5 @@ def test_from_a_script_with_its_env_inside_under_spawn(tmp_path: Path):
         [sys.executable, "-W", "error", "play.py"], cwd=tmp_path, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    rows = [[1.0, 1.0]] * 3
-    assert done.stdout.splitlines() == [f"{rows} {[wrapped] * 3} {[1] * 3}" for wrapped in (True, True, False)]
+    assert done.stdout.splitlines() == [f"{[[1.0, 1.0]] * 3} {[True] * 3} {[1] * 3}"] * 2
     assert done.stderr == ""

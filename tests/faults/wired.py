@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 STEPS, ORDER = 0, 1  # what the two numbers of a wire mean
-GO, RAISE, EXIT = 0, 1, 2
+RAISE, EXIT = 1, 2
 LENGTH = 7  # steps of an episode
 
 

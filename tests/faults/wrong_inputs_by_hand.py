@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
-from wrong_inputs import ENV, Case, Content, Prepare, with_files
+from wrong_inputs import ENV, Case, Content, with_files
 
 # --- settings that contradict each other
 
 CONTRADICTIONS = (
     "algo.n_steps=4 algo.rollout_size=64", "batch_size=65 algo.rollout_size=64", "num_envs=65 algo.rollout_size=64",
     "batch_size=9 algo.n_steps=4", "algo.n_steps=1 batch_size=2", "force_dummy_vec_env=true vec_env=shared",
-    "force_dummy_vec_env=true vec_env=native", "use_subproc_envs=false vec_env=subproc",
-    "use_subproc_envs=false vec_env=shared", "num_workers=3 num_envs=2 vec_env=shared", "num_workers=2 vec_env=dummy",
-    "num_workers=1 num_envs=2 vec_env=subproc", "train_log_to_file=true train_log_enabled=false", "algo.net_arch=[0]",
-    "algo.net_arch={pi:[4],q:[4]}", "algo.net_arch=[64,-1]", "algo.net_arch=[a]", "algo.policy=CnnPolicy",
-    "algo.policy=MultiInputPolicy", "schedule=pipelined", "schedule=first_ready",
-    "engine=stock fused_update=on", "overlap=true", "engine_switch_at=5", "algo.learning_rate=linear_",
-    "algo.clip_range=linear_x",
-    "inference_batch_size=4", "gradient_accumulation=2 engine=stock",
-    "env.on_env_error=restart vec_env=dummy", "seed=99999999999", "eval.seed=99999999999", "tier=fastest",
-    "stop.patience=2", "profiler=cprofile", "on_existing=ask", "live=maybe", "checkup=loud",
-    "algo.shared_lstm=true algo=recurrent_ppo", "algo=recurrent_ppo engine=fast use_amp=on",
-    "algo=dqn algo.buffer_size=10 batch_size=11", "algo=dqn num_envs=20 algo.buffer_size=10 batch_size=4",
-    "algo=dqn engine=stock algo.dueling=true", "algo=dqn engine=stock algo.prioritized=true",
-    "algo=dqn algo.n_steps=129", "algo=dqn engine=stock algo.double_q=true", "algo=dqn algo.per_alpha=0.5",
-    "algo=dqn algo.buffer_size=1e15", "algo.rollout_size=1e15", "algo.n_steps=1e13", "total_timesteps=1e400",
-    "num_envs=1e12", "num_envs=0", "batch_size=1", "algo.gamma=1.01", "algo.gae_lambda=-0.1", "algo.clip_range=0",
-    "algo.learning_rate=-1e-4", "algo.ent_coef=-1", "env.max_episode_steps=0", "env.frame_stack=0",
-    "env.frame_stack=1.5", "action_repeat=0", "torch_threads=9999",
+    "use_subproc_envs=false vec_env=subproc", "num_workers=3 num_envs=2 vec_env=shared", "num_workers=2 vec_env=dummy",
+    "train_log_to_file=true train_log_enabled=false", "algo.net_arch=[0]", "algo.net_arch={pi:[4],q:[4]}",
+    "algo.net_arch=[a]", "algo.policy=CnnPolicy", "algo.policy=MultiInputPolicy", "schedule=pipelined",
+    "schedule=first_ready", "engine=stock fused_update=on", "overlap=true", "engine_switch_at=5",
+    "algo.learning_rate=linear_", "inference_batch_size=4", "gradient_accumulation=2 engine=stock",
+    "env.on_env_error=restart vec_env=dummy", "seed=99999999999", "tier=fastest", "stop.patience=2",
+    "profiler=cprofile", "on_existing=ask", "live=maybe", "checkup=loud", "algo.shared_lstm=true algo=recurrent_ppo",
+    "algo=recurrent_ppo engine=fast use_amp=on", "algo=dqn algo.buffer_size=10 batch_size=11",
+    "algo=dqn num_envs=20 algo.buffer_size=10 batch_size=4", "algo=dqn engine=stock algo.dueling=true",
+    "algo=dqn engine=stock algo.prioritized=true", "algo=dqn algo.n_steps=129", "algo=dqn algo.per_alpha=0.5",
+    "algo=dqn algo.buffer_size=1e15", "total_timesteps=1e400", "num_envs=1e12", "algo.gamma=1.01",
+    "algo.clip_range=0", "env.max_episode_steps=0", "env.frame_stack=1.5", "action_repeat=0", "torch_threads=9999",
 )  # fmt: skip
 
 
@@ -48,58 +39,40 @@ def contradictions() -> Iterator[Case]:
 # --- what is typed
 
 GRAMMAR = (
-    "num_envs", "num_envs:4", "=4", "==", "num_envs==4", "num_envs=[", "num_envs={", "num_envs=]", "num_envs='4",
-    'num_envs="4', "num_envs=(4", "num_envs=4)", "num_envs=$x", "num_envs=${", "num_envs=${x", "num_envs=${seed",
-    "num_envs=${nothing}", "num_envs=${oc.env:NOTHING_OF_THAT_NAME}", "num_envs=${num_envs}", "num_envs=a b",
-    'num_envs=\x00', 'num_envs=\n', 'num_envs=\u2028', "num_envs=ä", "num_envs=😀", 'num_envs=\ud800', "num_envs=4,",
-    "num_envs=,4", "num_envs=4,8", "num_envs=range(1,4)", "num_envs=glob(*)", "num_envs=sort(1,2", "num_envs=f(1)",
-    "num_envs=choice()", "num_envs=interval(1,2)", "num_envs.x=4", "num_envs[0]=4", ".num_envs=4", "num_envs.=4",
-    "num..envs=4", "ä=4", "+=4", "+num_envs=4", "~num_envs", "~num_envs=4", "~seed", "~algo", "~env", "~algo.gamma",
-    "~nothing", "++nothing=1", "+nothing=1", "+algo=dqn", "algo=[ppo,dqn]", "algo=PPO", "algo=a3c", "algo=sac",
-    "algo=", "algo=null", "algo=5", "algo.name=a2c", "algo.name=dqn", "env=atari", "env=", "env=null", "env=5",
-    "env=/etc/passwd", "+env=gym", "+profile=spead", "+profile=5", "+profile=null", "+profile=[speed,nothing]",
-    "++profile=speed", "profile=speed,balance", "+profile=speed,balance", "hydra.nothing=1", "hydra.run.dir=",
-    "hydra.run.dir=null", "hydra.run=5", "hydra=5", "hydra.run.dir=[1]", "hydra/launcher=joblib",
-    "hydra.job.nothing=1", "hydra.mode=5", "algo@x=ppo", "nothing@x=y", "x/y=z", "/num_envs=4", "num_envs=4#",
-    "[1,2]", "{}", "''", '""', "a", "A", "5", "num envs=4", "=", "-", "num_envs=-", "defaults=[]", "defaults.0=x",
-    "_target_=os.system", "algo._target_=os.system", "env.kwargs=5", "env.kwargs=[1]", "env.kwargs=abc",
-    "env.kwargs.=5", "env.kwargs..x=5", "~env.kwargs.nothing",
+    "num_envs", "num_envs:4", "=4", "num_envs==4", "num_envs=[", "num_envs=]", "num_envs='4", "num_envs=(4",
+    "num_envs=$x", "num_envs=${", "num_envs=${nothing}", "num_envs=${oc.env:NOTHING_OF_THAT_NAME}",
+    "num_envs=${num_envs}", "num_envs=a b", 'num_envs=\x00', 'num_envs=\u2028', "num_envs=😀", 'num_envs=\ud800',
+    "num_envs=4,", "num_envs=,4", "num_envs=range(1,4)", "num_envs=glob(*)", "num_envs=f(1)", "num_envs=choice()",
+    "num_envs.x=4", "num_envs[0]=4", ".num_envs=4", "num_envs.=4", "num..envs=4", "ä=4", "+num_envs=4", "~num_envs",
+    "~seed", "~algo", "~algo.gamma", "~nothing", "++nothing=1", "+algo=dqn", "algo=[ppo,dqn]", "algo=PPO", "algo=a3c",
+    "algo=sac", "algo=", "algo=null", "algo.name=a2c", "env=atari", "env=", "env=5", "env=/etc/passwd", "+env=gym",
+    "+profile=spead", "+profile=null", "+profile=[speed,nothing]", "++profile=speed", "profile=speed,balance",
+    "hydra.nothing=1", "hydra.run.dir=", "hydra.run=5", "hydra=5", "hydra.run.dir=[1]", "hydra/launcher=joblib",
+    "hydra.mode=5", "algo@x=ppo", "x/y=z", "/num_envs=4", "num_envs=4#", "[1,2]", "{}", "''", "A", "num envs=4", "=",
+    "-", "defaults=[]", "_target_=os.system", "env.kwargs=5", "env.kwargs=[1]", "env.kwargs.=5", "env.kwargs..x=5",
 )  # fmt: skip
 OPTIONS = (
-    "--nothing", "-x", "--num-envs 4", "--num_envs=4", "--config-dir", "--config-dir=",
-    "--config-dir=/no/such/folder", "--config-dir nothing", "--config-name nothing", "--config-name",
-    "--config-path nothing", "--config-path", "--config-path=/no/such", "--cfg", "--cfg nothing", "--cfg=x",
-    "--info nothing", "--resolve", "--trust", "-m -m --trust", "--multirun=3", "---", "--run=x", "-c", "-cd",
-    "-cp nothing", "--shell-completion", "--experimental-rerun nothing.pickle", "--experimental-rerun",
+    "--nothing", "-x", "--num-envs 4", "--num_envs=4", "--config-dir", "--config-dir=", "--config-dir nothing",
+    "--config-name nothing", "--config-path nothing", "--cfg", "--cfg nothing", "--info nothing", "--resolve",
+    "-m -m --trust", "--multirun=3", "---", "--run=x", "-cd", "--shell-completion", "--experimental-rerun no.pickle",
 )  # fmt: skip
 WORDS = (
-    "trian", "TRAIN", "evaluate", "traineval", "train eval", "eval train", "version", "run", "train train",
-    "resume", "eval", "export", "play", "report", "compare", "tune run=", "doctor --test", "doctor --test nothing",
-    "doctor --test=", "doctor doctor.test=x", "ablate", "compare candidates={ablate:[nothing]}", "ablate run=nothing",
-    "compare run=nothing", "tune run=nothing", "warmup run=x", "check run=x", "resume run=", "eval run=",
-    "eval run=x num_envs=4", "export run=x", "export format=onnx", "export run=x format=tflite", "play play.speed=-1",
-    "tune -m num_envs=4,8", "compare -m", "doctor -m", "resume -m run=a,b", "play -m run=a,b", "train --trust",
-    "compare --trust", "tune tune.space=5", "tune tune.space={nothing:[1]}", "tune tune.space={num_envs:5}",
-    "tune tune.space={num_envs:[abc]}", "tune tune.sampler=grid", "report run=nothing", "play run=nothing",
-    "tune +profile=speed minutes=0", "compare seeds=0 candidates=[baseline,speed]", "check env.backend=envpool",
+    "trian", "evaluate", "train eval", "run", "train train", "resume", "eval", "export", "play", "report", "compare",
+    "tune run=", "doctor --test nothing", "compare candidates={ablate:[nothing]}", "ablate run=nothing",
+    "warmup run=x", "check run=x", "resume run=", "eval run=x num_envs=4", "export format=onnx",
+    "export run=x format=tflite", "play play.speed=-1", "tune -m num_envs=4,8", "resume -m run=a,b", "train --trust",
+    "tune tune.space=5", "tune tune.space={nothing:[1]}", "tune tune.space={num_envs:[abc]}", "tune tune.sampler=grid",
+    "report run=nothing", "tune +profile=speed minutes=0", "compare seeds=0 candidates=[baseline,speed]",
 )  # fmt: skip
 CANDIDATES = (
-    "", "[]", "5", "abc", "[baseline]", "[baseline,baseline]", "[baseline,nothing]", "[baseline,5]", "[[a],[b]]",
-    "[baseline,null]", "{a: 1}", "[baseline,{name: x}]", "[baseline,{name: x, overrides: 5}]", "[", "[baseline,",
-    "[baseline,{name: x, overrides: [num_envs=abc]}]", "[baseline,{name: x, overrides: [nothing=1]}]", "]",
-    "[baseline,{nam: x, overrides: []}]", "[baseline,num_envs=0]", "[baseline,'num_envs=[']", "[baseline,algo=x]",
-    "[baseline,{name: x, overrides: [5]}]", "[baseline,{name: [1], overrides: []}]", "null", "'", '[baseline,\t]',
-    "[baseline,{name: x, overrides: [-m]}]", "[baseline,'']", "[baseline,!!python/object:os.system x]",
-    "[baseline,{name: x, overrides: ['num_envs=4,8']}]", "[baseline, &a [*a]]",
-    "[baseline,{name: '', overrides: []}]",
-
+    "", "[]", "abc", "[baseline]", "[baseline,baseline]", "[baseline,nothing]", "[baseline,5]", "[[a],[b]]", "{a: 1}",
+    "[baseline,null]", "[baseline,{name: x}]", "[", "]", "[baseline,{name: x, overrides: [num_envs=abc]}]", "'",
+    "[baseline,{nam: x, overrides: []}]", "[baseline,num_envs=0]", "[baseline,'num_envs=[']", '[baseline,\t]',
+    "[baseline,{name: [1], overrides: []}]", "[baseline,{name: x, overrides: [-m]}]", "[baseline, &a [*a]]",
+    "[baseline,!!python/object:os.system x]", "[baseline,{name: x, overrides: ['num_envs=4,8']}]",
 )  # fmt: skip
-
-SWEEPS = (
-    "num_envs=,", "num_envs=1,", "nothing=1,2", "algo=ppo,nothing", "algo=x,y",
-    "num_envs=[", "num_envs=range(1,2,3,4)", "num_envs=glob(*)", "env=x,y", "+profile=speed,nothing", "hydra.x=1,2",
-    "num_envs=choice(", "+profile=x,y", "algo.n_step=1,2", "num_envs=range(5,1)",
-)  # fmt: skip
+SWEEPS = ("num_envs=,", "num_envs=1,", "nothing=1,2", "algo=ppo,nothing", "num_envs=[", "num_envs=range(1,2,3,4)",
+          "env=x,y", "+profile=speed,nothing", "hydra.x=1,2", "num_envs=choice(", "algo.n_step=1,2")  # fmt: skip
 
 
 def typed() -> Iterator[Case]:
@@ -131,8 +104,6 @@ def typed() -> Iterator[Case]:
 
 # --- files
 
-SMALL_RUN = (*ENV, "algo=ppo", "algo.n_steps=8", "batch_size=4", "algo.n_epochs=1", "eval.episodes=2",
-             "checkpoint_every=8")  # fmt: skip
 YAMLS: tuple[Content, ...] = (
     "num_envs: [1, 2\nseed: 3\n", "num_envs:\n\t- 3\n", "num_envs: 3\nnum_envs: 4\n", "- num_envs\n- 3\n", "num_envs\n",
     "5\n", bytes(range(256)), b"\x00\x00\x00\x00", "num_envs: 3 # gr\xf6\xdfe\n".encode("latin-1"),
@@ -161,99 +132,22 @@ def yamls() -> Iterator[Case]:
     yield Case("YAML, a file as folder", (*ENV, "--config-dir", "conf"), ("conf",), prepare=with_files({"conf": "x"}))
 
 
-# --- folders of runs
-
-Damage = Callable[[Path], object]
-
-
-def with_run(damage: Damage) -> Prepare:
-    """A finished run in `run`, damaged."""
-
-    def prepare(folder: Path, trained: Callable[[], Path]) -> None:
-        shutil.copytree(trained(), folder / "run")
-        damage(folder / "run")
-
-    return prepare
-
-
-def truncated(name: str, share: float) -> Damage:
-    return lambda run: (run / name).write_bytes((run / name).read_bytes()[: int(share * (run / name).stat().st_size)])
-
-
-def written(name: str, content: Content) -> Damage:
-    return lambda run: (run / name).write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-def gone(name: str) -> Damage:
-    return lambda run: (run / name).unlink()
-
-
-def changed(*path: str, value: object) -> Damage:
-    """Another value in plan.json's configuration."""
-
-    def damage(run: Path) -> None:
-        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-        node = plan["config"]
-        for part in path[:-1]:
-            node = node[part]
-        node[path[-1]] = value
-        (run / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-
-    return damage
-
-
-PLANS = [
-    gone("plan.json"),
-    *(
-        written("plan.json", text)
-        for text in (
-            "",
-            '{"config": {',
-            "[]",
-            "{}",
-            "null",
-            bytes(range(256)),
-            '{"config": {"num_envs": 4}}',
-            "[" * 10**5,
-        )
-    ),
-    changed("num_envs", value="abc"),
-    changed("nothing", value=3),
-    changed("env", "id", value="NoSuch-v0"),
-    changed("algo", "name", value="a3c"),
-]
-MODELS = [
-    gone("model.zip"),
-    *(written("model.zip", text) for text in ("", "no zip", b"PK\x05\x06" + bytes(18))),
-    truncated("model.zip", 0.5),
-    changed("env", "id", value="Acrobot-v1"),
-    changed("algo", "net_arch", value=[8]),
-]
-CHECKPOINTS: list[Damage] = [
-    lambda run: shutil.rmtree(run / "checkpoints"),
-    lambda run: [(shutil.rmtree(at), at.mkdir()) for at in (run / "checkpoints").iterdir()],
-    lambda run: [
-        truncated(str(at.relative_to(run)), 0.5)(run) for at in (run / "checkpoints").rglob("*") if at.is_file()
-    ],
-]
+# --- folders
 
 
 def folders() -> Iterator[Case]:
-    ways = {
-        "eval": ("eval", "run=run", "eval.episodes=2"),
-        "resume": ("resume", "run=run", "total_timesteps=32"),
-        "export": ("export", "run=run", "format=torchscript"),
-        "play": ("play", "run=run", "play.episodes=1"),
-    }
-    for command, arguments in ways.items():
-        for damage in (*PLANS, *(CHECKPOINTS if command == "resume" else MODELS)):
-            named = ("run=run", "run/", "model.zip", "env.id=NoSuch")
-            yield Case("run folder", arguments, named, prepare=with_run(damage))
-    for command, arguments in {**ways, "report": ("report", "run=run")}.items():
-        for prepare in (None, with_files({"run": "x"}), with_files({"run/x.txt": "x"})):
-            yield Case("run folder", arguments, ("run=run",), prepare=prepare)
+    """Runs with damaged files: evil_files.py and tests/runs/test_resume.py."""
+    for command in ("eval", "resume", "export", "play", "report"):
+        more = ("format=torchscript",) if command == "export" else ()
+        for prepare in (
+            None,
+            with_files({"run": "x"}),
+            with_files({"run/x.txt": "x"}),
+            with_files({"run/plan.json": "["}),
+        ):
+            yield Case("run folder", (command, "run=run", *more), ("run=run", "run/"), prepare=prepare)
         for value in ("", "null", "[a]", "5", "a/../..", "/", "x" * 300, "'a\tb'", "run,run", "/dev/null"):
-            yield Case("run folder", (command, f"run={value}", *arguments[2:]), ("run", command))
+            yield Case("run folder", (command, f"run={value}", *more), ("run", command))
     for value in ("/proc/nothing/x", "/dev/null/x", "a" * 300, "file/x", "file", "'x\x00y'", "/sys/x"):
         arguments = (*ENV, "algo=ppo", f"hydra.run.dir={value}")
         named = (value, "output folder", "hydra.run.dir")

@@ -1,13 +1,13 @@
-"""SlotVecEnv: SB3's interface built on slots."""
+"""SlotVecEnv, SB3's interface built on slots, and SlotAdapter, stock vector envs behind them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecMonitor, VecNormalize
 
 from fasttrain.batch import FinishedEpisode
-from fasttrain.vec.base import copy_observations, episode_info
+from fasttrain.vec.base import SlotAdapter, episode_info, slots_of
 from fasttrain.vec.native import NativeVecEnv
 from toys import ToyGame, toy_gym_vec
 
@@ -55,14 +55,6 @@ def test_what_step_returns_survives_the_next_step(env: NativeVecEnv):
     assert len({id(info) for info in infos}) == 5, "infos of step() must not be shared"
 
 
-def test_lean_infos_hold_content_only_where_an_episode_ended(env: NativeVecEnv):
-    for _ in range(3):
-        env.step_slots(np.full(5, 5))
-    infos = env.infos()
-    assert infos[0]["score"] == 0
-    assert infos[1:] == [{}] * 4
-
-
 def test_masks_are_answered_from_the_slots(env: NativeVecEnv, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(env, "call_envs", lambda *args: pytest.fail("an env was called"))
     assert env.has_attr("action_masks")
@@ -71,18 +63,11 @@ def test_masks_are_answered_from_the_slots(env: NativeVecEnv, monkeypatch: pytes
     masks[0][:] = False
     assert env.slots.action_masks[0].any(), "a copy is handed out"
     assert len(env.env_method("action_masks", indices=[1, 3])) == 2
-
-
-def test_no_masks_no_action_masks_attribute(env: NativeVecEnv):
+    monkeypatch.undo()
     env.slots.action_masks = None
     assert not env.has_attr("action_masks")
     with pytest.raises(AttributeError):
         env.env_method("action_masks")
-
-
-def test_step_wait_needs_step_async(env: NativeVecEnv):
-    with pytest.raises(RuntimeError, match="step_async"):
-        env.step_wait()
 
 
 @pytest.mark.parametrize(
@@ -90,9 +75,6 @@ def test_step_wait_needs_step_async(env: NativeVecEnv):
 )
 def test_indices_in_any_form(env: NativeVecEnv, indices, expected):
     assert env.env_indices(indices) == expected
-
-
-def test_index_out_of_range(env: NativeVecEnv):
     with pytest.raises(IndexError, match="5 envs"):
         env.env_indices(5)
 
@@ -111,13 +93,82 @@ def test_the_episode_record_is_monitors_whatever_the_env_told_under_its_name():
         assert "episode" not in episode_info(mine, 2.0, keeps_records=False) or told is episode.info
 
 
-def test_copies_of_dict_observations():
-    observations = {"a": np.zeros(2), "b": np.ones(2)}
-    copied = copy_observations(observations)
-    observations["a"][:] = 5
-    assert copied["a"].tolist() == [0, 0]
+# --- stock vector envs
 
 
-def test_it_is_a_vec_env(env: NativeVecEnv):
-    assert isinstance(env, VecEnv)
-    assert env.unwrapped is env
+def run(adapter: SlotAdapter, steps: int) -> list:
+    finished = []
+    for _ in range(steps):
+        adapter.step_slots(np.full(5, 7))
+        finished += adapter.slots.finished
+    return finished
+
+
+@pytest.mark.parametrize("wrapper", [VecNormalize, VecMonitor])
+def test_a_wrapper_over_a_native_env_is_not_bypassed(wrapper):
+    native = NativeVecEnv(ToyGame())
+    assert slots_of(native) is native
+    env = wrapper(native)
+    assert hasattr(env, "step_slots"), "SB3 wrappers forward unknown attributes"
+    assert isinstance(slots_of(env), SlotAdapter)
+
+
+def test_normalised_observations_arrive_normalised():
+    env = VecNormalize(NativeVecEnv(ToyGame(), seed=50), norm_reward=False)
+    env.reset()
+    adapter = slots_of(env)
+    adapter.step_slots(np.full(5, 7))
+    assert np.abs(adapter.slots.observations).max() < 5
+    np.testing.assert_allclose(adapter.slots.observations, env.normalize_obs(env.get_original_obs()))
+    assert adapter.masked
+    assert adapter.read_masks().tolist() == env.venv.slots.action_masks.tolist()
+
+
+@pytest.mark.parametrize("monitor", [True, False])
+def test_finished_episodes_equal_those_of_the_native_env(env: NativeVecEnv, monitor: bool):
+    adapter = SlotAdapter(toy_gym_vec(monitor=monitor))
+    adapter.env.seed(7)
+    adapter.reset()
+    for _ in range(20):
+        env.step_slots(np.full(5, 7))
+        adapter.step_slots(np.full(5, 7))
+        for ours, theirs in zip(adapter.slots.finished, env.slots.finished, strict=True):
+            assert (ours.env_index, ours.length, ours.truncated) == (theirs.env_index, theirs.length, theirs.truncated)
+            assert ours.episode_return == pytest.approx(theirs.episode_return)
+            np.testing.assert_array_equal(ours.final_observation, theirs.final_observation)
+            assert ours.info["score"] == theirs.info["score"]
+        dones = env.slots.terminations | env.slots.truncations
+        np.testing.assert_array_equal(adapter.slots.terminations | adapter.slots.truncations, dones)
+        np.testing.assert_array_equal(adapter.slots.rewards, env.slots.rewards)
+        np.testing.assert_array_equal(adapter.read_masks(), env.slots.action_masks)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.float32, list, "what is added to logits"])
+def test_masks_of_any_type_become_bool(dtype, monkeypatch: pytest.MonkeyPatch):
+    adapter = SlotAdapter(toy_gym_vec())
+    row = [0, 1, 1, 0, 1, 1, 1, 1]
+    given = np.where(row, 0.0, -np.inf) if isinstance(dtype, str) else row if dtype is list else np.array(row, dtype)
+    monkeypatch.setattr(adapter.env, "env_method", lambda name: [given] * 5)
+    masks = adapter.read_masks()
+    assert masks.dtype == np.bool_
+    assert masks.tolist() == [[bool(x) for x in row]] * 5
+
+
+def test_an_env_without_masks_and_its_real_infos(monkeypatch: pytest.MonkeyPatch):
+    adapter = SlotAdapter(toy_gym_vec())
+    monkeypatch.setattr(adapter.env, "has_attr", lambda name: False)
+    assert (adapter.masked, adapter.read_masks()) == (False, None)
+    adapter.reset()
+    run(adapter, 1)
+    assert adapter.infos()[2] == {"TimeLimit.truncated": False}
+
+
+def test_records_of_envs_reset_from_outside_are_dropped():
+    adapter = SlotAdapter(toy_gym_vec(monitor=False))
+    adapter.reset()
+    run(adapter, 2)
+    adapter.env.reset()
+    adapter.begin_episodes(np.ones(5, np.bool_))
+    assert run(adapter, 3)[0].length == 3
+    adapter.reset()
+    assert run(adapter, 3)[0].length == 3

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from fasttrain.errors import EnvError
-from fasttrain.machine import usable_cores
 from fasttrain.vec.crew import Crew, CrewOptions
-from fasttrain.vec.worker_envs import SEED_STRIDE, Failure, successor_seed
+from fasttrain.vec.worker_envs import SEED_STRIDE, successor_seed
 from fasttrain.vec.worker_memory import NO_ROW, ROW
 from worker_toys import END, GO, Chaos, action_of, chaos_envs, walkers
 
@@ -74,19 +73,30 @@ def test_envs_are_split_in_order_and_evenly(num_envs: int, num_workers: int, exp
     crew.close()
 
 
-def test_one_worker_per_usable_core():
-    crew = crew_of(walkers(usable_cores() + 1), num_workers=None)
-    assert crew.num_workers == usable_cores()
+@pytest.mark.parametrize(("cores", "workers", "spins"), [(2, None, False), (3, 2, True)])
+def test_one_worker_per_core_and_the_trainer_spins_only_where_there_is_one_to_spare(
+    cores: int, workers: int | None, spins: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fasttrain.vec.crew.usable_cores", lambda: cores)
+    crew = crew_of(walkers(3), num_workers=workers)
+    assert crew.num_workers == 2
+    assert (crew.spin_s > 0) is spins
+    assert all(worker.settings.spin_s > 0 for worker in crew.workers)
     crew.close()
 
 
-def test_the_trainer_spins_only_where_there_is_a_core_to_spare(monkeypatch: pytest.MonkeyPatch):
-    for cores, spins in ((2, False), (3, True)):
-        monkeypatch.setattr("fasttrain.vec.crew.usable_cores", lambda cores=cores: cores)
-        crew = crew_of(walkers(2))
-        assert (crew.spin_s > 0) is spins
-        assert all(worker.settings.spin_s > 0 for worker in crew.workers)
-        crew.close()
+def assert_cut(started: Started, before: Any, first_steps: int) -> None:
+    """The episodes of the second worker, in this step; the others have gone on."""
+    arrays = started.crew.arrays
+    assert arrays.lost.tolist() == arrays.truncations.tolist() == [False, False, True, True]
+    assert arrays.rewards.tolist() == [1, 1, 0, 0]
+    np.testing.assert_array_equal(arrays.final_observations[2:], before[2:])
+    assert started.now[:, 2].tolist() == [first_steps, first_steps, 0, 0], "first states"
+    assert (started.now[2:, 1] > before[2:, 1]).all(), "of other episodes"
+    assert arrays.action_masks.all()
+    started.step()
+    assert not arrays.lost.any(), "said once"
+    assert started.now[:, 2].tolist() == [first_steps + 1, first_steps + 1, 1, 1]
 
 
 def test_a_worker_that_died_is_replaced_and_its_episodes_are_cut():
@@ -95,18 +105,10 @@ def test_a_worker_that_died_is_replaced_and_its_episodes_are_cut():
         before = started.now.copy()
         started.kill(1)
         assert started.step() == []
-        arrays = started.crew.arrays
-        assert arrays.lost.tolist() == arrays.truncations.tolist() == [False, False, True, True]
-        assert arrays.rewards.tolist() == [1, 1, 0, 0]
-        np.testing.assert_array_equal(arrays.final_observations[2:], before[2:])
-        assert started.now[:, 2].tolist() == [2, 2, 0, 0]
-        assert (started.now[2:, 1] > before[2:, 1]).all(), "other episodes"
         assert started.crew.restarts == 1
         assert started.crew.seeds == [50, 51, *(successor_seed(seed, failures=31) for seed in (52, 53))]
         assert started.crew.call("get", {1: ("seed_given", [0, 1])}) == [started.crew.seeds[2:]]
-        started.step()
-        assert not arrays.lost.any()
-        assert started.now[:, 2].tolist() == [3, 3, 1, 1]
+        assert_cut(started, before, 2)
 
 
 def test_a_worker_that_died_between_steps_is_told_of_by_the_next_step():
@@ -124,14 +126,7 @@ def test_a_worker_that_died_between_steps_is_told_of_by_the_next_step():
         assert arrays.rewards.tolist() == [1, 1, 1, 1], "what the last step brought stays readable"
         assert not arrays.lost.any()
         assert started.step(GO, GO, action_of("raise"), action_of("kill")) == [], "these two are not applied"
-        assert arrays.lost.tolist() == arrays.truncations.tolist() == [False, False, True, True]
-        assert arrays.rewards.tolist() == [1, 1, 0, 0]
-        np.testing.assert_array_equal(arrays.final_observations[2:], before[2:])
-        assert started.now[:, 2].tolist() == [2, 2, 0, 0], "first states"
-        assert arrays.action_masks.all(), "of first states"
-        started.step()
-        assert not arrays.lost.any(), "said once"
-        assert started.now[:, 2].tolist() == [3, 3, 1, 1]
+        assert_cut(started, before, 2)
         assert crew.restarts == 1
 
 
@@ -144,12 +139,7 @@ def test_a_worker_that_dies_twice_before_it_is_told_of():
             started.crew.call("get", {1: ("number", [0])})
         started.kill(1)
         started.step()
-        arrays = started.crew.arrays
-        assert arrays.lost.tolist() == [False, False, True, True]
-        np.testing.assert_array_equal(arrays.final_observations[2:], before[2:])
-        assert started.now[:, 2].tolist() == [2, 2, 0, 0]
-        started.step()
-        assert not arrays.lost.any()
+        assert_cut(started, before, 2)
         assert started.crew.restarts == 3
 
 
@@ -195,13 +185,13 @@ def test_a_worker_that_dies_in_a_call_after_its_step_was_settled():
         assert started.now[:, 2].tolist() == [1, 1, 1, 0]
         before = started.now.copy()
         started.step()
-        assert arrays.lost.tolist() == [False, False, True, True]
-        np.testing.assert_array_equal(arrays.final_observations[2:], before[2:])
+        assert_cut(started, before, 2)
 
 
-def test_a_failure_in_reset_is_mended_with_other_seeds():
+@pytest.mark.parametrize("fault", ["raise", "os_exit"])
+def test_a_failure_in_reset_is_mended_with_other_seeds(fault: str):
     with Started() as started:
-        infos = started.crew.reset([60, 61, 62, 63], [{}, {}, {"fault": "raise"}, {}])
+        infos = started.crew.reset([60, 61, 62, 63], [{}, {}, {"fault": fault}, {}])
         assert len(infos) == 4
         assert started.now[:, 2].tolist() == [0, 0, 0, 0]
         assert started.crew.seeds == [60, 61, *(successor_seed(seed, failures=31) for seed in (62, 63))]
@@ -268,14 +258,6 @@ def test_a_worker_that_cannot_be_replaced_ends_the_run(tmp_path: Any):
     crew.close()
 
 
-@pytest.mark.parametrize("fault", ["kill", "hang"])
-def test_who_hangs_or_dies_inside_an_env_is_named_to_the_env(fault: str):
-    with Started(on_env_error="raise", step_timeout_s=1.0) as started:
-        started.step()
-        with pytest.raises(EnvError, match=rf"env 3 \(worker 1, seed 53, last action {action_of(fault)}\) failed: it "):
-            started.step(GO, GO, GO, action_of(fault))
-
-
 def test_the_seed_of_a_rebuilt_env_is_named_when_it_hangs_later():
     with Started(max_restarts=1, step_timeout_s=0.5) as started:
         started.step(GO, GO, action_of("raise"), GO)
@@ -306,9 +288,3 @@ def test_a_late_reply_is_never_taken_for_the_next():
         assert not process.is_alive(), "it cannot answer any more"
         with pytest.raises(EnvError, match=r"worker 1 \(envs 2-3\) failed: it was killed"):
             started.step()
-
-
-def test_call_errors_are_answers():
-    with Started() as started:
-        (answer,) = started.crew.call("get", {0: ("nothing", [0])})
-        assert isinstance(answer, Failure)

@@ -35,21 +35,20 @@ def test_groups_step_apart_and_the_env_is_whole_again_afterwards(shared: SharedM
     np.testing.assert_allclose(rewards, [0, 0.1, 0.2, 0.3, 0.4])
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_first_ready_group_is_not_the_first_sent():
-    env = SharedMemoryVecEnv([CounterFactory(0, 0.4), CounterFactory(1, 0.0)], num_workers=2)
-    try:
-        env.reset()
-        groups = WorkerGroups(env)
-        groups.send_all([0], np.array([1]))
-        groups.send_all([1], np.array([2]))
-        assert groups.first_ready([0, 1]) == [1]
-        assert groups.take([1])[0].rows == slice(1, 2)
-        assert groups.first_ready([0]) == [0]
-        groups.take([0])
-        groups.finish()
-        assert env.slots.observations[:, 2].tolist() == [1, 1]
-    finally:
-        env.close()
+    env = SharedMemoryVecEnv([CounterFactory(0, 0.2), CounterFactory(1, 0.0)], num_workers=2)
+    env.reset()
+    groups = WorkerGroups(env)
+    groups.send_all([0], np.array([1]))
+    groups.send_all([1], np.array([2]))
+    assert groups.first_ready([0, 1]) == [1]
+    assert groups.take([1])[0].rows == slice(1, 2)
+    assert groups.first_ready([0]) == [0]
+    groups.take([0])
+    groups.finish()
+    assert env.slots.observations[:, 2].tolist() == [1, 1]
+    env.close()
 
 
 def test_finished_episodes_carry_their_own_numbers(shared: SharedMemoryVecEnv):
@@ -58,18 +57,10 @@ def test_finished_episodes_carry_their_own_numbers(shared: SharedMemoryVecEnv):
     for step in range(1, 9):  # env 0 ends after 7 steps, env 1, cut, after 8
         groups.send_all([0], np.array([1, 1]))
         done = groups.take([0])[0]
-        if step == 7:
-            (episode,) = done.finished
-            assert (episode.env_index, episode.length, episode.truncated) == (0, 7, False)
-            assert episode.final_observation[2] == 7
-            assert episode.episode_return == pytest.approx(7.0)
-        elif step == 8:
-            (episode,) = done.finished
-            assert (episode.env_index, episode.length, episode.truncated) == (1, 8, True)
-            assert episode.episode_return == pytest.approx(8 * 1.1)
-            assert episode.info == {"is_success": False}
-        else:
-            assert done.finished == []
+        ended = [(one.env_index, one.length, one.truncated, round(one.episode_return, 4)) for one in done.finished]
+        assert ended == {7: [(0, 7, False, 7.0)], 8: [(1, 8, True, 8.8)]}.get(step, [])
+        assert [one.final_observation[2] for one in done.finished] == [step][: len(ended)]
+    assert done.finished[0].info == {"is_success": False}
     groups.finish()
 
 

@@ -37,35 +37,16 @@ def test_env_i_is_seeded_with_seed_plus_i(env: NativeVecEnv):
     assert env.reset()[:, 0].tolist() == [100, 101, 102, 103, 104], "a seed is used once; the games go on after it"
 
 
-def test_finished_episodes(env: NativeVecEnv):
-    finished = run(env, 7)
-    first = {episode.env_index: episode for episode in reversed(finished)}
-    assert sorted(first) == [0, 1, 2, 3, 4]
-    for index, episode in first.items():
-        assert episode.length == 3 + index
-        assert episode.episode_return == pytest.approx(0.7 * (3 + index))
-        assert episode.final_observation.tolist() == [7 + index, 3 + index, 7]
-        assert episode.info["score"] == 10 * index
-    assert [first[index].truncated for index in range(5)] == [False, True, False, True, False]
-
-
-def test_a_new_episode_starts_from_zero(env: NativeVecEnv):
-    lengths = [episode.length for episode in run(env, 9) if episode.env_index == 0]
-    assert lengths == [3, 3, 3]
+def test_records_of_episodes(env: NativeVecEnv):
+    """Their numbers are those of DummyVecEnv: test_base.py."""
+    env._returns[0] = 2.0**24  # float32 would lose the 0.7 that is added
+    first, *later = [episode for episode in run(env, 9) if episode.env_index == 0]
+    assert first.episode_return == pytest.approx(2.0**24 + 2.1, abs=1e-4)
+    assert first.final_observation.tolist() == [7, 3, 7], "it survives the next steps"
+    assert [episode.length for episode in (first, *later)] == [3, 3, 3]
     run(env, 1)
     env.reset()
     assert [episode.length for episode in run(env, 3)] == [3], "reset drops the unfinished records"
-
-
-def test_return_is_summed_in_float64(env: NativeVecEnv):
-    env._returns[0] = 2.0**24  # float32 would lose the 0.7 that is added
-    assert run(env, 3)[0].episode_return == pytest.approx(2.0**24 + 2.1, abs=1e-4)
-
-
-def test_final_observation_survives_the_next_steps(env: NativeVecEnv):
-    episode = run(env, 3)[0]
-    run(env, 5)
-    assert episode.final_observation.tolist() == [7, 3, 7]
 
 
 def test_methods_reach_the_game(env: NativeVecEnv):
@@ -74,10 +55,7 @@ def test_methods_reach_the_game(env: NativeVecEnv):
     assert env.env_method("set_level", 4, indices=[1, 2]) == ["env 1", "env 2"]
     run(env, 2)
     assert env.env_method("total_steps") == [10] * 5
-
-
-def test_a_method_without_indices_acts_on_all_or_not_at_all(env: NativeVecEnv):
-    with pytest.raises(EnvError, match="'total_steps'.*indices"):
+    with pytest.raises(EnvError, match="'total_steps'.*indices"):  # acts on all or not at all
         env.env_method("total_steps", indices=[0])
     with pytest.raises(AttributeError):
         env.env_method("no_such_method")
@@ -134,8 +112,7 @@ def test_a_game_of_several_heads_takes_a_row_of_actions_per_env():
 
     env = NativeVecEnv(TwoHeads(), seed=1)
     env.reset()
-    assert env.slots.actions.shape == (2, 2)
-    assert env.slots.action_masks.shape == (2, 11)
+    assert (env.slots.actions.shape, env.slots.action_masks.shape) == ((2, 2), (2, 11))
     assert env.slots.action_masks[:, 8:].all()
     _, rewards, _, _ = env.step(np.array([[4, 0], [6, 2]]))
     assert rewards.tolist() == pytest.approx([0.4, 0.6])

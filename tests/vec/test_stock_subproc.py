@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 import signal
 import subprocess
@@ -19,10 +18,21 @@ import psutil
 import pytest
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
+import worker_toys
+from fasttrain.vec import stock
 from fasttrain.vec.stock import start_subproc, workers_ended
 from worker_toys import Walker, signals_rained
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked: they need not load torch, which costs seconds each."""
+    monkeypatch.setattr(stock, "START_METHOD", "fork")
 
 
 class Slow(gym.Wrapper[Any, Any, Any, Any]):
@@ -35,6 +45,7 @@ class Slow(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def test_signals_from_the_first_instruction_on_leave_the_workers(tmp_path: Path):
+    """Started as for a user."""
     with signals_rained():
         env = start_subproc([lambda: Slow(str(tmp_path), 0.3)])
         assert isinstance(env, SubprocVecEnv)
@@ -47,7 +58,7 @@ def test_signals_from_the_first_instruction_on_leave_the_workers(tmp_path: Path)
     assert process.exitcode == 0
 
 
-def test_a_start_that_is_broken_off_leaves_nobody(tmp_path: Path):
+def test_a_start_that_is_broken_off_leaves_nobody(forked: None, tmp_path: Path):
     """The main thread waits for a worker that never comes up, and is open to Ctrl-C all the same."""
 
     def interrupt() -> None:
@@ -68,11 +79,12 @@ def test_a_start_that_is_broken_off_leaves_nobody(tmp_path: Path):
 
 def test_a_process_that_ends_without_closing_them_does_not_wait_for_them():
     text = (
-        "from fasttrain.vec.stock import start_subproc\nfrom worker_toys import Walker\n"
-        "if __name__ == '__main__':\n    kept = start_subproc([lambda: Walker(0)] * 2)\n"
+        "from fasttrain.vec import stock\nfrom worker_toys import Walker\n"
+        "if __name__ == '__main__':\n    stock.START_METHOD = 'fork'\n"
+        "    kept = stock.start_subproc([lambda: Walker(0)] * 2)\n"
         "    print(*(process.pid for process in kept.processes))\n"
     )
-    command, here = [sys.executable, "-c", text], Path(inspect.getfile(Walker)).parent
+    command, here = [sys.executable, "-c", text], Path(worker_toys.__file__).parent
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=here)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2
@@ -82,13 +94,8 @@ def test_a_process_that_ends_without_closing_them_does_not_wait_for_them():
 class Dying(Walker):
     """Of two envs the second raises in its third step."""
 
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.left = 3 if index else 10**9
-
     def step(self, action: Any) -> Any:
-        self.left -= 1
-        if not self.left:
+        if self.number and self.steps == 2:
             raise TypeError("no number")
         return super().step(action)
 
@@ -96,6 +103,7 @@ class Dying(Walker):
 def test_after_an_error_nobody_waits_for_an_answer_that_was_taken(capfd: pytest.CaptureFixture[str]):
     """SB3's own `close` would: the first worker answered, the second is gone, and the step is not over."""
     env = start_subproc([functools.partial(Dying, index) for index in range(2)])
+    env.set_options({"length": 9})
     env.reset()
     for _ in range(2):
         env.step([0, 0])

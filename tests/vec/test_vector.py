@@ -138,12 +138,6 @@ def test_a_rollout_without_a_transition_is_not_learned_from(engine: str, kind: A
     assert all(np.isfinite(part.detach().numpy()).all() for part in model.policy.parameters())
 
 
-def test_a_masked_policy_trains_and_never_plays_what_is_illegal():
-    env = made(num_envs=3, masks="infos")
-    MaskablePPO("MlpPolicy", env, n_steps=16, batch_size=8, n_epochs=1, seed=0).learn(96)
-    assert env.venv.illegal == 0
-
-
 def test_what_lies_around_it_knows_the_rows_too():
     from stable_baselines3.common.vec_env import VecNormalize
 

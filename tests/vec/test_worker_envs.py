@@ -24,8 +24,8 @@ from fasttrain.vec.worker_envs import (
     Settings,
     successor_seed,
 )
-from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Layout
-from worker_toys import CUT, END, GO, IN_PROCESS, Chaos, Opaque, Sampler, Walker, action_of
+from fasttrain.vec.worker_memory import NO_ROW, Layout
+from worker_toys import CUT, END, GO, IN_PROCESS, Chaos, Sampler, Walker, action_of
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
 
@@ -292,18 +292,6 @@ def test_one_key_of_a_dict_is_named():
         rows.step(0)
 
 
-def test_rows_are_looked_at_once_in_a_step_with_news(monkeypatch: pytest.MonkeyPatch):
-    class Telling(Chaos):
-        def step(self, action: Any) -> Any:
-            return *super().step(action)[:4], {"told": 1}
-
-    rows, looked, isfinite = Rows([lambda: Telling(0)], info_keys=None), list[Any](), np.isfinite
-    rows.reset(0)
-    monkeypatch.setattr(np, "isfinite", lambda array: looked.append(array) or isfinite(array))
-    assert rows.step(0)
-    assert len(looked) == 2, "observations and rewards"
-
-
 def test_the_check_for_finite_numbers_can_be_left_out():
     rows = Rows([lambda: Chaos(0)], check_finite=False)
     rows.reset(0)
@@ -422,65 +410,3 @@ def test_where_the_worker_is_can_be_seen_from_outside():
 
 
 # --- infos
-
-
-def test_numbers_travel_in_arrays_and_the_rest_as_records():
-    keys = ("int", "float", "bool", "np_bool", "np_float", "big", "text", "none", "missing")
-    rows = Rows([lambda: Walker(0)], info_keys=keys)
-    rows.reset(0, {"length": 9})
-    (record,) = rows.step(0)
-    assert rows.arrays.info_kinds[0].tolist() == [INT, FLOAT, BOOL, *[ABSENT] * 6]
-    assert rows.arrays.info_values[0, 0] == 1
-    assert set(pickle.loads(record.info)) == {"np_bool", "np_float", "big", "text", "none"}
-    rows = Rows([lambda: Walker(0)], info_keys=("int",))
-    rows.reset(0, {"length": 9})
-    assert rows.step(0) == []
-    rows.step(0)
-    assert rows.arrays.info_values[0, 0] == 2
-
-
-def test_a_key_that_is_absent_this_time_is_not_left_over():
-    rows = Rows([lambda: Walker(0)], info_keys=("sometimes",))
-    rows.reset(0, {"length": 9})
-    kinds = []
-    for _ in range(4):
-        rows.step(0)
-        kinds.append(int(rows.arrays.info_kinds[0, 0]))
-    assert kinds == [INT, ABSENT, INT, ABSENT]
-
-
-def test_infos_are_as_they_were_when_given():
-    """The env changes its list right after; the last info of an episode is packed before the reset."""
-    rows = Rows([lambda: Walker(0)], info_keys=None)
-    (packed,) = rows.reset(0, {"length": 2})
-    assert pickle.loads(packed.info)["live"] == [1]
-    (record,) = rows.step(0)
-    (last,) = rows.step(0)
-    assert pickle.loads(record.info)["live"] == [1]
-    assert pickle.loads(last.info)["live"] == [2]
-    assert pickle.loads(last.reset_info)["live"] == [2]
-
-
-def test_what_cannot_be_pickled_is_named():
-    class Secretive(Walker):
-        def step(self, action: Any) -> Any:
-            *answer, info = super().step(action)
-            return *answer, {"int": info["int"], "secret": Opaque(), "f": lambda: 0}
-
-    rows = Rows([lambda: Secretive(0)], info_keys=None)
-    rows.reset(0)
-    (record,) = rows.step(0)
-    assert record.unsent == ("secret", "f")
-    assert pickle.loads(record.info) == {"int": 1}
-
-
-def test_time_of_the_opponents():
-    class Slow(Walker):
-        def step(self, action: Any) -> Any:
-            *answer, _ = super().step(action)
-            return *answer, {"perf": {"enemy_turn_ms": 1.5} if self.number else 0.7}
-
-    rows = Rows([lambda: Slow(0), lambda: Slow(1)])
-    rows.reset(0)
-    rows.step(0, 0)
-    assert rows.rows.opponents_ns == 1_500_000
