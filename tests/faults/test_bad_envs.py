@@ -54,7 +54,7 @@ def test_an_env_that_raises_in_a_stock_worker_process(tmp_path: Path, nursery: N
 @pytest.mark.parametrize(
     ("fault", "told", "run"),
     [
-        ("hang", "hangs in {}: nothing came back for 1 s", ("+profile=speed", "vec_env=dummy")),
+        ("hang", "hangs in {}: nothing came back for 1 s", ("+profile=speed", "vec_env=dummy", "env.step_timeout_s=1")),
         ("exit", "ends the process with code 3 in {}", ("+profile=speed", "vec_env=shared", "num_workers=2")),
         ("segfault", r"dies by signal 11 \(segmentation fault\) in {}", ("+profile=balance", "vec_env=auto")),
         ("eat", r"needs 0\.\d+ GB or more in {}", ("check",)),
@@ -65,11 +65,11 @@ def test_what_an_env_does_to_its_process_is_named_before_a_training(
     fault: str, told: str, run: tuple[str, ...], tmp_path: Path, nursery: Nursery
 ):
     arguments = ("env.entry_point=bad_toys:Bad", f"env.kwargs.fault={fault}", "env.kwargs.at=15", "algo=ppo",
-                 "env.step_timeout_s=1", "num_envs=4", "total_timesteps=512", "live=off", "report=false",
+                 "num_envs=4", "total_timesteps=512", "live=off", "report=false",
                  "hydra.run.dir=run")  # fmt: skip
     training = Training(nursery, tmp_path, (*run, *arguments), memory=600 << 20)
     assert training.end() == 2
-    found = re.findall(told.format(r"step \d+ of (?:episode 2 after )?seed \d+"), training.said())
+    found = re.findall(told.format(r"step \d+ of (?:episode \d+ after )?seed \d+"), training.said())
     assert len(found) == 1, training.said()
     assert "Traceback" not in training.said()
     assert training.litter() == []
@@ -78,7 +78,7 @@ def test_what_an_env_does_to_its_process_is_named_before_a_training(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("raise", "RuntimeError: the board fell (tests/faults/bad_toys.py:16, in fall)"),
+        ("raise", "bad_toys.py:16, in fall)"),
         ("nan_observation", "the observation is not finite"),
         ("nan_reward", "the reward is not finite"),
     ],

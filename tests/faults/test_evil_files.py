@@ -50,7 +50,7 @@ def peak_mb() -> float:
     return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0.0)
 
 
-@pytest.mark.parametrize("evil", evil_files(), ids=lambda evil: evil.name)
+@pytest.mark.parametrize("evil", [*evil_files()], ids=lambda evil: evil.name)
 def test_it_is_refused_in_one_line_or_not_looked_at(evil: Evil, trained: RunCommand, tmp_path: Path):
     folder = tmp_path / "here"
     folder.mkdir()
@@ -87,5 +87,6 @@ def test_the_payload_does_run_where_it_is_trusted(
     fasttrain("eval", f"run={run}")
     assert (run / MODEL).is_file()
     assert not canary.exists()
-    fasttrain("eval", f"run={run}", "--trust")
+    with suppress(AttributeError):  # what it left are no statistics
+        fasttrain("eval", f"run={run}", "--trust")
     assert canary.exists()
