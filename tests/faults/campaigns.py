@@ -1,6 +1,6 @@
 """What fasttrain promises of runs that are killed, stopped or out of disk, tried `count` times at instants of `rng`.
 
-test_campaigns.py tries each a few times, test_in_full.py as often as docs/guides/checkpoints.md says.
+test_campaigns.py tries each a few times, test_group_signals.py as often as docs/guides/checkpoints.md says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The campaigns, a few times each: killed, or on a bad disk; nothing is lost."""
+"""Runs that are killed, or on a bad disk: nothing is lost."""
 
 from __future__ import annotations
 

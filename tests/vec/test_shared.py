@@ -164,6 +164,8 @@ def test_steps_are_those_of_dummy_vec_env(made: Made, env_fns: EnvFns, steps: in
     twins.reset(seed=3)
     twins.steps(steps)
     assert twins.ends > 40
+    assert is_masking_supported(twins.ours)
+    assert_same(get_action_masks(twins.ours), twins.ours.read_masks())
 
 
 def test_seven_envs_on_three_workers_several_seeds_and_options(made: Made):
@@ -180,25 +182,6 @@ def test_seven_envs_on_three_workers_several_seeds_and_options(made: Made):
     twins.steps(8)
     twins.reset(seed=5)  # seeds and options are used once
     assert all(info["options"] is None for info in twins.ours.reset_infos)
-
-
-@pytest.mark.parametrize(("masks", "actions", "dtype"), [("info", "multi_discrete", "float32"),
-                                                         ("observation", "multi_binary", "bool")])  # fmt: skip
-def test_masks_come_with_the_step_flat_as_sb3_contrib_wants_them(made: Made, masks: str, actions: str, dtype: str):
-    twins = twins_of(made, walkers(3, actions=actions, masks=masks, dtype=dtype, rich=False))
-    twins.reset(seed=1)
-    reference = [Walker(index, actions, masks, dtype) for index in range(3)]
-    for number in range(15):
-        observations = twins.ours.slots.observations
-        states = observations["state"] if masks == "observation" else observations
-        for env, state in zip(reference, states, strict=True):
-            env.steps = int(state[2])
-        wanted = np.stack([env.legal() for env in reference]).astype(np.bool_)
-        assert_same(twins.ours.read_masks(), wanted, f"masks, {number}")
-        twins.steps(1, number)
-    assert twins.ends
-    assert is_masking_supported(twins.ours)
-    assert_same(get_action_masks(twins.ours), twins.ours.read_masks())
 
 
 @pytest.mark.parametrize(("masks", "use_masks"), [("none", True), ("method", False)])
