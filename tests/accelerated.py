@@ -13,10 +13,10 @@ from gymnasium import spaces
 
 from fasttrain.accelerators.compiled import CompiledPPO, CompiledQ
 from fasttrain.algos.engine import EngineSettings, PPOWork, Statistics
-from fasttrain.algos.losses import Terms, normalized, ppo_terms, with_loss
 from fasttrain.algos.policy_view import PolicyView
-from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.algos.ppo import PPO, MaskablePPO, ppo_terms, with_loss
 from fasttrain.algos.recurrent import RecurrentPPO
+from fasttrain.algos.step import Terms, normalized
 from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.buffers.stock import as_stock
 from toys import RandomEnv, seeded_vec, toy_gym_vec

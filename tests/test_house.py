@@ -26,7 +26,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # env.game names, and for a finished run where the default game is not installed;
 # 442 and three modules for `fasttrain settings`, its schema, `check --config FILE`, and a sentence for each setting.
 CEILINGS = {
-    "fasttrain": {"lines": 42_947, "modules": 192, ": Any": 506},
+    "fasttrain": {"lines": 42_655, "modules": 188, ": Any": 505},
     "fasttrain_engines": {"lines": 3_333, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_764, "modules": 33, ": Any": 12},
 }
@@ -64,8 +64,8 @@ def test_settings_are_not_above_their_ceiling() -> None:
 
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
-    "ppo": {"files": 10, "functions": 88, "lines": 949},
-    "kernels": {"files": 12, "functions": 85, "lines": 926},
+    "ppo": {"files": 9, "functions": 86, "lines": 937},
+    "kernels": {"files": 12, "functions": 84, "lines": 915},
     "recurrent": {"files": 13, "functions": 88, "lines": 928},
     "dqn": {"files": 15, "functions": 80, "lines": 897},  # td_loss is the loss only where all batches say so
     "sac": {"files": 13, "functions": 61, "lines": 688},  # a Box of whole numbers reaches its `high`

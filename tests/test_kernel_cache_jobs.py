@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fasttrain.kernel_cache import Compiler, KernelCall, compile_all
-from fasttrain.native.stream import random_unit
+from fasttrain.native.batch import random_unit
 
 KERNELS = """
 from fasttrain.jit import njit

@@ -336,7 +336,7 @@ class ThreadChoice:
 
     Two threads halve an update on an idle machine; where another process wants the second core they make it several
     times slower, because every minibatch waits for the thread that has no core. The choice changes no number
-    (`minibatch_gradient`), so timing it does not make a run depend on time.
+    (`train_epoch`), so timing it does not make a run depend on time.
 
     Args:
         trial: how many runs in a row the slower mode is tried for. Threads that had nothing to do have gone to sleep:

@@ -8,11 +8,11 @@ import torch
 from gymnasium import spaces
 
 from accelerated import a_batch, filled, loss_terms, masked_model, one_step, weights
+from fasttrain.accelerators.compiled import Coefficients
 from fasttrain.algos.engine import EngineSettings
-from fasttrain.algos.losses import Coefficients, normalized
 from fasttrain.algos.policy_view import view_of
 from fasttrain.algos.ppo import PPO
-from fasttrain.algos.step import micro_batches
+from fasttrain.algos.step import micro_batches, normalized
 from toys import RandomEnv, seeded_vec, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)

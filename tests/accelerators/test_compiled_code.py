@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from accelerated import SETTINGS, a_batch, box_model, counting, filled, loss_terms, masked_model, weights
-from fasttrain.accelerators.compiled import CompiledPPO, inductor, num_rows, untouched
+from fasttrain.accelerators.compiled import Coefficients, CompiledPPO, inductor, num_rows, untouched
 from fasttrain.algos.engine import EngineSettings
-from fasttrain.algos.losses import Coefficients
 from fasttrain.algos.policy_view import view_of
 from fasttrain.algos.ppo import MaskablePPO
 from toys import single_thread, toy_gym_vec

@@ -147,4 +147,4 @@ def test_the_model_takes_them_where_they_know_every_layer():
 
 def test_the_calls_are_the_engines():
     names = [call.name for call in kernel_calls()]
-    assert names == ["act_rows", "compress", "train_sequences", "follow"]
+    assert names == ["act_rows", "compress", "train_epoch", "follow"]

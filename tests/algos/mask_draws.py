@@ -1,6 +1,6 @@
 """Masked actions drawn in many ways, and a count of the illegal ones: there must be none.
 
-Three ways of drawing (`losses.sample`, `losses.multi_sample`, the fused kernel's `act`), logits of float32, bfloat16
+Three ways of drawing (`sample`, `multi_sample`, the fused kernel's `act`), logits of float32, bfloat16
 and float16, and families of logits and masks that are hard in different ways.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fasttrain.accelerators.eligible import policy_reason
 from fasttrain.accelerators.kernels import KernelEngine
-from fasttrain.algos import losses
+from fasttrain.algos import policy_view as view
 from fasttrain.algos.engine import EngineSettings
 
 ROWS = 4096  # of one call
@@ -117,7 +117,7 @@ def draw(work: Work, draws: int, seed: int) -> Tally:
         else:
             logits = random_logits(generator, masks, work.family).to(work.dtype)
             multi = work.kind == "multi_sample"
-            actions, log_probs = losses.multi_sample(logits, dims, masks) if multi else losses.sample(logits, masks)
+            actions, log_probs = view.multi_sample(logits, dims, masks) if multi else view.sample(logits, masks)
         done += rows
         illegal += count_illegal(actions.reshape(rows, -1), masks, dims)
         broken += int((~torch.isfinite(log_probs)).sum())

@@ -8,7 +8,7 @@ import mask_draws
 import pytest
 import torch
 
-from fasttrain.algos import losses
+from fasttrain.algos import policy_view
 from toys import single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -32,8 +32,8 @@ def test_every_way_every_dtype_and_two_million_in_all():
 
 def test_the_count_sees_what_is_illegal(monkeypatch: pytest.MonkeyPatch):
     """Drawn as if nothing were masked, logits that favour the illegal show it at once."""
-    blind = losses.sample
-    monkeypatch.setattr(losses, "sample", lambda logits, masks: blind(logits.float(), None))
+    blind = policy_view.sample
+    monkeypatch.setattr(policy_view, "sample", lambda logits, masks: blind(logits.float(), None))
     found = mask_draws.draw(mask_draws.Work("sample", torch.bfloat16, "illegal favoured"), 1_000, seed=1)
     assert found.illegal == found.draws
     masks = torch.tensor([[True, False, True, True], [True, False, False, True]])

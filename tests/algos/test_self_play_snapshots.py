@@ -149,14 +149,12 @@ def test_state_goes_through_a_file():
     file.seek(0)
     other = pool_of(learner())
     other.act(np.zeros((6, 3), np.float32), np.ones((6, 8), np.bool_), np.arange(6))  # its own snapshot 0 plays
-    other.load(torch.load(file, weights_only=True))
+    other.resume(torch.load(file, weights_only=True), pool.positions())
     assert other.summary() == pool.summary()
     assert other.current.weights["action_net.bias"][0] == 5
     observations, masks = np.zeros((6, 3), np.float32), np.ones((6, 8), np.bool_)
     torch.manual_seed(0)
     first = other.act(observations, masks, np.arange(6))
-    for env in range(6):
-        pool.playing[env] = pool.current
     torch.manual_seed(0)
     np.testing.assert_array_equal(first, pool.act(observations, masks, np.arange(6)))
 
@@ -180,7 +178,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(weights: torch.Tensor 
     else:
         bad["action_net.bias"] = weights
     with pytest.raises(ConfigError, match=told):
-        pool.load({**state, "rating": 1.0})
+        pool.resume({**state, "rating": 1.0}, pool.positions())
     assert pool.summary() == before
 
 

@@ -1,4 +1,4 @@
-"""The fused kernels against autograd over `losses.py`: gradients, whole updates, acting."""
+"""The fused kernels against autograd over the plain update: gradients, whole updates, acting."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 from accelerated import minibatch_terms
 from fasttrain.accelerators.kernels import ROWS_PER_THREAD, KernelEngine
 from fasttrain.algos.engine import EngineSettings, PPOWork
-from fasttrain.algos.losses import Terms
 from fasttrain.algos.policy_view import action_dims, view_of
+from fasttrain.algos.step import Terms
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
-from fasttrain.jit import njit_bare
-from fasttrain.kernels.ppo import LossSettings, minibatch_gradient, rate, surrogate
-from fasttrain.threads import Team, begin_work, end_work, is_open
+from fasttrain.kernels.actor_critic import train_epoch
+from fasttrain.kernels.ppo import NUM_STATISTICS, AdamSettings, LossSettings, rate, surrogate
+from fasttrain.threads import Team
 
 TERMS = ("policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl")
 LOSS = LossSettings(
@@ -106,15 +106,6 @@ def autograd(policy: Any, storage: RolloutStorage, order: np.ndarray, loss: Loss
     return [parameter.grad for parameter in double.parameters()], found
 
 
-@njit_bare
-def one_minibatch(order: Any, flat: Any, layout: Any, rows: Any, loss: Any, scratch: Any, team: Any, me: int) -> None:
-    begin_work(team, me, 0)
-    minibatch_gradient(order, len(order), 0, flat, layout, rows, loss, scratch, team, me)
-    while me > 0 and is_open(team):
-        minibatch_gradient(order, len(order), 0, flat, layout, rows, loss, scratch, team, me)
-    end_work(team, me)
-
-
 def fused_gradients(
     policy: Any, storage: RolloutStorage, order: np.ndarray, loss: LossSettings, threads: int, on_threads: bool = False
 ) -> tuple[list[np.ndarray], np.ndarray]:
@@ -122,10 +113,13 @@ def fused_gradients(
     kernels.pack()
     scratch = kernels._memory(threads * ROWS_PER_THREAD)
     rows = kernels._rows_of_rollout(storage)
-    arguments = (order, kernels.parameters.numpy(), kernels.layout, rows, loss, scratch)
-    Team().run(one_minibatch, threads if on_threads else 1, *arguments)
-    flat = torch.from_numpy(scratch.gradients[0])
-    views = {id(place.parameter): place.of(flat) for place in kernels._places}
+    flat, adam = kernels.parameters.numpy(), AdamSettings(0.0, 0.9, 0.999, 1e-8, 1.0)  # which leaves them as they are
+    steps = len(order), flat, np.zeros_like(flat), np.zeros_like(flat), 1
+    out = np.zeros((1, NUM_STATISTICS)), False, np.full(1, -1)
+    Team().run(train_epoch, threads if on_threads else 1, order, *steps, kernels.layout, rows, loss, adam, scratch,
+               None, *out)  # fmt: skip
+    gradient = torch.from_numpy(scratch.gradients[0])
+    views = {id(place.parameter): place.of(gradient) for place in kernels._places}
     return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)
 
 

@@ -16,7 +16,7 @@ from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
 )
 from fasttrain.buffers.recurrent import Memory
-from fasttrain.kernels.acting import act_rows
+from fasttrain.kernels.actor_critic import act_rows
 from fasttrain.threads import LINE, NEXT, PIECES, new_team
 from recurrent_cases import BOX, CASES, masks_of, memory_of, policy_of, seen_of
 from toys import single_thread

@@ -25,10 +25,11 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 
 import fasttrain
 from accelerated import loss_terms
+from fasttrain.accelerators.compiled import Coefficients
 from fasttrain.algos.engine import EngineSettings
-from fasttrain.algos.losses import Coefficients, normalized
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.recurrent_policies import MaskableRecurrentActorCriticPolicy
+from fasttrain.algos.step import normalized
 from fasttrain.batch import each_array
 from fasttrain.errors import ConfigError, NoMasksError
 from fasttrain.runs.evaluate import evaluate

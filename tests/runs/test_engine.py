@@ -129,5 +129,5 @@ def test_a_recurrent_policy_has_kernels_where_they_know_every_layer():
         plan, _ = settled("algo=recurrent_ppo", "fused_update=auto", "algo.lstm_hidden_size=16", *arguments)
         return [call.name for call in learner_calls(plan.config)]
 
-    assert names() == ["act_rows", "compress", "train_sequences", "follow"]
+    assert names() == ["act_rows", "compress", "train_epoch", "follow"]
     assert names("algo.n_lstm_layers=2") == []

@@ -12,8 +12,7 @@ import pytest
 from conftest import configured
 from fasttrain.accelerators import kernels, kernels_q
 from fasttrain.buffers import n_step, prioritized
-from fasttrain.kernels.acting import act_rows
-from fasttrain.kernels.ppo import train_epoch
+from fasttrain.kernels.actor_critic import act_rows, train_epoch
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import EngineSwitch, switch_step
 from fasttrain.runs.progress import Progress

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +25,9 @@ from torch import Tensor
 from fasttrain.accelerators.contract import changed, storage_of
 from fasttrain.algos.engine import network_values
 from fasttrain.algos.grouped import groups_of
-from fasttrain.algos.losses import Coefficients, Terms, normalized, ppo_terms, with_loss
 from fasttrain.algos.policy_view import NetworkView, Outputs, PolicyView
-from fasttrain.algos.step import micro_batches
+from fasttrain.algos.ppo import ppo_terms, with_loss
+from fasttrain.algos.step import Terms, micro_batches, normalized
 from fasttrain.batch import each_array, select_rows
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
@@ -78,6 +78,20 @@ def prepare(model: Any, env: VecEnv) -> str:
     else:
         compiled.compile(model, sizes)
     return str(compiled.failure)
+
+
+class Coefficients(NamedTuple):
+    """The numbers of PPO's loss as scalar tensors, so that a schedule compiles nothing anew."""
+
+    clip_range: Any
+    clip_range_vf: Any  # None: values are not clipped
+    ent_coef: Any
+    vf_coef: Any
+
+    @classmethod
+    def of(cls, work: Any) -> Coefficients:
+        """Those of a `PPOWork`."""
+        return cls(*(getattr(work, name) for name in cls._fields))
 
 
 class Compiled(ABC):

@@ -7,7 +7,7 @@ algorithm's own methods on PyTorch, and the reason is one sentence, which the pl
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -217,17 +217,22 @@ def _odd_chains(policy: Any) -> str:
     actor, nets = policy.actor, [*policy.critic.q_networks, *policy.critic_target.q_networks]
     chains = [[*actor.latent_pi, actor.mu], [*actor.latent_pi, actor.log_std], *map(list, nets)]
     linear = {layer for chain in chains for layer in chain[0::2]}
-    kinds = {type(each) for chain in chains for each in chain[1::2]}
-    plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
-    if not plain or len(kinds) > 1 or not kinds <= set(KINDS) or not all(len(chain) % 2 for chain in chains):
-        return "not an MLP of tanh or relu layers"
-    if unknown := [kind for kind in kinds if KINDS[kind] not in ACTIVATIONS]:
-        return f"compiled kernels do not compute activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
     if any(len(chain) == 1 for chain in chains):
         return "a network without a hidden layer"
     if len({tuple(each.shape for each in net.parameters()) for net in nets}) > 1:
         return "the critics are not alike"
-    placed = {id(each) for layer in linear for each in (layer.weight, layer.bias)}
+    kinds = {type(each) for chain in chains for each in chain[1::2]}
+    return _odd_mlp(policy, linear, kinds, all(len(chain) % 2 for chain in chains))
+
+
+def _odd_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: bool, others: Iterable[Any] = ()) -> str:
+    """Of a policy of these linear layers and these kinds of activations, which `alternate`, and `others` parameters."""
+    plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
+    if not (plain and alternate) or len(kinds) > 1 or not kinds <= set(KINDS):
+        return "not an MLP of tanh or relu layers"
+    if unknown := [kind for kind in kinds if KINDS[kind] not in ACTIVATIONS]:
+        return f"compiled kernels do not compute activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
+    placed = {*map(id, others), *(id(each) for layer in linear for each in (layer.weight, layer.bias))}
     extra = [name for name, each in policy.named_parameters() if id(each) not in placed]
     return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
 
@@ -283,18 +288,11 @@ def _odd_layers(policy: Any) -> str:
         nets = [(net[0::2], net[1::2], [head]) for net, head in both]
     kinds = {type(each) for _, activations, _ in nets for each in activations}
     linear: list[Any] = [layer for hidden, _, heads in nets for layer in (*hidden, *heads)]
-    plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
     alternate = all(len(hidden) == len(activations) and (hidden or lstms[0]) for hidden, activations, _ in nets)
     alike = len({tuple(each.shape for each in net.parameters()) for net in q_nets}) < 2
-    if not (plain and alternate and alike) or len(kinds) > 1 or not kinds <= set(KINDS):
-        return "not an MLP of tanh or relu layers"
-    if unknown := [kind for kind in kinds if KINDS[kind] not in ACTIVATIONS]:
-        return f"compiled kernels do not compute activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
-    placed = {id(each) for layer in linear for each in (layer.weight, layer.bias)}
-    placed |= {id(each) for lstm in filter(None, lstms) for each in lstm._flat_weights}
-    placed |= {id(each) for each in [getattr(policy, "log_std", None)] if each is not None and each.dim() == 1}
-    extra = [name for name, each in policy.named_parameters() if id(each) not in placed]
-    return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
+    others = [each for lstm in filter(None, lstms) for each in lstm._flat_weights]
+    others += [each for each in [getattr(policy, "log_std", None)] if each is not None and each.dim() == 1]
+    return _odd_mlp(policy, linear, kinds, alternate and alike, others)
 
 
 def _odd_optimizer(policy: Any) -> str:

@@ -19,38 +19,29 @@ from stable_baselines3.common.utils import obs_as_tensor
 
 from fasttrain.accelerators.layout import Place, keys_of, make_layout
 from fasttrain.algos.causes import blame, why_no_action
-from fasttrain.algos.engine import Acted, Engine, EngineSettings, PPOWork, Statistics, Stored, explained
+from fasttrain.algos.engine import Engine, EngineSettings, PolicyStep, PPOWork, RolloutRow, Statistics, explained
 from fasttrain.algos.policy_view import LOST, OUTPUT
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
-from fasttrain.kernels.acting import act_rows
+from fasttrain.kernels import ppo
+from fasttrain.kernels.actor_critic import act_rows, train_epoch
 from fasttrain.kernels.nets import Constants, Layout, Lists, Rows, compress, empty_lists
-from fasttrain.kernels.ppo import (
-    APPROX_KL,
-    CLIPPED,
-    ENTROPY,
-    GRAD_NORM,
-    LOSS,
-    NO_STEP,
-    NUM_STATISTICS,
-    POLICY_LOSS,
-    VALUE_LOSS,
-    AdamSettings,
-    LossSettings,
-    Scratch,
-    train_epoch,
-)
-from fasttrain.kernels.recurrent import Remembered
+from fasttrain.kernels.recurrent import Remembered, Sequences
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 
 # Rows that go through the nets together. Their activations stay in the cache, and the weights of a wide net, which do
 # not, are read once per block: 16.9 → 13.4 µs a sample for [256, 256] with 128 rows; [64, 64] does not care.
 BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # floats in a row of activations
 ROWS_PER_THREAD = 128  # below that many rows a second thread costs more than it brings (about 10 µs to wake)
-COLUMNS = {"loss": LOSS, "policy_gradient_loss": POLICY_LOSS, "value_loss": VALUE_LOSS, "clip_fraction": CLIPPED}
+COLUMNS = {
+    "loss": ppo.LOSS,
+    "policy_gradient_loss": ppo.POLICY_LOSS,
+    "value_loss": ppo.VALUE_LOSS,
+    "clip_fraction": ppo.CLIPPED,
+}
 CPU = torch.device("cpu")
 
 
@@ -72,7 +63,7 @@ class KernelEngine(Engine):
         self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
         flat = (self.parameters, self._exp_avg, self._exp_avg_sq)  # every parameter has its place in each
         self._views = [(place, tuple(place.of(each) for each in flat)) for place in self._places]
-        self._scratch: dict[int, Scratch] = {}  # by number of parts
+        self._scratch: dict[int, ppo.Scratch] = {}  # by number of parts
         self._constants = constants_of(self._row_size)
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._acted, self._learned = empty_lists(0, 0, 0), empty_lists(0, 0, 0)  # of the rows of now, of a rollout's
@@ -104,7 +95,7 @@ class KernelEngine(Engine):
         for place, (value, _, _) in self._views:
             value.copy_(place.parameter.detach())
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
         """One number per env and sub-action is drawn from torch's global stream, a rollout's at its start."""
         seen = joined(observations, self._keys)
         count = len(seen)
@@ -122,19 +113,19 @@ class KernelEngine(Engine):
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
         chosen: Any = points if self._continuous else actions[:, 0] if self._single else actions
-        stored = Stored(
+        stored = RolloutRow(
             obs_as_tensor(observations, CPU), torch.from_numpy(chosen), torch.from_numpy(values)[:, None],
             torch.from_numpy(log_probs), None if action_masks is None else torch.from_numpy(masks),
             getattr(memory, "states", None),
         )  # fmt: skip
-        return Acted(chosen, stored, after)
+        return PolicyStep(chosen, stored, after)
 
     def _actions(self, count: int) -> tuple[Int64Array, Float32Array]:
         """Room for choices and for continuous actions, of which one has columns."""
         choices, points = (0, int(self.layout.dims[0])) if self._continuous else (len(self.layout.dims), 0)
         return np.empty((count, choices), np.int64), np.empty((count, points), np.float32)
 
-    def _recalled(self, memory: Any, scratch: Scratch) -> tuple[Remembered | None, Any]:
+    def _recalled(self, memory: Any, scratch: ppo.Scratch) -> tuple[Remembered | None, Any]:
         """A memory as the acting kernel takes it, and what is remembered after the step."""
         return None, memory
 
@@ -195,13 +186,13 @@ class KernelEngine(Engine):
         epochs: list[Float64Array] = []
         taken, bad, stopped = 0, np.full(1, -1), False
         for _ in range(work.n_epochs):
-            statistics = np.zeros((minibatches, NUM_STATISTICS))
-            order, first = data.draw_order(), step + taken + 1
-            kernel, arguments = self._epoch(data, order, (batch_size, flat, exp_avg, exp_avg_sq, first), rows, scratch,
-                                            (loss, adam))  # fmt: skip
-            done = self._call(self._choice, len(scratch.gradients), kernel, *arguments, statistics, guarded, bad,
-                              runs=minibatches)  # fmt: skip
-            taken += done - (np.count_nonzero(np.isnan(statistics[:done, GRAD_NORM])) if guarded else 0)
+            statistics = np.zeros((minibatches, ppo.NUM_STATISTICS))
+            order = data.draw_order()
+            memory = self._sequences(data, order, batch_size, scratch)
+            done = self._call(self._choice, len(scratch.gradients), train_epoch, order, batch_size, flat, exp_avg,
+                              exp_avg_sq, step + taken + 1, self.layout, rows, loss, adam, scratch, memory, statistics,
+                              guarded, bad, runs=minibatches)  # fmt: skip
+            taken += done - (np.count_nonzero(np.isnan(statistics[:done, ppo.GRAD_NORM])) if guarded else 0)
             epochs.append(statistics[: min(done + 1, minibatches)])
             stopped = done < minibatches
             if stopped:
@@ -216,26 +207,24 @@ class KernelEngine(Engine):
         self.clock.enter("log")
         return self.counted(self._statistics(epochs, taken, stopped, int(bad[0]), data))
 
-    def _epoch(
-        self, data: Any, order: Int64Array, steps: Any, rows: Rows, scratch: Scratch, settings: Any
-    ) -> tuple[Any, tuple[Any, ...]]:
-        """The kernel of an epoch and what it is called with, up to the statistics."""
-        return train_epoch, (order, *steps, self.layout, rows, *settings, scratch)
+    def _sequences(self, data: Any, order: Int64Array, batch_size: int, scratch: ppo.Scratch) -> Sequences | None:
+        """What LSTMs read and write in an epoch; None without."""
+        return None
 
     def _statistics(
         self, epochs: list[Float64Array], taken: int, stopped: bool, bad: int, data: RolloutStorage
     ) -> Statistics:
         seen = np.concatenate(epochs)
-        norms = seen[:, GRAD_NORM]
+        norms = seen[:, ppo.GRAD_NORM]
         terms = {name: seen[:, column] for name, column in COLUMNS.items()}
-        terms |= {"entropy_loss": -seen[:, ENTROPY], "approx_kl": epochs[-1][:, APPROX_KL]}
+        terms |= {"entropy_loss": -seen[:, ppo.ENTROPY], "approx_kl": epochs[-1][:, ppo.APPROX_KL]}
         blamed, first = "", np.flatnonzero(np.isnan(norms))
         if self.guard is None:
             norms = np.zeros(0)
         elif len(first):
-            blamed = blame(bool(np.isfinite(seen[first[0], LOSS])), self._name_at(bad))
+            blamed = blame(bool(np.isfinite(seen[first[0], ppo.LOSS])), self._name_at(bad))
         return Statistics(
-            {**terms, **explained(data)}, norms[norms != NO_STEP], int(taken), len(epochs), stopped, blamed
+            {**terms, **explained(data)}, norms[norms != ppo.NO_STEP], int(taken), len(epochs), stopped, blamed
         )
 
     def _name_at(self, index: int) -> str:
@@ -292,18 +281,18 @@ class KernelEngine(Engine):
                 state["exp_avg"].copy_(average)
                 state["exp_avg_sq"].copy_(square)
 
-    def _memory(self, count: int) -> Scratch:
+    def _memory(self, count: int) -> ppo.Scratch:
         """Working memory for as many parts as pay for `count` rows."""
         parts = max(1, min(self.max_threads, count // ROWS_PER_THREAD))
         if parts not in self._scratch:
             width, block = int(self.layout.dims.sum()), len(self._constants.every)
-            self._scratch[parts] = Scratch(
+            self._scratch[parts] = ppo.Scratch(
                 activations=zeros(parts, block, self._row_size),
                 deltas=zeros(parts, block, self._row_size),
                 probs=zeros(parts, 4, width),
                 gradients=zeros(parts, self.size),
                 transposed=zeros(self.size),
-                statistics=np.zeros((parts, NUM_STATISTICS)),
+                statistics=np.zeros((parts, ppo.NUM_STATISTICS)),
                 values=zeros(parts, 1),
                 moments=np.zeros(2),
                 **self._constants._asdict(),
@@ -311,15 +300,15 @@ class KernelEngine(Engine):
         return self._scratch[parts]
 
 
-def adam_of(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> AdamSettings:
+def adam_of(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> ppo.AdamSettings:
     """As the kernels take it: numbers alone."""
     (group,) = optimizer.param_groups
-    return AdamSettings(*map(float, (group["lr"], *group["betas"], group["eps"], max_grad_norm)))
+    return ppo.AdamSettings(*map(float, (group["lr"], *group["betas"], group["eps"], max_grad_norm)))
 
 
-def _loss_settings(work: PPOWork) -> LossSettings:
+def _loss_settings(work: PPOWork) -> ppo.LossSettings:
     """As the kernels take them: numbers alone."""
-    return LossSettings(
+    return ppo.LossSettings(
         clip_range=work.clip_range,
         clip_range_vf=-1.0 if work.clip_range_vf is None else work.clip_range_vf,
         ent_coef=work.ent_coef,

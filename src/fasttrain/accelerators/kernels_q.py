@@ -19,7 +19,7 @@ from stable_baselines3.dqn.policies import DQNPolicy
 from fasttrain.accelerators.kernels import adam_of, constants_of, zeros
 from fasttrain.accelerators.layout import Chain, Flat, keys_of
 from fasttrain.algos.causes import blame, why_no_action
-from fasttrain.algos.engine import Acted, Engine, EngineSettings, QWork, Statistics
+from fasttrain.algos.engine import Engine, EngineSettings, PolicyStep, QWork, Statistics
 from fasttrain.algos.q_networks import DuelingQNetwork
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches, joined
 from fasttrain.buffers.prefetch import Replay
@@ -62,9 +62,9 @@ class KernelQEngine(Engine):
         """Whether every tensor still is where it was put."""
         return policy is self.policy and self.flat.holds() and self.target.holds()
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
         """The best legal actions; where none is legal 0."""
-        return Acted(self.q_values(observations, action_masks)[1].reshape(-1, *self._shape), memory=memory)
+        return PolicyStep(self.q_values(observations, action_masks)[1].reshape(-1, *self._shape), memory=memory)
 
     def q_values(self, observations: Any, action_masks: BoolArray | None = None) -> tuple[Float32Array, Int64Array]:
         """Q-values (N, A), of illegal actions too, and the best legal actions (N,), of K > 1 sub-actions (N, K).

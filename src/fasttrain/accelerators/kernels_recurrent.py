@@ -11,22 +11,20 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from fasttrain.accelerators.kernels import CPU, KernelEngine, noted_calls, zeros
 from fasttrain.accelerators.layout import Place, lay_out
-from fasttrain.algos.engine import Engine, EngineSettings, refuse_settings
+from fasttrain.algos.engine import RECURRENT
 from fasttrain.batch import Float32Array, Int64Array
 from fasttrain.buffers.recurrent import Memory, RecurrentStorage
 from fasttrain.kernel_cache import KernelCall
-from fasttrain.kernels.nets import Layout, Rows
+from fasttrain.kernels.nets import Layout
 from fasttrain.kernels.ppo import Scratch
-from fasttrain.kernels.recurrent import Cells, Lstms, Past, Remembered, train_sequences
+from fasttrain.kernels.recurrent import Cells, Lstms, Past, Remembered, Sequences
 from fasttrain.kernels.simd import PAD, TILE_ROWS
 
 
 class SequenceKernelEngine(KernelEngine):
     """Of a recurrent policy that `eligible.py` allows; `memory` is a `Memory`, acting gives the states after it."""
 
-    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        refuse_settings(settings, "a policy that remembers")
-        super().__init__(policy, settings, before)
+    float32_only = RECURRENT
 
     def _laid_out(self, policy: Any) -> tuple[Layout, list[Place], int, int]:
         lstms: list[Any] = [policy.lstm_actor, *([] if policy.lstm_critic is None else [policy.lstm_critic])]
@@ -54,21 +52,17 @@ class SequenceKernelEngine(KernelEngine):
         remembered = Remembered(self.lstms, past, views, self._cells_for(scratch, len(scratch.ones)))
         return remembered, RNNStates((after[0], after[1]), (after[2], after[3]))
 
-    def _epoch(
-        self, data: RecurrentStorage, order: Int64Array, steps: Any, rows: Rows, scratch: Scratch, settings: Any
-    ) -> tuple[Any, tuple[Any, ...]]:
-        return train_sequences, (
-            order, data.begins(order), *steps, self.layout, self.lstms, rows, Past(*data.past()), *settings, scratch,
-            self._cells_for(scratch, min(steps[0], len(order))),
-        )  # fmt: skip
+    def _sequences(self, data: RecurrentStorage, order: Int64Array, batch_size: int, scratch: Scratch) -> Sequences:
+        cells = self._cells_for(scratch, min(batch_size, len(order)))
+        return Sequences(data.begins(order), self.lstms, Past(*data.past()), cells)
 
     def _cells_for(self, scratch: Scratch, count: int) -> Cells:
         """Working memory for minibatches of up to `count` rows, in as many parts as `scratch` has."""
         parts, lstms, units = len(scratch.gradients), len(self.lstms.inputs), self.lstms.units
         kept = self._cells.get(parts)
         if kept is None or kept.order.shape[1] < count:
-            # A part has room for all rows, for one may hold them all, and writes what it reads of most of that: pages
-            # nobody came to cost nothing (8 parts of 2,048 rows, 256 units: 464 MB with zeros in them).
+            # Each part is sized for the whole minibatch, since one part may get all of it. Pages of `empty` arrays that
+            # are never written take no memory (8 parts of 2,048 rows, 256 units: 464 MB if they were zeroed).
             high = -(-count // TILE_ROWS) * TILE_ROWS
             self._cells[parts] = kept = Cells(
                 order=np.zeros((parts, count), np.int64),

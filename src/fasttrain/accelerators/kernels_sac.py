@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from stable_baselines3.sac.policies import SACPolicy
 from fasttrain.accelerators.kernels import adam_of, constants_of, zeros
 from fasttrain.accelerators.layout import Chain, Flat, padded
 from fasttrain.algos.causes import blame, why_no_action
-from fasttrain.algos.engine import Acted, Engine, EngineSettings, Statistics, refuse_settings
+from fasttrain.algos.engine import Engine, EngineSettings, PolicyStep, Statistics
 from fasttrain.algos.sac import SACWork
 from fasttrain.algos.step import faster_adam
 from fasttrain.batch import Float32Array, Float64Array
@@ -28,22 +28,7 @@ from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.replay_storage import ReplayBatch
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
-from fasttrain.kernels.sac import (
-    ACTOR_LOSS,
-    ACTOR_NORM,
-    CRITIC_LOSS,
-    CRITIC_NORM,
-    NUM_STATISTICS,
-    SHORT,
-    Learners,
-    Net,
-    SACBatch,
-    SACScratch,
-    SACSettings,
-    Update,
-    act_rows,
-    train_update,
-)
+from fasttrain.kernels import sac
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 
 ROWS_PER_THREAD = 64  # of a batch: so many rows go 15 times through a net
@@ -53,10 +38,9 @@ NONE: Float32Array = np.zeros(0, np.float32)
 class KernelSACEngine(Engine):
     """Of a SAC policy that `eligible.py` allows, whose tensors it moves into flat vectors. One call at a time."""
 
-    kind: ClassVar[str] = "kernels"
+    kind, float32_only = "kernels", "SAC"
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        refuse_settings(settings, "SAC")
         super().__init__(policy, settings, before)
         actor, critic, target = policy.actor, policy.critic, policy.critic_target
         chains = [Chain.of([*net][:-1], [net[-1]]) for net in critic.q_networks]
@@ -66,41 +50,41 @@ class KernelSACEngine(Engine):
         self._critics = Flat([each for chain in chains for each in chain.parameters], critic)
         self._targets = Flat(following)
         (layout, *self._of_actor), (q_layout, *self._of_critic) = own.layout(), chains[0].layout()
-        self._nets = Net(layout, own.pieces(layout)), Net(q_layout, chains[0].pieces(q_layout))
+        self._nets = sac.Net(layout, own.pieces(layout)), sac.Net(q_layout, chains[0].pieces(q_layout))
         count = len(chains)
         of_critics = [each.reshape(count, -1) for each in (*self._critics.arrays, self._targets.arrays[0])]
-        self._learners = Learners(*self._actor.arrays, *of_critics)
+        self._learners = sac.Learners(*self._actor.arrays, *of_critics)
         space = policy.observation_space
         self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # it is its own features
-        self._scratch: SACScratch | None = None
+        self._scratch: sac.SACScratch | None = None
         self._choice = ThreadChoice()
 
     def fits(self, policy: Any) -> bool:
         """Whether every tensor still is where it was put."""
         return policy is self.policy and self._actor.holds() and self._critics.holds() and self._targets.holds()
 
-    def act(self, observations: Any, action_masks: Any, memory: Any = None) -> Acted:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None) -> PolicyStep:
         """Draw actions from -1 to 1. Raises EnvError: one is not finite."""
         seen = self._features(observations if self._plain else self.policy.obs_to_tensor(observations)[0])
         noise = self._noise(len(seen))
-        batch, scratch = SACBatch(seen[None], noise, NONE, NONE, noise[None]), self._memory(len(seen))
-        if not math.isfinite(act_rows(batch, self._learners.actor, self._nets[0], scratch)):
+        batch, scratch = sac.SACBatch(seen[None], noise, NONE, NONE, noise[None]), self._memory(len(seen))
+        if not math.isfinite(sac.act_rows(batch, self._learners.actor, self._nets[0], scratch)):
             what = "the actor's output"
             raise EnvError(why_no_action(self.policy, observations, what) or f"{what} is not finite")
         actions = scratch.drawn[0, : len(seen)].copy()
-        return Acted(actions.reshape(-1, *self.policy.action_space.shape), memory=memory)
+        return PolicyStep(actions.reshape(-1, *self.policy.action_space.shape), memory=memory)
 
     @torch.no_grad()
     def update(self, data: Replay, work: SACWork) -> Statistics:
         """Updates, one after the other, of as many batches. A step that is not finite is not taken if guarded."""
         guarded, blamed, entropy = self.guard is not None, "", work.ent_coef_optimizer
         terms: list[dict[str, float]] = []
-        done = np.full((work.gradient_steps, NUM_STATISTICS), math.nan)
+        done = np.full((work.gradient_steps, sac.NUM_STATISTICS), math.nan)
         with nullcontext() if entropy is None else faster_adam(entropy, not self.settings.exact):
             self.clock.enter("replay_sample")
             for number, batch in enumerate(data.batches(work.gradient_steps, work.batch_size)):
                 self.clock.enter("train")
-                update, norms = self._update(batch, work, number), done[number, CRITIC_NORM:]
+                update, norms = self._update(batch, work, number), done[number, sac.CRITIC_NORM :]
                 bad = self._train(update, done[number])
                 taken = ~(np.isnan(norms) & guarded)
                 self._critics.stepped(int(taken[0]))
@@ -111,17 +95,17 @@ class KernelSACEngine(Engine):
                     blamed = blamed or self._blame(done[number], bad)
                 self.clock.enter("replay_sample")
         self.clock.enter("log")
-        norms = done[:, CRITIC_NORM] + done[:, ACTOR_NORM] if guarded else np.zeros(0)
+        norms = done[:, sac.CRITIC_NORM] + done[:, sac.ACTOR_NORM] if guarded else np.zeros(0)
         steps = work.gradient_steps - int(np.count_nonzero(np.isnan(norms)))
         names = terms[0] if terms else ()
         found = {name: np.array([each[name] for each in terms], np.float32) for name in names}
         return self.counted(Statistics(found, norms, steps, work.gradient_steps, blamed=blamed))
 
-    def _update(self, batch: ReplayBatch, work: SACWork, number: int) -> Update:
+    def _update(self, batch: ReplayBatch, work: SACWork, number: int) -> sac.Update:
         """The one of that number, as the kernel takes it."""
         learned, weight = work.ent_coef_optimizer is not None, work.ent_coef.detach()
         tau = float(work.tau) if number % work.target_update_interval == 0 else 0.0
-        settings = SACSettings(
+        settings = sac.SACSettings(
             ent_coef=float(weight.exp() if learned else weight),
             log_ent_coef=float(weight) if learned else 0.0,
             target_entropy=work.target_entropy,
@@ -131,23 +115,25 @@ class KernelSACEngine(Engine):
             guarded=self.guard is not None,
         )
         adams = [adam_of(each.optimizer, math.inf) for each in (self.policy.actor, self.policy.critic)]
-        return Update(self._batch(batch, work.gamma), self._learners, *self._nets, settings, *adams)
+        return sac.Update(self._batch(batch, work.gamma), self._learners, *self._nets, settings, *adams)
 
-    def _learned(self, work: SACWork, settings: SACSettings, statistics: Float64Array) -> dict[str, float]:
+    def _learned(self, work: SACWork, settings: sac.SACSettings, statistics: Float64Array) -> dict[str, float]:
         """Let the entropy's weight step, where it is learned; what is logged of the update."""
-        terms = {"ent_coef": settings.ent_coef, "critic_loss": statistics[CRITIC_LOSS],
-                 "actor_loss": statistics[ACTOR_LOSS]}  # fmt: skip
+        terms = {"ent_coef": settings.ent_coef, "critic_loss": statistics[sac.CRITIC_LOSS],
+                 "actor_loss": statistics[sac.ACTOR_LOSS]}  # fmt: skip
         if work.ent_coef_optimizer is not None:
-            terms["ent_coef_loss"] = -settings.log_ent_coef * statistics[SHORT]
-            work.ent_coef.grad = torch.full_like(work.ent_coef, -statistics[SHORT])
+            terms["ent_coef_loss"] = -settings.log_ent_coef * statistics[sac.SHORT]
+            work.ent_coef.grad = torch.full_like(work.ent_coef, -statistics[sac.SHORT])
             work.ent_coef_optimizer.step()
         return terms
 
     def _blame(self, statistics: Float64Array, place: int) -> str:
-        flat, loss = (self._critics, CRITIC_LOSS) if math.isnan(statistics[CRITIC_NORM]) else (self._actor, ACTOR_LOSS)
+        flat, loss = self._actor, sac.ACTOR_LOSS
+        if math.isnan(statistics[sac.CRITIC_NORM]):
+            flat, loss = self._critics, sac.CRITIC_LOSS
         return blame(math.isfinite(statistics[loss]), flat.name_at(place, self.policy))
 
-    def _batch(self, batch: ReplayBatch, gamma: float) -> SACBatch:
+    def _batch(self, batch: ReplayBatch, gamma: float) -> sac.SACBatch:
         """Transitions as the kernel takes them, and the noise that the plain path would draw."""
         features = np.stack([self._features(each) for each in (batch.observations, batch.next_observations)])
         count = features.shape[1]
@@ -155,7 +141,7 @@ class KernelSACEngine(Engine):
         discounts = (1 - batch.dones) * (gamma if batch.discounts is None else batch.discounts)
         given = (batch.actions.reshape(noise.shape[1:]), batch.rewards.reshape(count), discounts.reshape(count))
         actions, rewards, left = (np.ascontiguousarray(each.numpy(), np.float32) for each in given)
-        return SACBatch(features, actions, rewards, left, noise)
+        return sac.SACBatch(features, actions, rewards, left, noise)
 
     def _features(self, observations: Any) -> Float32Array:  # (B, F)
         """The observations, flat: eligible policies make nothing else of them."""
@@ -169,16 +155,16 @@ class KernelSACEngine(Engine):
         noise: Float32Array = torch.randn(count, self.policy.actor.mu.out_features).numpy()
         return noise
 
-    def _train(self, update: Update, statistics: Float64Array) -> int:
+    def _train(self, update: sac.Update, statistics: Float64Array) -> int:
         """By the kernel, on threads where that pays."""
         count = len(update.batch.rewards)
         parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
         on_threads, begun = parts > 1 and self._choice.next(), time.perf_counter()
-        place: int = run(train_update, parts if on_threads else 1, update, self._memory(count, parts), statistics)
+        place: int = run(sac.train_update, parts if on_threads else 1, update, self._memory(count, parts), statistics)
         self._choice.took(on_threads, time.perf_counter() - begun)
         return place
 
-    def _memory(self, count: int, parts: int = 0) -> SACScratch:
+    def _memory(self, count: int, parts: int = 0) -> sac.SACScratch:
         """Working memory for `count` rows in so many parts, 0: in any."""
         scratch = self._scratch
         if scratch is None or scratch.inputs.shape[1] < count or (parts and len(scratch.sums) != parts):
@@ -186,14 +172,14 @@ class KernelSACEngine(Engine):
             self._scratch = scratch = self._made(rows, max(1, parts))
         return scratch
 
-    def _made(self, rows: int, parts: int) -> SACScratch:
+    def _made(self, rows: int, parts: int) -> sac.SACScratch:
         (size, row_size), (q_size, q_row_size) = self._of_actor, self._of_critic
         inputs, q_inputs = (net.layout.inputs for net in self._nets)
         critics, dims = len(self._learners.critics), self.policy.actor.mu.out_features
         constants = constants_of(max(row_size, q_row_size))
         block = len(constants.every)
         of_actor, of_critics = zeros(2, size), zeros(3, critics, q_size)
-        return SACScratch(
+        return sac.SACScratch(
             inputs=zeros(2, rows, inputs),
             activations=zeros(2, rows, row_size),
             drawn=zeros(2, rows, dims),
@@ -215,7 +201,7 @@ class KernelSACEngine(Engine):
             actor_gradient=np.zeros_like(self._learners.actor),
             critic_gradients=np.zeros_like(self._learners.critics),
             squares=np.zeros(critics),
-            sums=np.zeros((parts, NUM_STATISTICS)),
+            sums=np.zeros((parts, sac.NUM_STATISTICS)),
             constants=constants,
         )
 
@@ -227,5 +213,6 @@ def kernel_calls() -> list[KernelCall]:
     with torch.random.fork_rng(devices=[]):
         engine = KernelSACEngine(SACPolicy(box, box, lambda _: 1e-3, net_arch=[4, 4]), EngineSettings())
         update, scratch = engine._update(batch, work, 0), engine._memory(1)
-    acting = KernelCall(act_rows, (update.batch, engine._learners.actor, engine._nets[0], scratch))
-    return [acting, KernelCall(train_update, (update, scratch, np.zeros(NUM_STATISTICS), new_team(), 0)), FOLLOW]
+    acting = KernelCall(sac.act_rows, (update.batch, engine._learners.actor, engine._nets[0], scratch))
+    learning = KernelCall(sac.train_update, (update, scratch, np.zeros(sac.NUM_STATISTICS), new_team(), 0))
+    return [acting, learning, FOLLOW]

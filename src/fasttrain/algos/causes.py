@@ -8,7 +8,7 @@ transitions).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,14 @@ from stable_baselines3.common.utils import obs_as_tensor
 from torch import Tensor, nn
 
 from fasttrain.algos.policy_view import NetworkView, view_of
-from fasttrain.batch import FinishedEpisode, Float32Array, Int64Array, Observations
+from fasttrain.batch import FinishedEpisode, Float32Array, Int64Array, Observations, each_array, select_rows
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
 
 SHOWN = 5  # envs named in a message
 FEW = 10_000  # entries, up to which a sum of squares shows in 1 µs instead of 3 that all are finite
+ROWS = 4096  # of a rollout that go through the networks at once
+UNKNOWN = "loss or gradients overflowed"
 
 
 def first_bad(array: NDArray[Any]) -> tuple[int, ...] | None:
@@ -35,7 +37,7 @@ def first_bad(array: NDArray[Any]) -> tuple[int, ...] | None:
 
 
 def parts_of(observations: Observations) -> Iterable[tuple[str, NDArray[Any]]]:
-    """What to call it, and the array: one, or one per key."""
+    """The name in messages and the array: one, or one per key."""
     if isinstance(observations, dict):
         return [(f"observation {key!r}", part) for key, part in observations.items()]
     return [("observation", observations)]
@@ -92,7 +94,7 @@ def check_actions(
     if all_finite(actions):
         return
     rows = _bad_rows(actions)
-    named = _listed_envs(rows if envs is None else envs[rows].tolist())
+    named = listed(rows if envs is None else envs[rows].tolist(), SHOWN)
     why = why_no_action(policy, observations, "the action") or "lower the learning rate, or look at the policy"
     raise EnvError(f"the action of env {named} is not finite at step {step}: {why}")
 
@@ -107,12 +109,9 @@ def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> Non
     Raises:
         EnvError: as `check_step` of the first step at which something was not finite.
     """
-    steps, seen = storage.num_steps, _keyed(storage.observations)
+    steps, seen = storage.num_steps, storage.observations
     for number in range(1, steps + 1):
-        observations: Any = last
-        if number < steps:
-            observations = {key: part[number] for key, part in seen.items()}
-            observations = observations.get("", observations)
+        observations = select_rows(seen, number) if number < steps else last
         check_step(observations, storage.rewards[number - 1], (), step - (steps - number) * storage.num_envs)
 
 
@@ -125,13 +124,9 @@ def _refusal(field: str, envs: list[int], row: Any, step: int) -> str:
     at = first_bad(np.asarray(row)) or ()
     where = f" at index {', '.join(map(str, at))}" if at else ""
     return (
-        f"the {field} of env {_listed_envs(envs)} is not finite ({np.asarray(row)[at]}{where}) at step {step}: check "
+        f"the {field} of env {listed(envs, SHOWN)} is not finite ({np.asarray(row)[at]}{where}) at step {step}: check "
         "what the env returns; vec_env=shared with env.on_env_error=restart goes on without such an episode"
     )
-
-
-def _listed_envs(envs: list[int]) -> str:
-    return ", ".join(map(str, envs[:SHOWN])) + (f" and {len(envs) - SHOWN} more" if len(envs) > SHOWN else "")
 
 
 def bad_parameters(module: nn.Module) -> list[str]:
@@ -146,36 +141,26 @@ def bad_gradients(module: nn.Module) -> list[str]:
     return bad or [max(named, key=lambda name: float(named[name].abs().max()))]
 
 
-def listed(names: list[str]) -> str:
-    """The first few of them."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def listed(things: Sequence[object], most: int = 3) -> str:
+    """The first few of them, and how many more there are."""
+    return ", ".join(map(str, things[:most])) + (f" and {len(things) - most} more" if len(things) > most else "")
 
 
 def why_no_action(policy: nn.Module, observations: Any, what: str) -> str:
     """Why a policy's output is not finite; `what` is the output's name. Empty if nothing explains it."""
-    given = observations if isinstance(observations, dict) else {"": observations}
-    for key, part in given.items():
-        array = part.detach().cpu().numpy() if isinstance(part, Tensor) else np.asarray(part)
+    for field, part in parts_of(observations):
+        array = part.numpy(force=True) if isinstance(part, Tensor) else np.asarray(part)
         if first_bad(array) is not None:
-            named = ", ".join(map(str, _bad_rows(array)[:SHOWN]))
-            field = f"observation {key!r}" if key else "observation"
-            return f"the {field} of env {named} is not finite; check what the env returns"
+            return f"the {field} of env {listed(_bad_rows(array), SHOWN)} is not finite; check what the env returns"
     if names := bad_parameters(policy):
-        return (
-            f"{what} is not finite although its inputs are: parameter {listed(names)} is not; lower the learning rate"
-        )
+        named = f"parameter {listed(names)} is not"
+        return f"{what} is not finite although its inputs are: {named}; lower the learning rate"
     return ""
-
-
-ROWS = 4096  # of a rollout that go through the networks at once
-UNKNOWN = "loss or gradients overflowed"
 
 
 def blame(loss_is_finite: bool, parameters: str) -> str:
     """What to say of loss and gradient, if nothing before them explains it."""
-    if not loss_is_finite:
-        return "the loss"
-    return f"the gradient of parameter {parameters}"
+    return f"the gradient of parameter {parameters}" if loss_is_finite else "the loss"
 
 
 def why_rollout(policy: Any, storage: RolloutStorage, blamed: str) -> str:
@@ -221,17 +206,13 @@ def _logits(policy: Any, storage: RolloutStorage) -> str:
     view = view_of(policy, policy.action_space)
     if not isinstance(view, NetworkView):
         return ""
-    flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in _keyed(storage.observations).items()}
+    flat = each_array(lambda part: part.reshape(-1, *part.shape[2:]), storage.observations)
     for begin in range(0, storage.num_steps * storage.num_envs, ROWS):
-        part: Any = {name: array[begin : begin + ROWS] for name, array in flat.items()}
-        logits, values = view.outputs(obs_as_tensor(part.get("", part), policy.device))
+        part = select_rows(flat, slice(begin, begin + ROWS))
+        logits, values = view.outputs(obs_as_tensor(part, policy.device))
         for name, found in (("logits", logits), ("value", values)):
             at = first_bad(found.cpu().numpy())
             if at is not None:
                 row, env = divmod(begin + at[0], storage.num_envs)
                 return f"the {name} of env {env} in row {row} of the rollout, with finite weights and inputs,"
     return ""
-
-
-def _keyed(observations: Any) -> dict[str, NDArray[Any]]:
-    return observations if isinstance(observations, dict) else {"": np.asarray(observations)}

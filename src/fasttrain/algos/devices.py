@@ -1,13 +1,13 @@
-"""Mixed precision around the networks.
+"""Mixed precision around the networks, and around nothing else.
 
-Autocast covers the policy's networks and nothing else. Masks, distributions, ratios, losses and advantages never see
-anything but float32: whatever leaves a network is cast back before it is used.
+Masks, distributions, ratios, losses and advantages are float32: what leaves a network is cast back before it is used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,14 +40,23 @@ class Precision:
         """
         handles = []
         for network in _networks_of(policy):
-            context = self.autocast()
-            handles.append(network.register_forward_pre_hook(_entering(context)))
-            handles.append(network.register_forward_hook(_leaving(context), always_call=True))
+            context: Any = self.autocast()
+            handles.append(network.register_forward_pre_hook(partial(_enter, context)))
+            handles.append(network.register_forward_hook(partial(_leave, context), always_call=True))
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
+
+
+def _enter(context: Any, *_: Any) -> None:
+    context.__enter__()
+
+
+def _leave(context: Any, _network: nn.Module, _inputs: Any, outputs: Any) -> Any:
+    context.__exit__(None, None, None)
+    return as_float32(outputs)
 
 
 def _networks_of(policy: Any) -> list[nn.Module]:
@@ -57,21 +66,6 @@ def _networks_of(policy: Any) -> list[nn.Module]:
     parts = [getattr(extractor, name, None) for name in ("policy_net", "value_net")]
     found += parts if all(isinstance(part, nn.Module) for part in parts) else [extractor]
     return list({id(network): network for network in found if isinstance(network, nn.Module)}.values())
-
-
-def _entering(context: torch.autocast) -> Any:
-    def enter(*_: Any) -> None:
-        context.__enter__()  # type: ignore[no-untyped-call, unused-ignore]
-
-    return enter
-
-
-def _leaving(context: torch.autocast) -> Any:
-    def leave(_module: nn.Module, _inputs: Any, outputs: Any) -> Any:
-        context.__exit__(None, None, None)  # type: ignore[no-untyped-call, unused-ignore]
-        return as_float32(outputs)
-
-    return leave
 
 
 def as_float32(outputs: Any) -> Any:

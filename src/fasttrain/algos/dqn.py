@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fasttrain.algos.engine import QWork, Statistics, TorchQEngine, network_values
-from fasttrain.algos.fast import AnyDiscrete, Came, read_masks
+from fasttrain.algos.fast import AnyDiscrete, EnvStep, read_masks
 from fasttrain.algos.off_policy import OffPolicy, without_threads_left
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
@@ -123,21 +123,21 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
             actions = engine.act(self._last_obs, masks).actions
         return actions, actions
 
-    def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], came: Came) -> None:
+    def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], step: EnvStep) -> None:
         """One transition per env that made one. What VecNormalize changed is stored as the env gave it, as SB3 does."""
         dims = self.dims if self.use_masking and source.masked else None
         if dims is None and self._store_transition.__module__ != OffPolicyAlgorithm.__module__:
-            return super()._store(source, storage, actions, came)  # a method of the user's stores
+            return super()._store(source, storage, actions, step)  # a method of the user's stores
         normalizer, slots = self._vec_normalize_env, source.slots
-        seen, rewards = came.observations, came.rewards
+        seen, rewards = step.observations, step.rewards
         if normalizer is None:
             self._last_original_obs = self._last_obs
         else:
             seen, rewards = normalizer.get_original_obs(), normalizer.get_original_reward()
         next_obs, next_masks = next_states(source, seen, normalizer, dims)
         before: Any = self._last_original_obs
-        storage.put(before, next_obs, actions, rewards, came.dones, slots.truncations & ~slots.terminations, next_masks)
-        self._last_obs = came.observations
+        storage.put(before, next_obs, actions, rewards, step.dones, slots.truncations & ~slots.terminations, next_masks)
+        self._last_obs = step.observations
         if normalizer is not None:
             self._last_original_obs = seen
 

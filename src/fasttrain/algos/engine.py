@@ -34,6 +34,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.setting import did_you_mean
 
 KINDS = ("torch", "kernels")
+RECURRENT = "a policy that remembers"  # in messages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,25 +61,12 @@ class EngineSettings:
     @property
     def exact(self) -> bool:
         """Whether every number is to be stock's: of two ways that round differently, stock's is taken."""
-        told = [each for each in fields(self) if each.name not in ("threads", "pin_memory")]
-        return all(getattr(self, each.name) == each.default for each in told)
+        rounding = [each for each in fields(self) if each.name not in ("threads", "pin_memory")]
+        return all(getattr(self, each.name) == each.default for each in rounding)
 
 
-def refuse_settings(settings: EngineSettings, who: str) -> None:
-    """Refuse what no engine of `who` does.
-
-    Raises:
-        ConfigError: such a setting is there.
-    """
-    if settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode is not None:
-        raise ConfigError(
-            f"{who} computes in float32, uncompiled, each minibatch in one part: leave amp_dtype, compile_mode and "
-            "gradient_accumulation out"
-        )
-
-
-class Stored(NamedTuple):
-    """What a rollout keeps of a vector step, where the networks computed it; `n` of N envs."""
+class RolloutRow(NamedTuple):
+    """What a rollout stores of a vector step, on the networks' device; `n` of N envs."""
 
     observations: TensorObservations  # (n, ...)
     actions: Tensor  # (n,) or (n, K), as drawn
@@ -88,11 +76,11 @@ class Stored(NamedTuple):
     memory: RNNStates | None = None  # of a recurrent policy: its states before the step
 
 
-class Acted(NamedTuple):
+class PolicyStep(NamedTuple):
     """One forward. What the envs get is on the host, what is stored lies on the device."""
 
     actions: NDArray[Any]  # (n, ...), as drawn; not clipped to the action space
-    stored: Stored | None = None  # of an actor-critic
+    stored: RolloutRow | None = None  # of an actor-critic
     memory: RNNStates | None = None  # of a recurrent policy: its states after the step
 
 
@@ -123,7 +111,7 @@ class QWork(NamedTuple):
 
 @dataclass(slots=True)
 class Statistics:
-    """What a round of updates came to, read from the device once, at its end."""
+    """Results of a round of updates, read from the device once, at its end."""
 
     terms: Mapping[str, NDArray[Any]]  # per minibatch: policy_loss, value_loss, …; of Q-networks loss; see `explained`
     norms: Float64Array  # of gradients, one for each step that was asked for and watched; not finite: not taken
@@ -160,9 +148,13 @@ class Engine(ABC):
         policy: of SB3, with its optimizer.
         settings: what is wanted.
         before: the engine whose place it takes: clock, guard and counters go on.
+
+    Raises:
+        ConfigError: a setting that an engine which is `float32_only` does not have.
     """
 
     kind: ClassVar[str]
+    float32_only: ClassVar[str] = ""  # who computes in float32, uncompiled and in one part only, as messages name it
     clock: PhaseClock
     guard: Guard | None  # None: nothing not finite is looked for
     gradient_updates: int  # optimizer steps so far
@@ -170,7 +162,14 @@ class Engine(ABC):
     warmup_s: float  # compiling took so long, outside of every phase
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+        further = settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode
+        if self.float32_only and further:
+            raise ConfigError(
+                f"{self.float32_only} computes in float32, uncompiled, each minibatch in one part: leave amp_dtype, "
+                "compile_mode and gradient_accumulation out"
+            )
         self.policy, self.settings, self.device, self.exact = policy, settings, policy.device, settings.exact
+        self.pinned = settings.pin_memory and self.device.type == "cuda"
         self.clock = PhaseClock() if before is None else before.clock
         self.guard = Guard() if before is None else before.guard
         self.gradient_updates = 0 if before is None else before.gradient_updates
@@ -187,10 +186,10 @@ class Engine(ABC):
         return policy is self.policy and policy.device == self.device
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:  # noqa: B027 - Q-networks have nothing to begin
-        """Act with the weights of now. `rollout`: which is filled step by step; None: in another order."""
+        """Take the current weights and draw numbers for `rollout`, filled step by step; None: in another order."""
 
     @abstractmethod
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
         """Choose actions for observations (n, ...) on the host; masks (n, A), None: all legal.
 
         Raises:
@@ -198,7 +197,7 @@ class Engine(ABC):
         """
 
     def counted(self, done: Statistics) -> Statistics:
-        """Add a round to the counters."""
+        """Add a round to the counters and hand it on."""
         self.gradient_updates += done.steps
         self.skipped_steps += done.skipped
         return done
@@ -248,7 +247,6 @@ class TorchEngine(Engine):
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
-        self.pinned = settings.pin_memory and self.device.type == "cuda"
         self.view: Any = self.new_view()  # acts
 
     def new_view(self) -> Any:
@@ -260,7 +258,7 @@ class TorchEngine(Engine):
         if self.compiled is not None:
             self.compiled.attach(self.view)
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
         seen, masks = to_device(observations, action_masks, self.device, self.pinned)
         remembered = () if memory is None else (memory,)
         try:
@@ -272,8 +270,8 @@ class TorchEngine(Engine):
             if self.guard is None or not told:
                 raise
             raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST) from error
-        stored = Stored(seen, actions, values, log_probs, masks, None if memory is None else memory.states)
-        return Acted(actions.cpu().numpy(), stored, after[0] if after else None)
+        stored = RolloutRow(seen, actions, values, log_probs, masks, None if memory is None else memory.states)
+        return PolicyStep(actions.cpu().numpy(), stored, after[0] if after else None)
 
     def values(self, observations: Any, memory: Memory | None = None) -> Float32Array:
         with torch.no_grad():
@@ -289,18 +287,16 @@ class TorchQEngine(Engine):
 
     def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
         super().__init__(policy, settings, before)
-        self.pinned = settings.pin_memory and self.device.type == "cuda"
-        self._dims = action_dims(policy.action_space)
-        self._shape = policy.action_space.shape or ()
+        self._dims, self._shape = action_dims(policy.action_space), policy.action_space.shape or ()
 
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> Acted:
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
         seen, legal = to_device(observations, action_masks, self.device, self.pinned)
         values = self.q_values(seen)
         best = greedy(values, legal, self._dims)
         chosen: NDArray[Any] = (best if self.guard is None else marked(best, values)).cpu().numpy()
         if self.guard is not None and chosen.flat[0] < 0:
             raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
-        return Acted(chosen.reshape(-1, *self._shape))  # one sub-action has a column of its own
+        return PolicyStep(chosen.reshape(-1, *self._shape))  # one sub-action has a column of its own
 
     @torch.no_grad()
     def q_values(self, observations: TensorObservations) -> Tensor:  # (N, A)

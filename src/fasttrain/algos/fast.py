@@ -43,7 +43,7 @@ class Fast(BaseAlgorithm):
     engine: Engine
     collector: Collector
     _plain: ClassVar[type[Engine]]  # acts on PyTorch
-    _updates_often: ClassVar[bool] = False  # so that what was found is asked for again only after a change
+    _updates_often: ClassVar[bool] = False  # then `unsupported_reason` is asked again only after a change
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
         self.engine = engine  # type: ignore[assignment]  # made in `_setup_model`; `load` may put another name there
@@ -61,8 +61,8 @@ class Fast(BaseAlgorithm):
         self.engine = self._made(EngineSettings.of(settings), self.engine)
 
     def engine_now(self) -> Engine:
-        """The engine; made anew where policy, optimizer or device were replaced since, or kernels serve only now or no
-        more. Asked where rollouts and updates begin."""
+        """The engine; a new one if policy, optimizer or device were replaced, or if kernels serve the model only now or
+        no longer. Asked where rollouts and updates begin."""
         engine = self.engine
         served = engine.settings.kind == "kernels" and not self.unsupported_reason()
         if engine.kind != ("kernels" if served else "torch") or not engine.fits(self.policy):
@@ -70,7 +70,7 @@ class Fast(BaseAlgorithm):
         return engine
 
     def time_with(self, clock: PhaseClock) -> None:
-        """Spend training's time in the phases of `clock`."""
+        """Measure the phases of training with `clock`."""
         self.collector.clock = self.engine.clock = clock
 
     def prepare(self, env: VecEnv) -> str:
@@ -125,8 +125,8 @@ def find_kernels() -> tuple[Any, str]:
         return None, f"compiled kernels cannot be imported with this version of numba ({error})"
 
 
-class Came(NamedTuple):
-    """What a vector step of N envs brought, safe from the next one."""
+class EnvStep(NamedTuple):
+    """The outcome of a vector step of N envs, which the next step does not overwrite."""
 
     observations: Any  # (N, ...), or one array per key
     rewards: Float32Array  # (N,)
@@ -153,7 +153,7 @@ class Collector:
             self._env, self.source = env, slots_of(env)
         return self.source
 
-    def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> Came:
+    def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> EnvStep:
         """Step all envs. `place`: where the observations are to lie, so that storing them costs no copy."""
         self.clock.enter("env_step")
         source.step_slots(actions)
@@ -166,7 +166,7 @@ class Collector:
             each_array(np.copyto, place, observations)
             observations = place
         rewards = np.array(slots.rewards, np.float32)
-        return Came(observations, rewards, slots.terminations | slots.truncations, source.infos())
+        return EnvStep(observations, rewards, slots.terminations | slots.truncations, source.infos())
 
 
 def read_masks(

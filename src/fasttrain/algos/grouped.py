@@ -57,7 +57,7 @@ class GroupedRollout:
         self.infos: dict[int, list[dict[str, Any]]] = {}
         self.observations: Any = copy_observations(model._last_obs)
         self.memory: Memory | None = None if (memory := model.memory()) is None else memory.copied()
-        # As after the decisions under way; `memory` follows as they are taken.
+        # LSTM states including the steps under way; `memory` gets them as these steps are finished.
         self.ahead: Any = None if memory is None else memory.copied()
         storage.episode_starts[0] = model._last_episode_starts
 
@@ -109,44 +109,44 @@ class GroupedRollout:
         )  # fmt: skip
 
     def _take(self, groups: list[int]) -> None:
-        """What some groups' steps brought."""
-        came, taken = self.groups.take(groups), {*groups}
+        """Store the outcomes of some groups' steps."""
+        outcomes, taken = self.groups.take(groups), {*groups}
         self.under_way = [group for group in self.under_way if group not in taken]
         self.clock.enter("buffer")
-        for one in came:
+        for one in outcomes:
             self._store(one, self.every[one.rows] if isinstance(one.rows, slice) else one.rows)
 
-    def _store(self, came: GroupStep, rows: Int64Array) -> None:
-        """What came of the last action of these envs, which may be at different steps."""
+    def _store(self, outcome: GroupStep, rows: Int64Array) -> None:
+        """Store the outcome of the last action of these envs, which may be at different steps."""
         slots, storage, steps = self.groups.env.slots, self.storage, self.taken[rows]
         storage.rewards[steps, rows] = slots.rewards[rows]
         dones = slots.terminations[rows] | slots.truncations[rows]
         self.dones[steps, rows] = dones
         within = steps + 1 < storage.num_steps
         storage.episode_starts[steps[within] + 1, rows[within]] = dones[within]
-        for step in {int(self.taken[episode.env_index]) for episode in came.finished}:
-            finished = [episode for episode in came.finished if self.taken[episode.env_index] == step]
+        for step in {int(self.taken[episode.env_index]) for episode in outcome.finished}:
+            finished = [episode for episode in outcome.finished if self.taken[episode.env_index] == step]
             if any(episode.truncated or episode.lost for episode in finished):  # reading waits for the device
                 values = storage.row("values", step)
                 after = None if self.ahead is None else self.ahead.states
                 bootstrap_truncated(
                     self.engine, self.model.gamma, finished, storage.rewards[step], values, storage, step, after
                 )
-        each_array(lambda seen, now: seen.__setitem__(rows, now), self.observations, came.observations)
+        each_array(lambda seen, now: seen.__setitem__(rows, now), self.observations, outcome.observations)
         if self.memory is not None:
             self.memory.put(rows, self.ahead.of(rows).states)
             self.memory.episode_starts[rows] = dones
-        self._note(came, steps)
+        self._note(outcome, steps)
         self.taken[rows] += 1
         np.subtract.at(self.missing, steps, 1)
 
-    def _note(self, came: GroupStep, steps: Int64Array) -> None:
-        """Infos, of each step apart; where there are records, all these envs are a worker's, at the same step."""
+    def _note(self, outcome: GroupStep, steps: Int64Array) -> None:
+        """Sort the infos by step; where there are records, all these envs are a worker's, at the same step."""
         for step in {*steps.tolist()}:
             if step not in self.infos:
                 self.infos[step] = [{} for _ in range(self.storage.num_envs)]
-            finished = [episode for episode in came.finished if self.taken[episode.env_index] == step]
-            self.groups.env.fill_infos(self.infos[step], came.rows, came.records, finished)
+            finished = [episode for episode in outcome.finished if self.taken[episode.env_index] == step]
+            self.groups.env.fill_infos(self.infos[step], outcome.rows, outcome.records, finished)
 
     def _report(self, step: int, callback: BaseCallback) -> bool:
         """Tell the callback of a step that all groups have finished, as SB3 does after each vector step."""

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.causes import check_step, why_replay
 from fasttrain.algos.engine import Engine, Statistics
-from fasttrain.algos.fast import Came, Fast, note_episodes
+from fasttrain.algos.fast import EnvStep, Fast, note_episodes
 from fasttrain.batch import Slots
 from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -118,29 +118,29 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             if actor is not None and self.sde_sample_freq > 0 and num_steps % self.sde_sample_freq == 0:
                 actor.reset_noise(num_envs)
             actions, buffer_actions = self._choose(source, action_noise, learning_starts)
-            came = collector.step(source, actions)
+            step = collector.step(source, actions)
             self.num_timesteps += source.slots.transitions
             num_steps += 1
             if self.engine.guard is not None:  # last observations are stored, even of episodes that ended by the rules
                 normalizer = self._vec_normalize_env
-                check_step(came.observations, came.rewards, source.slots.finished, self.num_timesteps, normalizer)
+                check_step(step.observations, step.rewards, source.slots.finished, self.num_timesteps, normalizer)
             clock.enter("log")
             callback.update_locals(
                 {"num_collected_steps": num_steps, "num_collected_episodes": num_episodes, "actions": actions,
-                 "buffer_actions": buffer_actions, "new_obs": came.observations, "rewards": came.rewards,
-                 "dones": came.dones, "infos": came.infos}
+                 "buffer_actions": buffer_actions, "new_obs": step.observations, "rewards": step.rewards,
+                 "dones": step.dones, "infos": step.infos}
             )  # fmt: skip
             if not callback.on_step():
                 return RolloutReturn(num_steps * num_envs, num_episodes, continue_training=False)
             clock.enter("buffer")
-            note_episodes(self, came.infos, came.dones)
+            note_episodes(self, step.infos, step.dones)
             with storage.lock:
-                self._store(source, storage, buffer_actions, came)
+                self._store(source, storage, buffer_actions, step)
                 if any(none := left_out(source.slots)):
                     storage.discard(*none)
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             self._on_step()  # of DQN: exploration rate and target network
-            for env in came.dones.nonzero()[0]:
+            for env in step.dones.nonzero()[0]:
                 num_episodes += 1
                 self._episode_num += 1
                 if action_noise is not None:
@@ -157,9 +157,9 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         """Actions (N, ...) as the envs get them, and as replay stores them; before `learning_starts` random ones."""
 
-    def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], came: Came) -> None:
+    def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], step: EnvStep) -> None:
         """One transition of each env, as SB3 stores them."""
-        self._store_transition(storage, actions, *came)
+        self._store_transition(storage, actions, *step)
 
     # --- learning
 
@@ -193,7 +193,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
 
 
 def left_out(slots: Slots) -> tuple[list[int], list[int], list[int]]:
-    """Of envs whose step was none: lost by a fault, or at rest; and those that rest next, within an episode."""
+    """Envs whose step was no transition: lost, or at rest; and those that rest next, in an episode that goes on."""
     resets, rests = ([] if rows is None else rows.nonzero()[0].tolist() for rows in (slots.resets, slots.rests))
     lost = [episode.env_index for episode in slots.finished if episode.lost]
     return lost, resets, [env for env in rests if not (slots.terminations[env] or slots.truncations[env])]

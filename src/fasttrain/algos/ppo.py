@@ -6,7 +6,9 @@ share. `learn`, `predict`, `load`, `set_env`, schedules, loggers and callbacks a
 
 from __future__ import annotations
 
+import operator
 import warnings
+from functools import reduce
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,14 +21,14 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
+from torch.nn import functional
 
 from fasttrain.algos.causes import check_actions, check_rollout, check_step, why_rollout
 from fasttrain.algos.engine import PPOWork, Statistics, TorchEngine
 from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
 from fasttrain.algos.grouped import GroupedRollout, groups_of
-from fasttrain.algos.losses import Evaluated, ppo_terms, with_loss
-from fasttrain.algos.policy_view import action_dims
-from fasttrain.algos.step import PPOStep, checked, faster_adam, micro_batches
+from fasttrain.algos.policy_view import Evaluated, action_dims
+from fasttrain.algos.step import PPOStep, Terms, checked, faster_adam, micro_batches
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
@@ -152,10 +154,10 @@ class _PPO(Fast, OnPolicyAlgorithm):
         )  # fmt: skip
 
     def memory(self) -> Any:
-        """What the policy remembers where it is to act next: a `Memory`, if it does."""
+        """The LSTM states that the policy acts with next, a `Memory`; None for a feed-forward policy."""
 
     def remembered(self) -> dict[str, Any]:
-        """What the storage of a policy that remembers is made with besides."""
+        """Further arguments of the storage of a recurrent policy."""
         return {}
 
 
@@ -172,6 +174,53 @@ class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
     """
 
     _masked = True
+
+
+def ppo_terms(
+    batch: RolloutBatch,  # whose advantages are used as they are
+    evaluated: Evaluated,
+    clip_range: Any,
+    clip_range_vf: Any,
+) -> Terms:
+    """The terms of PPO's loss under SB3's names, each a scalar without its weight.
+
+    The policy's is the clipped surrogate: minus the mean of the more pessimistic of two objectives. The value's is the
+    squared error to the returns; with `clip_range_vf` the prediction moves at most that far from the old one. The
+    entropy's is minus its mean; where the distribution has no closed form, it is estimated from the actions taken.
+    """
+    advantages, values, old_values = batch.advantages, evaluated.values, batch.old_values
+    ratio = torch.exp(evaluated.log_probs - batch.old_log_probs)
+    clipped = advantages * torch.clamp(ratio, 1 - clip_range, 1 + clip_range)
+    if clip_range_vf is not None:
+        values = old_values + torch.clamp(values - old_values, -clip_range_vf, clip_range_vf)
+    if batch.sequences is None:
+        value_loss = functional.mse_loss(batch.returns, values)
+    else:  # by the operations of sb3-contrib's recurrent PPO, whose gradient rounds otherwise
+        value_loss = torch.mean((batch.returns - values) ** 2)
+    return {
+        "policy_gradient_loss": -torch.min(advantages * ratio, clipped).mean(),
+        "entropy_loss": -torch.mean(-evaluated.log_probs if evaluated.entropy is None else evaluated.entropy),
+        "value_loss": value_loss,
+    }
+
+
+def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: Any) -> Terms:
+    """The terms, the loss that is their weighted sum in their order, and how far the policy has moved, as SB3 logs it.
+
+    That is the share of the rows whose ratio lies outside the clip range, and an estimate of KL(old ‖ new) that is
+    never negative, http://joschu.net/blog/kl-approx.html
+
+    Args:
+        numbers: `Coefficients`, or a `PPOWork`. Terms without a weight among them have weight 1.
+    """
+    weights = {"entropy_loss": numbers.ent_coef, "value_loss": numbers.vf_coef}
+    parts = [weights[name] * term if name in weights else term for name, term in terms.items()]
+    with torch.no_grad():
+        log_ratio = evaluated.log_probs - batch.old_log_probs
+        ratio = torch.exp(log_ratio)
+        clip_fraction = torch.mean((torch.abs(ratio - 1) > numbers.clip_range).float())
+        approx_kl = torch.mean((ratio - 1) - log_ratio)
+    return {"loss": reduce(operator.add, parts), **terms, "clip_fraction": clip_fraction, "approx_kl": approx_kl}
 
 
 def has_own_loss(model: _PPO) -> bool:

@@ -24,9 +24,8 @@ from stable_baselines3.common.distributions import BernoulliDistribution
 from stable_baselines3.common.policies import BasePolicy
 from torch import Tensor, nn
 
-from fasttrain.algos.engine import Engine, EngineSettings, TorchEngine, refuse_settings
-from fasttrain.algos.losses import Evaluated
-from fasttrain.algos.policy_view import PolicyView, networks_of
+from fasttrain.algos.engine import RECURRENT, TorchEngine
+from fasttrain.algos.policy_view import Evaluated, PolicyView, networks_of
 from fasttrain.algos.ppo import _PPO
 from fasttrain.algos.recurrent_policies import (
     CellActorCriticCnnPolicy,
@@ -184,9 +183,7 @@ def must_be_padded(policy: Any) -> bool:
 class RecurrentEngine(TorchEngine):
     """Of a recurrent actor-critic."""
 
-    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        refuse_settings(settings, "a policy that remembers")
-        super().__init__(policy, settings, before)
+    float32_only = RECURRENT
 
     def new_view(self) -> PaddedView:
         exact = self.exact or must_be_padded(self.policy)
@@ -215,20 +212,19 @@ class _Remembering:
         return Memory(self._last_lstm_states, self._last_episode_starts)
 
     def blank_memory(self: Any, num_envs: int) -> Memory:
-        """What is known of `num_envs` games that begin."""
-        told = self.remembered()
-        return Memory.blank(num_envs, told["state_shape"], self.device, told["keeps_cells"])
+        """Zeroed LSTM states of `num_envs` new episodes."""
+        further = self.remembered()
+        return Memory.blank(num_envs, further["state_shape"], self.device, further["keeps_cells"])
 
     def remember(self, states: RNNStates) -> Memory:
-        """Take over what the policy remembers after a step."""
+        """Take over the LSTM states after a step."""
         self._last_lstm_states = states
         return self.memory()
 
     def remembered(self: Any) -> dict[str, Any]:
-        lstm = self.policy.lstm_actor
-        own_critic = self.policy.lstm_critic is not None
-        shape, keeps_cells = (lstm.num_layers, lstm.hidden_size), isinstance(lstm, nn.LSTM)
-        return {"state_shape": shape, "own_critic": own_critic, "keeps_cells": keeps_cells}
+        lstm, own_critic = self.policy.lstm_actor, self.policy.lstm_critic is not None
+        shape = lstm.num_layers, lstm.hidden_size
+        return {"state_shape": shape, "own_critic": own_critic, "keeps_cells": isinstance(lstm, nn.LSTM)}
 
 
 class RecurrentPPO(_Remembering, _PPO, sb3_contrib.RecurrentPPO):
@@ -274,10 +270,8 @@ class MaskableRecurrentPPO(_Remembering, _PPO, sb3_contrib.RecurrentPPO):
 
 
 def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
-    """The class of the same policy that takes a cell by its name.
-
-    Raises:
-        ConfigError: there is none, or the LSTM's own arguments are there too.
+    """The class of the same policy that takes a cell by its name. Raises ConfigError: there is none, or the LSTM's own
+    arguments are there too.
     """
     found, name = WITH_CELLS.get(policy, policy), asked["cell"]
     if not issubclass(found, CellActorCriticPolicy):

@@ -17,12 +17,11 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import polyak_update
-from stable_baselines3.sac.policies import SACPolicy
 from torch import Tensor
 from torch.nn import functional
 
 from fasttrain.algos.causes import bad_gradients, blame, listed
-from fasttrain.algos.engine import Acted, Engine, EngineSettings, refuse_settings
+from fasttrain.algos.engine import Engine, PolicyStep
 from fasttrain.algos.off_policy import OffPolicy, without_threads_left
 from fasttrain.algos.step import TorchStep, checked, gradient_norm
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
@@ -60,15 +59,11 @@ class SACWork(NamedTuple):
 class SACEngine(Engine):
     """The engine of the plain update, which acts as the policy itself does."""
 
-    kind = "torch"
+    kind, float32_only = "torch", "SAC"
 
-    def __init__(self, policy: SACPolicy, settings: EngineSettings, before: Engine | None = None) -> None:
-        refuse_settings(settings, "SAC")
-        super().__init__(policy, settings, before)
-
-    def act(self, observations: Any, action_masks: Any, memory: Any = None) -> Acted:
+    def act(self, observations: Any, action_masks: Any, memory: Any = None) -> PolicyStep:
         actions, _ = self.policy.predict(observations)
-        return Acted(self.policy.scale_action(actions), memory=memory)
+        return PolicyStep(self.policy.scale_action(actions), memory=memory)
 
 
 class SAC(OffPolicy, stable_baselines3.SAC):

@@ -153,7 +153,7 @@ class SnapshotPool:
         self.memory = self._before = None if blank is None else blank(self.num_envs)
 
     def _places(self, envs: Int64Array) -> Int64Array:
-        """Where those who decide in these envs have their memory."""
+        """The rows of `memory` of those who decide in these envs."""
         places = envs if self.seats is None else envs + self.num_envs * (self.seats()[envs] - 1)
         self._remember(int(places.max()) + 1)
         return places
@@ -235,24 +235,6 @@ class SnapshotPool:
             "rng": self._rng.bit_generator.state,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state` gave; running episodes are played by the latest.
-
-        Raises:
-            ConfigError: weights are of another network or not finite.
-        """
-        loaded = [Snapshot(**each) for each in (state["current"], *state["pool"])]
-        for each in loaded:
-            _check_weights(each, self.current.weights)
-        self.rating, self.taken = state["rating"], state["taken"]
-        self.current, *self.pool = loaded
-        self._rng.bit_generator.state = state["rng"]
-        self.playing = [self.current] * self.num_envs
-        self._forget()
-        self._choose_active()
-        self._spare += self._players.values()  # whose weights are those of other snapshots of the same numbers
-        self._players.clear()
-
     def memory_arrays(self) -> dict[str, NDArray[Any]]:
         """What the opponents remember of the running games: views, by name."""
         if self.memory is None:
@@ -262,11 +244,7 @@ class SnapshotPool:
         return {"starts": self.memory.episode_starts, **{name: part.numpy(force=True) for name, part in parts.items()}}
 
     def load_memory(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Let them remember that.
-
-        Raises:
-            ConfigError: it is of another network or other envs.
-        """
+        """Let them remember that. Raises ConfigError: it is of another network or other envs."""
         if self.memory is None:
             return
         self._remember(np.size(arrays.get("starts", ())))
@@ -285,16 +263,24 @@ class SnapshotPool:
         """Go on with what `state` and `positions` gave, running episodes with their own opponents.
 
         Raises:
-            ConfigError: the positions are of other envs or of snapshots that `state` lacks.
+            ConfigError: weights are of another network or not finite, or the positions are of other envs or of
+                snapshots that `state` lacks. Nothing is changed.
         """
-        self.load(state)
-        known = {each.number: each for each in (*self.pool, self.current)}
+        loaded = [Snapshot(**each) for each in (state["current"], *state["pool"])]
+        for each in loaded:
+            _check_weights(each, self.current.weights)
+        known = {each.number: each for each in loaded}
         numbers = [*positions["active"], *positions["playing"]]
         if len(positions["playing"]) != self.num_envs or not set(numbers) <= set(known):
             raise ConfigError("the checkpoint's opponents are not those of this run's envs")
+        self.rating, self.taken = state["rating"], state["taken"]
+        self.current, *self.pool = loaded
         self.active = [known[number] for number in positions["active"]]
         self.playing = [known[number] for number in positions["playing"]]
-        self._rng.bit_generator.state = state["rng"]  # choosing the active ones has drawn from it
+        self._rng.bit_generator.state = state["rng"]
+        self._forget()
+        self._spare += self._players.values()  # whose weights are those of other snapshots of the same numbers
+        self._players.clear()
 
     def summary(self) -> dict[str, Any]:
         """For summary.json: ratings of the learner and the pool, the oldest first."""

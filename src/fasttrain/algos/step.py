@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fasttrain.algos.causes import bad_gradients, blame, listed
 from fasttrain.algos.engine import PPOWork, Statistics, explained
-from fasttrain.algos.losses import Terms, normalized
 from fasttrain.batch import select_rows
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.errors import ConfigError
+
+Terms = dict[str, Tensor]  # scalars () by the names under which they are logged
 
 
 class TorchStep:
@@ -115,6 +116,15 @@ class PPOStep(TorchStep):
         done = self.read()
         terms = {**done.terms, "approx_kl": done.terms["approx_kl"][self.last_epoch :], **explained(rollout)}
         return replace(done, terms=terms, epochs=self.epochs, stopped=self.stopped)
+
+
+def normalized(batch: RolloutBatch, wanted: bool) -> RolloutBatch:
+    """The batch with the advantages that the loss uses: zero mean and unit (sample) deviation over the minibatch. A
+    single advantage stays as it is."""
+    advantages = batch.advantages
+    if not wanted or len(advantages) < 2:
+        return batch
+    return batch._replace(advantages=(advantages - advantages.mean()) / (advantages.std() + 1e-8))
 
 
 def checked(model: Any, terms: Any, taken: Collection[str], seam: str = "loss") -> Terms:

@@ -131,9 +131,7 @@ class Frames:
         return {
             "written": np.array(self.written),
             "frames": self.frames[:size],
-            "before": self.frames[
-                max(size, self._size - self.stack) :
-            ],  # the first row's, while nothing lies over them
+            "before": self.frames[max(size, self._size - self.stack) :],  # the first row's, until they are overwritten
             "ages": self.ages[: min(self.written, self.rows)],
             "last_places": np.array([*self.last], np.int64).reshape(-1, 2),
             "last_frames": frames.reshape(-1, *self._frame),
@@ -148,16 +146,13 @@ class Frames:
         if len(before := arrays["before"]):
             self.frames[-len(before) :] = before
         self.ages[: len(arrays["ages"])] = arrays["ages"]
-        for kept, places, values in (
-            (self.last, "last_places", "last_frames"),
-            (self.others, "other_places", "others"),
-        ):
+        stored = (self.last, "last_places", "last_frames"), (self.others, "other_places", "others")
+        for frames, places, values in stored:
             pairs = zip(arrays[places].tolist(), arrays[values], strict=True)
-            kept.update({(row, env): np.array(value) for (row, env), value in pairs})
+            frames.update({(row, env): np.array(value) for (row, env), value in pairs})
         self.written = int(arrays["written"])
 
 
-def _equal(one: Images, other: Images) -> BoolArray:
+def _equal(one: Images, other: Images) -> Any:
     """(N,) whether all entries are."""
-    found: BoolArray = (one == other).reshape(len(one), -1).all(axis=1)
-    return found
+    return (one == other).reshape(len(one), -1).all(axis=1)

@@ -46,7 +46,7 @@ def advantages_of(
     gamma: float,
     gae_lambda: float,
     left_out: BoolArray | None = None,  # (T, N) in and out: what is no transition
-    rests: BoolArray | None = None,  # (N,) whose next step is none
+    rests: BoolArray | None = None,  # (N,) envs whose next step is no decision
 ) -> Float32Array:  # (T, N)
     """Generalised advantage estimation (Schulman et al. 2016), in float32 by SB3's operations in SB3's order.
 
@@ -100,6 +100,11 @@ def _host(tensor: Tensor) -> NDArray[Any]:
     """As numpy: an alias of a CPU tensor, a copy of any other."""
     array: NDArray[Any] = tensor.cpu().numpy()
     return array
+
+
+def _stored(name: str, doc: str) -> Any:
+    """A property: the storage's tensor `_NAME` as numpy."""
+    return property(lambda storage: _host(getattr(storage, f"_{name}")), doc=doc)
 
 
 class RolloutStorage:
@@ -159,30 +164,11 @@ class RolloutStorage:
         # Row of the stored (T, N) layout for each place in SB3's env-major flattening.
         self._env_major = np.arange(num_steps * num_envs).reshape(rows).T.reshape(-1)
 
-    @property
-    def values(self) -> Float32Array:
-        """Values (T, N) of the visited states."""
-        return _host(self._values)
-
-    @property
-    def returns(self) -> Float32Array:
-        """TD(lambda) returns (T, N)."""
-        return _host(self._returns)
-
-    @property
-    def advantages(self) -> Float32Array:
-        """Advantages (T, N), not normalised."""
-        return _host(self._advantages)
-
-    @property
-    def log_probs(self) -> Float32Array:
-        """Log-probabilities (T, N) of the actions when they were taken."""
-        return _host(self._log_probs)
-
-    @property
-    def actions(self) -> NDArray[Any]:
-        """Actions (T, N, K), before any clipping."""
-        return _host(self._actions)
+    values = _stored("values", "Values (T, N) of the visited states.")
+    returns = _stored("returns", "TD(lambda) returns (T, N).")
+    advantages = _stored("advantages", "Advantages (T, N), not normalised.")
+    log_probs = _stored("log_probs", "Log-probabilities (T, N) of the actions when they were taken.")
+    actions = _stored("actions", "Actions (T, N, K), before any clipping.")
 
     def row(self, name: Literal["actions", "values", "log_probs"], step: int) -> NDArray[Any]:
         """What that property has at `step`, (N, ...): the one row leaves the device, not all T of them."""
@@ -302,10 +288,8 @@ class RolloutStorage:
             yield stored, given[key]
         yield from ((self._actions, actions), (self._values, values), (self._log_probs, log_probs))
         if self._masks is not None:
-            yield (
-                self._masks,
-                self._masks.new_ones(len(log_probs), self._masks.shape[2]) if masks is None else masks,
-            )
+            legal = self._masks.new_ones(len(log_probs), self._masks.shape[2]) if masks is None else masks
+            yield self._masks, legal
 
     def leave_out(self, step: int, envs: BoolArray | list[int]) -> None:
         """What these envs, a mask (N,) or numbers, have at `step` is no transition: never drawn, counted nowhere."""

@@ -95,7 +95,7 @@ class RolloutView:
     @property
     def actions(self) -> NDArray[Any]:
         """Actions (T, N, K) in the space's dtype, before any clipping."""
-        return self.storage.actions.astype(self.action_space.dtype, copy=False)
+        return self.storage.actions.astype(self.action_space.dtype, copy=False)  # type: ignore[no-any-return]
 
     @actions.setter
     def actions(self, given: NDArray[Any]) -> None:

@@ -93,11 +93,7 @@ def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
 
 
 def import_env(spec: EnvSpec, folder: str) -> None:
-    """Import the module that builds the env.
-
-    Raises:
-        EnvSpecError: it cannot be imported, or has no such name.
-    """
+    """Import the module that builds the env. Raises EnvSpecError: it cannot be imported, or has no such name."""
     if spec.entry_point is not None:
         callable_at(spec.entry_point, spec.option, folder)
         return
@@ -190,10 +186,8 @@ def _with_kwargs(spec: EnvSpec) -> str:
 
 
 def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
-    """An env that the old gym package knows by that id; None where it does not, or is not there.
-
-    Raises:
-        EnvSpecError: it knows the env and cannot build it.
+    """An env that the old gym package knows by that id; None where it does not, or is not there. Raises EnvSpecError:
+    it knows the env and cannot build it.
     """
     try:
         old_gym = import_module("gym")
@@ -210,9 +204,7 @@ def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
 
 def _adapted(env: Any, spec: EnvSpec) -> Env:
     """What the user's class or function built, as a Gymnasium env: one of the old gym interface is no `gymnasium.Env`.
-
-    Raises:
-        EnvSpecError: it is nothing that could be played.
+    Raises EnvSpecError: it is nothing that could be played.
     """
     if isinstance(env, gymnasium.Env):
         return _with_whole_reset(env)

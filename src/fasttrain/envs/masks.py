@@ -186,10 +186,8 @@ class FlatMasks:
         self.is_added: bool | None = None  # not known yet
 
     def __call__(self, mask: object) -> BoolArray:  # (A,) bool
-        """A fresh flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict of heads.
-
-        Raises:
-            EnvError: wrong length, other names than the space's, or entries that are no mask's.
+        """A fresh flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict of heads. Raises
+        EnvError: wrong length, other names than the space's, or entries that are no mask's.
         """
         if isinstance(mask, Mapping):
             rows = list(mask.values()) if self.heads is None else _by_name(mask, self.heads)
@@ -207,11 +205,7 @@ class FlatMasks:
         return self.legal(flat)
 
     def legal(self, given: NDArray[Any]) -> BoolArray:
-        """A boolean copy of masks of any shape.
-
-        Raises:
-            EnvError: their entries are no mask's.
-        """
+        """A boolean copy of masks of any shape. Raises EnvError: their entries are no mask's."""
         if given.dtype.kind == "O":
             given = np.array(given.tolist())
         if given.dtype.kind == "b":

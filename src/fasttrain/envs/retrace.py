@@ -8,11 +8,13 @@ too, at the beginning of each episode alone, because wrappers (a time limit, say
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
 import gymnasium
@@ -20,12 +22,16 @@ import numpy as np
 
 from fasttrain.batch import each_array
 from fasttrain.envs.answers import as_reward, last_observation
-from fasttrain.envs.kept import kept_things
 from fasttrain.envs.user_code import blame, process_settings
 from fasttrain.spec.plain import from_dict, to_dict
+from fasttrain.spec.plugins import OURS
 
 MOST_ACTIONS = 100_000  # of one episode: beyond, noting them costs memory, and repeating them minutes
 MOST_S = 60.0  # to repeat them in: each env is asked after the other
+LIBRARIES = ("gymnasium.", "stable_baselines3.", *(f"{name}." for name in OURS))
+MOST_PARTS, MOST_DEPTH = 20_000, 12  # of attributes that are looked at: some 10 ms
+NOTED_ELSEWHERE = ("env", "spec", "_np_random", "_np_random_seed")
+NO_DATA = (gymnasium.Space, property, staticmethod, classmethod, FunctionType, ModuleType, type)
 
 
 class Notes(Protocol):
@@ -145,7 +151,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             return None
 
     def _notes(self) -> dict[str, Any]:
-        since: Iterator[Any] = islice(self._actions, self.begun_at, None)
+        since: Iterator[Any] = itertools.islice(self._actions, self.begun_at, None)
         seen, total = self._seen, self._total
         if self._notes_of is not None:
             notes, index = self._notes_of
@@ -258,3 +264,55 @@ def _equal(found: object, wanted: object) -> bool:
         return set(found) == set(wanted) and all(_equal(found[key], value) for key, value in wanted.items())
     wanted = np.asarray(wanted)
     return np.array_equal(np.asarray(found).astype(wanted.dtype), wanted, equal_nan=wanted.dtype.kind == "f")
+
+
+# --- what an env keeps beyond its episodes (curricula, statistics): no repetition brings that back, so resume says so
+
+
+def kept_things(env: gymnasium.Env[Any, Any]) -> dict[str, str]:
+    """A digest of each attribute of the user's env, its class and the user's wrappers, by name.
+
+    Of what is no number, text, array, generator, or made of them, its type counts alone.
+    """
+    found: dict[str, str] = {}
+    layer: Any = env
+    while layer is not None:
+        inner = layer.env if isinstance(layer, gymnasium.Wrapper) else None
+        if not type(layer).__module__.startswith(LIBRARIES):
+            whose = "" if inner is None else f"{type(layer).__name__}."
+            for name, value in {**_data(vars(type(layer))), **_data(vars(layer))}.items():
+                digest = hashlib.sha256()
+                with suppress(Exception):  # what cannot be read stays unsaid
+                    _take(value, digest, itertools.count())
+                found[whose + name] = digest.hexdigest()[:12]
+        layer = inner
+    return found
+
+
+def _data(named: Mapping[str, Any]) -> dict[str, Any]:
+    hidden = {name for name in named if name in NOTED_ELSEWHERE or name.startswith("__")}
+    return {name: one for name, one in named.items() if name not in hidden and not isinstance(one, NO_DATA)}
+
+
+def _take(value: object, digest: hashlib._Hash, parts: Iterator[int], depth: int = 0) -> None:
+    if next(parts) > MOST_PARTS or depth > MOST_DEPTH:
+        return
+    digest.update(type(value).__name__.encode())
+    inside: Iterable[object] = ()
+    if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
+        digest.update(repr(value).encode("utf-8", "replace"))
+    elif isinstance(value, np.memmap):  # its file outlives the process
+        return
+    elif isinstance(value, np.ndarray):
+        seen = value.flat[:: 1 + value.size // MOST_PARTS]  # of a data set a sample: checkpoints must not wait for it
+        digest.update(repr((value.shape, value.dtype)).encode() + (b"" if value.dtype.hasobject else seen.tobytes()))
+    elif isinstance(value, np.random.Generator):
+        inside = [value.bit_generator.state]
+    elif isinstance(value, Mapping):
+        inside = itertools.chain.from_iterable(value.items())
+    elif isinstance(value, (list, tuple, deque)):
+        inside = value
+    elif hasattr(value, "__dict__") and not type(value).__module__.startswith(LIBRARIES):
+        inside = [_data(vars(value))]
+    for item in inside:
+        _take(item, digest, parts, depth + 1)

@@ -63,7 +63,7 @@ class Layout(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What bare kernels cannot make."""
+    """Constant arrays: kernels without reference counts (`njit_bare`) cannot allocate them."""
 
     zeros: Float32Array  # (S,)
     ones: Float32Array  # (BLOCK,)

@@ -1,6 +1,6 @@
 """The PPO update of an MLP policy as compiled kernels: forward, log-probabilities, clipped loss, backward, gradient
 clipping and Adam without a Python call per layer; for choices, and for continuous actions of a diagonal Gaussian.
-`acting.py` has the acting step.
+`actor_critic.py` has the calls.
 
 Same algorithm as `algos/ppo.py`, other order of summation (class `rounding`): gradients agree with autograd to 1e-5
 relative (tests/kernels/test_ppo_kernels.py).
@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasttrain.batch import Float32Array, Float64Array, Int32Array, Int64Array
-from fasttrain.jit import njit_bare, njit_inline, njit_inner
+from fasttrain.jit import njit_inline, njit_inner
 from fasttrain.kernels.dense import add_to_rows, clip_and_adam, sum_rows, worst_of
-from fasttrain.kernels.gaussian import add_log_std_slopes, log_stds_of, rate_point
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,
@@ -31,14 +30,13 @@ from fasttrain.kernels.nets import (
     last_of_net,
     padded_rows,
     softmax,
-    transpose_hidden,
 )
 from fasttrain.kernels.simd import dot_rows, fetch
-from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
 NUM_STATISTICS = 7
 POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIPPED, APPROX_KL, LOSS, GRAD_NORM = range(NUM_STATISTICS)
 NO_STEP = -1.0  # in the place of a gradient norm: none was asked for
+HALF_LOG_2_PI = np.float32(0.5 * math.log(2 * math.pi))
 
 
 class LossSettings(NamedTuple):
@@ -113,6 +111,56 @@ def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float3
             probs[3, m] = np.float32(taken)
         begin, offset = end, offset + dims[k]
     return log_prob, entropy
+
+
+@njit_inline
+def log_stds_of(flat: Float32Array, layout: Layout) -> Float32Array:
+    """A view (A,) of the log standard deviations among parameters or gradients; (0,) where actions are choices."""
+    at = max(layout.log_std, 0)
+    return flat[at : at + (layout.dims.sum() if layout.log_std >= 0 else 0)]
+
+
+@njit_inline
+def draw_point(log_stds: Float32Array, normals: Float32Array, means: Float32Array, point: Float32Array) -> Any:
+    """A continuous action (A,) of a diagonal Gaussian into `point`; returns its log-probability."""
+    log_prob = np.float32(0)
+    for d in range(len(log_stds)):
+        point[d] = means[d] + np.exp(log_stds[d]) * normals[d]
+        log_prob -= np.float32(0.5) * normals[d] * normals[d] + log_stds[d] + HALF_LOG_2_PI
+    return log_prob
+
+
+@njit_inline
+def rate_point(log_stds: Float32Array, point: Float32Array, probs: Float32Array) -> tuple[Any, Any]:
+    """Log-probability of a continuous action (A,) and entropy, of one row, from the Gaussian's means (A,) in probs[1].
+
+    probs (4, A) then holds what makes the slopes in the means those of `rate` in its logits: zeros in rows 0 and 2, and
+    in row 3 (action - mean) ÷ variance.
+    """
+    log_prob, entropy = np.float32(0), np.float32(0)
+    for d in range(len(log_stds)):
+        precision = np.exp(-log_stds[d])
+        z = (point[d] - probs[1, d]) * precision
+        log_prob -= np.float32(0.5) * z * z + log_stds[d] + HALF_LOG_2_PI
+        entropy += np.float32(0.5) + HALF_LOG_2_PI + log_stds[d]
+        probs[0, d], probs[2, d], probs[3, d] = np.float32(0), np.float32(0), z * precision
+    return log_prob, entropy
+
+
+@njit_inline
+def add_log_std_slopes(
+    slope: Any, entropy_share: Any, log_stds: Float32Array, probs: Float32Array, out: Float32Array
+) -> None:
+    """The row's gradients in the log standard deviations, added to `out` (A,).
+
+    Args:
+        slope: of the loss in the row's log-probability.
+        entropy_share: by which a nat of entropy lowers the loss.
+        probs: as `rate_point` left it.
+    """
+    for d in range(len(log_stds)):
+        z = probs[3, d] * np.exp(log_stds[d])
+        out[d] += slope * (z * z - np.float32(1)) - entropy_share
 
 
 @njit_inner
@@ -201,8 +249,7 @@ def value_block(
 
 @njit_inline
 def gradient_of_part(
-    order: Int64Array,  # rows of one part
-    batch: int,  # rows of the whole minibatch
+    batch: Int64Array,  # (B,) rows of the minibatch
     flat: Float32Array,
     layout: Layout,
     rows: Rows,
@@ -210,14 +257,16 @@ def gradient_of_part(
     scratch: Scratch,
     part: int,
 ) -> None:
-    """Gradients and statistics of `order` into the sums of this part."""
+    """Gradients and statistics of one part's rows into its sums."""
+    count, parts = len(batch), len(scratch.gradients)
+    order = batch[count * part // parts : count * (part + 1) // parts]
     gradient, statistics = scratch.gradients[part], scratch.statistics[part]
     activations, deltas, probs = scratch.activations[part], scratch.deltas[part], scratch.probs[part]
     last, value_last = last_of_net(POLICY, layout, activations), last_of_net(VALUE, layout, activations)
     last_delta, value_delta = last_of_net(POLICY, layout, deltas), last_of_net(VALUE, layout, deltas)
     gradient[:] = 0.0
     statistics[:] = 0.0
-    share, size, mean, scale = 1.0 / batch, len(activations), scratch.moments[0], scratch.moments[1]
+    share, size, mean, scale = 1.0 / count, len(activations), scratch.moments[0], scratch.moments[1]
     constants = Constants(scratch.zeros, scratch.ones, scratch.every)
     lists = Lists(rows.values, rows.columns, rows.starts, rows.legal, rows.legal_starts)
     for begin in range(0, len(order), size):
@@ -249,48 +298,6 @@ def moments(order: Int64Array, advantages: Float32Array, normalize: bool, out: F
     for row in order:
         square += (advantages[row] - mean) ** 2
     out[0], out[1] = mean, 1.0 / (math.sqrt(square / (count - 1)) + 1e-8)
-
-
-@njit_inline
-def minibatch_gradient(
-    order: Int64Array,  # of the epoch
-    batch_size: int,
-    number: int,  # of the minibatch, from 0
-    flat: Float32Array,
-    layout: Layout,
-    rows: Rows,
-    loss: LossSettings,
-    scratch: Scratch,
-    team: Int64Array,
-    me: int,
-) -> bool:
-    """Loss gradient of a minibatch into `scratch.gradients[0]`, sums of statistics into `scratch.statistics[0]`.
-
-    The rows are cut into as many parts as `scratch` has room for, and thread 0 sums the parts in order: the result does
-    not depend on how many threads there are. The others take parts of the one that is
-    open; False: there was none.
-    """
-    parts, came = len(scratch.gradients), False
-    if me == 0:
-        moments(order[number * batch_size : (number + 1) * batch_size], rows.advantages, loss.normalize_advantage,
-                scratch.moments)  # fmt: skip
-        transpose_hidden(flat, layout, scratch.transposed)
-        team[NOTE] = number
-        open_pieces(team, parts)
-    part = claim(team, me)
-    while part >= 0:
-        begin = team[NOTE] * batch_size
-        batch = order[begin : begin + batch_size]
-        count = len(batch)
-        some = batch[count * part // parts : count * (part + 1) // parts]
-        gradient_of_part(some, count, flat, layout, rows, loss, scratch, part)
-        fetch_add(team, DONE, 1)
-        part, came = claim(team, me), True
-    if me > 0:
-        return came
-    wait_for(team, DONE, parts)
-    add_parts(scratch)
-    return True
 
 
 @njit_inline
@@ -331,42 +338,3 @@ def take_step(
                                      guarded)  # fmt: skip
     if guarded and math.isnan(means[GRAD_NORM]) and blamed[0] < 0:
         blamed[0] = worst_of(scratch.gradients[0])
-
-
-@njit_bare
-def train_epoch(
-    order: Int64Array,  # (M,) rows in the order they are drawn
-    batch_size: int,
-    flat: Float32Array,
-    exp_avg: Float32Array,
-    exp_avg_sq: Float32Array,
-    first_step: int,  # of Adam, from 1
-    layout: Layout,
-    rows: Rows,
-    loss: LossSettings,
-    adam: AdamSettings,
-    scratch: Scratch,
-    statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means, and the gradient's norm
-    guarded: bool,  # no step where loss or gradient is not finite; its norm is then NaN
-    blamed: Int64Array,  # (1,) in and out: the parameter, in `flat`, that was the cause of the first; -1: none yet
-    team: Int64Array,
-    me: int,  # thread 0 takes the steps, the others compute parts of the gradients
-) -> int:
-    """One epoch of minibatch steps; returns how many it came to: fewer than all where `target_kl` was exceeded."""
-    done, skipped, looks, minibatches = 0, 0, 0, -(-len(order) // batch_size)
-    begin_work(team, me, 0)
-    while is_open(team) if me > 0 else done < minibatches:
-        came = minibatch_gradient(order, batch_size, done, flat, layout, rows, loss, scratch, team, me)
-        if me > 0:
-            looks = 0 if came else looks + 1
-            rest(looks)
-            continue
-        count = min(batch_size, len(order) - done * batch_size)
-        take_step(count, flat, exp_avg, exp_avg_sq, first_step + done - skipped, loss, adam, scratch, statistics[done],
-                  guarded, blamed)  # fmt: skip
-        if statistics[done, GRAD_NORM] == NO_STEP:
-            break
-        skipped += guarded and math.isnan(statistics[done, GRAD_NORM])
-        done += 1
-    end_work(team, me)
-    return done

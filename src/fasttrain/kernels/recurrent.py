@@ -1,4 +1,4 @@
-"""A policy with LSTMs in compiled kernels: its PPO update, as `ppo.py` has an MLP's, and its part of `acting.py`.
+"""A policy with LSTMs in compiled kernels: its part of the calls of `actor_critic.py`, as `ppo.py` has an MLP's.
 
 An LSTM stands in the place of the first layer. Only inputs that are not zero enter its gates; sequences go through it
 step by step without padding (`lstm.py`), and its hidden states on through the nets a block of rows at a time. A
@@ -9,13 +9,12 @@ Legend: C LSTMs, the policy's and the value net's or one for both; H units; B ro
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array
-from fasttrain.jit import njit_bare, njit_inline, njit_inner
+from fasttrain.batch import BoolArray, Float32Array, Int64Array
+from fasttrain.jit import njit_inline, njit_inner
 from fasttrain.kernels.dense import add_product, sparse_backward, sparse_forward, sum_rows
 from fasttrain.kernels.lstm import lstm_backward, lstm_forward, next_cells, squash
 from fasttrain.kernels.nets import (
@@ -29,21 +28,8 @@ from fasttrain.kernels.nets import (
     forward_hidden,
     last_of_net,
     padded_rows,
-    transpose_hidden,
 )
-from fasttrain.kernels.ppo import (
-    GRAD_NORM,
-    NO_STEP,
-    AdamSettings,
-    LossSettings,
-    Scratch,
-    add_parts,
-    moments,
-    policy_block,
-    take_step,
-    value_block,
-)
-from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
+from fasttrain.kernels.ppo import LossSettings, Scratch, policy_block, value_block
 
 # Rows of `Cells.places`. Of each sequence: its first place in the minibatch, its length. Of each step: how many
 # sequences have it, the rank of the next sequence that ends with it, the first of its rows.
@@ -86,6 +72,15 @@ class Remembered(NamedTuple):
     lstms: Lstms
     past: Past  # of the N envs
     after: tuple[Float32Array, Float32Array, Float32Array, Float32Array]  # (N, H) out: the states then
+    cells: Cells
+
+
+class Sequences(NamedTuple):
+    """What the LSTMs read and write in an epoch."""
+
+    begins: BoolArray  # (M,) which of the rows, in their order, begin a sequence, besides the first of a minibatch
+    lstms: Lstms
+    past: Past  # of the M rows
     cells: Cells
 
 
@@ -285,15 +280,14 @@ def gradient_of_sequences(
     begins: BoolArray,  # (B,)
     flat: Float32Array,
     layout: Layout,
-    lstms: Lstms,
     rows: Rows,
-    past: Past,
     loss: LossSettings,
     scratch: Scratch,
-    cells: Cells,
+    memory: Sequences,
     part: int,
 ) -> None:
     """Gradients and statistics of one part's sequences into its sums."""
+    lstms, past, cells = memory.lstms, memory.past, memory.cells
     gradient, statistics, parts = scratch.gradients[part], scratch.statistics[part], len(scratch.gradients)
     activations, deltas, probs = scratch.activations[part], scratch.deltas[part], scratch.probs[part]
     last, value_last = last_of_net(POLICY, layout, activations), last_of_net(VALUE, layout, activations)
@@ -335,62 +329,3 @@ def transpose_cells(flat: Float32Array, lstms: Lstms, transposed: Float32Array) 
         for c in range(units):
             for j in range(4 * units):
                 transposed[at + j * units + c] = flat[at + c * 4 * units + j]
-
-
-@njit_bare
-def train_sequences(
-    order: Int64Array,  # (M,) rows in the order they are drawn
-    begins: BoolArray,  # (M,) which begin a sequence, besides the first of a minibatch
-    batch_size: int,
-    flat: Float32Array,
-    exp_avg: Float32Array,
-    exp_avg_sq: Float32Array,
-    first_step: int,
-    layout: Layout,
-    lstms: Lstms,
-    rows: Rows,
-    past: Past,
-    loss: LossSettings,
-    adam: AdamSettings,
-    scratch: Scratch,
-    cells: Cells,
-    statistics: Float64Array,
-    guarded: bool,
-    blamed: Int64Array,
-    team: Int64Array,
-    me: int,
-) -> int:
-    """`ppo.train_epoch` with memory; what is not described here is as there."""
-    done, skipped, looks, minibatches = 0, 0, 0, -(-len(order) // batch_size)
-    begin_work(team, me, 0)
-    while is_open(team) if me > 0 else done < minibatches:
-        came = False
-        if me == 0:
-            batch = order[done * batch_size : (done + 1) * batch_size]
-            moments(batch, rows.advantages, loss.normalize_advantage, scratch.moments)
-            transpose_hidden(flat, layout, scratch.transposed)
-            transpose_cells(flat, lstms, scratch.transposed)
-            team[NOTE] = done
-            open_pieces(team, len(scratch.gradients))
-        part = claim(team, me)
-        while part >= 0:
-            begin, end = team[NOTE] * batch_size, (team[NOTE] + 1) * batch_size
-            gradient_of_sequences(order[begin:end], begins[begin:end], flat, layout, lstms, rows, past, loss, scratch,
-                                  cells, part)  # fmt: skip
-            fetch_add(team, DONE, 1)
-            part, came = claim(team, me), True
-        if me > 0:
-            looks = 0 if came else looks + 1
-            rest(looks)
-            continue
-        wait_for(team, DONE, len(scratch.gradients))
-        add_parts(scratch)
-        count = min(batch_size, len(order) - done * batch_size)
-        take_step(count, flat, exp_avg, exp_avg_sq, first_step + done - skipped, loss, adam, scratch, statistics[done],
-                  guarded, blamed)  # fmt: skip
-        if statistics[done, GRAD_NORM] == NO_STEP:
-            break
-        skipped += guarded and math.isnan(statistics[done, GRAD_NORM])
-        done += 1
-    end_work(team, me)
-    return done

@@ -17,9 +17,8 @@ import numpy as np
 from fasttrain.batch import Float32Array, Float64Array, Int64Array
 from fasttrain.jit import njit, njit_bare, njit_inline, njit_inner, njit_relaxed
 from fasttrain.kernels.dense import LARGEST, clip_and_adam, worst_of
-from fasttrain.kernels.gaussian import HALF_LOG_2_PI
 from fasttrain.kernels.nets import Constants, Layout, padded_rows
-from fasttrain.kernels.ppo import AdamSettings
+from fasttrain.kernels.ppo import HALF_LOG_2_PI, AdamSettings
 from fasttrain.kernels.q import NET, Pieces, backward, collect, forward, lay_ahead, lay_back, q_values_of, to_inputs
 from fasttrain.kernels.simd import PAD
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
@@ -367,14 +366,14 @@ def train_update(
         if me == 0:
             team[NOTE] = stage
             open_pieces(team, most)
-        piece, came = claim(team, me), False
+        piece, worked = claim(team, me), False
         while piece >= 0:
             if piece < pieces_of(team[NOTE], parts, critics):
                 work_on(team[NOTE], piece, update, scratch, statistics)
             fetch_add(team, DONE, 1)
-            piece, came = claim(team, me), True
+            piece, worked = claim(team, me), True
         if me > 0:
-            looks = 0 if came else looks + 1
+            looks = 0 if worked else looks + 1
             rest(looks)
             continue
         wait_for(team, DONE, most)

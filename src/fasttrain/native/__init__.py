@@ -15,10 +15,10 @@ _PUBLIC = {
     "SingleGame": "fasttrain.native.batch",
     "bytes_of": "fasttrain.native.batch",
     "load_bytes": "fasttrain.native.batch",
-    "random_below": "fasttrain.native.stream",
-    "random_bits": "fasttrain.native.stream",
-    "random_unit": "fasttrain.native.stream",
-    "seed_stream": "fasttrain.native.stream",
+    "random_below": "fasttrain.native.batch",
+    "random_bits": "fasttrain.native.batch",
+    "random_unit": "fasttrain.native.batch",
+    "seed_stream": "fasttrain.native.batch",
 }
 
 __all__ = [

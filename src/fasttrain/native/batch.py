@@ -15,13 +15,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import DTypeLike, NDArray
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Slots, load_into
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Record, Slots, load_into
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.threads import ThreadChoice
 
 GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+MIX_2 = np.uint64(0x94D049BB133111EB)
+U11, U27, U30, U31, U32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
 
 
 class GameBatch(ABC):
@@ -137,11 +141,7 @@ class GameBatch(ABC):
         return named | {"final_observations": self.final_observations}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from there.
-
-        Raises:
-            ConfigError: see `ResumableGame`; kernels index by these numbers without looking.
-        """
+        """Go on from there. Raises ConfigError: see `ResumableGame`; kernels index by these numbers without looking."""
         games = arrays.get("games")
         if games is not None and games.dtype == self.records.dtype and (why := self._impossible(games)):
             raise ConfigError(f"the checkpoint's games of {self._title} cannot be: {why}")
@@ -315,3 +315,35 @@ def load_bytes(like: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> di
             raise ValueError(f"{name} has {given.size} bytes, not {array.nbytes}")
         found[name] = given.view(array.dtype).reshape(array.shape)
     return found
+
+
+# --- a game's own random stream, splitmix64, in the field `rng` of its record
+
+
+@njit
+def random_bits(game: Record) -> Any:
+    """The next 64 bits of the game's splitmix64 stream."""
+    game.rng = game.rng + GOLDEN
+    bits = game.rng
+    bits = (bits ^ (bits >> U30)) * MIX_1
+    bits = (bits ^ (bits >> U27)) * MIX_2
+    return bits ^ (bits >> U31)
+
+
+@njit
+def random_below(game: Record, bound: int) -> Any:
+    """Uniform int64 in 0..bound-1 (bound < 2^16; the bias of the multiply-shift is below 2^-16 / bound)."""
+    return np.int64(((random_bits(game) >> U32) * np.uint64(bound)) >> U32)
+
+
+@njit
+def random_unit(game: Record) -> Any:
+    """Uniform float64 in [0, 1)."""
+    return np.float64(random_bits(game) >> U11) * (1.0 / 9007199254740992.0)
+
+
+@njit
+def seed_stream(game: Record, seed: int) -> None:
+    """Begin the stream of `seed` (uint64): one splitmix step parts neighbouring seeds."""
+    game.rng = seed
+    game.rng = random_bits(game)

@@ -25,7 +25,7 @@ MOVED = {  # to where a stored value belongs too
 }
 CLASS_PATHS = {  # modules that were moved, as stored, typed and imported, and where they are now; the first one holds
     "fasttrain.games.batch": "fasttrain.native.batch",
-    "fasttrain.games.stream": "fasttrain.native.stream",
+    "fasttrain.games.stream": "fasttrain.native.batch",
     "fasttrain.games": "fasttrain_games",
     "fasttrain.daemons": "fasttrain_engines",
     "fasttrain.vec.games": "fasttrain_engines.vec_env",

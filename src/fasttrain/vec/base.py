@@ -102,11 +102,7 @@ class EmptyMasks:
         envs: Int64Array | None = None,  # (N,); None: all
         whose: str = "",
     ) -> None:
-        """Look at the masks of one decision in each of some envs.
-
-        Raises:
-            EnvError: some allow nothing, and `raises`.
-        """
+        """Look at the masks of one decision in each of some envs. Raises EnvError: some allow nothing, and `raises`."""
         self.step = self.step if step is None else step
         rows = stuck_envs(action_masks, dims)
         if not len(rows):

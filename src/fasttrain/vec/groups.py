@@ -76,11 +76,7 @@ class WorkerGroups:
         return [self._taken(group) for group in groups]
 
     def _taken(self, group: int) -> GroupStep:
-        """Wait until that worker has stepped.
-
-        Raises:
-            EnvError: an env or a worker failed.
-        """
+        """Wait until that worker has stepped. Raises EnvError: an env or a worker failed."""
         env, crew = self.env, self.env.crew
         began = time.perf_counter_ns()
         deadline = time.monotonic() + crew.options.step_timeout_s

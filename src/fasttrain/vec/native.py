@@ -20,11 +20,7 @@ from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
 
 def check_game(game: Any) -> None:
-    """Whether it has what a `NativeGame` needs.
-
-    Raises:
-        EnvSpecError: names what it lacks.
-    """
+    """Whether it has what a `NativeGame` needs. Raises EnvSpecError: names what it lacks."""
     name, needed = type(game).__name__, ("num_envs", "observation_space", "action_space", "final_observations", "bind",
                                          "reset", "step", "episode_info", "opponents_ns")  # fmt: skip
     if lacks := [one for one in needed if not hasattr(game, one)]:

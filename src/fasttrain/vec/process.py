@@ -102,11 +102,7 @@ class WorkerProcess:
             self.channel.send(pack(TakeOn(settings, keeps)), timeout_s)
 
     def ready(self, timeout_s: float) -> Ready:
-        """The spaces of its envs, once they are built.
-
-        Raises:
-            WorkerLostError: they could not be, or not in time.
-        """
+        """The spaces of its envs, once they are built. Raises WorkerLostError: they could not be, or not in time."""
         answer = self.receive(timeout_s, "building its envs")
         opened(self.channel.go)
         opened(self.channel.done)
@@ -203,11 +199,7 @@ class WorkerProcess:
         self.channel.connection.close()
 
     def receive(self, timeout_s: float, doing: str) -> Any:
-        """Its next message.
-
-        Raises:
-            WorkerLostError: it died, or sent none in time.
-        """
+        """Its next message. Raises WorkerLostError: it died, or sent none in time."""
         try:
             payload = self.channel.receive(timeout_s)
         except DeadlineError:
@@ -262,7 +254,7 @@ class PipedProcess:
             raise self._lost(f"{self.name} ended with exit code {self.process.exitcode}: {error!r}") from error
 
     def end(self, timeout_s: float) -> None:
-        """End it, with all that it started: by itself when it finds its pipe closed, at the latest then."""
+        """Close its pipe, at which it ends by itself, and kill it with all that it started after `timeout_s`."""
         self.connection.close()
         if self._at_exit.still_active():
             ended(self.process, timeout_s)
@@ -270,7 +262,7 @@ class PipedProcess:
 
 
 def ended(process: BaseProcess, timeout_s: float) -> bool:
-    """Whether it has ended, at the latest then. `join` would wait for the children of its envs too."""
+    """Wait up to `timeout_s` for the process to end; whether it did. `join` would wait for its envs' children too."""
     deadline, pause_s = time.monotonic() + timeout_s, 0.001
     while process.is_alive():
         if time.monotonic() > deadline:

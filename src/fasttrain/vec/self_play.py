@@ -75,7 +75,7 @@ class OwnTurns:
         return seats
 
     def begin(self) -> None:
-        """The envs were reset: the game knows."""
+        """The envs were reset. Nothing to do: the game itself knows whose turn it is."""
 
     def step(self, actions: NDArray[Any]) -> list[FinishedEpisode]:
         """One decision in every env."""

@@ -124,7 +124,7 @@ def _kill_until(made: Future[Any], others: set[Any]) -> None:
         time.sleep(0.01)
 
 
-ROWS = 1000  # at least, between two looks for those of episodes that are over
+ROWS = 1000  # kept at least, before those of finished episodes are dropped
 
 
 class NotedVecEnv(DummyVecEnv):

@@ -242,11 +242,7 @@ def serve(channel: Channel, notify: Bell, settings: Settings | None) -> None:
 
 
 def pack(value: object) -> bytes:
-    """Pickle `value`.
-
-    Raises:
-        TypeError: it cannot be pickled; says what it is.
-    """
+    """Pickle `value`. Raises TypeError: it cannot be pickled; says what it is."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:

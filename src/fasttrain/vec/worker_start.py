@@ -32,7 +32,7 @@ from importlib import import_module
 from multiprocessing import current_process, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.util import Finalize
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fasttrain.terminal import let_output_end
 
@@ -193,16 +193,6 @@ _COUNTING = 1  # multiprocessing's own word for "semaphore, no mutex"
 _MOST = 2**15 - 1  # the least that POSIX lets a semaphore count
 
 
-class Semaphore(Protocol):
-    """What the two sides use."""
-
-    def acquire(self, block: bool = True, timeout: float | None = None, /) -> bool:
-        """Take one; False if there was none in time."""
-
-    def release(self) -> None:
-        """Add one."""
-
-
 class NamelessSemaphore:
     """Of one trainer and one process that it starts; POSIX. `acquire(block, timeout)` and `release()` of the C class.
 
@@ -231,12 +221,12 @@ class NamelessSemaphore:
         self._take_methods()
 
 
-def make_semaphore(context: multiprocessing.context.BaseContext) -> Semaphore:
+def make_semaphore(context: multiprocessing.context.BaseContext) -> Any:
     """One that counts from 0, to be handed to a process of this start method."""
     return context.Semaphore(0) if sys.platform == "win32" else NamelessSemaphore(context)
 
 
-def opened(semaphore: Semaphore) -> None:
+def opened(semaphore: Any) -> None:
     """The started process has it: nothing is left to be taken away."""
     if isinstance(semaphore, NamelessSemaphore):
         semaphore.name_gone()
@@ -310,8 +300,8 @@ class Channel(NamedTuple):
     """One end."""
 
     connection: Connection
-    go: Semaphore  # trainer → worker: a request is posted
-    done: Semaphore  # worker → trainer: the reply stands
+    go: Any  # a semaphore, trainer → worker: a request is posted
+    done: Any  # a semaphore, worker → trainer: the reply stands
 
     def send(self, payload: bytes, timeout_s: float | None = None) -> None:
         """Send `payload`.
@@ -358,13 +348,12 @@ class Channel(NamedTuple):
                 raise DeadlineError
 
 
-def acquire(semaphore: Semaphore, spin_s: float, timeout_s: float | None = None) -> bool:
+def acquire(semaphore: Any, spin_s: float, timeout_s: float | None = None) -> bool:
     """Take `semaphore`: look for `spin_s` without giving the core away, then sleep. False after `timeout_s`."""
     if semaphore.acquire(False):
         return True
-    if spin_s:
-        until = time.perf_counter() + spin_s
-        while time.perf_counter() < until:
-            if semaphore.acquire(False):
-                return True
-    return semaphore.acquire(True, timeout_s)
+    until = time.perf_counter() + spin_s
+    while time.perf_counter() < until:
+        if semaphore.acquire(False):
+            return True
+    return bool(semaphore.acquire(True, timeout_s))

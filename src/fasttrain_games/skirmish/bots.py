@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fasttrain.batch import Record
 from fasttrain.jit import njit
-from fasttrain.native.stream import random_below
+from fasttrain.native.batch import random_below
 from fasttrain_games.skirmish.moves import (
     STEP_X,
     STEP_Y,

@@ -12,7 +12,7 @@ from typing import Any
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Record, Records
 from fasttrain.jit import njit
-from fasttrain.native.stream import seed_stream
+from fasttrain.native.batch import seed_stream
 from fasttrain.threads import CHUNK, begin_work, claim, end_work
 from fasttrain_games.skirmish.bots import play_phase
 from fasttrain_games.skirmish.moves import choices_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from fasttrain.batch import Float64Array, Record
 from fasttrain.jit import njit
-from fasttrain.native.stream import random_below, random_unit
+from fasttrain.native.batch import random_below, random_unit
 from fasttrain_games.skirmish.combat import attack, charge, die, fight, models_of
 from fasttrain_games.skirmish.moves import STEP_X, STEP_Y, marker_distance, move_reach, put_unit, steps_of_move
 from fasttrain_games.skirmish.state import (

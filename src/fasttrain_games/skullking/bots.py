@@ -12,7 +12,7 @@ import numpy as np
 
 from fasttrain.batch import Float64Array, Record
 from fasttrain.jit import njit, njit_inline
-from fasttrain.native.stream import random_below
+from fasttrain.native.batch import random_below
 from fasttrain_games.skullking.hard_bot import hard_bid, hard_play
 from fasttrain_games.skullking.rules import (
     NUM_NUMBERED,

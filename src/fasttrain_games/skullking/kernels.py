@@ -13,7 +13,7 @@ import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Record, Records
 from fasttrain.jit import njit, njit_inline
-from fasttrain.native.stream import random_unit
+from fasttrain.native.batch import random_unit
 from fasttrain.threads import CHUNK, begin_work, claim, end_work
 from fasttrain_games.skullking.bots import SELF, bot_bid, bot_play
 from fasttrain_games.skullking.observation import (

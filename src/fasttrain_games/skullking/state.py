@@ -13,7 +13,7 @@ import numpy as np
 
 from fasttrain.batch import Float64Array, Record, Records
 from fasttrain.jit import njit
-from fasttrain.native.stream import random_below, seed_stream
+from fasttrain.native.batch import random_below, seed_stream
 from fasttrain_games.skullking.rules import (
     KIND,
     LEAD_NONE,

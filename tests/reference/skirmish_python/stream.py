@@ -1,4 +1,4 @@
-"""A game's random stream in plain Python: splitmix64, number for number that of `fasttrain.native.stream`."""
+"""A game's random stream in plain Python: splitmix64, number for number that of `fasttrain.native.batch`."""
 
 from __future__ import annotations
 

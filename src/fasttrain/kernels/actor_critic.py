@@ -1,19 +1,21 @@
-"""The acting step in one compiled call: forward, masked softmax or Gaussian, draw, log-probability, value."""
+"""The two compiled calls of an actor-critic, of an MLP or of LSTMs before it: a step of acting (forward, masked softmax
+or Gaussian, draw, log-probability, value), and an epoch of PPO."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
-from fasttrain.batch import BoolArray, Float32Array, Int32Array, Int64Array
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int32Array, Int64Array
 from fasttrain.jit import njit_bare, njit_inner
-from fasttrain.kernels.gaussian import draw_point, log_stds_of
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,
     Layout,
     Lists,
+    Rows,
     count_entries,
     forward_block,
     head_logits,
@@ -21,11 +23,30 @@ from fasttrain.kernels.nets import (
     last_of_net,
     list_entries,
     softmax,
+    transpose_hidden,
 )
-from fasttrain.kernels.ppo import Scratch
-from fasttrain.kernels.recurrent import Remembered, forward_remembering
+from fasttrain.kernels.ppo import (
+    GRAD_NORM,
+    NO_STEP,
+    AdamSettings,
+    LossSettings,
+    Scratch,
+    add_parts,
+    draw_point,
+    gradient_of_part,
+    log_stds_of,
+    moments,
+    take_step,
+)
+from fasttrain.kernels.recurrent import (
+    Remembered,
+    Sequences,
+    forward_remembering,
+    gradient_of_sequences,
+    transpose_cells,
+)
 from fasttrain.kernels.simd import dot_rows
-from fasttrain.threads import begin_work, claim, end_work
+from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
 
 @njit_bare
@@ -149,3 +170,69 @@ def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Flo
         log_prob += probs[1, chosen]
         begin, offset = end, offset + dims[k]
     return log_prob
+
+
+@njit_bare
+def train_epoch(
+    order: Int64Array,  # (M,) rows in the order they are drawn
+    batch_size: int,
+    flat: Float32Array,
+    exp_avg: Float32Array,
+    exp_avg_sq: Float32Array,
+    first_step: int,  # of Adam, from 1
+    layout: Layout,
+    rows: Rows,
+    loss: LossSettings,
+    adam: AdamSettings,
+    scratch: Scratch,
+    memory: Sequences | None,  # of LSTMs before the nets; None: there are none, and the branches are not compiled
+    statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means, and the gradient's norm
+    guarded: bool,  # no step where loss or gradient is not finite; its norm is then NaN
+    blamed: Int64Array,  # (1,) in and out: the parameter, in `flat`, that was the cause of the first; -1: none yet
+    team: Int64Array,
+    me: int,  # thread 0 takes the steps, the others compute parts of the gradients
+) -> int:
+    """One epoch of minibatch steps; returns how many it came to: fewer than all where `target_kl` was exceeded.
+
+    The rows of a minibatch are cut into as many parts as `scratch` has room for, and thread 0 sums the parts in order:
+    the result does not depend on how many threads there are.
+    """
+    done, skipped, looks, minibatches = 0, 0, 0, -(-len(order) // batch_size)
+    parts = len(scratch.gradients)
+    begin_work(team, me, 0)
+    while is_open(team) if me > 0 else done < minibatches:
+        worked = False
+        if me == 0:
+            batch = order[done * batch_size : (done + 1) * batch_size]
+            moments(batch, rows.advantages, loss.normalize_advantage, scratch.moments)
+            transpose_hidden(flat, layout, scratch.transposed)
+            if memory is not None:
+                transpose_cells(flat, memory.lstms, scratch.transposed)
+            team[NOTE] = done
+            open_pieces(team, parts)
+        part = claim(team, me)
+        while part >= 0:
+            begin = team[NOTE] * batch_size
+            some = order[begin : begin + batch_size]
+            if memory is None:
+                gradient_of_part(some, flat, layout, rows, loss, scratch, part)
+            else:
+                begins = memory.begins[begin : begin + batch_size]
+                gradient_of_sequences(some, begins, flat, layout, rows, loss, scratch, memory, part)
+            fetch_add(team, DONE, 1)
+            part, worked = claim(team, me), True
+        if me > 0:
+            looks = 0 if worked else looks + 1
+            rest(looks)
+            continue
+        wait_for(team, DONE, parts)
+        add_parts(scratch)
+        count = min(batch_size, len(order) - done * batch_size)
+        take_step(count, flat, exp_avg, exp_avg_sq, first_step + done - skipped, loss, adam, scratch, statistics[done],
+                  guarded, blamed)  # fmt: skip
+        if statistics[done, GRAD_NORM] == NO_STEP:
+            break
+        skipped += guarded and math.isnan(statistics[done, GRAD_NORM])
+        done += 1
+    end_work(team, me)
+    return done

@@ -12,7 +12,7 @@ from scipy import stats
 from test_ppo_kernels import make_policy
 
 from fasttrain.accelerators.kernels import KernelEngine
-from fasttrain.algos.engine import EngineSettings, Stored
+from fasttrain.algos.engine import EngineSettings, RolloutRow
 from fasttrain.threads import ThreadChoice
 
 
@@ -130,7 +130,7 @@ def test_masks_need_not_be_contiguous():
     masks = rng.random((20, 50)) < 0.3
     masks[3] = True
 
-    def drawn(masks: Any) -> Stored:
+    def drawn(masks: Any) -> RolloutRow:
         torch.manual_seed(0)
         return kernels.act(observations, masks).stored
 

@@ -13,7 +13,8 @@ from stable_baselines3.common.distributions import MultiCategoricalDistribution
 from torch import Tensor
 from torch.distributions import Categorical
 
-from fasttrain.algos import losses
+from fasttrain.accelerators import compiled
+from fasttrain.algos import policy_view, ppo, step
 from fasttrain.buffers.rollout import RolloutBatch
 
 LN2 = math.log(2.0)
@@ -32,10 +33,10 @@ def random_case(rows: int, width: int, scale: float = 1.0) -> tuple[Tensor, Tens
 def test_masked_probabilities_by_hand():
     logits = torch.tensor([[0.0, 0.0, 5.0], [1.0, 1.0 + LN2, 0.0]])
     masks = torch.tensor([[True, True, False], [True, True, False]])
-    log_probs = losses.masked_log_normalize(losses.log_normalize(logits), losses.as_legal(masks))
+    log_probs = policy_view.masked_log_normalize(policy_view.log_normalize(logits), policy_view.as_legal(masks))
     expected = torch.tensor([[0.5, 0.5, 0.0], [1 / 3, 2 / 3, 0.0]])
     torch.testing.assert_close(log_probs.exp(), expected)
-    log_prob, entropy = losses.log_prob_and_entropy(logits, torch.tensor([0, 1]), masks)
+    log_prob, entropy = policy_view.log_prob_and_entropy(logits, torch.tensor([0, 1]), masks)
     torch.testing.assert_close(log_prob, torch.tensor([-LN2, math.log(2 / 3)]))
     torch.testing.assert_close(entropy, torch.tensor([LN2, math.log(3) - 2 / 3 * LN2]))
 
@@ -43,12 +44,12 @@ def test_masked_probabilities_by_hand():
 def test_a_single_legal_action_is_certain():
     masks = torch.tensor([[False, True, False]])
     logits = torch.tensor([[30.0, -30.0, 0.0]], requires_grad=True)
-    log_prob, entropy = losses.log_prob_and_entropy(logits, torch.tensor([1]), masks)
+    log_prob, entropy = policy_view.log_prob_and_entropy(logits, torch.tensor([1]), masks)
     (log_prob + entropy).sum().backward()
     assert log_prob.item() == 0
     assert entropy.item() == 0
     assert logits.grad.abs().max() == 0
-    assert losses.sample(logits.detach(), masks)[0].tolist() == [1]
+    assert policy_view.sample(logits.detach(), masks)[0].tolist() == [1]
 
 
 @pytest.mark.parametrize("masked", [True, False])
@@ -66,7 +67,7 @@ def test_values_and_gradients_are_those_of_the_distributions(masked, entropy_wei
         return distribution.log_prob(actions), distribution.entropy()
 
     def ours(tensor: Tensor) -> tuple[Tensor, Tensor]:
-        return losses.log_prob_and_entropy(tensor, actions, masks if masked else None, entropy_weight != 0)
+        return policy_view.log_prob_and_entropy(tensor, actions, masks if masked else None, entropy_weight != 0)
 
     assert_same_values_and_gradients(stock, ours, logits, weights, entropy_weight)
 
@@ -89,7 +90,7 @@ def test_multi_discrete_values_and_gradients(dims, masked):
         return distribution.log_prob(actions), distribution.entropy()
 
     def ours(tensor: Tensor) -> tuple[Tensor, Tensor]:
-        return losses.multi_log_prob_and_entropy(tensor, actions, dims, masks if masked else None)
+        return policy_view.multi_log_prob_and_entropy(tensor, actions, dims, masks if masked else None)
 
     assert_same_values_and_gradients(stock, ours, logits, weights, 0.01)
 
@@ -111,13 +112,13 @@ def test_gradient_against_finite_differences():
     logits, masks, actions = random_case(3, 4)
     logits = logits.double().requires_grad_(True)
     # The mask factor is float32, exact for 0 and 1, and so does not limit the precision of float64 logits.
-    assert torch.autograd.gradcheck(lambda x: losses.log_prob_and_entropy(x, actions, masks), (logits,))
-    assert torch.autograd.gradcheck(lambda x: losses.log_prob_and_entropy(x, actions), (logits,))
+    assert torch.autograd.gradcheck(lambda x: policy_view.log_prob_and_entropy(x, actions, masks), (logits,))
+    assert torch.autograd.gradcheck(lambda x: policy_view.log_prob_and_entropy(x, actions), (logits,))
 
 
 def test_entropy_is_only_a_statistic_without_its_gradient():
     logits, masks, actions = random_case(4, 5)
-    log_prob, entropy = losses.log_prob_and_entropy(logits.requires_grad_(True), actions, masks, False)
+    log_prob, entropy = policy_view.log_prob_and_entropy(logits.requires_grad_(True), actions, masks, False)
     assert log_prob.requires_grad
     assert not entropy.requires_grad
 
@@ -131,28 +132,28 @@ def test_samples_are_those_of_the_distributions(masked):
     torch.manual_seed(3)
     expected = distribution.sample()
     torch.manual_seed(3)
-    actions, log_probs = losses.sample(logits, masks if masked else None)
+    actions, log_probs = policy_view.sample(logits, masks if masked else None)
     assert torch.equal(actions, expected)
     assert torch.equal(log_probs, distribution.log_prob(expected))
 
 
 @pytest.mark.parametrize("agree", [True, False])
 def test_draws_are_those_of_multinomial(agree: bool, monkeypatch: pytest.MonkeyPatch):
-    assert losses._exponentials_agree(), "the short way is meant for this version of torch"
-    monkeypatch.setattr(losses, "_exponentials_agree", lambda: agree)
+    assert policy_view._exponentials_agree(), "the short way is meant for this version of torch"
+    monkeypatch.setattr(policy_view, "_exponentials_agree", lambda: agree)
     for seed, shape in enumerate([(1, 2), (3, 1), (50, 7), (256, 86)]):
         probs = torch.softmax(torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3, -1)
         probs[:, 1:2] = 0.0
         torch.manual_seed(seed)
         expected, after = torch.multinomial(probs, 1, True), torch.get_rng_state()
         torch.manual_seed(seed)
-        assert torch.equal(losses.draw(probs), expected)
+        assert torch.equal(policy_view.draw(probs), expected)
         assert torch.equal(torch.get_rng_state(), after), "the stream goes on where it would"
 
 
 def test_drawing_from_nan_is_an_error():
     with pytest.raises(RuntimeError, match="nan"):
-        losses.sample(torch.tensor([[0.0, float("nan")]]))
+        policy_view.sample(torch.tensor([[0.0, float("nan")]]))
 
 
 def test_multi_samples_are_those_of_the_distributions():
@@ -164,7 +165,7 @@ def test_multi_samples_are_those_of_the_distributions():
     torch.manual_seed(3)
     expected = distribution.sample()
     torch.manual_seed(3)
-    actions, log_probs = losses.multi_sample(logits, dims, masks)
+    actions, log_probs = policy_view.multi_sample(logits, dims, masks)
     assert torch.equal(actions, expected)
     assert torch.equal(log_probs, distribution.log_prob(expected))
 
@@ -178,20 +179,20 @@ def rows(advantages: list[float], **columns: Any) -> RolloutBatch:
     return RolloutBatch(zero, zero, advantages=torch.tensor(advantages), action_masks=None, **given)
 
 
-def evaluated(values: list[float], log_probs: Any, entropy: Any = None) -> losses.Evaluated:
-    return losses.Evaluated(torch.tensor(values), torch.as_tensor(log_probs), entropy)
+def evaluated(values: list[float], log_probs: Any, entropy: Any = None) -> policy_view.Evaluated:
+    return policy_view.Evaluated(torch.tensor(values), torch.as_tensor(log_probs), entropy)
 
 
 def test_normalised_advantages_by_hand():
     # mean 2, sample deviation 1
-    batch = losses.normalized(rows([1.0, 2.0, 3.0]), True)
+    batch = step.normalized(rows([1.0, 2.0, 3.0]), True)
     torch.testing.assert_close(batch.advantages, torch.tensor([-1.0, 0.0, 1.0]))
-    assert losses.normalized(rows([5.0]), True).advantages.tolist() == [5.0]
+    assert step.normalized(rows([5.0]), True).advantages.tolist() == [5.0]
 
 
 def test_policy_loss_by_hand():
     ratio = torch.tensor([1.5, 0.5, 1.5, 0.5])
-    terms = losses.ppo_terms(rows([1.0, 1.0, -1.0, -1.0]), evaluated([0.0] * 4, ratio.log()), 0.2, None)
+    terms = ppo.ppo_terms(rows([1.0, 1.0, -1.0, -1.0]), evaluated([0.0] * 4, ratio.log()), 0.2, None)
     # min(1.5, 1.2), min(0.5, 0.8), min(-1.5, -1.2), min(-0.5, -0.8)
     assert terms["policy_gradient_loss"].item() == pytest.approx(-(1.2 + 0.5 - 1.5 - 0.8) / 4)
 
@@ -201,20 +202,20 @@ def test_policy_loss_by_hand():
 @pytest.mark.parametrize("sequences", [None, "of a recurrent policy"])
 def test_value_loss_by_hand(sequences: Any, clip: float | None, expected: float):
     batch = rows([0.0, 0.0], returns=[1.0, 1.0], old_values=[0.0, 0.5])._replace(sequences=sequences)
-    terms = losses.ppo_terms(batch, evaluated([2.0, 0.0], [0.0, 0.0]), 0.2, clip)
+    terms = ppo.ppo_terms(batch, evaluated([2.0, 0.0], [0.0, 0.0]), 0.2, clip)
     assert terms["value_loss"].item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("entropy", "expected"), [(torch.tensor([0.5, 1.5]), -1.0), (None, -2.0)])
 def test_entropy_loss_by_hand(entropy: Any, expected: float):
-    terms = losses.ppo_terms(rows([0.0, 0.0]), evaluated([0.0, 0.0], [-1.0, -3.0], entropy), 0.2, None)
+    terms = ppo.ppo_terms(rows([0.0, 0.0]), evaluated([0.0, 0.0], [-1.0, -3.0], entropy), 0.2, None)
     assert terms["entropy_loss"].item() == expected
 
 
 def test_statistics_by_hand():
     ratio, one = torch.tensor([1.0, 2.0, 0.5, 1.1]), {"one": torch.ones(())}
-    numbers = losses.Coefficients(0.2, None, 0.0, 0.5)
-    terms = losses.with_loss(one, rows([0.0] * 4), evaluated([0.0] * 4, ratio.log()), numbers)
+    numbers = compiled.Coefficients(0.2, None, 0.0, 0.5)
+    terms = ppo.with_loss(one, rows([0.0] * 4), evaluated([0.0] * 4, ratio.log()), numbers)
     expected = (0 + (1 - LN2) + (-0.5 + LN2) + (0.1 - math.log(1.1))) / 4
     assert terms["approx_kl"].item() == pytest.approx(expected, abs=1e-6)
     assert terms["clip_fraction"].item() == 0.5

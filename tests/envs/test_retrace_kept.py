@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from fasttrain.envs.kept import kept_things
+from fasttrain.envs.retrace import kept_things
 
 
 class Level(gymnasium.Env[Any, Any]):
