@@ -9,17 +9,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain_engines.wire import (
-    FRAMINGS,
-    MOST_DEPTH,
-    GameLostError,
-    Json,
-    Lengths,
-    Lines,
-    MsgPack,
-    Text,
-    check_depth,
-)
+from fasttrain_engines.wire import FRAMINGS, MOST_DEPTH, GameLostError, Json, Lengths, Lines, MsgPack, Text, check_depth
 
 PAYLOADS = [b'{"a":1}', b"x", b'{"b":[1,2,3]}']
 

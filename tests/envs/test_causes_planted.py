@@ -219,10 +219,7 @@ class Refusing(Room):
 
 @pytest.mark.parametrize(
     ("refuses", "code"),
-    [
-        (lambda env, action: action == 1, "mask_not_respected"),
-        (lambda env, _: env.time == 2, "raised"),
-    ],
+    [(lambda env, action: action == 1, "mask_not_respected"), (lambda env, _: env.time == 2, "raised")],
 )
 def test_is_it_the_mask_or_the_step(refuses: Callable[[Any, Any], bool], code: str) -> None:
     finding = refused(Play(lambda: Refusing(refuses), lenient=True), "step raised", NEVER)

@@ -78,10 +78,7 @@ def test_plain_texts_stay_texts(folder: str, text: str):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (
-            "31_parts_names:doubld",
-            "x=31_parts_names:doubld: module .* has no 'doubld'; did you mean 'doubled'",
-        ),
+        ("31_parts_names:doubld", "x=31_parts_names:doubld: module .* has no 'doubld'; did you mean 'doubled'"),
         ("31_part_names:doubled", "no module named '31_part_names'; did you mean '31_parts_names'"),
         ({"call": "nowhere_names:f"}, "x: nowhere_names:f: no module named 'nowhere_names'"),
         ({"call": "31_parts_names:pair"}, r"x: calling 31_parts_names:pair with \{\} failed: TypeError"),

@@ -37,11 +37,7 @@ def duel(player: str, opponents: str, num_players: int = 4, games: int = 800) ->
 
 # (stronger, weaker, least win rate of one stronger among three weaker, most of one weaker among three stronger,
 #  least lead in points); a fair share is 0.25 and the standard error 0.018.
-LADDER = [
-    ("easy", "random", 0.65, 0.10, 120),
-    ("medium", "easy", 0.55, 0.06, 100),
-    ("hard", "medium", 0.40, 0.21, 45),
-]
+LADDER = [("easy", "random", 0.65, 0.10, 120), ("medium", "easy", 0.55, 0.06, 100), ("hard", "medium", 0.40, 0.21, 45)]
 
 
 @pytest.mark.parametrize(("stronger", "weaker", "least", "most", "lead"), LADDER)

@@ -33,11 +33,8 @@ class Twins:
             env.state = tuple(state.tolist())
             env.steps_beyond_terminated = None
             rows.append(env.step(int(action)))
-        return (
-            np.stack([row[0] for row in rows]),
-            np.array([row[1] for row in rows]),
-            np.array([row[2] for row in rows]),
-        )
+        seen, rewards, terminated, *_ = zip(*rows, strict=True)
+        return np.stack(seen), np.array(rewards), np.array(terminated)
 
 
 @needs_envpool
@@ -180,13 +177,9 @@ def test_what_c_plus_plus_envs_cannot_do_is_said() -> None:
     assert env.env_is_wrapped(gymnasium.Wrapper) == [False, False]
     with pytest.raises(RuntimeError, match="before the first reset"):
         env.step(np.zeros(2, np.int64))
-    for call in (
-        lambda: env.env_method("set_level", 3),
-        lambda: env.set_attr("level", 3),
-        lambda: env.set_options({"a": 1}),
-    ):
+    for name, *given in (("env_method", "set_level", 3), ("set_attr", "level", 3), ("set_options", {"a": 1})):
         with pytest.raises(EnvError, match="EnvPool"):
-            call()
+            getattr(env, name)(*given)
     env.reset()
     env.close()
 
@@ -197,11 +190,7 @@ def test_what_c_plus_plus_envs_cannot_do_is_said() -> None:
     [
         ("CartPol-v1", {}, r"env\.id=CartPol-v1 of EnvPool: no such task; did you mean .*'CartPole-v1'"),
         ("Zzzz", {}, r"no such task; envpool\.list_all_envs\(\) has all"),
-        (
-            "Pong-v5",
-            {"frame_skp": 2},
-            "unknown env.kwargs.frame_skp; did you mean 'frame_skip'.; EnvPool accepts: ",
-        ),
+        ("Pong-v5", {"frame_skp": 2}, "unknown env.kwargs.frame_skp; did you mean 'frame_skip'.; EnvPool accepts: "),
         ("CartPole-v1", {"reward_threshold": "x"}, "EnvPool refuses env.kwargs=.*'reward_threshold': 'x'.*TypeError"),
         ("CartPole-v1", {"num_envs": 3}, "env.kwargs.num_envs is set by fasttrain; take num_envs instead"),
         ("CartPole-v1", {"max_episode_steps": 3}, "take env.max_episode_steps instead"),
