@@ -14,7 +14,7 @@ import pytest
 import pig_games
 from conftest import RunCommand
 from fasttrain.envs.checkup import CheckupResult
-from fasttrain.runs.batches import looked_at
+from fasttrain.runs.batches import checkup_of_game
 from fasttrain_engines.vec_env import DaemonVecEnv
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
@@ -27,7 +27,7 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Look:
 
     def one(*arguments: Any, game: str = "pig:Pig", **kwargs: Any) -> CheckupResult:
         with closing(DaemonVecEnv(game, kwargs, 1, pig_games.settings(*arguments), 2, 1, tmp_path)) as games:
-            return looked_at(games, use_masks=True, max_steps=200, max_seconds=60.0)
+            return checkup_of_game(games, use_masks=True, max_steps=200, max_seconds=60.0)
 
     return one
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fasttrain.runs.folders import command_line, gone
+from fasttrain.runs.folders import command_line, missing_files
 
 
 @pytest.mark.parametrize("name", ["outputs/2026-01-31/12-00-00_ppo_1", "my runs/it's a=b", "back\\slash (1), [2]"])
@@ -24,7 +24,7 @@ def test_plain_names_stay_plain():
 def test_what_a_command_needs_of_a_run_and_is_gone_is_named(tmp_path: Path):
     for name in ("plan.json", "summary.json", "model.zip"):
         (tmp_path / name).touch()
-    assert gone(tmp_path, normalized=False, pooled=False, failed=()) == []
+    assert missing_files(tmp_path, normalized=False, pooled=False, failed=()) == []
     lost = ["vecnormalize.npz (it was written, and is gone)", "model.opponents.pt (it was written, and is gone)"]
-    assert gone(tmp_path, normalized=True, pooled=True, failed=()) == lost
-    assert gone(tmp_path, normalized=True, pooled=False, failed={"vecnormalize.npz": "full disk"}) == []
+    assert missing_files(tmp_path, normalized=True, pooled=True, failed=()) == lost
+    assert missing_files(tmp_path, normalized=True, pooled=False, failed={"vecnormalize.npz": "full disk"}) == []

@@ -16,7 +16,7 @@ import pytest
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import GROUP
-from fasttrain.runs.loggers import IDS, Home, Tracker, numbers_of, started
+from fasttrain.runs.loggers import IDS, Home, Tracker, numbers_of, start_tracker
 
 TYPED = ("engine=fast", "vec_env=dummy", "num_envs=2", "env.id=CartPole-v1", "algo=ppo", "algo.n_steps=64",
          "algo.n_epochs=1", "batch_size=64", "log_every=1", "eval.episodes=2", "report=false")  # fmt: skip
@@ -223,7 +223,7 @@ def test_only_fasttrains_own_trackers_have_extras(tmp_path: Path):
             import nothing_such  # noqa: F401
 
     with pytest.raises(ConfigError, match=r"^loggers: theirs needs what is not installed \(No module [^;]*\)$"):
-        started(Theirs, Home(tmp_path), {}, {})
+        start_tracker(Theirs, Home(tmp_path), {}, {})
 
 
 def test_the_cells_of_a_sweep_share_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -16,7 +16,7 @@ from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import metrics
-from fasttrain.runs.metrics import Endpoint, check_metrics, endpoint_of, served
+from fasttrain.runs.metrics import Endpoint, check_metrics, endpoint_of, serving
 from fasttrain.runs.progress import Progress
 from fasttrain_engines.figures import figures
 from fasttrain_engines.stats import Tally
@@ -66,7 +66,7 @@ def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytes
         list(import_module("prometheus_client.openmetrics.parser").text_string_to_metric_families(text))  # it is valid
         return {name: float(value) for name, value in re.findall(r"^([^#\n].*) (\S+)$", text, re.M)}
 
-    with served(settings, progress, env, model):
+    with serving(settings, progress, env, model):
         first = scraped()
         assert first["fasttrain_env_steps_total"] == 0
         assert "fasttrain_episode_reward_mean" not in first
@@ -85,7 +85,7 @@ def test_without_a_port_nothing_is_needed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     nothing: Any = None
     check_metrics(None)
-    with served(None, nothing, nothing, nothing):
+    with serving(None, nothing, nothing, nothing):
         pass
     with pytest.raises(ConfigError, match=r"loggers: prometheus: .* pip install 'fasttrain\[metrics\]'"):
         check_metrics(Endpoint(9100))

@@ -10,7 +10,7 @@ from sb3_contrib import MaskablePPO
 
 from conftest import Finished, RunCommand, configured
 from fasttrain.errors import ConfigError
-from fasttrain.runs.state import check_identity, digest_of, identity, traced
+from fasttrain.runs.state import check_identity, digest_of, identity, is_retraced
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_a_run_that_stored_what_its_game_now_declares_goes_on(run: Finished, fas
 
 def test_python_envs_are_noted():
     plain = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
-    assert traced(configured(*plain))
-    assert not traced(configured("+profile=speed", "vec_env=native", "checkpoint_every=10"))
+    assert is_retraced(configured(*plain))
+    assert not is_retraced(configured("+profile=speed", "vec_env=native", "checkpoint_every=10"))
     found = identity(configured(*plain))
     settings = found.pop("settings")
     assert found == {"algo": "ppo", "env": "CartPole-v1", "num_envs": 12}

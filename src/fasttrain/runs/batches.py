@@ -41,7 +41,7 @@ def check_native_options(config: Config) -> None:
         asked["env.max_episode_steps"] = env.max_episode_steps
         batch, way_out = f"the native batch of {env.id}: its kernels know no such option", "vec_env=dummy or shared"
     else:
-        backend = of(config)
+        backend = backend_for(config)
         batch, way_out = backend.what, backend.instead
         if backend is OF_VECTORS:
             asked |= {"env.max_episode_steps": env.max_episode_steps if env.entry_point else None, "env.masks": None}
@@ -75,7 +75,7 @@ def check_batch(
     with an external engine.
     """
     check_native_options(config)
-    backend = of(config)
+    backend = backend_for(config)
     what = backend.option(config.env)
     env = made_batch(config, 1) if backend.masked or config.algo.spec.masks != "must" else None
     if env is None or (config.algo.spec.masks == "must" and not env.has_attr("action_masks")):
@@ -104,14 +104,14 @@ def check_batch(
     return what, env.action_space, env.observation_space
 
 
-def of(config: Config) -> Backend:
+def backend_for(config: Config) -> Backend:
     """Who plays envs that are no single ones."""
     return backend_of(config.env) or OF_VECTORS
 
 
 def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> SlotVecEnv:
     """`num_envs` envs of a VectorEnv (registered or the user's) or of another backend, whose logs go to `folder`."""
-    env, backend = config.env, of(config)
+    env, backend = config.env, backend_for(config)
     if backend is not OF_VECTORS:
         built: SlotVecEnv = backend.build(config, num_envs, folder)
         return built
@@ -178,7 +178,7 @@ class OneGame(gymnasium.Env[Any, Any]):
         return {name: part[0] for name, part in copied.items()} if isinstance(copied, dict) else copied[0]
 
 
-def looked_at(games: SlotVecEnv, use_masks: bool, **limits: Any) -> CheckupResult:
+def checkup_of_game(games: SlotVecEnv, use_masks: bool, **limits: Any) -> CheckupResult:
     """The checkup of the one row of `games`. No engine need take a seed: one that does not is no finding."""
     game = OneGame(games)
     result = checkup(lambda: game, use_masks=use_masks, copies=False, **limits)

@@ -26,10 +26,10 @@ from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.machine import process_age_s
 from fasttrain.perf.report import perf_dict
 from fasttrain.perf.stock import StockPhases, TimedVecEnv, is_stock, optimizers_of
-from fasttrain.runs.loggers import made, note
+from fasttrain.runs.loggers import instance_of, note
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.progress import EVALUATING
-from fasttrain.runs.state import wandering
+from fasttrain.runs.state import stateful_noise
 from fasttrain.runs.stopping import Stop
 from fasttrain.spec.backends import lends_games
 from fasttrain.spec.config import SELF, Config
@@ -63,7 +63,9 @@ class RunCallback(BaseCallback):
         self._updates_before = progress.updates
         self.run.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
-        for noise, was in zip(wandering(self.model), self.course.noise, strict=False):  # learn() begins all noise anew
+        for noise, was in zip(
+            stateful_noise(self.model), self.course.noise, strict=False
+        ):  # learn() begins all noise anew
             noise.noise_prev = noise.noise_prev if was is None else was
 
     def _count_update(self, *_: object) -> None:
@@ -280,7 +282,7 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
         return None
     if config.opponent not in (None, SELF):
         kind: Any = Opponent  # a protocol: no type to mypy
-        env.set_opponent(made(*named(config.opponent, "opponent", "opponent"), "opponent", kind))
+        env.set_opponent(instance_of(*named(config.opponent, "opponent", "opponent"), "opponent", kind))
         return None
     settings = config.self_play
     alone = config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF  # a score with bots is not theirs

@@ -23,7 +23,7 @@ from fasttrain.envs.checkup import CheckupResult
 from fasttrain.envs.masks import random_legal_action
 from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
-from fasttrain.runs.batches import check_native_options, has_vector_form, looked_at, made_batch
+from fasttrain.runs.batches import check_native_options, checkup_of_game, has_vector_form, made_batch
 from fasttrain.runs.envs import build_vec_env, env_spec
 from fasttrain.runs.spaces import check_spaces
 from fasttrain.runs.survey import BrokenEnvError, Survey
@@ -91,7 +91,9 @@ def _alone_with_engine(config: Config, for_algo: bool, folder: Path, console: Co
     with closing(made_batch(config, 1)) as games, activity(console, f"checkup of {option}"):
         if for_algo:
             check_spaces(config, option, games.action_space, games.observation_space)
-        return option, _looked(lambda: looked_at(games, uses_masks(config) or not for_algo, **LONG), option, folder)
+        return option, _looked(
+            lambda: checkup_of_game(games, uses_masks(config) or not for_algo, **LONG), option, folder
+        )
 
 
 # What no training takes, stock's neither. Other errors cost quality, or are met in random play alone.
@@ -111,7 +113,7 @@ def run_checkup(
     option, may_stay = survey.spec.option, config.vec_env in ("auto", "shared") and not config.deterministic
     look: Callable[[], CheckupResult] = partial(survey.checkup, {}, may_stay, config.num_envs > 1)
     if games is not None:
-        look = partial(looked_at, games, uses_masks(config))
+        look = partial(checkup_of_game, games, uses_masks(config))
     with nullcontext() if games is None else activity(console, f"checkup of {option}"):
         result = _looked(look, option, folder)
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]

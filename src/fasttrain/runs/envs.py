@@ -54,7 +54,7 @@ def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
         return env
-    return _learning(env, config) if statistics is None else settled(env, config, statistics)
+    return _learning(env, config) if statistics is None else with_statistics(env, config, statistics)
 
 
 def _learning(env: VecEnv, config: Config) -> VecNormalize:
@@ -83,7 +83,7 @@ def _float_space(space: spaces.Space[Any], keys: list[str] | None, clip: float) 
     return space if space.dtype == np.float32 else spaces.Box(-clip, clip, space.shape, np.float32)
 
 
-def settled(env: VecEnv, config: Config, statistics: Statistics) -> VecNormalize:
+def with_statistics(env: VecEnv, config: Config, statistics: Statistics) -> VecNormalize:
     """`env.normalize` as it was learned in a training, around other envs; it learns nothing more."""
     if isinstance(statistics, VecNormalize):
         normalised = copy.deepcopy(statistics)  # VecNormalize leaves its env out of copies

@@ -89,7 +89,7 @@ def clear(folder: Path, kind: str = "run", but: str = "") -> None:
             path.unlink()
 
 
-def gone(folder: Path, normalized: bool, pooled: bool, failed: Container[str]) -> list[str]:
+def missing_files(folder: Path, normalized: bool, pooled: bool, failed: Container[str]) -> list[str]:
     """What commands need of a run that is over and is not there, though its writing did not fail: removed or moved."""
     needed = [*NEEDED, *["vecnormalize.npz"] * normalized, *["model.opponents.pt"] * pooled]
     lost = [name for name in needed if name not in failed and not (folder / name).is_file()]

@@ -114,16 +114,16 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
         try:
             shown = {flag.name for flag in FLAGS} | {"total_timesteps", "seed", "device", "env", "algo", "opponent"}
             settings = {key: value for key, value in flat(to_dict(config)).items() if key.split(".")[0] in shown}
-            return Watched(started(kind, Home(folder), settings, given), say)
+            return Watched(start_tracker(kind, Home(folder), settings, given), say)
         except ConfigError:
             raise
         except Exception as error:  # no server, no network, no room: the run does not need it
             say(f"warning: logger {name} could not be started: {blame(error)}; it is left out, the run goes on")
             return Watched(None, say, name, blame(error))
-    return Watched(made(name, given, "loggers", KVWriter), say)
+    return Watched(instance_of(name, given, "loggers", KVWriter), say)
 
 
-def made(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
+def instance_of(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
     """An instance of the user's class `module:Class`, a `kind`. FastTrainError if missing, or for wrong `settings`."""
     found = callable_at(name, f"{key}: {name}", only=kind)
     given = arguments(settings, f"{key}: {name}, ", None, supplies, found)
@@ -177,7 +177,7 @@ class UsersCallbacks(CallbackList):
 
         entries = [named(entry, "callback", "callbacks") for entry in config.callbacks]
         kind: Any = BaseCallback  # abstract: no type to mypy
-        super().__init__([made(*entry, "callbacks", kind, {"eval_env": eval_env}) for entry in entries])
+        super().__init__([instance_of(*entry, "callbacks", kind, {"eval_env": eval_env}) for entry in entries])
         for callback in self.callbacks:
             check_parents(callback)
         self.clock = clock
@@ -298,7 +298,7 @@ def tracker(name: str) -> type[Tracker] | None:
     return found if _is_tracker(found) else None
 
 
-def started(kind: Any, home: Home, settings: Settings, further: Mapping[str, Any]) -> Tracker:
+def start_tracker(kind: Any, home: Home, settings: Settings, further: Mapping[str, Any]) -> Tracker:
     """Make a tracker. Raises ConfigError if its package is missing or it takes no such arguments."""
     name = kind.name
     try:

@@ -57,7 +57,7 @@ def check_metrics(endpoint: Endpoint | None) -> None:
 
 
 @contextmanager
-def served(endpoint: Endpoint | None, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> Iterator[None]:
+def serving(endpoint: Endpoint | None, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> Iterator[None]:
     """Inside, the figures can be read there."""
     if endpoint is None:
         yield

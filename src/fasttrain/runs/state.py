@@ -141,7 +141,7 @@ def load_course(course: Course, state: Mapping[str, Any], progress: Progress) ->
         course.snapshot.following = int(state["next_snapshot"])
 
 
-def wandering(model: BaseAlgorithm) -> list[Any]:
+def stateful_noise(model: BaseAlgorithm) -> list[Any]:
     """The action noise that goes on from step to step, of each env: Ornstein-Uhlenbeck's."""
     noise = getattr(model, "action_noise", None)
     return [one for one in getattr(noise, "noises", [noise]) if hasattr(one, "noise_prev")]
@@ -153,7 +153,7 @@ OTHER_RUN = "another env or algorithm"
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, zipfile.BadZipFile)
 
 
-def traced(config: Config) -> bool:
+def is_retraced(config: Config) -> bool:
     """Whether envs of this run wear `Retrace`."""
     return config.env.backend == "gymnasium" and config.vec_env not in BATCHED
 
@@ -165,7 +165,7 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
     arrays: dict[str, NDArray[Any]] = {}
     parts = {
         "model": model_state(model),
-        "envs": env_state(cast(VecEnv, model.env), traced(run.config), broken),
+        "envs": env_state(cast(VecEnv, model.env), is_retraced(run.config), broken),
         "random": random_state(),
         **({} if run.pool is None else {"pool": _pool_state(run.pool)}),
     }
@@ -180,7 +180,7 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
             "progress": progress_state(run.progress),
             "stopping": stopping_state(run.stopping),
             "callback": course_state(run.course, run.pool is not None),
-            "noise": [plain(noise.noise_prev) for noise in wandering(model)],
+            "noise": [plain(noise.noise_prev) for noise in stateful_noise(model)],
             "best_reward": None if run.evaluator.best_reward == float("-inf") else float(run.evaluator.best_reward),
             "evaluations": plain(run.evaluator.log.rows),
             "episodes_file": run.episodes.position(),
@@ -242,7 +242,7 @@ def _restore(
         _load_pool(run.pool, state["pool"], inside(arrays, "pool"))
     other_seed = (run.config.seed + SEED_STRIDE * (1 + len(own["resumed_at"]))) % 2**31
     begun = load_env_state(
-        cast(VecEnv, model.env), state["envs"], inside(arrays, "envs"), other_seed, traced(run.config), lost
+        cast(VecEnv, model.env), state["envs"], inside(arrays, "envs"), other_seed, is_retraced(run.config), lost
     )
     load_model_state(model, state["model"], inside(arrays, "model"))
     rows = [] if begun is None else begun.rows

@@ -21,13 +21,13 @@ from fasttrain.algos.fast import Fast
 from fasttrain.errors import FastTrainError
 from fasttrain.perf.report import PerfWindow, limits_dict, perf_dict
 from fasttrain.runs.callbacks import replay_dict, replay_line, sequences_line
-from fasttrain.runs.envs import engines_of, settled, wrapped
+from fasttrain.runs.envs import engines_of, with_statistics, wrapped
 from fasttrain.runs.evaluate import Quality, evaluate_both, summarise
 from fasttrain.runs.evaluator import EVALUATION
-from fasttrain.runs.folders import gone
+from fasttrain.runs.folders import missing_files
 from fasttrain.runs.loggers import finish, watched
 from fasttrain.runs.parts import Parts
-from fasttrain.runs.state import MODEL, SEED_STRIDE, begin_anew, traced
+from fasttrain.runs.state import MODEL, SEED_STRIDE, begin_anew, is_retraced
 from fasttrain.runs.stopping import StoppedBy
 from fasttrain.runs.view import activity, show_perf, show_quality
 from fasttrain.saving.env_state import env_state, load_env_state, own_random_state
@@ -156,7 +156,7 @@ def check_saved(run: Parts) -> None:
         run.saving.cost("the output", lost)
         Output.lost = ""
     normalized, pooled = bool(run.config.env.normalize), run.pool is not None
-    missing = [*run.saving.missing(), *gone(run.folder, normalized, pooled, run.saving.failed)]
+    missing = [*run.saving.missing(), *missing_files(run.folder, normalized, pooled, run.saving.failed)]
     if run.stop.requested and run.checkpoints.failed:
         missing.append(run.checkpoints.failed)
     way_on = ""
@@ -171,17 +171,17 @@ def check_saved(run: Parts) -> None:
 
 
 @contextmanager
-def lent(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> Iterator[VecEnv]:
+def env_for_evaluation(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> Iterator[VecEnv]:
     """The env to evaluate on, with `env.normalize` as it is now. `returned`: the training goes on with it."""
     whole: Any = model.get_env()
     games = None if lends_engines(config) and not returned else engines_of(env)
     with own_random_state(config.eval.seed):
-        state, views = env_state(whole, traced(config))
+        state, views = env_state(whole, is_retraced(config))
         arrays = {name: np.array(array) for name, array in views.items()}
         if games is not None:
             lent = wrapped(games.guests(), evaluated(config), model.get_vec_normalize_env())
         else:
-            lent = settled(env.venv, config, env) if isinstance(env, VecNormalize) else env
+            lent = with_statistics(env.venv, config, env) if isinstance(env, VecNormalize) else env
         try:
             yield lent
         finally:
@@ -189,7 +189,7 @@ def lent(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> I
                 lent.close()
             if returned and (games is None or games.ended):
                 other_seed = (config.seed + SEED_STRIDE + model.num_timesteps) % 2**31
-                begun = load_env_state(whole, state, arrays, other_seed, traced(config))
+                begun = load_env_state(whole, state, arrays, other_seed, is_retraced(config))
                 if begun is not None:
                     begin_anew(model, begun)
 
@@ -198,7 +198,7 @@ def measured(run: Parts, final: bool) -> Quality:
     """The quality of a run's policy: on fresh envs, or on its own, which the final one need not bring back."""
     config = run.config
     lends = lends_env(config) or engines_of(run.env) is not None
-    with lent(run.model, run.env, config, not final) if lends else nullcontext() as env:
+    with env_for_evaluation(run.model, run.env, config, not final) if lends else nullcontext() as env:
         return evaluate_both(
             run.model, config, run.console, lambda: run.stop.requested, sampled=final, env=env, reader=run.reader
         )

@@ -39,7 +39,7 @@ from fasttrain.runs.evaluate import check_evaluation
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear, provenance
 from fasttrain.runs.loggers import UsersCallbacks, check_loggers, make_logger, note
-from fasttrain.runs.metrics import endpoint_of, served
+from fasttrain.runs.metrics import endpoint_of, serving
 from fasttrain.runs.models import build_algorithm, evaluation_env
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.progress import EVALUATING
@@ -141,7 +141,7 @@ def _to_the_end(run: Parts, overrides: Sequence[str], draw: Draw) -> None:
 def learn(run: Parts) -> PerfWindow:
     """Train until the horizon or a signal; where the time of that went."""
     run.startup_s = process_age_s()
-    with served(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
+    with serving(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
         more: Any = {"log_interval": None, "reset_num_timesteps": not run.resumed_at}
         run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
         window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # the last checkpoint apart
