@@ -188,9 +188,7 @@ class EngineSwitch:
 
     def at_rest(self, progress: Progress) -> None:
         """Nothing is under way: the engine may be changed."""
-        if self.done or (self.at is not None and progress.env_steps < self.at):
-            return
-        if self.at is None and not self._compiled(progress):
+        if self.done or (not self._compiled(progress) if self.at is None else progress.env_steps < self.at):
             return
         compile_all(self._calls)
         if reason := self._use():

@@ -10,7 +10,6 @@ left out from there on: one line, and no run ends for it.
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
 import sys
@@ -56,15 +55,13 @@ class ContinuedCSV(CSVOutputFormat):
     def cut(self, env_steps: int) -> None:
         """Forget rows of more env steps."""
         self.file.seek(0)
-        rows = list(csv.reader(io.StringIO(self.file.read())))
+        rows = list(csv.reader(self.file))
         if rows and STEPS in rows[0]:
             column = rows[0].index(STEPS)
             kept = [row for row in rows[1:] if len(row) > column and (number_in(row[column]) or 0.0) <= env_steps]
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([rows[0], *kept])
             self.file.seek(0)
             self.file.truncate()
-            self.file.write(text.getvalue())
+            csv.writer(self.file, lineterminator="\n").writerows([rows[0], *kept])
             self.file.flush()
         self._find_end()
 
@@ -72,7 +69,7 @@ class ContinuedCSV(CSVOutputFormat):
         self.file.seek(0)
         header = self.file.readline().rstrip("\n")
         self.keys = header.split(",") if header else []
-        self.file.seek(0, io.SEEK_END)
+        self.file.seek(0, os.SEEK_END)
 
 
 def check_loggers(config: Config) -> None:
@@ -94,13 +91,13 @@ def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[st
     if config.loggers is None and config.train_log_enabled:
         asked = {"csv": config.train_log_to_file, "stdout": config.train_log_to_console}
         wanted = [name for name, on in asked.items() if on]
-    writers: list[KVWriter] = []
+    logger = Logger(str(folder), [])
     try:
-        writers.extend(_writer(entry, config, folder, continued, say) for entry in wanted)
+        logger.output_formats.extend(_writer(entry, config, folder, continued, say) for entry in wanted)
     except BaseException:
-        Logger(None, writers).close()
+        logger.close()
         raise
-    return Logger(str(folder), writers)
+    return logger
 
 
 def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Callable[[str], None]) -> KVWriter:
