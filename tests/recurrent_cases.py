@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from sb3_contrib.common.recurrent.policies import (
-    RecurrentActorCriticPolicy,
-    RecurrentMultiInputActorCriticPolicy,
-)
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy, RecurrentMultiInputActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from fasttrain.algos.engine import EngineSettings, PPOWork

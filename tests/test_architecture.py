@@ -7,6 +7,7 @@ a function's docstring does not count, because a long contract must not be short
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -76,6 +77,7 @@ WITHOUT_OWN_TEST = {
 Sources = dict[str, str]  # dotted module name → source text
 
 
+@functools.cache
 def read_sources() -> Sources:
     sources = {}
     for path in (path for package in ("fasttrain", *BESIDE) for path in sorted((SRC / package).rglob("*.py"))):
@@ -89,9 +91,14 @@ def room_of(module: str) -> str:
     return room if package == "fasttrain" else package
 
 
+@functools.cache
+def nodes_of(source: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(source)))
+
+
 def imports_of(module: str, source: str, modules: Sources) -> Iterator[tuple[int, str]]:
     """Line and full name of everything imported by a statement, inside functions and type-checking blocks too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -206,15 +213,14 @@ def functions_are_short(sources: Sources) -> Iterator[str]:
 def no_mutable_module_state(sources: Sources) -> Iterator[str]:
     """No module-level container under a variable's name, none under a constant's name changed, no `global`."""
     for module, source in sources.items():
-        tree = ast.parse(source)
-        containers = set()
-        for statement in tree.body:
+        nodes, containers = nodes_of(source), set()
+        for statement in nodes[0].body:  # type: ignore[attr-defined]
             for name in _assigned_containers(statement):
                 if re.fullmatch(r"_{0,2}[A-Z][A-Z0-9_]*|__\w+__", name):
                     containers.add(name)
                 else:
                     yield f"{module}:{statement.lineno}: module-level container {name!r}; keep state in objects"
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Global):
                 yield f"{module}:{node.lineno}: global {', '.join(node.names)}"
             changed = _changed_name(node)
@@ -237,19 +243,8 @@ def _assigned_containers(statement: ast.stmt) -> list[str]:
 
 def _changed_name(node: ast.AST) -> str | None:
     """The name X of `X[…] = …`, `del X[…]`, `X.append(…)` and the like."""
-    changing = {
-        "append",
-        "add",
-        "update",
-        "pop",
-        "popitem",
-        "clear",
-        "extend",
-        "insert",
-        "remove",
-        "discard",
-        "setdefault",
-    }
+    changing = ("append", "add", "update", "pop", "popitem", "clear", "extend", "insert", "remove", "discard",
+                "setdefault")  # fmt: skip
     target: ast.expr | None = None
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
         target = node.value
@@ -290,7 +285,7 @@ def nothing_knows_the_games(sources: Sources) -> Iterator[str]:
     for module, source in sources.items():
         if module.split(".")[0] != "fasttrain" or module == "fasttrain.spec.removed":
             continue
-        for node in ast.walk(ast.parse(source)):
+        for node in nodes_of(source):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
             named = re.search(r"fasttrain_(?:games|engines)\.|skullking|skirmish", text, re.IGNORECASE)
             if named and not (module == "fasttrain.spec.games" and text == "skullking"):
@@ -299,19 +294,16 @@ def nothing_knows_the_games(sources: Sources) -> Iterator[str]:
 
 def _has_logic(source: str) -> bool:
     """Whether any function does more than carry a docstring or `...`."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            body = [
-                part for part in node.body if not (isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant))
-            ]
-            if body:
-                return True
-    return False
+    return any(
+        isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and not all(isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) for part in node.body)
+        for node in nodes_of(source)
+    )
 
 
 def _nodes(sources: Sources) -> Iterator[tuple[str, ast.AST]]:
     for module, source in sources.items():
-        yield from ((module, node) for node in ast.walk(ast.parse(source)))
+        yield from ((module, node) for node in nodes_of(source))
 
 
 # --- the rules applied, and each shown to bite
@@ -328,83 +320,59 @@ def test_rule_holds(rule: Rule) -> None:
     assert list(rule(read_sources())) == []
 
 
-LONG = "def f():\n" + "    x = 1\n" * 60
+BITTEN: list[tuple[Rule, Sources, str]] = [
+    (imports_point_down, {"fasttrain.envs.a": "from fasttrain.runs.b import c"}, "imports fasttrain.runs.b"),
+    (imports_point_down, {"fasttrain.vec.a": "from fasttrain.envs.make import x"}, "imports fasttrain.envs.make"),
+    (imports_point_down, {"fasttrain.runs.a": "def f():\n  import fasttrain.deploy"}, ":2: imports fasttrain.deploy"),
+    (imports_point_down, {"fasttrain.envs.a": "from . import b"}, "relative import"),
+    (imports_point_down, {"fasttrain.cellar.a": ""}, "has no layer"),
+    (imports_point_down, {"fasttrain.runs.a": "import fasttrain_games.b"}, "imports fasttrain_games.b (lay"),
+    (imports_point_down, {"fasttrain_games.a": "import fasttrain.algos.b"}, "imports fasttrain.algos.b"),
+    (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "from fasttrain import a"}, "→ fasttrain.b →"),
+    (layer_0_is_light, {"fasttrain.batch": "import numba"}, "imports numba"),
+    (no_torch_in_workers, {"fasttrain.vec.native": "from torch import nn"}, "imports torch"),
+    (no_torch_in_workers, {"fasttrain.envs.a": "import stable_baselines3.common"}, "loads stable_baselines3"),
+    (no_torch_in_workers, {"fasttrain.vec.worker": "import fasttrain.b", "fasttrain.b": "import sb3_contrib"},
+     "fasttrain.vec.worker: loads sb3_contrib (fasttrain.b:1)"),
+    (files_are_short, {"fasttrain.a": "x = 1\n" * 401}, "401 lines"),
+    (functions_are_short, {"fasttrain.a": "def f():\n" + "    x = 1\n" * 60}, "f has 61 lines"),
+    (no_mutable_module_state, {"fasttrain.a": "seen: set[int] = set()"}, "module-level container 'seen'"),
+    (no_mutable_module_state, {"fasttrain.a": "K = []\ndef f():\n    K.append(2)"}, ":3: changes the constant K"),
+    (no_mutable_module_state, {"fasttrain.a": "def f():\n    global n\n    n = 1"}, "global n"),
+    (errors_are_honest, {"fasttrain.a": "try:\n    pass\nexcept:\n    pass"}, "bare except"),
+    (errors_are_honest, {"fasttrain.a": "assert 1"}, "assert"),
+    (errors_are_honest, {"fasttrain.a": "def f():\n    raise NotImplementedError"}, "NotImplementedError"),
+    (nothing_knows_the_games, {"fasttrain.runs.a": "x = 'fasttrain_games.b:C'"}, ":1: names fasttrain_games."),
+    (nothing_knows_the_games, {"fasttrain.spec.games": "def f():\n  'Of SkullKing.'"}, ":2: names SkullKing"),
+    (mirrored_by_tests, {"fasttrain.vec.zero.where": "def f():\n    return 1"}, "nor tests/vec/test_zero*.py"),
+]  # fmt: skip
 DOCUMENTED = 'def f():\n    """One.\n' + "\n    More.\n" * 40 + '    """\n' + "    x = 1\n" * 59
+PASSED: list[tuple[Rule, Sources]] = [
+    (imports_point_down, {"fasttrain.vec.a": "import fasttrain.envs.protocol", "fasttrain.envs.protocol": ""}),
+    (imports_point_down, {"fasttrain_games.a": "import fasttrain.native.b\nimport fasttrain_games.c"}),
+    (imports_point_down, {"fasttrain.algos.a": "import fasttrain.perf.clock\nimport fasttrain.buffers.rollout"}),
+    (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "", "fasttrain.c": "import fasttrain.b"}),
+    (layer_0_is_light, {"fasttrain.jit": "import numba", "fasttrain.batch": "import numpy.typing\nimport json"}),
+    (functions_are_short, {"fasttrain.a": DOCUMENTED}),
+    (no_mutable_module_state, {"fasttrain.a": "NAMES = ['a']\n__all__ = ['b']\ndef f(x):\n    x[1] = NAMES[0]"}),
+    (mirrored_by_tests, {"fasttrain.vec.a": "class P:\n    def f(self) -> int:\n        '''Only says.'''"}),
+]
 
 
-@pytest.mark.parametrize(
-    ("rule", "sources", "problem"),
-    [
-        (imports_point_down, {"fasttrain.envs.a": "from fasttrain.runs.b import c"}, "imports fasttrain.runs.b"),
-        (imports_point_down, {"fasttrain.buffers.a": "def f():\n  import fasttrain.vec.b"}, ":2: imports fasttrain."),
-        (imports_point_down, {"fasttrain.vec.a": "from fasttrain.envs.make import x"}, "imports fasttrain.envs.make"),
-        (imports_point_down, {"fasttrain.algos.a": "import fasttrain.envs.make"}, "(layer 2 → 1)"),
-        (imports_point_down, {"fasttrain.runs.a": "import fasttrain.deploy.play"}, "(layer 4 → 4)"),
-        (imports_point_down, {"fasttrain.spec.plan": "from fasttrain.cli import main"}, "(layer 0 → 6)"),
-        (imports_point_down, {"fasttrain.envs.a": "from . import b"}, "relative import"),
-        (imports_point_down, {"fasttrain.cellar.a": ""}, "has no layer"),
-        (imports_point_down, {"fasttrain.runs.a": "import fasttrain_games.b"}, "imports fasttrain_games.b (lay"),
-        (imports_point_down, {"fasttrain_games.a": "import fasttrain.algos.b"}, "imports fasttrain.algos.b"),
-        (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "from fasttrain import a"}, "→ fasttrain.b →"),
-        (layer_0_is_light, {"fasttrain.spec.config": "import omegaconf"}, "imports omegaconf"),
-        (layer_0_is_light, {"fasttrain.batch": "import numba"}, "imports numba"),
-        (no_torch_in_workers, {"fasttrain.vec.native": "from torch import nn"}, "imports torch"),
-        (no_torch_in_workers, {"fasttrain.envs.a": "import stable_baselines3.common"}, "loads stable_baselines3"),
-        (
-            no_torch_in_workers,
-            {"fasttrain.vec.worker": "import fasttrain.vec.base", "fasttrain.vec.base": "import stable_baselines3"},
-            "fasttrain.vec.worker: loads stable_baselines3 (fasttrain.vec.base:1)",
-        ),
-        (files_are_short, {"fasttrain.a": "x = 1\n" * 401}, "401 lines"),
-        (functions_are_short, {"fasttrain.a": LONG}, "f has 61 lines"),
-        (no_mutable_module_state, {"fasttrain.a": "cache = {}"}, "module-level container 'cache'"),
-        (no_mutable_module_state, {"fasttrain.a": "seen: set[int] = set()"}, "module-level container 'seen'"),
-        (no_mutable_module_state, {"fasttrain.a": "_K = {}\ndef f():\n    _K[1] = 2"}, ":3: changes the constant _K"),
-        (no_mutable_module_state, {"fasttrain.a": "K = []\ndef f():\n    K.append(2)"}, ":3: changes the constant K"),
-        (no_mutable_module_state, {"fasttrain.a": "def f():\n    global n\n    n = 1"}, "global n"),
-        (errors_are_honest, {"fasttrain.a": "try:\n    pass\nexcept:\n    pass"}, "bare except"),
-        (errors_are_honest, {"fasttrain.a": "assert 1"}, "assert"),
-        (errors_are_honest, {"fasttrain.a": "def f():\n    raise NotImplementedError"}, "NotImplementedError"),
-        (nothing_knows_the_games, {"fasttrain.runs.a": "x = 'fasttrain_games.b:C'"}, ":1: names fasttrain_games."),
-        (nothing_knows_the_games, {"fasttrain.runs.a": "x = 'fasttrain_engines.b:C'"}, ": names fasttrain_engines."),
-        (nothing_knows_the_games, {"fasttrain.spec.games": "def f():\n  'Of SkullKing.'"}, ":2: names SkullKing"),
-        (mirrored_by_tests, {"fasttrain.vec.nowhere": "def f():\n    return 1"}, "no tests/vec/test_nowhere.py"),
-        (mirrored_by_tests, {"fasttrain.vec.zero.where": "def f():\n    return 1"}, "nor tests/vec/test_zero*.py"),
-    ],
-)  # fmt: skip
-def test_rule_bites(rule: Rule, sources: Sources, problem: str) -> None:
-    assert problem in "\n".join(rule(sources))
-
-
-@pytest.mark.parametrize(
-    ("rule", "sources"),
-    [
-        (imports_point_down, {"fasttrain.vec.a": "import fasttrain.envs.protocol", "fasttrain.envs.protocol": ""}),
-        (imports_point_down, {"fasttrain_games.a": "import fasttrain.native.b\nimport fasttrain_games.c"}),
-        (imports_point_down, {"fasttrain.algos.a": "import fasttrain.perf.clock\nimport fasttrain.buffers.rollout"}),
-        (no_cycles, {"fasttrain.a": "import fasttrain.b", "fasttrain.b": "", "fasttrain.c": "import fasttrain.b"}),
-        (layer_0_is_light, {"fasttrain.jit": "import numba", "fasttrain.batch": "import numpy.typing\nimport json"}),
-        (functions_are_short, {"fasttrain.a": DOCUMENTED}),
-        (no_mutable_module_state, {"fasttrain.a": "NAMES = ['a']\n__all__ = ['b']\ndef f(x):\n    x[1] = NAMES[0]"}),
-        (mirrored_by_tests, {"fasttrain.vec.a": "class P:\n    def f(self) -> int:\n        '''Only says.'''"}),
-    ],
-)  # fmt: skip
-def test_rule_lets_pass(rule: Rule, sources: Sources) -> None:
-    assert list(rule(sources)) == []
-
-
-def test_exceptions_from_mirroring_exist() -> None:
-    known = {module.removeprefix("fasttrain.") for module in read_sources()}
-    assert set(WITHOUT_OWN_TEST) <= known
+def test_rules_bite_and_let_pass() -> None:
+    for rule, sources, problem in BITTEN:
+        assert problem in "\n".join(rule(sources)), rule.__name__
+    for rule, sources in PASSED:
+        assert list(rule(sources)) == []
+    assert set(WITHOUT_OWN_TEST) <= {module.removeprefix("fasttrain.") for module in read_sources()}
 
 
 @pytest.mark.parametrize(
     "modules",
     [
-        "fasttrain, fasttrain.envs, fasttrain.envs.make, fasttrain.envs.checkup",
-        "fasttrain_games.skullking.env",
-        "fasttrain.vec.worker, fasttrain.runs.survey, fasttrain.integrations.pettingzoo",
-        "fasttrain_engines.games_worker, fasttrain_engines.go, fasttrain_engines.showdown, fasttrain_engines.backend",
+        "fasttrain, fasttrain.envs, fasttrain.envs.make, fasttrain.envs.checkup, fasttrain_games.skullking.env",
+        "fasttrain.vec.worker, fasttrain.runs.survey, fasttrain.integrations.pettingzoo, fasttrain_engines.backend, "
+        "fasttrain_engines.games_worker, fasttrain_engines.go, fasttrain_engines.showdown",
         "fasttrain.cli, fasttrain.cli.commands, fasttrain.studies.sweep, fasttrain.report.index",  # these begin at once
     ],
 )

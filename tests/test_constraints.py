@@ -29,20 +29,16 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(match[1]): match[2] for match in found if match}
 
 
-def test_every_line_is_one_pin():
+def test_every_line_is_one_pin_and_all_has_every_extra_but_the_tools_of_development():
     lines = [line for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
     assert len(pins()) == len(lines)
     assert "pygame" not in pins()  # pygame-ce has the same module
-
-
-def test_all_has_every_extra_but_the_tools_of_development():
     (text,) = WANTED["all"]
-    assert Requirement(text).extras == {*WANTED} - {"", "all", "dev"}
+    assert Requirement(text).extras == {*WANTED} - {"", "all", "dev", "docs"}
 
 
-@pytest.mark.parametrize("extra", [name for name in WANTED if name != "all"])
-def test_what_an_extra_asks_for_is_pinned_to_a_version_that_it_takes(extra: str):
-    for text in WANTED[extra]:
+def test_what_an_extra_asks_for_is_pinned_to_a_version_that_it_takes():
+    for text in (text for name in WANTED if name != "all" for text in WANTED[name]):
         wanted = Requirement(text)
         pinned = pins().get(canonicalize_name(wanted.name))
         assert pinned is not None, f"{text}: no pin in constraints.txt"

@@ -8,7 +8,7 @@ import pytest
 
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import settings_of
-from transition_path import PATHS
+from transition_path import path_of
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 # lines: numba's types, named; any optimizer's state; 48 for what an env may raise, close, clear or leave without a
@@ -74,5 +74,5 @@ PATH_CEILINGS = {
 
 @pytest.mark.parametrize("path", PATH_CEILINGS)
 def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
-    passed = PATHS[path]()
+    passed = path_of(path)
     assert {name: size for name, size in passed.items() if size > PATH_CEILINGS[path][name]} == {}, passed

@@ -22,19 +22,14 @@ from fasttrain.machine import bf16_units, free_memory, outgrows, process_age_s, 
     [(8, 16, 8), (8, 2, 2), (None, 4, 4), (1, 1, 1), (0, 3, 3)],
     ids=["hyperthreads", "taskset", "unknown", "one", "nonsense"],
 )
-def test_physical_cores_but_only_those_allowed(
-    monkeypatch: pytest.MonkeyPatch, physical: int | None, allowed: int, expected: int
-):
+def test_physical_cores_but_only_those_allowed(monkeypatch, physical, allowed, expected):
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical if not logical else 99)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(allowed)), raising=False)
     assert usable_cores() == expected
-
-
-def test_a_system_without_affinity(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
-    assert usable_cores() == 1
+    assert usable_cores() == 1, "a system without affinity, which does not say"
 
 
 class Container:
@@ -47,13 +42,11 @@ class Container:
         monkeypatch.setattr(psutil, "cpu_count", lambda logical: 16)
         monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=64 << 30))
+        assert (usable_cores(), free_memory()) == (16, 64 << 30), "without control groups"
 
-    def own(self, text: str) -> None:
-        (self.folder / "own").write_text(text)
-
-    def put(self, **files: str) -> None:
+    def put(self, files: dict[str, str]) -> None:
         for name, text in files.items():
-            path = self.folder / name.replace("__", "/").replace("_DOT_", ".")
+            path = self.folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
@@ -64,58 +57,41 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Container:
 
 
 def test_no_more_cores_than_the_container_gets_the_time_of(container: Container):
-    container.own("0::/\n")
-    container.put(cpu_DOT_max="250000 100000\n")
+    container.put({"own": "0::/\n", "cpu.max": "250000 100000\n"})
     assert usable_cores() == 3, "2.5 cores' time keeps three threads from waiting for each other"
-    container.put(cpu_DOT_max="max 100000\n")
+    container.put({"cpu.max": "max 100000\n"})
     assert usable_cores() == 16
 
 
 def test_a_quota_of_the_older_kind_and_below_another(container: Container):
-    container.own("4:cpu,cpuacct:/pods/mine\n3:memory:/pods/mine\n0::/\n")
-    container.put(cpu__cpu_DOT_cfs_quota_us="-1\n", cpu__cpu_DOT_cfs_period_us="100000\n")
+    container.put({"own": "4:cpu,cpuacct:/pods/mine\n3:memory:/pods/mine\n0::/\n",
+                   "cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"})  # fmt: skip
     assert usable_cores() == 16
-    container.put(cpu__pods__cpu_DOT_cfs_quota_us="400000\n", cpu__pods__cpu_DOT_cfs_period_us="100000\n")
+    container.put({"cpu/pods/cpu.cfs_quota_us": "400000\n", "cpu/pods/cpu.cfs_period_us": "100000\n"})
     assert usable_cores() == 4
-
-
-def test_free_memory_is_the_containers(container: Container):
-    container.own("0::/\n")
-    assert free_memory() == 64 << 30
-    container.put(memory_DOT_max=f"{8 << 30}\n", memory_DOT_current=f"{5 << 30}\n")
-    assert free_memory() == 3 << 30
-    container.put(memory_DOT_stat=f"anon 1\ninactive_file {1 << 30}\n")
-    assert free_memory() == 4 << 30, "what files take can be dropped"
-    container.put(memory_DOT_max="max\n")
-    assert free_memory() == 64 << 30
-
-
-def test_free_memory_of_a_group_below_the_root(container: Container):
-    container.own("3:memory:/pods/mine\n")
-    container.put(memory__pods__memory_DOT_limit_in_bytes=f"{2 << 30}\n",
-                  memory__pods__memory_DOT_usage_in_bytes=f"{3 << 30}\n")  # fmt: skip
+    container.put({"memory/pods/memory.limit_in_bytes": f"{2 << 30}\n",
+                   "memory/pods/memory.usage_in_bytes": f"{3 << 30}\n"})  # fmt: skip
     assert free_memory() == 0
 
 
-def test_a_system_without_control_groups(container: Container):
-    assert (usable_cores(), free_memory()) == (16, 64 << 30)
+def test_free_memory_is_the_containers(container: Container):
+    container.put({"own": "0::/\n"})
+    assert free_memory() == 64 << 30
+    container.put({"memory.max": f"{8 << 30}\n", "memory.current": f"{5 << 30}\n"})
+    assert free_memory() == 3 << 30
+    container.put({"memory.stat": f"anon 1\ninactive_file {1 << 30}\n"})
+    assert free_memory() == 4 << 30, "what files take can be dropped"
+    container.put({"memory.max": "max\n"})
+    assert free_memory() == 64 << 30
 
 
 @pytest.mark.parametrize(
-    ("flags", "expected"),
-    [
-        ("fpu avx512f avx512_bf16 amx_bf16", "AMX"),
-        ("fpu avx512f avx512_bf16", "AVX512-BF16"),
-        ("fpu avx2 avx512f", ""),
-    ],
+    ("flags", "expected"), [("avx512_bf16 amx_bf16", "AMX"), ("avx512f avx512_bf16", "AVX512-BF16"), ("avx512f", "")]
 )
 def test_units_for_bfloat16(tmp_path: Path, flags: str, expected: str):
     cpuinfo = tmp_path / "cpuinfo"
-    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: amx_bf16 3000\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    cpuinfo.write_text(f"processor\t: 0\nmodel name\t: amx_bf16 3000\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
     assert bf16_units(cpuinfo) == expected
-
-
-def test_units_of_a_system_that_does_not_say(tmp_path: Path):
     assert bf16_units(tmp_path / "nothing") == ""
 
 
@@ -146,7 +122,6 @@ STUDY = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CELL!r}
 
 def test_a_process_stops_after_the_one_that_started_it_was_killed():
     with subprocess.Popen([sys.executable, "-c", STUDY], stdout=subprocess.PIPE, text=True) as study:
-        assert study.stdout is not None
         cell = psutil.Process(int(study.stdout.readline()))
         assert cell.is_running(), "while that one is there"
         study.send_signal(signal.SIGKILL)

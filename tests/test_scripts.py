@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,12 +73,6 @@ def put_venv(root: Path, version: str = HERE) -> None:
     python.chmod(0o755)
 
 
-def made_here(folder: Path) -> None:
-    """As if `-m venv` had run here at the first use."""
-    stamp = folder / "fasttrain-stamp.json"
-    stamp.write_text(json.dumps({**json.loads(stamp.read_text()), "made": True}), encoding="utf-8")
-
-
 def calls(root: Path) -> list[list[str]]:
     """Arguments of each call of the stand-in."""
     file = root / ".venv" / "calls.jsonl"
@@ -106,18 +102,29 @@ def start(root: Path, script: str, *arguments: str, **environment: str) -> tuple
 def bootstrap(checkout: Path) -> Any:
     """The checkout's _bootstrap.py, in this process."""
     spec = importlib.util.spec_from_file_location("bootstrap_under_test", checkout / "scripts" / "_bootstrap.py")
-    assert spec is not None
-    assert spec.loader is not None
+    assert spec
+    assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+def change(checkout: Path, text: str) -> None:
+    (checkout / "constraints.txt").write_text(text, encoding="utf-8")
+
+
+def stamp_of(checkout: Path, **changed: Any) -> dict[str, Any]:
+    """What .venv notes of its installation, with these changes written into it."""
+    file = checkout / ".venv" / "fasttrain-stamp.json"
+    found: dict[str, Any] = {**json.loads(file.read_text()), **changed}
+    file.write_text(json.dumps(found), encoding="utf-8")
+    return found
+
+
 def test_the_first_use_installs_and_later_ones_start_at_once(checkout: Path) -> None:
     code, out, err = start(checkout, "run.py", "eval", "a=b c", "--x", FAKE_EXIT='{"any": 3}')
     typed = f"{sys.executable} 'check out/scripts/run.py'"
-    assert code == 3
-    assert out == f"out:typed{typed}\n"
+    assert (code, out) == (3, f"out:typed{typed}\n")
     assert "installing into .venv (once): done" in err
     assert f"type {typed}" in err
     assert "noise of pip" not in err
@@ -127,137 +134,110 @@ def test_the_first_use_installs_and_later_ones_start_at_once(checkout: Path) -> 
     assert installs(checkout) == ["."]
 
 
-def test_what_changes_is_installed_again(checkout: Path) -> None:
-    start(checkout, "run.py")
-    (checkout / "constraints.txt").write_text("torch==3\n", encoding="utf-8")
-    start(checkout, "run.py")
-    start(checkout, "test.py", "-k", "x or y")
-    start(checkout, "run.py")
+def test_what_changes_or_failed_is_installed_again(bootstrap, checkout, monkeypatch, capfd):
+    monkeypatch.setenv("FAKE_PIP_EXIT", "7")
+    assert bootstrap.ready() == 2
+    said = capfd.readouterr().err
+    assert "noise of pip\n" in said
+    assert "failed with exit code 7" in said
+    monkeypatch.delenv("FAKE_PIP_EXIT")
+    change(checkout, "torch==3\n")
+    assert [bootstrap.ready(*extras) for extras in ((), ("dev",), ())] == [0, 0, 0]
     (checkout / ".venv" / "fasttrain-stamp.json").write_text("{damaged", encoding="utf-8")
-    start(checkout, "run.py")
+    assert bootstrap.ready() == 0
     assert installs(checkout) == [".", ".", ".[dev]", "."]
 
 
-def test_a_failed_installation_shows_pips_output_and_is_repeated(checkout: Path) -> None:
-    code, _, err = start(checkout, "run.py", FAKE_PIP_EXIT="7")
-    assert code == 2
-    assert "noise of pip\n" in err
-    assert "failed with exit code 7" in err
-    assert "Traceback" not in err
-    assert start(checkout, "run.py")[0] == 0
-    assert installs(checkout) == [".", "."]
-
-
-def test_uv_installs_where_pip_has_no_settings_of_its_own(checkout: Path, tmp_path: Path) -> None:
-    uv = tmp_path / "uv"
-    uv.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/told"; exit ${{FAKE_UV_EXIT:-0}}\n', encoding="utf-8")
+def test_uv_installs_where_pip_has_no_settings_of_its_own(bootstrap, checkout, tmp_path, monkeypatch, capfd):
+    uv, told = tmp_path / "uv", tmp_path / "told"
+    uv.write_text(f'#!/bin/sh\necho "$@" > "{told}"; exit ${{FAKE_UV_EXIT:-0}}\n', encoding="utf-8")
     uv.chmod(0o755)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    start(checkout, "run.py", **path)
-    assert not (tmp_path / "told").exists(), "the stand-in has settings"
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert bootstrap.ready() == 0
+    assert not told.exists(), "the stand-in has settings"
     python = checkout / ".venv" / "bin" / "fake.py"
     python.write_text(FAKE_PYTHON.replace("global.index-url='https://mine'", ""), encoding="utf-8")
-    (checkout / "constraints.txt").write_text("torch==3\n", encoding="utf-8")
-    start(checkout, "run.py", PYTHONDONTWRITEBYTECODE="1", **path)
-    told = (tmp_path / "told").read_text().strip()
+    change(checkout, "torch==3\n")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert bootstrap.ready() == 0
     begin = f"pip install --compile-bytecode --python {checkout / '.venv/bin/python'}"
-    assert told == f"{begin} -c constraints.txt -e ."
+    assert told.read_text().strip() == f"{begin} -c constraints.txt -e ."
     assert installs(checkout) == ["."]
-    (checkout / "constraints.txt").write_text("torch==4\n", encoding="utf-8")
-    code, _, err = start(checkout, "run.py", FAKE_UV_EXIT="2", **path)
-    assert code == 0, "pip works where uv does not"
-    assert "pip tries once more" in err
+    change(checkout, "torch==4\n")
+    monkeypatch.setenv("FAKE_UV_EXIT", "2")
+    assert bootstrap.ready() == 0, "pip works where uv does not"
+    assert "pip tries once more" in capfd.readouterr().err
     assert installs(checkout) == [".", "."]
 
 
 @pytest.mark.parametrize(
     ("version", "text"), [("3.9", "has Python 3.9, 3.10 or newer"), ("broken", "does not start"), ("", "is not a vir")]
 )
-def test_an_unusable_venv_of_the_users_is_named_and_kept(checkout: Path, version: str, text: str) -> None:
+def test_an_unusable_venv_of_the_users_is_named_and_kept(bootstrap, checkout, version, text, capfd):
     put_venv(checkout, version)
     if version == "broken":
         (checkout / ".venv" / "bin" / "python").write_text("#!/nowhere\n", encoding="utf-8")
     elif not version:
         (checkout / ".venv" / "pyvenv.cfg").unlink()
     (checkout / ".venv" / "mine").touch()
-    code, _, err = start(checkout, "run.py")
-    assert code == 2
-    assert text in err
-    assert "Traceback" not in err
+    assert bootstrap.ready() == 2
+    assert text in capfd.readouterr().err
     assert (checkout / ".venv" / "mine").exists()
     assert installs(checkout) == []
 
 
 @pytest.mark.parametrize("broken", ["unfinished", "dead"])
-def test_a_broken_venv_of_our_own_is_made_anew(checkout: Path, broken: str) -> None:
-    start(checkout, "run.py")
+def test_a_broken_venv_of_our_own_is_made_anew(bootstrap, checkout, broken, monkeypatch):
+    assert bootstrap.ready() == 0
     folder = checkout / ".venv"
-    made_here(folder)
+    stamp_of(checkout, made=True)
     (folder / "old").mkdir()
     if broken == "unfinished":
         (folder / "fasttrain-unfinished").touch()
     else:
         (folder / "bin" / "python").unlink()
-    # A real environment is made, without pip's network: the installation then fails, and begins again the next time.
-    code, _, err = start(checkout, "run.py", PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
-    assert code == 2
-    assert "making .venv: done" in err
+    run: list[str] = []
+
+    def watch(title: str, command: list[str]) -> None:
+        run.append(title)
+        if title != "making .venv":
+            raise RuntimeError("no network")
+        assert command[1:] == ["-m", "venv", str(folder)]
+        put_venv(checkout)
+
+    monkeypatch.setattr(bootstrap, "_watch", watch)
+    assert bootstrap.ready() == 2
+    assert run[0] == "making .venv"
     assert not (folder / "old").exists()
-    assert (folder / "fasttrain-unfinished").exists()
+    assert (folder / "fasttrain-unfinished").exists(), "the next use begins again"
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_half_an_upgrade_is_not_ready_and_an_environment_of_the_users_is_kept(
-    bootstrap: Any, checkout: Path, made: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_half_an_upgrade_is_not_ready_and_an_environment_of_the_users_is_kept(bootstrap, checkout, made, monkeypatch):
     monkeypatch.setenv("__PYVENV_LAUNCHER__", "/another/python")
     assert bootstrap.ready("dev") == 0
     assert "__PYVENV_LAUNCHER__" not in os.environ
     unfinished = checkout / ".venv" / "fasttrain-unfinished"
-    if made:
-        made_here(checkout / ".venv")
-    else:
-        put_venv(checkout, "3.99")
-    constraints = checkout / "constraints.txt"
-    constraints.write_text("torch==3\n", encoding="utf-8")
+    stamp_of(checkout, made=True) if made else put_venv(checkout, "3.99")
+    change(checkout, "torch==3\n")
     monkeypatch.setenv("FAKE_PIP_EXIT", "1")
     assert bootstrap.ready() == 2
-    constraints.write_text("\n", encoding="utf-8")
+    change(checkout, "\n")
     monkeypatch.delenv("FAKE_PIP_EXIT")
     assert bootstrap.ready() == 0
     assert installs(checkout) == [".[dev]"] * 3
     assert not unfinished.exists()
-    assert json.loads((checkout / ".venv" / "fasttrain-stamp.json").read_text())["made"] is made
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bootstrap, "_watch", interrupted)
-    constraints.write_text("torch==3\n", encoding="utf-8")
+    assert stamp_of(checkout)["made"] is made
+    monkeypatch.setattr(bootstrap, "_watch", Mock(side_effect=KeyboardInterrupt))
+    change(checkout, "torch==3\n")
     assert bootstrap.ready() == 130
     assert unfinished.exists() is made, "what may be torn is made anew, but not if it is the user's"
 
 
-class Terminal:
-    """stderr, on a terminal."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> None:
-        self.text += text
-
-    def flush(self) -> None: ...
-
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
-def test_pip_has_the_lock_and_the_line_of_progress_moves_where_it_can(
-    bootstrap: Any, term: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = Terminal()
+def test_pip_has_the_lock_and_the_line_of_progress_moves_where_it_can(bootstrap, term, monkeypatch):
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", term)
     inherited = (
@@ -267,13 +247,11 @@ def test_pip_has_the_lock_and_the_line_of_progress_moves_where_it_can(
     )
     with bootstrap._locked():
         bootstrap._watch("title", [sys.executable, "-S", "-c", inherited, str(bootstrap.LOCK)])
-    assert ("\033" in terminal.text) is (term == "xterm")
-    assert "title: done" in terminal.text
+    assert ("\033" in terminal.getvalue()) is (term == "xterm")
+    assert "title: done" in terminal.getvalue()
 
 
-def test_ctrl_c_that_reaches_only_the_bootstrap_ends_pip_too(
-    bootstrap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_that_reaches_only_the_bootstrap_ends_pip_too(bootstrap, tmp_path, monkeypatch):
     note = tmp_path / "note"
 
     def sleep(seconds: float) -> None:
@@ -302,14 +280,28 @@ def test_two_first_uses_install_once(checkout: Path) -> None:
     assert installs(checkout) == ["."]
 
 
+def checks(root: Path) -> list[list[str]]:
+    return [args[1:] for args in calls(root) if "pip" not in args and args[0] == "-m"]
+
+
 def test_checks_all_run_and_the_first_failure_is_the_exit_code(checkout: Path) -> None:
     code, out, err = start(checkout, "test.py", FAKE_EXIT='{"mypy": 4, "pytest": 5}')
     assert code == 4
-    assert [args[1] for args in calls(checkout) if "pip" not in args and args[0] == "-m"] == [
-        "ruff", "ruff", "mypy", "pytest",
-    ]  # fmt: skip
+    assert [args[0] for args in checks(checkout)] == ["ruff", "ruff", "mypy", "pytest"]
     assert "mypy (exit code 4), pytest (exit code 5)" in err
     assert out.splitlines()[-1] == "out:", "nothing of ours after pytest's own last line"
+
+
+def test_quick_checks_and_the_lane_with_all_extras(checkout: Path) -> None:
+    assert start(checkout, "test.py", "--quick")[0] == 0
+    *ruff, quick = checks(checkout)
+    assert [args[0] for args in ruff] == ["ruff", "ruff"]
+    named = [name.removeprefix("--ignore=") for name in quick if "tests/" in name]
+    assert len(named) == 6
+    assert all((SCRIPTS.parent / name).exists() for name in named)
+    assert start(checkout, "test.py", "--all-extras", "tests/runs")[0] == 0
+    assert installs(checkout) == [".[dev]", ".[all,dev]"]
+    assert checks(checkout)[-1] == ["pytest", "tests/runs"]
 
 
 FIRST, SECOND = "tests/a.py::test_a[x y]", "tests/b.py::test_b"
@@ -324,30 +316,13 @@ FIRST, SECOND = "tests/a.py::test_a[x y]", "tests/b.py::test_b"
         ([], {}, 1, []),  # a failure that pytest did not note
     ],
 )
-def test_a_failed_test_runs_again_alone_and_is_flaky_if_it_passes(
-    checkout: Path, failed: list[str], alone: dict[str, int], code: int, flaky: list[str]
-) -> None:
+def test_a_failed_test_runs_again_alone_and_is_flaky_if_it_passes(checkout, failed, alone, code, flaky):
     exits, noted = json.dumps({"pytest": 1, **alone}), json.dumps(dict.fromkeys(failed, True))
     done, _, err = start(checkout, "test.py", FAKE_FAILED=noted, FAKE_EXIT=exits)
     assert done == code
     told = [line.split(" failed, ")[0] for line in err.splitlines() if "flaky: " in line]
     assert told == [f"fasttrain: flaky: {test}" for test in flaky]
     assert [args[-1] for args in calls(checkout) if "::" in args[-1]] == list(alone)
-
-
-def test_quick_checks_are_ruff_and_the_tests_that_take_no_time(checkout: Path) -> None:
-    assert start(checkout, "test.py", "--quick")[0] == 0
-    *ruff, pytest_call = [args for args in calls(checkout) if "pip" not in args and args[0] == "-m"]
-    assert [args[1] for args in ruff] == ["ruff", "ruff"]
-    named = [name.removeprefix("--ignore=") for name in pytest_call if "tests/" in name]
-    assert len(named) == 6
-    assert all((SCRIPTS.parent / name).exists() for name in named)
-
-
-def test_all_extras_are_installed_for_the_lane_that_asks_for_them(checkout: Path) -> None:
-    assert start(checkout, "test.py", "--all-extras", "tests/runs")[0] == 0
-    assert installs(checkout) == [".[all,dev]"]
-    assert calls(checkout)[-1] == ["-m", "pytest", "tests/runs"]
 
 
 def test_a_signal_and_ctrl_c_end_as_the_child_does(checkout: Path) -> None:
@@ -363,7 +338,6 @@ def test_a_signal_and_ctrl_c_end_as_the_child_does(checkout: Path) -> None:
         start_new_session=True,
     )  # fmt: skip
     with process:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.1)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to parent and child alike

@@ -13,11 +13,13 @@ import pytest
 from fasttrain.terminal import COMMAND_VARIABLE, command, folded, near, one_line, rate_text, speak_its_letters
 
 
-def test_a_command_reads_as_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_and_a_rate_read_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(COMMAND_VARIABLE, raising=False)
     assert command() == "fasttrain"
     monkeypatch.setenv(COMMAND_VARIABLE, "python3 scripts/run.py")
     assert command() == "python3 scripts/run.py"
+    rates = (61_234.4, 100, 8.31, 0.0125, 0)
+    assert [rate_text(rate) for rate in rates] == ["61,234", "100", "8.31", "0.0125", "0"]
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -38,29 +40,21 @@ def test_columns_that_do_not_fit_stand_below_each_other() -> None:
     text = "  fasttrain doctor +profile=speed        where the wall is, and what would pay"
     assert folded(text, 60) == "  fasttrain doctor +profile=speed\n    where the wall is, and what would pay"
     assert folded(text, 90) == text
-
-
-def test_lines_that_fit_stay_as_they_are() -> None:
     assert folded("a\n\n  b", 60) == "a\n\n  b"
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "a | b... 2x ? done"), ("latin-1", "a · b... 2× ? done")])
-def test_letters_that_cannot_be_shown_are_written_plainly(
-    encoding: str, shown: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_letters_that_cannot_be_shown_are_written_plainly(encoding, shown, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
     speak_its_letters()
     sys.stdout.write("a · b… 2× 雪 done")
     sys.stdout.flush()
     assert written.getvalue().decode(encoding) == shown
-
-
-def test_a_terminal_of_utf_8_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
     monkeypatch.setattr(sys, "stdout", stream)
     speak_its_letters()
-    assert stream.errors == "surrogateescape"
+    assert stream.errors == "surrogateescape", "a terminal of UTF-8 is left alone"
 
 
 def test_a_path_is_as_short_as_it_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +65,6 @@ def test_a_path_is_as_short_as_it_can_be_typed(tmp_path: Path, monkeypatch: pyte
     assert near(tmp_path) == tmp_path
     assert near(tmp_path.parent / "b") == tmp_path.parent / "b"
     assert near(Path("c")) == Path("c")
-
-
-@pytest.mark.parametrize(
-    ("rate", "text"), [(61_234.4, "61,234"), (100, "100"), (8.31, "8.31"), (0.0125, "0.0125"), (0, "0")]
-)
-def test_rates_of_slow_environments_have_digits_too(rate: float, text: str):
-    assert rate_text(rate) == text
 
 
 def test_what_is_told_to_nobody_leaves_nothing_to_be_written():

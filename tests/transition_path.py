@@ -47,51 +47,23 @@ def passed(iteration: Callable[[], Any]) -> dict[str, int]:
     return {"files": len(places), "functions": functions, "lines": sum(map(len, places.values()))}
 
 
-def second_iteration(model: Any, steps: int) -> dict[str, int]:
-    """The first one makes what is made once."""
+ROLLOUT = {"n_steps": 16, "batch_size": 64, "n_epochs": 1}
+PATHS: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "ppo": (fasttrain.MaskablePPO, "MlpPolicy", {**ROLLOUT, "engine": "torch"}),
+    "kernels": (fasttrain.MaskablePPO, "MlpPolicy", {**ROLLOUT, "engine": "kernels"}),
+    "recurrent": (fasttrain.MaskableRecurrentPPO, "MlpLstmPolicy", ROLLOUT),
+    "dqn": (fasttrain.DQN, "MlpPolicy", {"learning_starts": 16, "train_freq": 1}),
+    "sac": (fasttrain.SAC, "MlpPolicy", {"learning_starts": 16, "batch_size": 16}),
+}
+
+
+def path_of(name: str) -> dict[str, int]:
+    """Of the second iteration: the first one makes what is made once."""
+    kind, policy, settings = PATHS[name]
+    if "n_steps" in settings:
+        env: Any = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
+    else:
+        env = DummyVecEnv([lambda: gymnasium.make("Pendulum-v1" if name == "sac" else "CartPole-v1")] * 4)
+    model, steps = kind(policy, env, seed=0, device="cpu", **settings), 128 if "n_steps" in settings else 64
     model.learn(steps)
     return passed(lambda: model.learn(steps, reset_num_timesteps=False))
-
-
-def masked_ppo(engine: str) -> dict[str, int]:
-    env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
-    model = fasttrain.MaskablePPO(
-        "MlpPolicy",
-        env,
-        n_steps=16,
-        batch_size=64,
-        n_epochs=1,
-        seed=0,
-        device="cpu",
-        engine=engine,
-    )
-    return second_iteration(model, 16 * 8)
-
-
-def recurrent_ppo() -> dict[str, int]:
-    env = fasttrain.NativeVecEnv(SkullKingGame(8), seed=0)
-    model = fasttrain.MaskableRecurrentPPO(
-        "MlpLstmPolicy", env, n_steps=16, batch_size=64, n_epochs=1, seed=0, device="cpu"
-    )
-    return second_iteration(model, 16 * 8)
-
-
-def dqn() -> dict[str, int]:
-    env = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")] * 4)
-    model = fasttrain.DQN("MlpPolicy", env, learning_starts=16, train_freq=1, seed=0, device="cpu")
-    return second_iteration(model, 64)
-
-
-def sac() -> dict[str, int]:
-    env = DummyVecEnv([lambda: gymnasium.make("Pendulum-v1")] * 4)
-    model = fasttrain.SAC("MlpPolicy", env, learning_starts=16, batch_size=16, seed=0, device="cpu")
-    return second_iteration(model, 64)
-
-
-PATHS = {
-    "ppo": lambda: masked_ppo("torch"),
-    "kernels": lambda: masked_ppo("kernels"),
-    "recurrent": recurrent_ppo,
-    "dqn": dqn,
-    "sac": sac,
-}
