@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 from fasttrain.accelerators.compiled import CompiledPPO, CompiledQ
+from fasttrain.algos.dqn import DQN
 from fasttrain.algos.engine import EngineSettings, PPOWork, Statistics
 from fasttrain.algos.policy_view import PolicyView
 from fasttrain.algos.ppo import PPO, MaskablePPO, ppo_terms, with_loss
@@ -19,7 +20,8 @@ from fasttrain.algos.recurrent import RecurrentPPO
 from fasttrain.algos.step import Terms, normalized
 from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.buffers.stock import as_stock
-from toys import RandomEnv, seeded_vec, toy_gym_vec
+from fasttrain.vec.native import NativeVecEnv
+from toys import RandomEnv, ToyGame, seeded_vec, toy_gym_vec
 
 SETTINGS = {"n_steps": 16, "batch_size": 20, "n_epochs": 2, "device": "cpu", "seed": 0}
 
@@ -40,6 +42,17 @@ def box_model(settings: EngineSettings, **kwargs: Any) -> PPO:
     model = PPO("MlpPolicy", seeded_vec(make), **(SETTINGS | {"batch_size": 16} | kwargs))
     model.use_engine(settings)
     return model
+
+
+DQN_SETTINGS: dict[str, Any] = {
+    "learning_starts": 20, "train_freq": 1, "gradient_steps": 2, "batch_size": 16, "buffer_size": 400,
+    "target_update_interval": 50, "learning_rate": 1e-3, "seed": 0, "device": "cpu",
+}  # fmt: skip
+
+
+def toy_dqn(kind: Any = DQN, env: Any = None, **changes: Any) -> Any:
+    """On five games that raise at once if an illegal action is played."""
+    return kind("MlpPolicy", env or NativeVecEnv(ToyGame(5), seed=0), **{**DQN_SETTINGS, **changes})
 
 
 def filled(model: Any) -> Any:

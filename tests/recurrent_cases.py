@@ -101,4 +101,25 @@ def rollout_of(policy: Any, steps: int, envs: int, seed: int = 0, left_out: bool
     return storage
 
 
+def assert_walked(model: Any, left_out: Any = None, atol: float = 1e-6) -> None:
+    """The states of a rollout are what walking through each env's row by itself gives; rows `left_out` (T, N) are no
+    steps, and an episode that begins with one begins with the next."""
+    rollout, policy = model.rollout_buffer, model.policy
+    seen, starts = torch.from_numpy(rollout.observations), torch.from_numpy(rollout.episode_starts)
+    steps, envs = starts.shape
+    begun = (rollout.hidden_states_pi, rollout.cell_states_pi)
+    for index in range(envs):
+        states = tuple(torch.tensor(part[0, :, index : index + 1]) for part in begun)
+        for step in range(steps):
+            assert np.allclose(rollout.hidden_states_pi[step, :, index], states[0][:, 0], atol=atol), (index, step)
+            if left_out is not None and left_out[step, index]:
+                after = starts[step + 1, index] if step + 1 < steps else model._last_episode_starts[index]
+                assert bool(after) == bool(starts[step, index])
+                continue
+            row = slice(index, index + 1)
+            with torch.no_grad():
+                _, states = policy._process_sequence(seen[step, row], states, starts[step, row], policy.lstm_actor)
+        assert torch.allclose(model._last_lstm_states.pi[0][:, index], states[0][:, 0], atol=atol)
+
+
 WORK = PPOWork(2, 50, 0.2, None, 0.01, 0.5, True, 0.5, None)

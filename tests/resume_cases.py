@@ -10,46 +10,49 @@ from typing import Any
 
 import numpy as np
 
-PPO = ("algo.rollout_size=256", "batch_size=64", "algo.n_epochs=2", "algo.net_arch=[8]", "num_envs=8",
-       "total_timesteps=1280", "checkpoint_every=256")  # fmt: skip
-DQN = ("algo=dqn", "algo.prioritized=true", "algo.n_steps=3", "algo.double_q=true", "algo.buffer_size=300",
-       "warmup_steps=100", "batch_size=16", "updates_per_step=2", "algo.net_arch=[8]", "num_envs=8",
-       "algo.target_update_interval=50", "prefetch=off", "total_timesteps=640", "checkpoint_every=80")  # fmt: skip
+
+def _ppo(rollout: int) -> tuple[str, ...]:
+    """Five rollouts, each with a checkpoint."""
+    return (f"algo.rollout_size={rollout}", "batch_size=64", "algo.n_epochs=2", "algo.net_arch=[8]", "num_envs=8",
+            f"total_timesteps={5 * rollout}", f"checkpoint_every={rollout}")  # fmt: skip
+
+
+def _dqn(steps: int) -> tuple[str, ...]:
+    return ("algo=dqn", "algo.prioritized=true", "algo.n_steps=3", "algo.double_q=true", "algo.buffer_size=300",
+            "warmup_steps=100", "batch_size=16", "updates_per_step=2", "algo.net_arch=[8]", "num_envs=8",
+            "algo.target_update_interval=50", "prefetch=off", f"total_timesteps={steps}",
+            "checkpoint_every=80")  # fmt: skip
+
+
+PPO, DQN = _ppo(256), _dqn(640)
+SMALL_PPO, SMALL_DQN = _ppo(128), _dqn(400)
 SAC = ("algo=sac", "env.id=Pendulum-v1", "algo.buffer_size=100", "warmup_steps=40", "batch_size=16", "num_envs=4",
        "updates_per_step=2", "algo.net_arch=[8]", "total_timesteps=200", "checkpoint_every=40")  # fmt: skip
 CART = ("env.id=CartPole-v1", "num_envs=4")
 SHARED = ("vec_env=shared", "num_workers=2")
 LSTM = ("algo.lstm_hidden_size=16",)
 SELF = ("opponent=self", "self_play.every=4", "self_play.pool=2")
+GRU = (*LSTM, "algo.cell=gru", "algo.memory_inputs=[action,reward]", "algo.n_lstm_layers=2")
+WRAPPED = ("env.normalize=[obs,reward]", "env.frame_stack=3")
+PYTHON_GAME = "env.entry_point=reference.skirmish_python.env:SkirmishPythonEnv"
 CASES = {
-    "maskable-native": (*PPO,),
-    "maskable-native-eager": (*PPO, "fused_update=off"),
-    "maskable-skirmish": (*PPO, "env=skirmish"),
-    "maskable-self-play": (*PPO, *SELF),
-    "maskable-dummy-self-play": (*PPO, *SELF, "vec_env=dummy", "num_envs=4"),
-    "maskable-shared": (*PPO, "env.entry_point=reference.skirmish_python.env:SkirmishPythonEnv", *SHARED, "num_envs=4"),
-    "ppo-dummy": (*PPO, *CART, "algo=ppo", "vec_env=dummy"),
-    "ppo-shared": (*PPO, *CART, "algo=ppo", *SHARED),
-    "ppo-dummy-wrapped": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "env.normalize=[obs,reward]", "env.frame_stack=3"),
-    "dqn-native": (*DQN,),
-    "dqn-native-eager": (*DQN, "fused_update=off"),
-    "dqn-dummy": (*DQN, *CART, "vec_env=dummy"),
-    "dqn-shared": (*DQN, *CART, *SHARED),
-    "dqn-rounds": (*DQN, *CART, "vec_env=dummy", "algo.train_freq=5", "updates_per_step=3"),
+    "maskable-native": SMALL_PPO,
+    "maskable-native-eager": (*SMALL_PPO, "fused_update=off"),
+    "maskable-skirmish": (*SMALL_PPO, "env=skirmish"),
+    "maskable-self-play": (*SMALL_PPO, *SELF),
+    "maskable-dummy-self-play": (*SMALL_PPO, *SELF, "vec_env=dummy", "num_envs=4"),
+    "maskable-shared": (*SMALL_PPO, PYTHON_GAME, *SHARED, "num_envs=4"),
+    "ppo-shared": (*SMALL_PPO, *CART, "algo=ppo", *SHARED),
+    "ppo-dummy-wrapped": (*SMALL_PPO, *CART, *WRAPPED, "algo=ppo", "vec_env=dummy"),
+    "dqn-native": SMALL_DQN,
+    "dqn-native-eager": (*SMALL_DQN, "fused_update=off"),
+    "dqn-dummy": (*SMALL_DQN, *CART, "vec_env=dummy", "algo.train_freq=5", "updates_per_step=3"),
+    "dqn-shared": (*SMALL_DQN, *CART, *SHARED),
     "sac-dummy": (*SAC, "vec_env=dummy", "algo.action_noise=normal_0.1"),
-    "recurrent-shared": (*PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED),
-    "maskable-recurrent-self-play": (*PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
-    "recurrent-gru-shared": (
-        *PPO,
-        *CART,
-        *LSTM,
-        *SHARED,
-        "algo=recurrent_ppo",
-        "algo.cell=gru",
-        "algo.memory_inputs=[action,reward]",
-        "algo.n_lstm_layers=2",
-    ),
-    "stock-ppo": (*PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
+    "recurrent-shared": (*SMALL_PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED),
+    "maskable-recurrent-self-play": (*SMALL_PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
+    "recurrent-gru-shared": (*SMALL_PPO, *CART, *GRU, *SHARED, "algo=recurrent_ppo"),
+    "stock-ppo": (*SMALL_PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
 }
 ABOUT_TIME = ("wall_s", "t", "enemy_turn_ms", "resumed_at", "episodes_file", "curve")
 

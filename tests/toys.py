@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import Slots
 from fasttrain.errors import EnvError
 
@@ -152,6 +153,27 @@ class RandomEnv(gym.Env[Any, Any]):
         self.steps += 1
         over = self.steps >= 10
         return self._draw(), float(np.all(action == 1)), over and not self.cut, over and self.cut, {}
+
+
+class MaskedEnv(RandomEnv):
+    """The RandomEnv with a random mask per state, some choice of every sub-action legal. An illegal action fails."""
+
+    share = 0.5
+
+    def _draw(self) -> Any:
+        dims = action_dims(self.action_space)
+        self.mask: NDArray[np.bool_] = self.np_random.random(sum(dims)) < self.share
+        for start, size in zip(np.cumsum([0, *dims[:-1]]), dims, strict=True):
+            self.mask[start + self.np_random.integers(size)] = True
+        return super()._draw()
+
+    def step(self, action: Any):
+        chosen = np.cumsum([0, *action_dims(self.action_space)[:-1]]) + np.asarray(action).reshape(-1)
+        assert self.mask[chosen].all()
+        return super().step(action)
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        return self.mask
 
 
 def single_thread() -> Iterator[None]:

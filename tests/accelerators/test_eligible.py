@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.policies import ActorCriticPolicy
+from stable_baselines3.common.policies import ActorCriticPolicy, MultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import FlattenExtractor, MlpExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.dqn.policies import DQNPolicy
+from stable_baselines3.sac.policies import SACPolicy
 
-from fasttrain import DQN, PPO
+from accelerated import weights
+from fasttrain import DQN, PPO, SAC
 from fasttrain.accelerators import eligible, layout
 from fasttrain.accelerators.eligible import policy_reason, unsupported_reason
 from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy
@@ -22,9 +24,8 @@ from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
 from recurrent_cases import SHARED
 from recurrent_cases import policy_of as recurrent
-from toys import single_thread, toy_gym_vec
+from toys import toy_gym_vec
 
-one_thread = pytest.fixture(autouse=True)(single_thread)
 BOX, TWO, PAIR = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2), spaces.MultiDiscrete([2, 2])
 WIDE = spaces.Box(-1.0, 1.0, (4,), np.float64)
 NO_MLP = "not an MLP of tanh or relu layers"
@@ -36,8 +37,16 @@ def actor(space: Any = BOX, actions: Any = TWO, kind: Any = ActorCriticPolicy, *
     return kind(space, actions, lambda _: 1e-3, **kwargs)
 
 
+def keyed(part: spaces.Space[Any]) -> Any:
+    return actor(spaces.Dict({"a": BOX, "b": part}), kind=MultiInputActorCriticPolicy)
+
+
 def q_net(space: Any = BOX, actions: Any = TWO, kind: Any = DQNPolicy, **kwargs: Any) -> Any:
     return actor(space, actions, kind, **kwargs)
+
+
+def soft(**kwargs: Any) -> Any:
+    return actor(actions=spaces.Box(-1, 1, (2,)), kind=SACPolicy, **kwargs)
 
 
 class OwnLayers(MlpExtractor):
@@ -76,11 +85,16 @@ class OwnChoice(DQNPolicy):
         (actor(net_arch=[]), NO_MLP),
         (actor(actions=spaces.MultiBinary(2)), "the policy is not SB3's own, or its actions are neither"),
         (actor(actions=spaces.Box(-1, 1, (2,))), None),
-        (actor(WIDE), "observations are float64; kernels would serve a float32 Box"),
+        (actor(actions=spaces.Box(-1, 1, (2, 2))), "the policy is not SB3's own, or its actions are neither"),
         (
-            actor(features_extractor_class=OwnFeatures),
-            "features come from a OwnFeatures, not from a flat Box",
+            actor(actions=spaces.Box(-1, 1, (2,)), use_sde=True),
+            "the policy is not SB3's own, or its actions are neither",
         ),
+        (actor(WIDE), "observations are float64; kernels would serve a float32 Box"),
+        (keyed(spaces.Box(-1.0, 1.0, (2, 2), np.float64)), None),
+        (keyed(spaces.Discrete(3)), "the observations' key 'b' is Discrete(3); kernels would serve a one-hot Box"),
+        (keyed(spaces.Box(0, 255, (3, 36, 36), np.uint8)), "the observations' key 'b' is an image"),
+        (actor(features_extractor_class=OwnFeatures), "features come from a OwnFeatures, not from a flat Box"),
         (actor(kind=OwnActing), "OwnActing.predict_values is overridden: compiled kernels compute ActorCriticPolicy's"),
         (recurrent(), None),
         (recurrent(**SHARED), None),
@@ -100,6 +114,10 @@ class OwnChoice(DQNPolicy):
         (q_net(spaces.Discrete(4)), "observations are Discrete(4); kernels would serve a one-hot Box"),
         (q_net(optimizer_class=OwnAdam), NO_ADAM.format("OwnAdam")),
         (q_net(kind=OwnChoice), "OwnChoice._predict is overridden: compiled kernels compute DQNPolicy's own _predict"),
+        (soft(), None),
+        (soft(use_sde=True), "gSDE is computed on PyTorch"),
+        (soft(net_arch={"pi": [8], "qf": []}), "a network without a hidden layer"),
+        (soft(features_extractor_class=OwnFeatures), "features come from a OwnFeatures; fused_update serves flat"),
     ],
 )
 def test_what_kernels_serve(policy: Any, reason: str | None):
@@ -107,28 +125,39 @@ def test_what_kernels_serve(policy: Any, reason: str | None):
 
 
 def net_of(policy: Any) -> Any:
+    """Layers of a net, which `learned_by` learns."""
+    if hasattr(policy, "critic_target"):
+        return policy.critic.qf0
     return policy.q_net.q_net if hasattr(policy, "q_net") else policy.mlp_extractor.policy_net
+
+
+def learner_of(policy: Any) -> Any:
+    return policy.critic.optimizer if hasattr(policy, "critic_target") else policy.optimizer
+
+
+def with_own_method(policy: Any) -> None:
+    part = next(getattr(policy, name) for name in ("actor", "q_net", "features_extractor") if hasattr(policy, name))
+    part.forward = lambda seen: seen
 
 
 CHANGES: dict[str, tuple[Any, str]] = {
     "float64": (lambda policy: policy.double(), "the policy is not float32 on the CPU"),
     "hook": (lambda policy: net_of(policy)[0].register_forward_hook(lambda *_: None), f".0 {NOT_CALLED}"),
     "gradients' hook": (lambda policy: net_of(policy)[0].register_full_backward_hook(lambda *_: None), NOT_CALLED),
-    "method": (lambda policy: setattr(policy.features_extractor if hasattr(policy, "value_net") else policy.q_net,
-                                      "forward", lambda seen: seen), NOT_CALLED),
+    "method": (with_own_method, NOT_CALLED),
     "norm": (lambda policy: net_of(policy).insert(1, torch.nn.LayerNorm(64)), NO_MLP),
     "activation": (lambda policy: net_of(policy).__setitem__(1, torch.nn.ELU()), NO_MLP),
     "frozen": (lambda policy: net_of(policy)[0].bias.requires_grad_(False), "0.bias is frozen"),
     "parameter's hook": (lambda policy: net_of(policy)[0].bias.register_hook(lambda _: None), "0.bias has a hook"),
-    "weight decay": (lambda policy: policy.optimizer.param_groups[0].update(weight_decay=0.1), "option weight_decay"),
-    "step's hook": (lambda policy: policy.optimizer.register_step_post_hook(lambda *_: None), "steps have a hook"),
-    "other parameters": (lambda policy: policy.optimizer.param_groups[0]["params"].pop(), "the policy's parameters"),
+    "weight decay": (lambda policy: learner_of(policy).param_groups[0].update(weight_decay=0.1), "option weight_decay"),
+    "step's hook": (lambda policy: learner_of(policy).register_step_post_hook(lambda *_: None), "steps have a hook"),
+    "other parameters": (lambda policy: learner_of(policy).param_groups[0]["params"].pop(), "the policy's parameters"),
     "parameter": (lambda policy: policy.register_parameter("scale", torch.nn.Parameter(torch.ones(1))),
                   "the parameter scale is in none of the layers that compiled kernels know"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("make", [actor, recurrent, q_net])
+@pytest.mark.parametrize("make", [actor, recurrent, q_net, soft])
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_done_to_a_policy_counts(change: str, make: Any):
     policy = make()
@@ -144,6 +173,9 @@ def test_layers_of_a_class_of_their_own():
     assert policy_reason(remembering) == "the LSTM is a OwnLstm, a class of its own"
     headed.action_net = torch.nn.Sequential(torch.nn.Linear(64, 2))
     assert policy_reason(headed) == NO_MLP
+    frozen = actor(actions=spaces.Box(-1, 1, (2,)))
+    frozen.log_std.requires_grad = False
+    assert policy_reason(frozen) == "the parameter log_std is frozen"
 
 
 def test_an_activation_with_a_number_that_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch):
@@ -151,12 +183,12 @@ def test_an_activation_with_a_number_that_kernels_do_not_know(monkeypatch: pytes
     assert policy_reason(actor(activation_fn=torch.nn.ELU)) == "compiled kernels do not compute activation 2 (ELU)"
 
 
-@pytest.mark.parametrize(("kind", "name"), [("PPOWork", "PPOWork.kl_coef"), ("QWork", "QWork.kl_coef")])
-def test_a_field_that_kernels_do_not_know(kind: str, name: str, monkeypatch: pytest.MonkeyPatch):
-    model = made(PPO if kind == "PPOWork" else DQN)
+@pytest.mark.parametrize(("kind", "work"), [(PPO, "PPOWork"), (DQN, "QWork"), (SAC, "SACWork")])
+def test_a_field_that_kernels_do_not_know(kind: Any, work: str, monkeypatch: pytest.MonkeyPatch):
+    model = kind("MlpPolicy", "Pendulum-v1" if kind is SAC else "CartPole-v1", device="cpu")
     assert unsupported_reason(model) is None
-    monkeypatch.setattr(getattr(eligible, kind), "_fields", (*getattr(eligible, kind)._fields, "kl_coef"))
-    assert unsupported_reason(model) == f"{name} is a field that compiled kernels do not know"
+    monkeypatch.setattr(getattr(eligible, work), "_fields", (*getattr(eligible, work)._fields, "kl_coef"))
+    assert unsupported_reason(model) == f"{work}.kl_coef is a field that compiled kernels do not know"
 
 
 # --- an algorithm of the user's: what is learned is what its own methods say
@@ -167,11 +199,6 @@ def made(kind: Any, engine: str = "torch", **options: Any) -> Any:
     if issubclass(kind, DQN):
         settings = {"learning_starts": 20, "train_freq": 1, "batch_size": 16, "buffer_size": 400}
     return kind("MlpPolicy", toy_gym_vec(), seed=0, device="cpu", engine=engine, **{**settings, **options})
-
-
-class OwnLoss(PPO):
-    def loss(self, batch: Any, evaluated: Any) -> Any:
-        return super().loss(batch, evaluated) | {"size": evaluated.logits.square().mean()}
 
 
 class OwnTrain(PPO):
@@ -190,11 +217,6 @@ class OwnSampling(DQN):
     def _sample_action(self, learning_starts: int, action_noise: Any = None, n_envs: int = 1) -> Any:
         actions, stored = super()._sample_action(learning_starts, action_noise, n_envs)
         return actions // 2, stored // 2
-
-
-class OwnUpdate(DQN):
-    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
-        super().train(2 * gradient_steps, batch_size)
 
 
 class Halved(ReplayStorage):
@@ -222,78 +244,62 @@ class Sampled(PrioritizedReplayBuffer):
         return super().sample(*args)._replace(weights=None)
 
 
-def on_instance(model: Any) -> None:
-    plain = type(model).work
-    model.work = lambda *sizes: plain(model, *sizes)._replace(max_grad_norm=1e-3)
-
-
-class Case(NamedTuple):
-    kind: Any
-    reason: str
-    options: dict[str, Any] = {}  # noqa: RUF012
-    change: Any = None
-
-
 def replay(kind: Any) -> dict[str, Any]:
     return {"replay_buffer_class": kind, "use_masking": False}
 
 
-OVERRIDDEN = [
-    Case(OwnLoss, "OwnLoss.loss is overridden: compiled kernels compute PPO's own loss"),
-    Case(OwnTrain, "OwnTrain.train is overridden: compiled kernels compute PPO's own train"),
-    Case(OwnWork, "OwnWork.work is overridden: compiled kernels compute PPO's own work"),
-    Case(OwnUpdate, "OwnUpdate.train is overridden: compiled kernels compute DQN's own train"),
-    Case(OwnSampling, "OwnSampling._sample_action is overridden: compiled kernels", {"use_masking": False}),
-    Case(PPO, "PPO.work is set on the instance: compiled kernels compute PPO's own work", change=on_instance),
-    Case(DQN, "DQN.work is set on the instance: compiled kernels compute DQN's own work", change=on_instance),
-    Case(DQN, "Halved.sample is overridden: compiled kernels compute ReplayStorage's own sample", replay(Halved)),
-    Case(DQN, "Gathered.gather is overridden: compiled kernels compute ReplayStorage's own gather", replay(Gathered)),
-    Case(DQN, "Newest._get_samples is overridden: compiled kernels compute ReplayStorage's", replay(Newest)),
-    Case(DQN, "Sampled.sample is overridden: compiled kernels compute PrioritizedReplayBuffer's", replay(Sampled)),
-    Case(PPO, "OwnActing.predict_values is overridden", {"policy": OwnActing}),
-    Case(PPO, "the buffer is a Own, which SB3's own loops serve",
-         {"rollout_buffer_class": type("Own", (RolloutBuffer,), {})}),
-]  # fmt: skip
+PPOS, DQNS = "overridden: compiled kernels compute PPO's own", "overridden: compiled kernels compute DQN's own"
+STORAGES = "overridden: compiled kernels compute ReplayStorage's own"
 
 
-def trained(case: Case, engine: str, kind: Any = None, **options: Any) -> Any:
-    options = {**case.options, **options}
-    policy = options.pop("policy", None)
-    model = made(kind or case.kind, engine, **options)
-    if policy is not None:
-        model = (kind or case.kind)(policy, toy_gym_vec(), n_steps=8, batch_size=20, n_epochs=1, seed=0, engine=engine)
-    if case.change is not None:
-        case.change(model)
-    return model.learn(120)
-
-
-@pytest.mark.parametrize("case", OVERRIDDEN, ids=lambda case: case.reason.partition(":")[0])
-def test_what_is_overridden_is_what_learns(case: Case):
-    model = trained(case, "kernels")
-    assert str(unsupported_reason(model)).startswith(case.reason)
+@pytest.mark.parametrize(
+    ("kind", "options", "reason"),
+    [
+        (OwnTrain, {}, f"OwnTrain.train is {PPOS} train"),
+        (OwnWork, {}, f"OwnWork.work is {PPOS} work"),
+        (OwnSampling, {"use_masking": False}, f"OwnSampling._sample_action is {DQNS} _sample_action"),
+        (DQN, replay(Halved), f"Halved.sample is {STORAGES} sample"),
+        (DQN, replay(Gathered), f"Gathered.gather is {STORAGES} gather"),
+        (DQN, replay(Newest), f"Newest._get_samples is {STORAGES} _get_samples"),
+        (DQN, replay(Sampled), "Sampled.sample is overridden: compiled kernels compute PrioritizedReplayBuffer's own"),
+        (PPO, {"rollout_buffer_class": type("Own", (RolloutBuffer,), {})},
+         "the buffer is a Own, which SB3's own loops serve"),
+    ],
+)  # fmt: skip
+def test_what_is_overridden_is_what_learns(kind: Any, options: dict[str, Any], reason: str):
+    model = made(kind, "kernels", **options)
+    assert str(unsupported_reason(model)).startswith(reason)
     assert model.engine.kind == "torch"
     assert model.engine.unsupported_reason == unsupported_reason(model)
-    expected = trained(case, "torch")
-    for ours, theirs in zip(model.policy.parameters(), expected.policy.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
-    if "use_masking" in case.options:  # the buffer's own batches, the method's own actions are what is learned from
-        plain = made(DQN, "torch", use_masking=False).learn(120)
-        assert not torch.allclose(plain.q_net.q_net[0].weight, model.q_net.q_net[0].weight, atol=1e-5)
+    if kind is OwnTrain or "use_masking" in options:
+        learned = weights(model.learn(60))
+        expected = weights(made(kind, **options).learn(60))  # made now: both draw from torch's random stream
+        torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-5)
+    if "use_masking" in options:  # the buffer's own batches, the method's own actions are what is learned from
+        assert not torch.allclose(weights(made(DQN, use_masking=False).learn(60)), learned, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [PPO, DQN])
+def test_a_method_set_on_a_model_counts_until_it_is_its_own_again(kind: Any):
+    model = made(kind, "kernels")
+    model.work = lambda *sizes: kind.work(model, *sizes)._replace(max_grad_norm=1e-3)
+    told = f"{kind.__name__}.work is set on the instance: compiled kernels compute {kind.__name__}'s own work"
+    assert unsupported_reason(model) == told
+    assert model.engine_now().kind == "torch"
+    model.work = kind.work.__get__(model)  # as a mock puts it back
+    assert unsupported_reason(model) is None
 
 
 def test_a_thread_does_not_sample_for_a_buffer_of_the_users():
     model = made(DQN, "torch", **replay(Halved))
     model.prefetch_batches()
-    model.learn(120)
+    model.learn(60)
     assert (model.collector.sampler.hits, model.collector.sampler.waits) == (0, 0)
 
 
 def test_a_subclass_without_methods_of_its_own_is_served():
     plain = type("Plain", (PPO,), {"told": 0, "_on_step": lambda self: None})
     assert made(plain, "kernels").learn(40).engine.kind == "kernels"
-    model = made(PPO, "kernels")
-    model.train = model.train  # as a mock puts it back
-    assert unsupported_reason(model) is None
 
 
 def test_dqn_does_not_ask_at_every_step(monkeypatch: pytest.MonkeyPatch):
@@ -301,7 +307,7 @@ def test_dqn_does_not_ask_at_every_step(monkeypatch: pytest.MonkeyPatch):
     plain = eligible.unsupported_reason
     monkeypatch.setattr(eligible, "unsupported_reason", lambda model: asked.append(model) or plain(model))
     model = made(DQN, "kernels", policy_kwargs={"activation_fn": torch.nn.ELU})
-    model.learn(120)
+    model.learn(100)
     assert model._n_updates > 10
     assert len(asked) <= 3, "made, and begun to learn"
     served = made(DQN, "kernels").learn(60)

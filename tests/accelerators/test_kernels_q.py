@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-import stable_baselines3
 import torch
 from gymnasium import spaces
 from stable_baselines3.dqn.policies import DQNPolicy
 
-import fasttrain
+from accelerated import toy_dqn, weights
 from fasttrain.accelerators.kernels_q import KernelQEngine, kernel_calls
 from fasttrain.algos.engine import EngineSettings, TorchQEngine
 from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy
 from fasttrain.errors import EnvError
 from q_blocks import random_block, trained
-from toys import ToyGame
 
 BOX, TWO = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2)
 
@@ -134,35 +130,23 @@ def test_a_module_is_loaded_in_place_and_an_optimizer_is_not():
     )
 
 
-def new_data(policy: Any) -> None:
-    policy.q_net.q_net[0].weight.data = policy.q_net.q_net[0].weight.data.clone()
+REPLACED: dict[str, Any] = {
+    "data": lambda policy: setattr(policy.q_net.q_net[0].weight, "data", policy.q_net.q_net[0].weight.data.clone()),
+    "head": lambda policy: policy.q_net.q_net.__setitem__(-1, torch.nn.Linear(64, 2)),
+    "target": lambda policy: setattr(policy, "q_net_target", policy.make_q_net()),
+    "optimizer": lambda policy: setattr(policy, "optimizer", torch.optim.Adam(policy.q_net.parameters())),
+    "state": lambda policy: policy.optimizer.state.clear(),
+    "type": lambda policy: policy.double(),
+}
 
 
-def new_head(policy: Any) -> None:
-    policy.q_net.q_net[-1] = torch.nn.Linear(64, 2)
-
-
-def new_target(policy: Any) -> None:
-    policy.q_net_target = policy.make_q_net()
-
-
-def new_optimizer(policy: Any) -> None:
-    policy.optimizer = torch.optim.Adam(policy.q_net.parameters())
-
-
-def forgotten_state(policy: Any) -> None:
-    policy.optimizer.state.clear()
-
-
-@pytest.mark.parametrize(
-    "change", [new_data, new_head, new_target, new_optimizer, forgotten_state, lambda policy: policy.double()]
-)
-def test_what_is_not_served_any_more(change: Any):
+@pytest.mark.parametrize("part", REPLACED)
+def test_what_is_not_served_any_more(part: str):
     policy = make_policy()
     kernels = KernelQEngine(policy, EngineSettings())
     assert kernels.fits(policy)
     assert not kernels.fits(copy.deepcopy(policy))
-    change(policy)
+    REPLACED[part](policy)
     assert not kernels.fits(policy)
 
 
@@ -193,41 +177,6 @@ def test_torchs_faster_adams_write_to_the_right_places(how: str):
     assert kernels.fits(policy)
     for ours, theirs in zip(policy.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
-
-
-def test_stock_dqn_loads_what_was_saved(tmp_path: Path):
-    """Weights, target and moments; and the loaded model goes on training."""
-    env = gymnasium.make("CartPole-v1")
-    model = stable_baselines3.DQN(BranchingDQNPolicy, env, seed=0, device="cpu")
-    kernels = KernelQEngine(model.policy, EngineSettings())
-    trained(kernels, random_block(model.policy, 5))
-    model.save(tmp_path / "model.zip")
-    loaded = stable_baselines3.DQN.load(
-        tmp_path / "model.zip", env=env, device="cpu", learning_starts=8, custom_objects={"policy_class": DQNPolicy}
-    )
-    assert type(loaded.policy) is DQNPolicy
-    seen = torch.randn(9, 4)
-    assert torch.equal(loaded.q_net(seen), model.q_net(seen))
-    assert torch.equal(loaded.q_net_target(seen), model.q_net_target(seen))
-    for ours, theirs in zip(model.q_net.parameters(), loaded.q_net.parameters(), strict=True):
-        mine, its = model.policy.optimizer.state[ours], loaded.policy.optimizer.state[theirs]
-        assert all(torch.equal(mine[name], its[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
-    loaded.learn(40)
-    assert not torch.equal(loaded.q_net(seen), model.q_net(seen))
-
-
-def test_set_parameters_is_seen(tmp_path: Path):
-    env = gymnasium.make("CartPole-v1")
-    model = stable_baselines3.DQN("MlpPolicy", env, seed=0, device="cpu")
-    kernels = KernelQEngine(model.policy, EngineSettings())
-    trained(kernels, random_block(model.policy))
-    other = stable_baselines3.DQN("MlpPolicy", env, seed=1, device="cpu")
-    model.set_parameters(other.get_parameters())
-    assert not kernels.fits(model.policy), "the optimizer has a state of its own again"
-    seen = torch.ones(1, 4)
-    trained(KernelQEngine(model.policy, EngineSettings()), random_block(model.policy))
-    trained(KernelQEngine(other.policy, EngineSettings()), random_block(model.policy))
-    torch.testing.assert_close(model.q_net(seen), other.q_net(seen))
 
 
 @pytest.mark.parametrize(
@@ -271,11 +220,8 @@ def test_nothing_is_done_with_rows_that_are_not_there(field: str, value: int):
 
 
 def test_gradients_are_clipped_at_the_models_own_norm():
-    def weights(max_grad_norm: float) -> torch.Tensor:
-        env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
-        settings = {"learning_starts": 20, "batch_size": 16, "seed": 0, "policy_kwargs": {"net_arch": [8]}}
-        model = fasttrain.DQN("MlpPolicy", env, engine="kernels", max_grad_norm=max_grad_norm, **settings).learn(200)
-        return torch.nn.utils.parameters_to_vector(model.q_net.parameters()).detach()
-
-    assert torch.equal(weights(1e6), weights(1e7)), "none is as large"
-    assert not torch.equal(weights(1e6), weights(1e-4))
+    large, larger, small = (
+        weights(toy_dqn(engine="kernels", max_grad_norm=norm).learn(60)) for norm in (1e6, 1e7, 1e-4)
+    )
+    assert torch.equal(large, larger), "none is as large"
+    assert not torch.equal(large, small)

@@ -19,9 +19,6 @@ from fasttrain.algos.recurrent import RecurrentEngine
 from fasttrain.errors import ConfigError
 from fasttrain.threads import ThreadChoice
 from recurrent_cases import CASES, WORK, policy_of, rollout_of
-from toys import single_thread
-
-one_thread = pytest.fixture(autouse=True)(single_thread)
 
 
 def test_settings_that_do_not_go_with_memory_are_refused():

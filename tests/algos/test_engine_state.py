@@ -1,4 +1,4 @@
-"""What engines share: settings, what a round came to, counters, and what a checkpoint keeps of them."""
+"""What engines share: settings, what a round came to, counters, what a checkpoint keeps, and page-locked copies."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from accelerated import filled, masked_model
-from fasttrain.algos.engine import EngineSettings, Statistics, explained
+from accelerated import SETTINGS, filled, masked_model, weights
+from fasttrain.algos.engine import EngineSettings, Statistics, explained, to_device
 from fasttrain.algos.guard import Guard
-from toys import single_thread
+from fasttrain.algos.ppo import MaskablePPO
+from fasttrain.errors import EnvError
+from toys import toy_gym_vec
 
-one_thread = pytest.fixture(autouse=True)(single_thread)
 KINDS = pytest.mark.parametrize("kind", ["torch", "kernels"])
+
+
+def model_of(kind: str, **changes: Any) -> Any:
+    return filled(masked_model(EngineSettings(kind=kind), **changes))
 
 
 def test_a_word_stands_for_settings():
@@ -41,15 +46,10 @@ def test_numbers_are_stocks_while_nothing_asks_for_others(changes: dict[str, Any
     assert EngineSettings(**changes).exact == exact
 
 
-def test_steps_that_were_not_taken_are_those_without_a_finite_norm():
-    done = Statistics({}, np.array([1.0, np.nan, np.inf, 0.0]), steps=2, epochs=1)
-    assert done.skipped == 2
+def test_rounds_add_up_and_steps_without_a_finite_norm_were_not_taken():
+    assert Statistics({}, np.array([1.0, np.nan, np.inf, 0.0]), steps=2, epochs=1).skipped == 2
     assert Statistics({}, np.zeros(0), steps=3, epochs=1).skipped == 0, "nobody watched"
-
-
-@KINDS
-def test_rounds_add_up(kind: str):
-    engine = masked_model(EngineSettings(kind=kind)).engine
+    engine = masked_model(EngineSettings()).engine
     for norms in (np.array([1.0, np.nan]), np.array([2.0])):
         done = Statistics({}, norms, steps=1, epochs=1)
         assert engine.counted(done) is done
@@ -59,51 +59,42 @@ def test_rounds_add_up(kind: str):
 @KINDS
 def test_an_update_says_what_it_came_to(kind: str):
     """Both engines by the same names, a number for each minibatch; the divergence of the last epoch alone, as SB3's."""
-    model = filled(masked_model(EngineSettings(kind=kind), clip_range_vf=0.2))
+    model = model_of(kind, clip_range_vf=0.2)
     done = model.update()
-    assert set(done.terms) == {
-        "loss", "policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl",
-        "explained_variance",
-    }  # fmt: skip
     per_minibatch = {name: len(term) for name, term in done.terms.items()}
-    assert per_minibatch == {**dict.fromkeys(done.terms, 8), "approx_kl": 4, "explained_variance": 1}
+    names = ("loss", "policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction")
+    assert per_minibatch == {**dict.fromkeys(names, 8), "approx_kl": 4, "explained_variance": 1}
     assert (done.steps, done.epochs, done.stopped, done.blamed, done.expected_skips) == (8, 2, False, "", False)
     assert done.norms.shape == (8,)
     assert np.isfinite(done.norms).all()
     assert model.engine.gradient_updates == 8
     assert done.terms["explained_variance"] == explained(model.rollout_buffer.storage)["explained_variance"]
+    model.engine.guard = None
+    assert model.update().norms.shape == (0,), "nobody asks for them"
 
 
 @KINDS
 def test_an_update_that_stops_says_so(kind: str):
-    model = filled(masked_model(EngineSettings(kind=kind), target_kl=1e-12, learning_rate=0.1))
-    done = model.update()
+    done = model_of(kind, target_kl=1e-12, learning_rate=0.1).update()
     assert (done.steps, done.epochs, done.stopped) == (1, 1, True)
     assert len(done.terms["approx_kl"]) == 2, "the minibatch that stopped it is seen"
     assert done.norms.shape == (1,)
 
 
 @KINDS
-def test_without_a_guard_no_norm_is_kept(kind: str):
-    model = filled(masked_model(EngineSettings(kind=kind)))
-    model.engine.guard = None
-    assert model.update().norms.shape == (0,)
-
-
-@KINDS
 def test_who_is_to_blame_is_named_and_the_weights_stay(kind: str):
-    model = filled(masked_model(EngineSettings(kind=kind)))
-    before = [parameter.detach().clone() for parameter in model.policy.parameters()]
+    model = model_of(kind)
+    before = weights(model)
     model.rollout_buffer.storage._returns[:] = np.nan
     done = model.update()
     assert (done.steps, done.skipped, done.blamed) == (0, 8, "the loss")
     assert (model.engine.gradient_updates, model.engine.skipped_steps) == (0, 8)
-    assert all(torch.equal(a, b) for a, b in zip(before, model.policy.parameters(), strict=True))
+    assert torch.equal(weights(model), before)
 
 
 @KINDS
 def test_another_engine_goes_on_from_its_state(kind: str):
-    model, other = (filled(masked_model(EngineSettings(kind=kind), n_epochs=epochs)) for epochs in (2, 1))
+    model, other = (model_of(kind, n_epochs=epochs) for epochs in (2, 1))
     for each in (model, other):
         each.engine.guard = Guard("rollback")
         each.train()
@@ -113,14 +104,68 @@ def test_another_engine_goes_on_from_its_state(kind: str):
     other.engine.load(json.loads(json.dumps(state)), arrays, other)
     assert other.engine.gradient_updates == model.engine.gradient_updates == 8
     assert other.engine.guard.state()[0] == model.engine.guard.state()[0]
-
-
-@KINDS
-def test_without_a_guard_there_are_the_counters(kind: str):
-    engine = masked_model(EngineSettings(kind=kind)).engine
-    engine.guard, engine.skipped_steps = None, 3
-    state, arrays = engine.state()
+    model.engine.guard, model.engine.skipped_steps = None, 3
+    state, arrays = model.engine.state()
     assert arrays == {}
-    other = masked_model(EngineSettings(kind=kind)).engine
-    other.load(state, arrays, None)
-    assert other.skipped_steps == 3
+    other.engine.load(state, arrays, None)
+    assert other.engine.skipped_steps == 3, "without a guard there are the counters"
+
+
+def test_torchs_own_words_get_the_place(monkeypatch: pytest.MonkeyPatch):
+    engine = masked_model(EngineSettings()).engine
+    good, bad = np.zeros((1, 3), np.float32), np.full((1, 3), np.nan, np.float32)
+
+    def fail_with(message: str) -> None:
+        def act(*_: Any) -> Any:
+            raise RuntimeError(message)
+
+        monkeypatch.setattr(engine.view, "act", act)
+
+    fail_with("probability tensor contains either `inf`, `nan` or element < 0")
+    with pytest.raises(EnvError, match="its weights are too large"):
+        engine.act(good, None)
+    with pytest.raises(EnvError, match="the observation of env 0 is not finite"):
+        engine.act(bad, None)
+    engine.guard = None
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        engine.act(bad, None)
+    fail_with("shapes")
+    with pytest.raises(RuntimeError, match="shapes"):
+        engine.act(good, None)
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Of what goes through page-locked memory, in whose place there is ordinary one, which any machine has."""
+    found: list[tuple[int, ...]] = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda one: found.append(tuple(one.shape)) or one.clone())
+    return found
+
+
+@pytest.mark.parametrize(("keyed", "masked"), [(True, True), (False, False)])
+def test_the_same_numbers_arrive_by_page_locked_memory(shapes: list[tuple[int, ...]], keyed: bool, masked: bool):
+    observations = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    given, masks = {"a": observations, "b": np.arange(4)} if keyed else observations, observations > 0
+    sent = [to_device(given, masks if masked else None, torch.device("cpu"), pinned) for pinned in (False, True)]
+    assert len(shapes) == 1 + keyed + masked
+    torch.testing.assert_close(*sent, rtol=0, atol=0, check_device=True)
+
+
+def test_a_rollout_goes_through_page_locked_memory(shapes: list[tuple[int, ...]]):
+    plain = masked_model(EngineSettings()).learn(80)
+    model = masked_model(EngineSettings())
+    model.engine.pinned = True  # type: ignore[attr-defined]
+    assert torch.equal(weights(plain), weights(model.learn(80)))
+    assert {*shapes} == {(5, 3), (5, 8)}
+    assert not masked_model(EngineSettings(pin_memory=True)).engine_now().pinned, "it is on the CPU"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs CUDA")
+def test_on_cuda_the_weights_are_those_of_plain_copies():
+    ends = []
+    for pinned in (False, True):
+        model = MaskablePPO("MlpPolicy", toy_gym_vec(), **(SETTINGS | {"device": "cuda"}))
+        model.use_engine(EngineSettings(pin_memory=pinned))
+        ends.append(weights(model.learn(160)))
+        assert model.engine_now().pinned == pinned
+    torch.testing.assert_close(*ends)

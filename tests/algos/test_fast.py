@@ -1,4 +1,4 @@
-"""What all our algorithms share: which engine computes, when it is made anew, what goes on then, what is saved."""
+"""What all our algorithms share: which engine computes and when it is made anew, and what is read off an env's step."""
 
 from __future__ import annotations
 
@@ -6,107 +6,94 @@ import json
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
 import fasttrain
+from accelerated import weights
 from fasttrain.accelerators.eligible import unsupported_reason
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.algos.engine import EngineSettings, TorchEngine, TorchQEngine
-from fasttrain.algos.fast import find_kernels
-from fasttrain.errors import ConfigError
+from fasttrain.algos.fast import Collector, bootstrap_truncated, clip_actions, find_kernels, read_masks
+from fasttrain.batch import FinishedEpisode
+from fasttrain.errors import ConfigError, EnvError
 from fasttrain.perf.clock import PhaseClock
-from toys import ToyGame, single_thread, toy_gym_vec
+from fasttrain.vec.base import EmptyMasks, opened, stuck_envs
+from toys import ToyGame, toy_gym_vec
 
-one_thread = pytest.fixture(autouse=True)(single_thread)
 ENGINES: dict[str, tuple[type[Any], type[Any]]] = {
-    "PPO": (TorchEngine, KernelEngine),
     "MaskablePPO": (TorchEngine, KernelEngine),
     "DQN": (TorchQEngine, KernelQEngine),
 }
 KINDS = pytest.mark.parametrize("name", ENGINES)
-STEPS = 80
+EITHER = pytest.mark.parametrize("engine", ["torch", "kernels"])
+KERNELS, STEPS = EngineSettings(kind="kernels"), 80
 
 
-class AnyAction(ToyGame):
-    """PPO knows no masks."""
-
-    def _write_mask(self, index: int) -> None:
-        self.slots.action_masks[index] = True
-
-
-def new_env(name: str) -> Any:
-    return fasttrain.NativeVecEnv((AnyAction if name == "PPO" else ToyGame)(5), seed=0)
+def new_env() -> Any:
+    return fasttrain.NativeVecEnv(ToyGame(5), seed=0)
 
 
 def made(name: str, env: Any = None, **options: Any) -> Any:
     settings: dict[str, Any] = {"n_steps": 8, "batch_size": 20, "n_epochs": 1}
     if name == "DQN":
         settings = {"learning_starts": 20, "train_freq": 1, "batch_size": 16, "buffer_size": 400}
-    kind = getattr(fasttrain, name)
-    return kind("MlpPolicy", env or new_env(name), seed=0, device="cpu", **settings, **options)
+    return getattr(fasttrain, name)("MlpPolicy", env or new_env(), seed=0, device="cpu", **settings, **options)
+
+
+def with_policy_of(model: Any, name: str) -> Any:
+    model.policy = made(name).policy
+    if name == "DQN":
+        model._create_aliases()
+    return model
 
 
 @KINDS
 @pytest.mark.parametrize(
-    ("engine", "kernels"),
-    [("torch", False), ("kernels", True), (EngineSettings(kind="kernels"), True), (EngineSettings(), False)],
+    ("engine", "kernels"), [(None, False), ("kernels", True), (EngineSettings(kind="kernels"), True)]
 )
 def test_an_engine_is_asked_for_where_a_model_is_made(name: str, engine: Any, kernels: bool):
-    model = made(name, engine=engine)
+    model = made(name, **({} if engine is None else {"engine": engine}))
     assert type(model.engine) is ENGINES[name][kernels]
-    assert model.engine.settings == EngineSettings.of(engine)
+    assert model.engine.settings == EngineSettings.of(engine or "torch")
+    assert model.engine.settings.exact is not kernels
     assert model.engine.unsupported_reason is None
     asked = model.engine
+    assert model.prepare(model.get_env()) == "", "there is nothing to compile"
     model.learn(STEPS)
     assert model.engine is asked, "the same from the first rollout to the last update"
     assert model.engine.gradient_updates > 0
+    assert model.engine.warmup_s == 0.0
 
 
 @KINDS
-def test_without_a_word_it_is_torch_with_the_numbers_of_stock(name: str):
-    model = made(name)
-    assert type(model.engine) is ENGINES[name][0]
-    assert model.engine.settings.exact
-
-
-@KINDS
-def test_an_engine_is_asked_for_where_a_model_is_loaded(name: str, tmp_path: Path):
-    made(name, engine="kernels").learn(STEPS).save(tmp_path / "model")
+def test_a_zip_names_no_engine_and_one_is_asked_for_where_it_is_loaded(name: str, tmp_path: Path):
+    model = made(name, engine="kernels").learn(STEPS)
+    model.save(tmp_path / "model")
+    with zipfile.ZipFile(tmp_path / "model.zip") as archive:
+        stored = json.loads(archive.read("data"))
+    assert "n_envs" in stored
+    assert not {"engine", "collector"} & set(stored)
     kind, (torchs, kernels) = getattr(fasttrain, name), ENGINES[name]
-    assert type(kind.load(tmp_path / "model", env=new_env(name)).engine) is torchs, "what was used is not in the zip"
-    loaded = kind.load(tmp_path / "model", env=new_env(name), engine="kernels")
+    without_env = kind.load(tmp_path / "model")
+    assert type(without_env.engine) is torchs
+    seen = np.zeros((2, 3), np.float32)
+    ours, theirs = (each.predict(seen, deterministic=True)[0] for each in (model, without_env))
+    assert (ours == theirs).all()
+    loaded = kind.load(tmp_path / "model", env=new_env(), engine="kernels")
     assert type(loaded.engine) is kernels
-    before = [parameter.detach().clone() for parameter in loaded.policy.parameters()]
+    before = weights(loaded)
     loaded.learn(STEPS)
     assert type(loaded.engine) is kernels
     assert loaded.engine.gradient_updates > 0
-    assert any(not torch.equal(a, b) for a, b in zip(before, loaded.policy.parameters(), strict=True))
-
-
-@KINDS
-def test_a_model_loads_without_an_env(name: str, tmp_path: Path):
-    model = made(name).learn(STEPS)
-    model.save(tmp_path / "model")
-    loaded = getattr(fasttrain, name).load(tmp_path / "model", engine="kernels")
-    observations = np.zeros((2, 3), np.float32)
-    ours, theirs = (each.predict(observations, deterministic=True)[0] for each in (model, loaded))
-    assert (ours == theirs).all()
-
-
-@KINDS
-@pytest.mark.parametrize("engine", ["torch", "kernels"])
-def test_a_zip_names_neither_engine_nor_collector(name: str, engine: str, tmp_path: Path):
-    made(name, engine=engine).learn(STEPS).save(tmp_path / "model")
-    with zipfile.ZipFile(tmp_path / "model.zip") as archive:
-        kept = json.loads(archive.read("data"))
-    assert "n_envs" in kept
-    assert not {"engine", "collector"} & set(kept)
+    assert not torch.equal(weights(loaded), before)
 
 
 @KINDS
@@ -127,51 +114,41 @@ def test_counters_guard_and_clock_go_on_with_another_engine(name: str):
     updates = model.engine.gradient_updates
     model.learn(STEPS)
     assert model.engine.gradient_updates == 2 * updates
-
-
-def test_no_guard_stays_no_guard():
-    model = made("PPO")
     model.engine.guard = None
     model.use_engine("kernels")
     assert model.engine.guard is None
 
 
-def renewed(model: Any) -> Any:
-    """The policy with another head, and an optimizer for it."""
-    policy = model.policy
-    head = torch.nn.Linear(64, ToyGame.NUM_ACTIONS)
-    if hasattr(policy, "q_net"):
-        policy.q_net.q_net[-1] = head
-    else:
-        policy.action_net = head
-    policy.optimizer = torch.optim.Adam(getattr(policy, "q_net", policy).parameters(), lr=1e-2)
-    return policy
-
-
 @KINDS
-@pytest.mark.parametrize("engine", ["torch", "kernels"])
+@EITHER
 def test_the_engine_is_kept_until_its_policy_is_replaced(name: str, engine: str):
     model = made(name, engine=engine).learn(STEPS)
     before, updates = model.engine, model.engine.gradient_updates
     assert model.engine_now() is before
-    model.policy = made(name).policy
-    if name == "DQN":
-        model._create_aliases()
+    with_policy_of(model, name)
     assert model.engine_now() is not before
     assert (model.engine.kind, model.engine.gradient_updates, model.engine.guard) == (engine, updates, before.guard)
     assert model.engine.policy is model.policy
-    weights = [parameter.detach().clone() for parameter in model.policy.parameters()]
+    fresh = weights(model)
     model.learn(STEPS)
-    assert any(not torch.equal(a, b) for a, b in zip(weights, model.policy.parameters(), strict=True))
+    assert not torch.equal(weights(model), fresh)
 
 
 @KINDS
-def test_kernels_are_made_anew_for_a_new_head(name: str):
+def test_kernels_are_made_anew_for_a_new_head_and_left_for_what_they_do_not_serve(name: str):
     model = made(name, engine="kernels").learn(STEPS)
-    before = model.engine
-    renewed(model)
+    before, policy, head = model.engine, model.policy, torch.nn.Linear(64, ToyGame.NUM_ACTIONS)
+    if name == "DQN":
+        policy.q_net.q_net[-1] = head
+    else:
+        policy.action_net = head
+    policy.optimizer = torch.optim.Adam(getattr(policy, "q_net", policy).parameters(), lr=1e-2)
     assert model.engine_now() is not before
     assert type(model.engine) is ENGINES[name][1]
+    policy.optimizer.register_step_post_hook(lambda *_: None)
+    assert type(model.engine_now()) is ENGINES[name][0]
+    assert "the optimizer's steps have a hook" in str(model.engine.unsupported_reason)
+    model.learn(STEPS)
 
 
 @KINDS
@@ -185,27 +162,13 @@ def test_torch_serves_what_kernels_cannot_until_they_can(name: str):
     model.policy.optimizer.register_step_post_hook(lambda adam, *_: seen.append(bool(adam.param_groups[0]["fused"])))
     model.learn(STEPS)
     assert set(seen) == {True}
-    model.policy = made(name).policy
-    if name == "DQN":
-        model._create_aliases()
-    assert type(model.engine_now()) is ENGINES[name][1]
+    assert type(with_policy_of(model, name).engine_now()) is ENGINES[name][1]
     assert model.engine.unsupported_reason is None
-
-
-@KINDS
-def test_what_kernels_could_serve_and_cannot_any_more_is_torchs(name: str):
-    model = made(name, engine="kernels").learn(STEPS)
-    assert type(model.engine) is ENGINES[name][1]
-    renewed(model).optimizer.register_step_post_hook(lambda *_: None)
-    assert type(model.engine_now()) is ENGINES[name][0]
-    assert "the optimizer's steps have a hook" in str(model.engine.unsupported_reason)
-    model.learn(STEPS)
 
 
 def test_kernels_of_q_networks_do_not_normalise():
     model = made("DQN", VecNormalize(toy_gym_vec()), engine="kernels")
     assert model.engine.unsupported_reason == "VecNormalize: batches are normalised one by one"
-    assert type(model.engine) is TorchQEngine
     model.learn(STEPS)
     assert type(model.engine) is TorchQEngine
     assert model.engine.gradient_updates > 0
@@ -217,17 +180,7 @@ def test_kernels_of_q_networks_do_not_normalise():
 
 
 @KINDS
-@pytest.mark.parametrize("engine", ["torch", "kernels"])
-def test_a_policy_without_memory_gives_none_back(name: str, engine: str):
-    model = made(name, engine=engine)
-    model.engine.begin()
-    observations = np.zeros((5, 3), np.float32)
-    assert model.engine.act(observations, None).memory is None
-    assert model.engine.act(observations, np.ones((5, 8), np.bool_)).memory is None
-
-
-@KINDS
-@pytest.mark.parametrize("engine", ["torch", "kernels"])
+@EITHER
 def test_what_acting_gives(name: str, engine: str):
     """Actions for the envs, on the host; of an actor-critic all that a rollout keeps of the step."""
     model = made(name, engine=engine)
@@ -236,6 +189,7 @@ def test_what_acting_gives(name: str, engine: str):
     model.engine.begin()
     acted = model.engine.act(observations, masks)
     assert acted.actions.tolist() == [3] * 5
+    assert acted.memory is None
     if name == "DQN":
         assert acted.stored is None
         return
@@ -248,23 +202,105 @@ def test_what_acting_gives(name: str, engine: str):
 
 
 @KINDS
-def test_preparing_without_a_compiler_does_nothing(name: str):
-    model = made(name)
-    assert model.prepare(model.get_env()) == ""
-    assert model.engine.warmup_s == 0.0
-
-
-@KINDS
 def test_kernels_that_cannot_be_imported_cost_the_kernels_only(name: str, monkeypatch: pytest.MonkeyPatch):
     find_kernels.cache_clear()
     monkeypatch.setitem(sys.modules, "fasttrain.accelerators.eligible", None)
-    model = made(name, engine="kernels").learn(120)
+    model = made(name, engine="kernels").learn(STEPS)
     find_kernels.cache_clear()
     assert model.engine.kind == "torch"
     assert "cannot be imported with this version of numba (" in model.engine.unsupported_reason
-    assert model.num_timesteps >= 120
+    assert model.num_timesteps >= STEPS
 
 
 def test_an_engine_that_is_none_is_told():
     with pytest.raises(ConfigError, match="engine='kernel': choose torch or kernels; did you mean 'kernels'"):
-        made("PPO", engine="kernel")
+        made("MaskablePPO", engine="kernel")
+
+
+class SumEngine:
+    """V(observation) = 10 × its sum."""
+
+    def __init__(self, kind: str) -> None:
+        self.settings, self.rated = EngineSettings(kind=kind), list[int]()
+
+    def values(self, observations: Any, memory: Any = None) -> Any:
+        parts = observations.values() if isinstance(observations, dict) else [observations]
+        sums = sum(part.sum(axis=1) for part in parts)
+        self.rated.append(len(sums))
+        return 10.0 * sums
+
+
+def bootstrapped(kind: str, finished: list[FinishedEpisode], values: Any = 0.0, storage: Any = None) -> Any:
+    """Rewards that were zero, and how many states went through the engine together."""
+    engine: Any = SumEngine(kind)
+    rewards = np.zeros(4, np.float32)
+    bootstrap_truncated(engine, 0.5, finished, rewards, np.broadcast_to(values, 4), storage, 7)
+    return rewards.tolist(), engine.rated
+
+
+def episode(index: int, truncated: bool, lost: bool = False) -> FinishedEpisode:
+    return FinishedEpisode(index, 1.0, 3, np.full(2, float(index + 1), np.float32), truncated, {}, lost)
+
+
+@pytest.mark.parametrize(("kind", "together"), [("torch", [1, 1]), ("kernels", [2])])
+def test_only_cut_episodes_get_the_value_of_their_last_state(kind: str, together: list[int]):
+    """Env by env as in stock, whose numbers a product of several rows would not give; by kernels all at once."""
+    rewards, rated = bootstrapped(kind, [episode(0, False), episode(2, True), episode(3, True)])
+    assert rewards == [0.0, 0.0, 0.5 * 10 * 6, 0.5 * 10 * 8]
+    assert rated == together
+    last = {"a": np.full(2, 1.0, np.float32), "b": np.full(3, 2.0, np.float32)}
+    assert bootstrapped(kind, [episode(1, True)._replace(final_observation=last)])[0][1] == 0.5 * 10 * 8
+    out: list[Any] = []
+    storage = SimpleNamespace(leave_out=lambda step, envs: out.append((step, *envs)))
+    rewards, rated = bootstrapped(kind, [episode(1, True, lost=True)], np.array([1.5, 2.5, 3.5, 0.0]), storage)
+    assert out == [(7, 1)], "a lost episode teaches nothing"
+    assert rewards == [0.0, 0.5 * 2.5, 0.0, 0.0], "what led there ends as cut, with the value of where it led"
+    assert rated == []
+
+
+@pytest.mark.parametrize("squash", [False, True])
+def test_box_actions_reach_the_env_within_bounds_and_others_as_drawn(squash: bool):
+    space = spaces.Box(np.array([-1.0, 0.0], np.float32), np.array([1.0, 4.0], np.float32))
+    policy = SimpleNamespace(squash_output=squash, unscale_action=lambda actions: 2 * actions)
+    model: Any = SimpleNamespace(action_space=space, policy=policy)
+    actions = np.array([[-3.0, 2.0], [0.5, 9.0]])
+    expected = 2 * actions if squash else np.array([[-1.0, 2.0], [0.5, 4.0]])
+    assert (clip_actions(model, actions) == expected).all()
+    model.action_space = spaces.Discrete(5)
+    assert clip_actions(model, actions) is actions
+
+
+def test_slots_are_kept_per_env():
+    model = made("MaskablePPO")
+    source = model.collector.source_of(model.get_env())
+    assert model.collector.source_of(model.get_env()) is source
+    assert model.collector.source_of(toy_gym_vec(2)) is not source
+
+
+def test_empty_masks_are_counted_told_once_and_may_be_an_error():
+    masks = np.ones((5, 4), np.bool_)
+    said: list[str] = []
+    empty = EmptyMasks(say=said.append)
+    empty.look(masks, [4], 10)
+    masks[[1, 3]] = False
+    assert stuck_envs(masks, [4]).tolist() == stuck_envs(masks, [2, 2]).tolist() == [1, 3]
+    empty.look(masks, [4], 812)
+    empty.look(masks, [2, 2], 813, np.arange(10, 15))
+    assert empty.count == 4
+    assert len(said) == 1
+    assert "no legal action in env 1, 3 at step 812" in said[0]
+    masks[3, :2] = True
+    assert stuck_envs(masks, [4]).tolist() == [1]
+    assert stuck_envs(masks, [3, 1]).tolist() == [1, 3]
+    with pytest.raises(EnvError, match=r"env 11 \(head 0, 1\), 13 \(head 1\) at step 9"):
+        EmptyMasks(raises=True).look(masks, [2, 2], 9, np.arange(10, 15))
+    filled = opened(masks, [2, 2])
+    assert filled.all()
+    assert not masks[1].any(), "a copy"
+    assert opened(filled, [4]) is filled
+
+
+def test_masks_of_another_width_are_refused():
+    source: Any = SimpleNamespace(read_masks=lambda: np.ones((2, 5), np.bool_))
+    with pytest.raises(EnvError, match=r"returned 5 entries .* needs 4"):
+        read_masks(Collector(), source, [4], 0)

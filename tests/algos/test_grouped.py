@@ -29,16 +29,15 @@ def shared() -> Iterator[SharedMemoryVecEnv]:
 class Watch(BaseCallback):
     """Notes what a callback sees."""
 
-    def __init__(self, stop_after: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.seen: list[dict[str, Any]] = []
-        self.stop_after = stop_after
 
     def _on_step(self) -> bool:
         names = ("infos", "dones", "rewards", "actions")
         self.seen.append({name: np.array(self.locals[name], copy=True) for name in names})
         self.seen[-1]["num_timesteps"] = self.num_timesteps
-        return self.stop_after is None or len(self.seen) < self.stop_after
+        return True
 
 
 def model_of(env: SharedMemoryVecEnv, schedule: str, kernels: bool = False) -> MaskablePPO:
@@ -47,12 +46,6 @@ def model_of(env: SharedMemoryVecEnv, schedule: str, kernels: bool = False) -> M
     if kernels:
         model.use_engine("kernels")
     return model
-
-
-@pytest.fixture
-def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever was sent first is ready first."""
-    monkeypatch.setattr(WorkerGroups, "first_ready", lambda self, groups: groups[:1])
 
 
 @pytest.mark.parametrize("kernels", [False, True])
@@ -106,10 +99,10 @@ def test_every_stored_row_is_a_real_transition(shared: SharedMemoryVecEnv, kerne
             assert ("episode" in seen["infos"][env]) == seen["dones"][env]
 
 
-@pytest.mark.usefixtures("in_turn")
 def test_what_lies_on_the_device_is_read_by_the_row_and_where_an_episode_was_cut(
     shared: SharedMemoryVecEnv, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(WorkerGroups, "first_ready", lambda self, groups: groups[:1])  # in the order they were sent
     model, read, host = model_of(shared, "first_ready"), [], rollout._host
     monkeypatch.setattr(model, "train", lambda: None)
     monkeypatch.setattr(rollout, "_host", lambda tensor: read.append(tuple(tensor.shape)) or host(tensor))
@@ -140,9 +133,9 @@ def test_rollouts_follow_on_each_other_and_on_lockstep(shared: SharedMemoryVecEn
 
 def test_a_callback_stops_in_the_middle_and_the_env_is_usable(shared: SharedMemoryVecEnv):
     model = model_of(shared, "first_ready")
-    watch = Watch(stop_after=5)
-    model.learn(10 * NUM_ENVS * NUM_STEPS, watch)
-    assert len(watch.seen) == 5
+    says = iter([True] * 4 + [False])
+    model.learn(10 * NUM_ENVS * NUM_STEPS, lambda *_: next(says))
+    assert next(says, None) is None
     assert not shared.crew.under_way
     shared.step(np.argmax(shared.env_method("action_masks"), axis=1))
 

@@ -59,16 +59,27 @@ def test_a_patched_or_hooked_policy_keeps_its_own_methods():
     assert type(view_of(policy, space)) is StockView
 
 
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("action_space", [spaces.Discrete(6), spaces.MultiDiscrete([2, 4]), spaces.MultiBinary(3)])
-def test_short_way_equals_the_policy(action_space, masked, shared):
-    policy = policy_for(action_space, share_features_extractor=shared)
+@pytest.mark.parametrize(
+    ("action_space", "masked", "kwargs"),
+    [
+        (spaces.Discrete(6), True, {}),
+        (spaces.Discrete(6), False, {"share_features_extractor": False}),
+        (spaces.Discrete(6), False, {"base": OwnFeatures}),
+        (spaces.MultiDiscrete([2, 4]), True, {"share_features_extractor": False}),
+        (spaces.MultiDiscrete([2, 4]), False, {}),
+        (spaces.MultiBinary(3), True, {}),
+        (spaces.MultiBinary(3), False, {}),
+        (spaces.Box(-1, 1, (2,)), False, {"base": ActorCriticPolicy, "share_features_extractor": False}),
+    ],
+)
+def test_short_way_equals_the_policy(action_space, masked, kwargs):
+    policy = policy_for(action_space, **kwargs)
     short, stock = view_of(policy, action_space), StockView(policy, action_space)
     observations = torch.randn(32, 5)
-    masks = torch.rand(32, sum(action_dims(action_space))) < 0.5
-    masks[:, [0, 2, 4]] = True
-    masks = masks if masked else None
+    masks = None
+    if masked:
+        masks = torch.rand(32, sum(action_dims(action_space))) < 0.5
+        masks[:, [0, 2, 4]] = True
     outcomes = []
     for head in (short, stock):
         torch.manual_seed(1)
@@ -78,15 +89,6 @@ def test_short_way_equals_the_policy(action_space, masked, shared):
     for ours, theirs in zip(*outcomes, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     assert torch.equal(outcomes[0][0], outcomes[1][0]), "actions come from the same random stream"
-
-
-def test_own_features_are_used():
-    space = spaces.Discrete(4)
-    policy = policy_for(space, OwnFeatures)
-    observations = torch.randn(3, 5)
-    with torch.no_grad():
-        _, values, _ = view_of(policy, space).act(observations, None)
-        torch.testing.assert_close(values, policy.forward(observations)[1])
 
 
 def test_widths_of_masks():

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from fasttrain.accelerators import compiled
-from fasttrain.algos import policy_view, ppo, step
+from fasttrain.algos import policy_view, ppo
 from fasttrain.buffers.rollout import RolloutBatch
 
 LN2 = math.log(2.0)
@@ -41,21 +41,9 @@ def test_masked_probabilities_by_hand():
     torch.testing.assert_close(entropy, torch.tensor([LN2, math.log(3) - 2 / 3 * LN2]))
 
 
-def test_a_single_legal_action_is_certain():
-    masks = torch.tensor([[False, True, False]])
-    logits = torch.tensor([[30.0, -30.0, 0.0]], requires_grad=True)
-    log_prob, entropy = policy_view.log_prob_and_entropy(logits, torch.tensor([1]), masks)
-    (log_prob + entropy).sum().backward()
-    assert log_prob.item() == 0
-    assert entropy.item() == 0
-    assert logits.grad.abs().max() == 0
-    assert policy_view.sample(logits.detach(), masks)[0].tolist() == [1]
-
-
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize("entropy_weight", [0.0, 0.01])
-@pytest.mark.parametrize("shape", [(1, 2), (7, 5), (64, 86)])
-@pytest.mark.parametrize("scale", [0.05, 1.0, 30.0])
+@pytest.mark.parametrize(("shape", "scale"), [((1, 2), 0.05), ((7, 5), 30.0), ((64, 86), 1.0)])
 def test_values_and_gradients_are_those_of_the_distributions(masked, entropy_weight, shape, scale):
     logits, masks, actions = random_case(*shape, scale)
     weights = torch.randn(shape[0], generator=torch.Generator().manual_seed(0))
@@ -108,33 +96,32 @@ def assert_same_values_and_gradients(
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-8 * (1 + float(expected.abs().max())))
 
 
-def test_gradient_against_finite_differences():
-    logits, masks, actions = random_case(3, 4)
-    logits = logits.double().requires_grad_(True)
-    # The mask factor is float32, exact for 0 and 1, and so does not limit the precision of float64 logits.
-    assert torch.autograd.gradcheck(lambda x: policy_view.log_prob_and_entropy(x, actions, masks), (logits,))
-    assert torch.autograd.gradcheck(lambda x: policy_view.log_prob_and_entropy(x, actions), (logits,))
-
-
-def test_entropy_is_only_a_statistic_without_its_gradient():
-    logits, masks, actions = random_case(4, 5)
-    log_prob, entropy = policy_view.log_prob_and_entropy(logits.requires_grad_(True), actions, masks, False)
-    assert log_prob.requires_grad
-    assert not entropy.requires_grad
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_samples_are_those_of_the_distributions(masked):
+@pytest.mark.parametrize(
+    ("distribution", "ours"),
+    [
+        (lambda logits: Categorical(logits=logits), lambda logits, _: policy_view.sample(logits, None)),
+        (lambda logits: MaskableCategorical(logits=logits), policy_view.sample),
+        (
+            lambda logits: MaskableMultiCategoricalDistribution([4, 3, 2]).proba_distribution(logits),
+            lambda logits, masks: policy_view.multi_sample(logits, [4, 3, 2], masks),
+        ),
+    ],
+    ids=["plain", "masked", "sub-actions"],
+)
+def test_samples_are_those_of_the_distributions(distribution: Callable, ours: Callable):
     logits, masks, _ = random_case(50, 9)
-    distribution = MaskableCategorical(logits=logits) if masked else Categorical(logits=logits)
-    if masked:
-        distribution.apply_masking(masks)
+    masks[:, [0, 4, 7]] = True
+    stock = distribution(logits)
+    if hasattr(stock, "apply_masking"):
+        stock.apply_masking(masks)
     torch.manual_seed(3)
-    expected = distribution.sample()
+    expected = stock.sample()
     torch.manual_seed(3)
-    actions, log_probs = policy_view.sample(logits, masks if masked else None)
+    actions, log_probs = ours(logits, masks)
     assert torch.equal(actions, expected)
-    assert torch.equal(log_probs, distribution.log_prob(expected))
+    assert torch.equal(log_probs, stock.log_prob(expected))
+    with pytest.raises(RuntimeError, match="nan"):
+        ours(logits * torch.nan, masks)
 
 
 @pytest.mark.parametrize("agree", [True, False])
@@ -151,25 +138,6 @@ def test_draws_are_those_of_multinomial(agree: bool, monkeypatch: pytest.MonkeyP
         assert torch.equal(torch.get_rng_state(), after), "the stream goes on where it would"
 
 
-def test_drawing_from_nan_is_an_error():
-    with pytest.raises(RuntimeError, match="nan"):
-        policy_view.sample(torch.tensor([[0.0, float("nan")]]))
-
-
-def test_multi_samples_are_those_of_the_distributions():
-    dims = [4, 3, 2]
-    logits, masks, _ = random_case(50, 9)
-    masks[:, [0, 4, 7]] = True
-    distribution = MaskableMultiCategoricalDistribution(dims).proba_distribution(logits)
-    distribution.apply_masking(masks)
-    torch.manual_seed(3)
-    expected = distribution.sample()
-    torch.manual_seed(3)
-    actions, log_probs = policy_view.multi_sample(logits, dims, masks)
-    assert torch.equal(actions, expected)
-    assert torch.equal(log_probs, distribution.log_prob(expected))
-
-
 def rows(advantages: list[float], **columns: Any) -> RolloutBatch:
     """A batch with these advantages; what is not named is zero."""
     zero = torch.zeros(len(advantages))
@@ -181,13 +149,6 @@ def rows(advantages: list[float], **columns: Any) -> RolloutBatch:
 
 def evaluated(values: list[float], log_probs: Any, entropy: Any = None) -> policy_view.Evaluated:
     return policy_view.Evaluated(torch.tensor(values), torch.as_tensor(log_probs), entropy)
-
-
-def test_normalised_advantages_by_hand():
-    # mean 2, sample deviation 1
-    batch = step.normalized(rows([1.0, 2.0, 3.0]), True)
-    torch.testing.assert_close(batch.advantages, torch.tensor([-1.0, 0.0, 1.0]))
-    assert step.normalized(rows([5.0]), True).advantages.tolist() == [5.0]
 
 
 def test_policy_loss_by_hand():
@@ -204,12 +165,6 @@ def test_value_loss_by_hand(sequences: Any, clip: float | None, expected: float)
     batch = rows([0.0, 0.0], returns=[1.0, 1.0], old_values=[0.0, 0.5])._replace(sequences=sequences)
     terms = ppo.ppo_terms(batch, evaluated([2.0, 0.0], [0.0, 0.0]), 0.2, clip)
     assert terms["value_loss"].item() == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("entropy", "expected"), [(torch.tensor([0.5, 1.5]), -1.0), (None, -2.0)])
-def test_entropy_loss_by_hand(entropy: Any, expected: float):
-    terms = ppo.ppo_terms(rows([0.0, 0.0]), evaluated([0.0, 0.0], [-1.0, -3.0], entropy), 0.2, None)
-    assert terms["entropy_loss"].item() == expected
 
 
 def test_statistics_by_hand():

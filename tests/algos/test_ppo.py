@@ -1,11 +1,10 @@
-"""Our PPO and MaskablePPO as SB3 algorithms: callbacks, saving, loading, changing envs, errors."""
+"""Our PPO and MaskablePPO as SB3 algorithms: callbacks, saving, changing envs and buffers, errors."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,28 +14,39 @@ import torch
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.errors import EnvError, EnvSpecError
+from accelerated import weights
+from fasttrain.algos.ppo import PPO, MaskablePPO, has_stock_buffer, storage_of
+from fasttrain.algos.recurrent import MaskableRecurrentPPO
+from fasttrain.buffers.stock import RolloutView
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.vec.native import NativeVecEnv
-from toys import ToyGame, ToyGymEnv, single_thread, toy_gym_vec
+from toys import ToyGame, ToyGymEnv, toy_gym_vec
 
-one_thread = pytest.fixture(autouse=True)(single_thread)
-SETTINGS = {"n_steps": 8, "batch_size": 20, "n_epochs": 1, "device": "cpu", "seed": 1}
+SETTINGS: dict[str, Any] = {"n_steps": 8, "batch_size": 20, "n_epochs": 1, "device": "cpu", "seed": 1}
 
 
-def native(num_envs: int = 5) -> NativeVecEnv:
-    return NativeVecEnv(ToyGame(num_envs))
+class AnyAction(ToyGame):
+    def _write_mask(self, index: int) -> None:
+        self.slots.action_masks[index] = True
+
+
+def native(num_envs: int = 5, kind: type[ToyGame] = ToyGame) -> NativeVecEnv:
+    return NativeVecEnv(kind(num_envs))
+
+
+def made(kind: Any = MaskablePPO, env: Any = None, **changes: Any) -> Any:
+    return kind("MlpPolicy", env or native(), **SETTINGS | changes)
 
 
 class Recorder(BaseCallback):
     """Keeps what a callback sees at each step."""
 
-    def __init__(self, stop_after: int | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.stop_after = stop_after
         self.steps: list[dict] = []
         self.events: list[str] = []
 
@@ -48,23 +58,25 @@ class Recorder(BaseCallback):
         names = ("infos", "dones", "rewards", "new_obs", "actions", "values", "log_probs", "obs_tensor", "n_steps")
         self.steps.append({name: self.locals[name] for name in names})
         assert self.locals["self"] is self.model
-        return self.stop_after is None or self.n_calls < self.stop_after
+        return True
 
     def _on_rollout_end(self) -> None:
         self.events.append("end")
 
 
-@pytest.mark.parametrize("make", [native, toy_gym_vec])
-def test_callbacks_see_each_step(make):
-    recorder = Recorder()
-    model = MaskablePPO("MlpPolicy", make(), **SETTINGS).learn(80, recorder)
+def test_callbacks_see_each_step_and_episodes_are_counted():
+    recorder, model = Recorder(), made()
+    model.learn(40, recorder)
+    assert sorted(episode["l"] for episode in model.ep_info_buffer) == [3, 3, 4, 4, 5, 6, 7]
+    assert list(model.ep_success_buffer).count(True) == 4
+    assert model._last_episode_starts.tolist() == [False, True, False, False, False]
+    assert model._last_obs[:, 1].tolist() == [2, 0, 3, 2, 1]
+    model.learn(40, recorder, reset_num_timesteps=False)
     assert recorder.events == (["start"] + ["step"] * 8 + ["end"]) * 2
     assert model.num_timesteps == recorder.num_timesteps == 80
     for step in recorder.steps:
         assert step["actions"].shape == step["dones"].shape == step["rewards"].shape == (5,)
-        assert step["values"].shape == (5, 1)
-        assert step["log_probs"].shape == (5,)
-        assert len(step["infos"]) == 5
+        assert (step["values"].shape, step["log_probs"].shape, len(step["infos"])) == ((5, 1), (5,), 5)
         assert ["terminal_observation" in info for info in step["infos"]] == step["dones"].tolist()
         # What a callback keeps is not overwritten by later steps.
         assert (step["new_obs"][:, 1] == 0).tolist() == step["dones"].tolist()
@@ -72,42 +84,40 @@ def test_callbacks_see_each_step(make):
 
 
 @pytest.mark.parametrize("make", [native, toy_gym_vec])
-def test_lent_observations_are_the_same_numbers(make):
-    recorder = Recorder()
-    kept = MaskablePPO("MlpPolicy", make(), **SETTINGS).learn(80)
-    lent = MaskablePPO("MlpPolicy", make(), **SETTINGS)
+def test_lent_observations_are_the_same_numbers(make: Any):
+    recorder, kept, lent = Recorder(), made(env=make()).learn(80), made(env=make())
     lent.collector.lends_observations = True
     lent.learn(80, recorder)
-    for ours, theirs in zip(lent.policy.parameters(), kept.policy.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert torch.equal(weights(lent), weights(kept))
     storage = lent.rollout_buffer
     np.testing.assert_array_equal(storage.observations, kept.rollout_buffer.observations)
     in_storage = [np.shares_memory(step["new_obs"], storage.observations) for step in recorder.steps[-8:]]
-    native_env = lent.env.__class__.__name__ == "NativeVecEnv"
-    assert in_storage == [native_env] * 7 + [False], "written where it is stored, but for the last of the rollout"
-
-
-@pytest.mark.parametrize("make", [native, toy_gym_vec])
-def test_episode_statistics(make):
-    model = MaskablePPO("MlpPolicy", make(), **SETTINGS)
-    model.learn(40)
-    assert sorted(episode["l"] for episode in model.ep_info_buffer) == [3, 3, 4, 4, 5, 6, 7]
-    assert list(model.ep_success_buffer).count(True) == 4
-    assert model._last_episode_starts.tolist() == [False, True, False, False, False]
-    assert model._last_obs[:, 1].tolist() == [2, 0, 3, 2, 1]
+    assert in_storage == [make is native] * 7 + [False], "written where it is stored, but for the last of the rollout"
 
 
 def test_a_callback_can_stop_the_run():
-    model = MaskablePPO("MlpPolicy", native(), **SETTINGS).learn(1000, Recorder(stop_after=3))
+    says = iter([True, True, False])
+    model = made().learn(1000, lambda *_: next(says))
     assert model.num_timesteps == 15
     assert model.rollout_buffer.pos == 2, "the step at which the callback stopped is not stored, as in SB3"
-    model.learn(40)
-    assert model.num_timesteps == 40
+    assert model.learn(40).num_timesteps == 40
+
+
+def test_callbacks_see_the_last_values_at_rollout_end():
+    class Look(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            self.seen = self.locals["values"]
+
+    look = Look()
+    made(n_steps=4).learn(20, look)
+    assert look.seen.shape == (5, 1)
 
 
 def test_truncated_episodes_are_bootstrapped_with_the_value_of_their_last_observation():
-    model = MaskablePPO("MlpPolicy", native(), **SETTINGS, learning_rate=0.0, gamma=0.5)
-    model.learn(40)
+    model = made(learning_rate=0.0, gamma=0.5).learn(40)
     storage = model.rollout_buffer
     plain = storage.actions[:, :, 0].astype(np.float32) / 10
     added = storage.rewards - plain
@@ -123,9 +133,12 @@ def test_masks_are_respected_and_can_be_left_out(use_masking: bool):
             self.slots.action_masks[:] = True  # let illegal actions pass
             super().step()
 
-    env = NativeVecEnv(ToyGame() if use_masking else NoMasks())
-    model = MaskablePPO("MlpPolicy", env, **SETTINGS).learn(400, use_masking=use_masking)
+    model = made(env=native(kind=ToyGame if use_masking else NoMasks)).learn(200, use_masking=use_masking)
     assert model.rollout_buffer.storage.masks.all() == (not use_masking)
+    masks = np.zeros((5, 8), np.bool_)
+    masks[:, 4] = True
+    assert model.predict(np.zeros((5, 3), np.float32), action_masks=masks)[0].tolist() == [4] * 5
+    assert made(PPO, native(kind=AnyAction)).learn(40).rollout_buffer.storage.masks is None
 
 
 def test_a_state_without_legal_action_counts_as_all_legal_and_is_told_once():
@@ -136,7 +149,7 @@ def test_a_state_without_legal_action_counts_as_all_legal_and_is_told_once():
             self.slots.action_masks[2] = self.steps[2] < 2
 
     with pytest.warns(UserWarning, match="env 2 at step 10") as told:
-        model = MaskablePPO("MlpPolicy", NativeVecEnv(Stuck()), **SETTINGS).learn(40)
+        model = made(env=native(kind=Stuck)).learn(40)
     assert len(told) == 1
     assert model.collector.empty_masks.count > 1
     model.collector.empty_masks.raises = True
@@ -144,44 +157,34 @@ def test_a_state_without_legal_action_counts_as_all_legal_and_is_told_once():
         model.learn(40)
 
 
-def test_an_env_without_masks_is_an_error():
+def test_an_env_without_masks_and_collecting_before_learn_are_errors():
     with pytest.raises(EnvSpecError, match="ActionMasker"):
-        MaskablePPO("MlpPolicy", "CartPole-v1", **SETTINGS).learn(40)
+        made(env="CartPole-v1").learn(40)
     with pytest.raises(ValueError):  # noqa: PT011  # sb3-contrib's class
-        MaskablePPO("MlpPolicy", "CartPole-v1", **SETTINGS).learn(40)
+        made(env="CartPole-v1").learn(40)
+    model = made(PPO)
+    with pytest.raises(RuntimeError, match="learn"):
+        model.collect_rollouts(model.get_env(), Recorder(), model.rollout_buffer, 4)
 
 
-@pytest.mark.parametrize(("kind", "stock"), [(PPO, RolloutBuffer), (MaskablePPO, MaskableRolloutBuffer)])
-def test_the_rollout_buffer_is_one_of_stocks(kind, stock):
+@pytest.mark.parametrize(
+    ("kind", "stock", "buffer"),
+    [(PPO, stable_baselines3.PPO, RolloutBuffer), (MaskablePPO, sb3_contrib.MaskablePPO, MaskableRolloutBuffer)],
+)
+def test_the_rollout_buffer_is_one_of_stocks(kind: Any, stock: Any, buffer: Any):
     """And a subclass whose update is stock's own loop learns from it as stock does."""
-
-    class StockUpdate(kind):
-        def train(self) -> None:
-            (stable_baselines3.PPO if kind is PPO else sb3_contrib.MaskablePPO).train(self)
-
-    model = kind("MlpPolicy", toy_gym_vec(), **SETTINGS).learn(80)
-    other = StockUpdate("MlpPolicy", toy_gym_vec(), **SETTINGS).learn(80)
-    assert isinstance(model.rollout_buffer, stock)
-    assert type(model.rollout_buffer) is not stock
-    for one, two in zip(model.policy.parameters(), other.policy.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
-
-
-def test_ppo_ignores_masks():
-    class AnyAction(ToyGame):
-        def _write_mask(self, index: int) -> None:
-            self.slots.action_masks[index] = True
-
-    model = PPO("MlpPolicy", NativeVecEnv(AnyAction()), **SETTINGS).learn(40)
-    assert model.rollout_buffer.storage.masks is None
+    updated_by_stock = type("StockUpdate", (kind,), {"train": lambda self: stock.train(self)})
+    model, other = (made(each, toy_gym_vec()).learn(80) for each in (kind, updated_by_stock))
+    assert isinstance(model.rollout_buffer, buffer)
+    assert type(model.rollout_buffer) is not buffer
+    torch.testing.assert_close(weights(model), weights(other), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("engine", "training"), [("torch", ("train_fwd", "train_bwd", "optim")), ("kernels", ("train",))]
 )
 def test_the_clock_can_be_shared_and_adds_up(engine: str, training: tuple[str, ...]):
-    model = MaskablePPO("MlpPolicy", native(), engine=engine, **SETTINGS)
-    clock = PhaseClock()
+    model, clock = made(engine=engine), PhaseClock()
     model.time_with(clock)
     model.learn(80)
     spent = clock.snapshot()
@@ -190,107 +193,122 @@ def test_the_clock_can_be_shared_and_adds_up(engine: str, training: tuple[str, .
     assert clock.enter("other") == "other", "the phase before is back after collecting and training"
 
 
-@pytest.mark.parametrize(
-    ("ours", "stock"), [(PPO, stable_baselines3.PPO), (MaskablePPO, sb3_contrib.MaskablePPO)], ids=["PPO", "Maskable"]
-)
-def test_saved_by_us_loaded_by_stock_and_back(ours, stock, tmp_path: Path):
-    settings = SETTINGS | {"clip_range_vf": 0.2, "target_kl": 0.5}
-    model = ours("MlpPolicy", toy_gym_vec(), **settings).learn(80)
+@pytest.mark.parametrize("kind", [PPO, MaskablePPO])
+def test_a_zip_knows_nothing_of_fasttrain(kind: Any, tmp_path: Path):
+    """So that it loads where there is none."""
+    model = made(kind, toy_gym_vec(), clip_range_vf=0.2, target_kl=0.5).learn(40)
     model.save(tmp_path / "model")
     with zipfile.ZipFile(tmp_path / "model.zip") as archive:
         for name in archive.namelist():
             assert b"fasttrain" not in archive.read(name), name
         for name in (b'"_fast"', b'"engine"', b'"collector"'):
             assert name not in archive.read("data")
-    for loaded in (stock.load(tmp_path / "model"), ours.load(tmp_path / "model", env=toy_gym_vec())):
-        for name, value in model.policy.state_dict().items():
-            assert torch.equal(loaded.policy.state_dict()[name], value)
-        mine, other = (m.policy.optimizer.state_dict() for m in (model, loaded))
-        assert mine["param_groups"] == other["param_groups"]
-        assert torch.equal(mine["state"][0]["exp_avg"], other["state"][0]["exp_avg"])
-        assert loaded.num_timesteps == 80
-    loaded.learn(40, reset_num_timesteps=False)
-    assert loaded.num_timesteps == 120
     model.save(tmp_path / "again", exclude=["_last_obs"])
-    ours.load(tmp_path / "again", env=toy_gym_vec()).learn(40)
+    kind.load(tmp_path / "again", env=toy_gym_vec()).learn(40)
 
 
-def test_the_zip_loads_where_fasttrain_does_not_exist(tmp_path: Path):
-    MaskablePPO("MlpPolicy", native(), **SETTINGS).learn(40).save(tmp_path / "model")
-    code = f"""
-import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "fasttrain":
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Blocked())
-import numpy as np, sb3_contrib
-model = sb3_contrib.MaskablePPO.load({str(tmp_path / "model")!r}, device="cpu")
-action, _ = model.predict(np.zeros(3, np.float32), action_masks=np.eye(8)[3], deterministic=True)
-print(int(action), model.num_timesteps)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["3", "40"], done.stderr
-
-
-def test_predict_is_that_of_the_policy():
-    model = MaskablePPO("MlpPolicy", native(), **SETTINGS).learn(40)
-    observations = model.get_env().reset()
-    masks = np.zeros((5, 8), np.bool_)
-    masks[:, 4] = True
-    assert model.predict(observations, action_masks=masks)[0].tolist() == [4] * 5
-
-
-def test_set_env_and_another_number_of_envs(tmp_path: Path):
-    model = MaskablePPO("MlpPolicy", toy_gym_vec(), **SETTINGS).learn(40)
+def test_envs_their_number_and_steps_can_change(tmp_path: Path):
+    model = made(env=toy_gym_vec()).learn(40)
     model.set_env(native())
     model.learn(40)
     assert model.collector.source is model.get_env()
-    model.save(tmp_path / "model")
-    loaded = MaskablePPO.load(tmp_path / "model", env=native(3), batch_size=12)
-    loaded.learn(24)
-    assert loaded.rollout_buffer.storage.settings[:2] == (8, 3)
-
-
-def test_n_steps_can_change_between_rollouts():
-    model = MaskablePPO("MlpPolicy", native(), **SETTINGS).learn(40)
     model.n_steps = 4
-    model.learn(20)
-    assert model.rollout_buffer.storage.settings[:2] == (4, 5)
+    assert model.learn(20).rollout_buffer.storage.settings[:2] == (4, 5)
+    model.save(tmp_path / "model")
+    loaded = MaskablePPO.load(tmp_path / "model", env=native(3), batch_size=12).learn(12)
+    assert loaded.rollout_buffer.storage.settings[:2] == (4, 3)
 
 
-def test_normalised_envs_are_normalised():
+def test_normalised_and_single_envs():
     env = VecNormalize(native())
-    model = MaskablePPO("MlpPolicy", env, **SETTINGS).learn(80)
+    model = made(env=env).learn(80)
     assert env.obs_rms.count > 80
     np.testing.assert_array_equal(model._last_obs, env.normalize_obs(env.get_original_obs()))
-
-
-def test_a_single_gym_env_is_wrapped_by_sb3():
-    model = MaskablePPO("MlpPolicy", ToyGymEnv(0), **SETTINGS | {"batch_size": 8}).learn(16)
-    assert len(model.ep_info_buffer) == 5
+    assert len(made(env=ToyGymEnv(0), batch_size=8).learn(16).ep_info_buffer) == 5, "wrapped by SB3"
 
 
 def test_a_rollout_buffer_of_the_users_own_is_served_by_sb3s_loops():
     class Doubled(RolloutBuffer):
-        def compute_returns_and_advantage(self, last_values, dones):
+        def compute_returns_and_advantage(self, last_values: Any, dones: Any) -> None:
             super().compute_returns_and_advantage(last_values, dones)
             self.returns *= 2
 
-    class AnyAction(ToyGame):
-        def _write_mask(self, index: int) -> None:
-            self.slots.action_masks[index] = True
-
-    runs = [
-        model_class("MlpPolicy", NativeVecEnv(AnyAction()), rollout_buffer_class=Doubled, **SETTINGS).learn(80)
-        for model_class in (PPO, stable_baselines3.PPO)
-    ]
-    assert isinstance(runs[0].rollout_buffer, Doubled)
-    for name, value in runs[1].policy.state_dict().items():
-        assert torch.equal(runs[0].policy.state_dict()[name], value)
+    ours, stock = (
+        made(kind, native(kind=AnyAction), rollout_buffer_class=Doubled).learn(80)
+        for kind in (PPO, stable_baselines3.PPO)
+    )
+    assert isinstance(ours.rollout_buffer, Doubled)
+    assert not has_stock_buffer(ours)
+    assert torch.equal(weights(ours), weights(stock))
 
 
-def test_collecting_before_learn_is_refused():
-    model = PPO("MlpPolicy", native(), **SETTINGS)
-    with pytest.raises(RuntimeError, match="learn"):
-        model.collect_rollouts(model.get_env(), Recorder(), model.rollout_buffer, 4)
+def small_model(kind: Any = PPO, **changes: Any) -> Any:
+    return made(kind, toy_gym_vec(2), batch_size=8, seed=0, **changes)
+
+
+def test_storage_is_kept_while_it_fits():
+    model = small_model()
+    storage, view = model.rollout_buffer.storage, model.rollout_buffer
+    assert has_stock_buffer(model)
+    assert storage_of(model, 8, 2) is storage
+    assert model.rollout_buffer is view
+    assert storage_of(model, 4, 2) is not storage
+    assert model.rollout_buffer.buffer_size == 4
+    model.gamma = 0.5
+    assert storage_of(model, 4, 2).gamma == 0.5
+    assert model.rollout_buffer_class is RolloutBuffer, "the zip must name SB3's class"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_buffer_that_is_put_in_afterwards(own: bool):
+    """One of SB3's gives way to ours, as the one SB3 makes; another class of the user's is served by SB3's loops."""
+
+    class Counting(RolloutBuffer):
+        added = 0
+
+        def add(self, *args: Any, **kwargs: Any) -> None:
+            self.added += 1
+            super().add(*args, **kwargs)
+
+    model = small_model()
+    model.n_steps = 4
+    kind = Counting if own else RolloutBuffer
+    model.rollout_buffer = given = kind(4, model.observation_space, model.action_space, "cpu", n_envs=2)
+    model.learn(8)
+    assert isinstance(model.rollout_buffer, Counting if own else RolloutView)
+    assert not own or given.added == 4
+
+
+class OwnLoss(PPO):
+    def loss(self, batch: Any, evaluated: Any) -> Any:
+        return super().loss(batch, evaluated)
+
+
+def test_a_stock_buffer_that_the_user_filled_is_trained_on_as_by_sb3():
+    """Its update is SB3's, which calls no `loss` of a subclass: that is refused."""
+
+    def filled(kind: Any) -> Any:
+        model, random, one = small_model(kind), np.random.default_rng(0), torch.ones(2)
+        model.set_logger(configure(format_strings=[]))
+        model.rollout_buffer = buffer = RolloutBuffer(8, model.observation_space, model.action_space, "cpu", n_envs=2)
+        for _ in range(8):
+            seen = random.random((2, *model.observation_space.shape))
+            buffer.add(seen, np.zeros(2), random.random(2), np.zeros(2), one, -one)
+        buffer.compute_returns_and_advantage(torch.zeros(2), np.zeros(2))
+        return model
+
+    ours, stock = filled(PPO), filled(stable_baselines3.PPO)
+    for model in (ours, stock):
+        np.random.seed(0)
+        model.train()
+    assert torch.equal(weights(ours), weights(stock))
+    with pytest.raises(ConfigError, match="OwnLoss.loss with a rollout in a RolloutBuffer: SB3's own update"):
+        filled(OwnLoss).train()
+
+
+def test_a_buffer_of_the_users_own_has_no_place_beside_memory_and_masks():
+    model = MaskableRecurrentPPO("MlpLstmPolicy", toy_gym_vec(2), n_steps=8, device="cpu")
+    spaces_of = model.observation_space, model.action_space
+    model.rollout_buffer = type("Own", (RolloutBuffer,), {})(8, *spaces_of, "cpu", n_envs=2)
+    with pytest.raises(ConfigError, match="MaskableRecurrentPPO needs its own rollout buffer"):
+        model.learn(16)

@@ -10,20 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import fasttrain
 import pig_games
 from conftest import configured
-from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.runs.callbacks import pool_for
 from fasttrain.vec.self_play import SelfPlayVecEnv
 from fasttrain_engines.settings import DaemonsConfig, Timeouts
 from fasttrain_engines.vec_env import DaemonVecEnv
-from toys import single_thread
+from recurrent_cases import assert_walked
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
-one_thread = pytest.fixture(autouse=True)(single_thread)
 HERE = Path(__file__).resolve().parent.parent
 ENVS, STEPS = 3, 24
 
@@ -48,33 +45,18 @@ def model_of(env: Any, kernels: bool = False, **settings: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.parametrize("schedule", ["lockstep", "first_ready"])
+@pytest.mark.parametrize(("schedule", "kernels"), [("lockstep", True), ("first_ready", False)])
 def test_memory_is_what_walking_through_each_envs_decisions_gives(pigs: DaemonVecEnv, schedule: str, kernels: bool):
     model = model_of(pigs, kernels)
     model.collector.schedule = schedule
     model.learn(ENVS * STEPS)
     model.collect_rollouts(pigs, model._init_callback(None), model.rollout_buffer, STEPS)
     assert pigs.times().refused > 5
-    rollout = model.rollout_buffer
-    out = rollout.storage._left_out if schedule == "lockstep" else np.zeros((STEPS, ENVS), np.bool_)
+    out = model.rollout_buffer.storage._left_out if schedule == "lockstep" else np.zeros((STEPS, ENVS), np.bool_)
     assert (out.sum() > 5) == (schedule == "lockstep")
-    assert (out & (rollout.episode_starts != 0)).any() or schedule != "lockstep", "a first decision was refused too"
-    seen, starts = torch.from_numpy(rollout.observations), torch.from_numpy(rollout.episode_starts)
-    for index in range(ENVS):
-        begun = (rollout.hidden_states_pi, rollout.cell_states_pi)
-        states = tuple(torch.tensor(part[0, :, index : index + 1]) for part in begun)
-        for step in range(STEPS):
-            assert np.allclose(rollout.hidden_states_pi[step, :, index], states[0][:, 0], atol=1e-5), (index, step)
-            if out[step, index]:
-                after = starts[step + 1, index] if step + 1 < STEPS else model._last_episode_starts[index]
-                assert bool(after) == bool(starts[step, index])
-                continue
-            with torch.no_grad():
-                _, states = model.policy._process_sequence(
-                    seen[step, index : index + 1], states, starts[step, index : index + 1], model.policy.lstm_actor
-                )
-        assert torch.allclose(model._last_lstm_states.pi[0][0, index], states[0][0, 0], atol=1e-5)
+    first = out & (model.rollout_buffer.episode_starts != 0)
+    assert first.any() or schedule != "lockstep", "a first decision was refused too"
+    assert_walked(model, out, 1e-5)
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -111,27 +93,3 @@ def test_opponents_forget_what_was_refused(monkeypatch: pytest.MonkeyPatch):
         assert not pool.memory_arrays()["starts"].any()
     finally:
         env.close()
-
-
-def test_what_is_refused_twice_or_first_is_forgotten(pigs: DaemonVecEnv):
-    model, refused, shown = model_of(pigs), np.zeros(ENVS, np.bool_), pigs.reset()
-    pool = SnapshotPool(model, ENVS, size=1, again=lambda: refused)
-    masks, everyone = np.ones((ENVS, 2), np.bool_), np.arange(ENVS)
-
-    def remembered() -> Any:
-        return {name: np.array(part) for name, part in pool.memory_arrays().items()}
-
-    def ask(*again: int) -> Any:
-        refused[:] = np.isin(everyone, again)
-        rows = np.array(again or everyone)
-        pool.act(shown[rows], masks[rows], rows)
-        return remembered()
-
-    ask()
-    second = ask()
-    for _ in range(2):
-        assert all(np.array_equal(part, second[name]) for name, part in ask(0, 2).items())
-    pool.episode_over(1, {})
-    first = ask()
-    assert not np.array_equal(first["pi/0"], second["pi/0"])
-    assert all(np.allclose(part, first[name], atol=1e-6) for name, part in ask(1).items())

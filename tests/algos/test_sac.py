@@ -15,9 +15,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import fasttrain
 from fasttrain.algos.sac import Evaluated
 from fasttrain.errors import ConfigError
-from toys import RandomEnv, single_thread
+from toys import RandomEnv
 
-one_thread = pytest.fixture(autouse=True)(single_thread)
 SETTINGS: dict[str, Any] = {"learning_starts": 20, "batch_size": 16, "buffer_size": 100, "seed": 0, "device": "cpu"}
 
 

@@ -1,26 +1,225 @@
-"""The pool of opponents: who is in it, who plays, and what Elo makes of the games."""
+"""Frozen copies that act like the policy they were made of; the pool of them: who is in it, who plays, what Elo makes
+of the games; and what each seat of a game remembers."""
 
 from __future__ import annotations
 
 import io
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 import fasttrain
-from fasttrain.algos.self_play import FIRST_RATING, K_FACTOR, SnapshotPool, expected_score
+from fasttrain.accelerators.kernels import KernelEngine
+from fasttrain.accelerators.kernels_q import KernelQEngine
+from fasttrain.algos.self_play import FIRST_RATING, K_FACTOR, Player, SnapshotPool, expected_score, weights_of
+from fasttrain.envs.wrappers import TwoSided
 from fasttrain.errors import ConfigError
-from toys import ToyGame, single_thread
+from fasttrain.vec.self_play import SelfPlayVecEnv
+from fasttrain_games.skullking.env import SkullKingEnv
+from fasttrain_games.skullking.game import SkullKingGame
+from toys import ToyGame
 
-one_thread = pytest.fixture(autouse=True)(single_thread)
+EITHER = pytest.mark.parametrize("engine", ["torch", "kernels"])
+ENVS, PLAYERS = 3, 4
 
 
-def learner() -> Any:
-    env = fasttrain.NativeVecEnv(ToyGame(5), seed=0)
-    return fasttrain.MaskablePPO("MlpPolicy", env, n_steps=8, batch_size=20, seed=0, device="cpu")
+def toys() -> Any:
+    return fasttrain.NativeVecEnv(ToyGame(5), seed=0)
+
+
+def learner(engine: str = "torch") -> Any:
+    return fasttrain.MaskablePPO("MlpPolicy", toys(), n_steps=8, batch_size=20, seed=0, device="cpu", engine=engine)
+
+
+def dqn(engine: str) -> Any:
+    return fasttrain.DQN("MlpPolicy", toys(), buffer_size=200, seed=0, device="cpu", engine=engine)
+
+
+def remembering(env: Any) -> Any:
+    return fasttrain.MaskableRecurrentPPO(
+        "MlpLstmPolicy", env, n_steps=8, batch_size=20, seed=0, device="cpu", policy_kwargs={"lstm_hidden_size": 4}
+    )
+
+
+def seen(model: Any, count: int = 400) -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    observations = rng.random((count, *model.observation_space.shape)).astype(np.float32)
+    masks = rng.random((count, int(model.action_space.n))) < 0.5
+    masks[:, 0] = True
+    return observations, masks
+
+
+@EITHER
+def test_draws_of_the_policys_distribution(engine: str):
+    model = learner(engine)
+    player: Any = Player(model)
+    assert isinstance(player.engine, KernelEngine) == (engine == "kernels")
+    observations, masks = seen(model, 1)
+    torch.manual_seed(0)
+    drawn = player.act(observations.repeat(20_000, axis=0), masks.repeat(20_000, axis=0))
+    distribution = model.policy.get_distribution(torch.from_numpy(observations), masks)
+    expected = distribution.distribution.probs[0].detach().numpy()
+    np.testing.assert_allclose(np.bincount(drawn, minlength=len(expected)) / 20_000, expected, atol=0.02)
+
+
+@EITHER
+def test_the_best_action_and_a_few_others(engine: str):
+    model = dqn(engine)
+    player: Any = Player(model)
+    assert isinstance(player.engine, KernelQEngine) == (engine == "kernels")
+    observations, masks = seen(model, 4000)
+    drawn = player.act(observations, masks)
+    assert masks[np.arange(4000), drawn].all()
+    with torch.no_grad():
+        values = model.q_net(torch.from_numpy(observations)).numpy()
+    best = np.where(masks, values, -np.inf).argmax(axis=1)
+    errs = (drawn != best).mean()
+    assert 0.5 * Player.errs < errs <= Player.errs
+
+
+@EITHER
+@pytest.mark.parametrize("make", [learner, dqn])
+def test_only_loading_changes_it(make: Any, engine: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Player, "errs", 0.0)
+    model = make(engine)
+    player = Player(model)
+    observations, masks = seen(model)
+
+    def acts() -> Any:
+        torch.manual_seed(0)
+        return player.act(observations, masks)
+
+    before = acts()
+    old = weights_of(model)
+    with torch.no_grad():
+        for parameter in model.policy.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    np.testing.assert_array_equal(acts(), before)
+    player.load(weights_of(model))
+    assert (acts() != before).any()
+    player.load(old)
+    np.testing.assert_array_equal(acts(), before)
+
+
+def test_an_opponent_remembers_its_own_side_of_every_game():
+    model = remembering(toys())
+    pool = SnapshotPool(model, 5, size=2)
+    observations, masks = seen(model, 5)
+    first, second = np.array([0, 2, 3]), np.array([2, 4])
+    pool.act(observations[first], masks[first], first)
+    pool.episode_over(0, {})
+    pool.act(observations[second], masks[second], second)
+
+    def after(rows: list[int], states: Any = None) -> Any:
+        for row in rows:
+            _, states = model.predict(observations[row], states, np.array([False]), action_masks=masks[row])
+        return states[0][:, 0]
+
+    found = pool.memory_arrays()
+    assert found["starts"].tolist() == [True, True, False, False, False]
+    assert np.allclose(found["pi/0"][:, 2], after([2, 2]), atol=1e-6)
+    assert np.allclose(found["pi/0"][:, 3], after([3]), atol=1e-6)
+    assert np.allclose(found["pi/0"][:, 4], after([4]), atol=1e-6)
+    assert not found["pi/0"][:, 1].any()
+    kept = {name: array.copy() for name, array in found.items()}
+    other = SnapshotPool(model, 5, size=2)
+    other.load_memory(kept)
+    assert all(np.array_equal(array, kept[name]) for name, array in other.memory_arrays().items())
+    with pytest.raises(ConfigError, match=r"pi/1 of the checkpoint is float32 \(1, 3, 4\)"):
+        other.load_memory({**kept, "pi/1": kept["pi/1"][:, :3]})
+
+
+def test_what_is_refused_twice_or_first_is_forgotten():
+    model, refused = remembering(toys()), np.zeros(5, np.bool_)
+    (shown, masks), everyone = seen(model, 5), np.arange(5)
+    pool = SnapshotPool(model, 5, size=1, again=lambda: refused)
+
+    def ask(*again: int) -> Any:
+        refused[:] = np.isin(everyone, again)
+        rows = np.array(again or everyone)
+        pool.act(shown[rows], masks[rows], rows)
+        return {name: np.array(part) for name, part in pool.memory_arrays().items()}
+
+    ask()
+    second = ask()
+    for _ in range(2):
+        assert all(np.array_equal(part, second[name]) for name, part in ask(0, 2).items())
+    pool.episode_over(1, {})
+    first = ask()
+    assert not np.array_equal(first["pi/0"], second["pi/0"])
+    assert all(np.allclose(part, first[name], atol=1e-6) for name, part in ask(1).items())
+
+
+def table(kind: str) -> tuple[SelfPlayVecEnv, Any]:
+    """The games in self-play, and who says whose turn it is in them."""
+    if kind == "native":
+        game = SkullKingGame(ENVS, PLAYERS, "self")
+        return SelfPlayVecEnv(fasttrain.NativeVecEnv(game, seed=1)), lambda env: game.peek(env).seat
+    envs = [SkullKingEnv(PLAYERS, "self") for _ in range(ENVS)]
+    inner = DummyVecEnv([lambda env=env: TwoSided(env) for env in envs])  # type: ignore[misc]
+    inner.seed(1)
+    return SelfPlayVecEnv(inner), lambda env: envs[env].peek().seat
+
+
+@pytest.mark.parametrize("kind", ["native", "dummy"])
+def test_a_seats_states_depend_on_what_it_saw_in_this_episode_alone(kind: str):
+    env, seat_of = table(kind)
+    model = remembering(env)
+    pool = SnapshotPool(model, ENVS, size=2, seats=lambda: env.turns.seats)
+    seen: dict[tuple[int, int], list[Any]] = {}
+    over: list[int] = []
+
+    class Noted:
+        def act(self, observations: Any, action_masks: Any, envs: Any) -> Any:
+            for observation, mask, number in zip(observations, action_masks, envs.tolist(), strict=True):
+                seen.setdefault((number, seat_of(number)), []).append((observation.copy(), mask.copy()))
+            return pool.act(observations, action_masks, envs)
+
+        def episode_over(self, number: int, info: Any) -> None:
+            for seat in range(1, PLAYERS):
+                seen.pop((number, seat), None)
+            over.append(number)
+            pool.episode_over(number, info)
+
+    def check() -> int:
+        found, count = pool.memory_arrays(), 0
+        assert len(found["starts"]) == ENVS * (PLAYERS - 1)
+        for (number, seat), history in seen.items():
+            states: Any = None
+            for observation, mask in history:
+                _, states = model.predict(observation, states, np.array([states is None]), action_masks=mask)
+            place = (seat - 1) * ENVS + number
+            assert not found["starts"][place]
+            for part in range(2):
+                assert np.abs(found[f"pi/{part}"][:, place] - states[part][:, 0]).max() < 1e-5
+            count += len(history)
+        assert found["starts"].sum() == ENVS * (PLAYERS - 1) - len(seen)
+        return count
+
+    env.set_opponent(Noted())
+    env.reset()
+    counts = []
+    for step in range(70):
+        masks: Any = env.read_masks()
+        env.step(masks.argmax(axis=1))
+        if step in (4, 20, 69):
+            counts.append(check())
+    assert sorted({seat for _, seat in seen}) == [1, 2, 3]
+    assert sorted(over) == [0, 1, 2], "65 decisions of each seat are a game"
+    assert counts[0] in range(36, 55)
+    assert counts[2] < counts[1], "nothing of the game before"
+
+    kept = {name: array.copy() for name, array in pool.memory_arrays().items()}
+    other = SnapshotPool(model, ENVS, size=2)
+    assert len(other.memory_arrays()["starts"]) == ENVS
+    other.load_memory(kept)
+    assert all(np.array_equal(array, kept[name]) for name, array in other.memory_arrays().items())
+    for starts in (kept["starts"][:-1], kept["starts"][0]):
+        with pytest.raises(ConfigError, match=r"^starts of the checkpoint"):
+            SnapshotPool(model, ENVS, size=2).load_memory({**kept, "starts": starts})
 
 
 def pool_of(model: Any, **options: Any) -> SnapshotPool:
@@ -35,9 +234,8 @@ def mark(model: Any, number: float) -> None:
 
 
 def test_the_latest_and_a_sample_of_all_before():
-    model = learner()
-    counts: Counter[int] = Counter()
-    for seed in range(300):
+    model, met = learner(), set[int]()
+    for seed in range(20):
         pool = pool_of(model, seed=seed)
         pool._players.clear()
         for step in range(1, 11):
@@ -45,13 +243,10 @@ def test_the_latest_and_a_sample_of_all_before():
             pool.take(step)
         assert pool.current.env_steps == 10
         assert len(pool.pool) == 3
-        counts.update(snapshot.number for snapshot in pool.pool)
+        met |= {snapshot.number for snapshot in pool.pool}
         for snapshot in (pool.current, *pool.pool):
-            if snapshot.number:
-                assert snapshot.weights["action_net.bias"][0] == snapshot.env_steps
-    assert set(counts) == set(range(10)), "the latest is not in the pool"
-    # Each of ten is in it with probability 3/10: 90 of 300, standard deviation 7.9.
-    assert all(90 - 4 * 7.9 < count < 90 + 4 * 7.9 for count in counts.values())
+            assert not snapshot.number or snapshot.weights["action_net.bias"][0] == snapshot.env_steps
+    assert met == set(range(10)), "the latest is not in the pool"
 
 
 class Told:
@@ -126,15 +321,6 @@ def test_elo_by_hand():
     pool.take(2)
     assert pool.current.rating == pool.rating
     assert pool.summary()["pool"][0] == {"env_steps": 0, "elo": 1008.0, "games": 1, "learner_score": 0.0}
-
-
-def test_the_stronger_learner_rises():
-    pool = pool_of(learner(), num_envs=1, latest=0.0)
-    pool.take(1)
-    for game in range(500):
-        pool.episode_over(0, {"score": float(game % 4 > 0)})
-    (old,) = pool.pool
-    assert expected_score(pool.rating, old.rating) == pytest.approx(0.75, abs=0.1)
 
 
 def test_state_goes_through_a_file():

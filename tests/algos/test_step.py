@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from fasttrain.algos.step import clip_gradients, faster_adam, gradient_norm, micro_batches, step_clipped
+from accelerated import filled, masked_model, one_step, toy_dqn
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.step import TorchStep, clip_gradients, faster_adam, gradient_norm, micro_batches, step_clipped
 from fasttrain.buffers.rollout import RolloutBatch
-from toys import single_thread
-
-one_thread = pytest.fixture(autouse=True)(single_thread)
 
 
 def parameters(seed: int) -> list[nn.Parameter]:
@@ -55,7 +56,7 @@ def test_adam_takes_the_same_hundred_steps(fused: bool, tolerance: float):
     assert fast.state_dict()["param_groups"] == stock.state_dict()["param_groups"]
 
 
-def test_adam_flags_are_put_back():
+def test_adams_flags_are_put_back_and_those_of_the_users_stay():
     optimizer = torch.optim.Adam(parameters(0))
     before = optimizer.state_dict()["param_groups"]
     with faster_adam(optimizer, True):
@@ -64,20 +65,21 @@ def test_adam_flags_are_put_back():
     with pytest.raises(ZeroDivisionError), faster_adam(optimizer, False):
         raise ZeroDivisionError
     assert optimizer.state_dict()["param_groups"] == before
-
-
-def test_flags_of_the_users_own_and_other_optimizers_stay():
-    own = torch.optim.Adam(parameters(0), foreach=True)
-    with faster_adam(own, True):
-        assert not own.param_groups[0]["fused"]
-    other = torch.optim.RMSprop(parameters(0))
-    with faster_adam(other, True):
+    with faster_adam(own := torch.optim.Adam(parameters(0), foreach=True), True):
+        assert not own.param_groups[0]["fused"], "a flag of the user's own stays"
+    with faster_adam(other := torch.optim.RMSprop(parameters(0)), True):
         assert "fused" not in other.param_groups[0]
 
 
-@pytest.mark.parametrize("on_device", [False, True])
-@pytest.mark.parametrize("where", ["gradient", "loss"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(
+    ("on_device", "where", "value"),
+    [
+        (False, "gradient", torch.nan),
+        (False, "loss", torch.inf),
+        (True, "gradient", torch.inf),
+        (True, "loss", torch.nan),
+    ],
+)
 def test_a_step_that_is_not_finite_is_not_taken(
     monkeypatch: pytest.MonkeyPatch, on_device: bool, where: str, value: float
 ):
@@ -120,9 +122,93 @@ def test_gradients_of_several_types_are_clipped_together():
 
 def test_parts_of_a_batch_weigh_as_much_as_their_rows():
     columns = (torch.arange(7.0) for _ in range(5))
-    batch = RolloutBatch(torch.zeros(7, 2), *columns, None)
+    batch = RolloutBatch({"a": torch.zeros(7, 2)}, *columns, None)
     parts = list(micro_batches(batch, 3))
-    assert [len(part.returns) for part, _ in parts] == [3, 2, 2]
+    assert [len(part.observations["a"]) for part, _ in parts] == [len(part.returns) for part, _ in parts] == [3, 2, 2]
     mean = sum(share * part.returns.mean() for part, share in parts)
     assert float(mean) == pytest.approx(float(batch.returns.mean()))
     assert [len(part.returns) for part, _ in micro_batches(batch, 9)] == [1] * 7
+
+
+@pytest.mark.parametrize("parts", [2, 7, 90])
+def test_micro_batches_give_gradients_and_statistics_of_the_whole(parts: int):
+    model = filled(masked_model(EngineSettings(), ent_coef=0.01, clip_range_vf=0.1))
+    model.rollout_buffer.storage._log_probs += 0.3 * torch.randn(16, 5)  # so that ratios are clipped
+    whole, expected = one_step(model)
+    model.use_engine(EngineSettings(gradient_accumulation=parts))
+    summed, found = one_step(model)
+    assert ((summed - whole).norm() / whole.norm()).item() < 1e-4
+    for name, term in expected.terms.items():
+        np.testing.assert_allclose(found.terms[name], term, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_one_backward_per_part_and_one_step_per_minibatch(monkeypatch: pytest.MonkeyPatch):
+    model = filled(masked_model(EngineSettings(gradient_accumulation=4)))
+    steps, backwards, rows = [], [], []
+    model.policy.optimizer.register_step_post_hook(lambda *_: steps.append(None))
+    model.policy.action_net.register_forward_hook(lambda _module, inputs, _output: rows.append(len(inputs[0])))
+    original = torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda loss: backwards.append(original(loss)))
+    model.train()
+    assert len(steps) == 2 * 4 == model.engine.gradient_updates
+    assert len(backwards) == 4 * len(steps)
+    assert set(rows) == {5}
+    stopped = filled(masked_model(EngineSettings(gradient_accumulation=4), target_kl=1e-12, learning_rate=0.1))
+    assert stopped.update().steps == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "flag"),
+    [
+        (EngineSettings(), "foreach"),
+        (EngineSettings(pin_memory=True), "foreach"),
+        (EngineSettings(fused_adam=True), "fused"),
+        (EngineSettings(gradient_accumulation=2), "fused"),
+    ],
+)
+@pytest.mark.parametrize("make", [masked_model, lambda settings: toy_dqn(engine=settings)], ids=["ppo", "dqn"])
+def test_adam_steps_by_stocks_operations_or_by_its_fused_kernel(make: Any, settings: EngineSettings, flag: str):
+    engine = make(settings).engine
+    (group,) = engine.policy.optimizer.param_groups
+    before = dict(group)
+    with TorchStep(engine, 1.0).stepping():
+        assert {name for name in ("foreach", "fused") if group[name]} == {flag}
+    assert dict(group) == before
+    assert engine.fits(engine.policy)
+    assert not engine.fits(make(settings).policy)
+    assert not engine.fits(engine.policy.to("meta")), "made for the CPU"
+
+
+def test_the_gradient_scaler_is_part_of_a_checkpoint():
+    half = EngineSettings(amp_dtype=torch.float16)
+    model = filled(masked_model(half))
+    model.engine_now().scaler._init_scale = 1e30
+    model.train()
+    assert model.engine.skipped_steps > 0
+    state, arrays = model.engine.state()
+    other, plain = masked_model(half), masked_model(EngineSettings())
+    other.engine.load(state, arrays, other)
+    assert other.engine.scaler.state_dict() == model.engine.scaler.state_dict()
+    plain.engine.load(state, arrays, plain)
+    assert (plain.engine.scaler, plain.engine.state()[0]["scaler"]) == (None, None)
+
+
+def test_steps_are_watched_where_there_is_a_guard_or_a_scaler():
+    for settings, guarded, watched in (
+        (EngineSettings(), True, 1),
+        (EngineSettings(), False, 0),
+        (EngineSettings(amp_dtype=torch.float16), False, 1),
+    ):
+        model = filled(masked_model(settings))
+        model.engine.guard = model.engine.guard if guarded else None
+        _, done = one_step(model)
+        assert (len(done.norms), done.blamed) == (watched, "")
+
+
+def test_the_first_gradient_that_is_not_finite_is_blamed():
+    model = filled(masked_model(EngineSettings()))
+    hook = model.policy.value_net.bias.register_hook(lambda gradient: gradient * torch.inf)
+    model.policy.action_net.bias.register_hook(lambda gradient: hook.remove() or gradient)
+    _, done = one_step(model)
+    assert done.blamed == "the gradient of parameter value_net.bias"
+    assert done.skipped == 1

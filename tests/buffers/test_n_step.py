@@ -1,22 +1,55 @@
-"""n-step windows against numbers by hand; against SB3 they are tested in tests/parity."""
+"""n-step windows against numbers by hand, over the end of the ring too; and what a ring of transitions takes."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.buffers.n_step import n_step_kernel, powers_of
+from fasttrain.buffers import n_step
+from fasttrain.buffers.replay_storage import ReplayStorage
+from fasttrain.errors import ConfigError
 
 
-def test_a_window_by_hand():
-    """gamma 0.5, n 3. Env 0 ends in row 2 by the rules; env 1 in row 1 by time; row 3 is the newest."""
-    rewards = np.array([[1, 1], [2, 2], [4, 4], [8, 8]], np.float32)
-    dones = np.array([[0, 0], [0, 1], [1, 0], [0, 0]], np.float32)
-    timeouts = np.array([[0, 0], [0, 1], [0, 0], [0, 0]], np.float32)
-    rows, envs = np.array([0, 1, 2, 3, 0, 2]), np.array([0, 0, 0, 0, 1, 1])
-    last = np.zeros(6, np.int64)
-    returns, discounts, ends = np.zeros((3, 6), np.float32)
-    n_step_kernel(rows, envs, rewards, dones, timeouts, 3, powers_of(0.5, 3), last, returns, discounts, ends)
-    assert last.tolist() == [2, 2, 2, 3, 1, 3]
-    assert returns.tolist() == [1 + 1 + 1, 2 + 2, 4, 8, 1 + 1, 4 + 4]
-    assert discounts.tolist() == [0.125, 0.25, 0.5, 0.5, 0.25, 0.25]
-    assert ends.tolist() == [1, 1, 1, 0, 0, 0]
+@pytest.mark.parametrize(("lean", "done_at", "norm_reward"), [(False, None, True), (True, 11, False)])
+def test_over_the_end_of_the_ring_no_reward_of_what_comes_after_counts(
+    lean: bool, done_at: int | None, norm_reward: bool
+):
+    """An end, or the newest row, stops a window; what lies behind it in the ring is another episode's, or old."""
+    envs = VecNormalize(make_vec_env("CartPole-v1", 1), norm_obs=False, norm_reward=norm_reward)
+    storage = ReplayStorage(
+        10, spaces.Box(-100, 100, (1,), np.float32), spaces.Discrete(2), "cpu", 1, lean,
+        handle_timeout_termination=False, n_steps=4, gamma=0.5,
+    )  # fmt: skip
+    for step in range(12):  # the newest lies in row 1
+        seen, following = np.full((1, 1), step), np.full((1, 1), step + 1)
+        storage.put(seen, following, np.zeros(1), np.full(1, 2.0**-step), np.full(1, step == done_at))
+    rows = np.array([6, 8, 9, 0, 1])  # of the steps 6, 8, 9, 10, 11: the last three windows end before they are whole
+    batch = storage.gather(rows, np.zeros(5, np.int64), envs)
+    rewards = 2.0 ** -np.arange(12)
+    if norm_reward:
+        rewards = np.clip(rewards / np.sqrt(envs.ret_rms.var + envs.epsilon), -envs.clip_reward, envs.clip_reward)
+    windows = [range(first, min(first + 4, 12)) for first in (6, 8, 9, 10, 11)]
+    expected = [sum(0.5 ** (step - window[0]) * rewards[step] for step in window) for window in windows]
+    np.testing.assert_allclose(batch.rewards[:, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(batch.discounts[:, 0], [0.5 ** len(window) for window in windows])
+    assert batch.next_observations[:, 0].tolist() == [10.0] + [12.0] * 4
+    assert batch.dones[:, 0].tolist() == [0.0] + [float(done_at == 11)] * 4
+
+
+def test_bytes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(n_step, "free_memory", lambda: 1000)
+    assert n_step.bytes_of_ring({"observations": 6, "rewards": 4}, 50, 2) == 1000
+    with pytest.raises(ConfigError, match=r"needs 0.00 GB \(1,020 bytes\).*1,000 bytes\) are free: buffer_size=90"):
+        n_step.bytes_of_ring({"observations": 6, "rewards": 4}, 51, 2)
+
+
+def test_the_hint_is_given_where_it_helps(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(n_step, "free_memory", lambda: 1000)
+    with pytest.raises(ConfigError, match="optimize_memory_usage=True would save 40 bytes of each"):
+        n_step.bytes_of_ring({"observations": 40, "next_observations": 40}, 100, 1)
+    with pytest.raises(ConfigError) as refusal:
+        n_step.bytes_of_ring({"observations": 80, "next_observations": 8}, 100, 1)
+    assert "optimize_memory_usage" not in str(refusal.value)

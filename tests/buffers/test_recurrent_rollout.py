@@ -1,4 +1,5 @@
-"""The rollout of a recurrent policy: minibatches with stock's rows, and sequences that end at a gap."""
+"""The rollout of a recurrent policy: minibatches with stock's rows, how they are cut into sequences and laid side by
+side, and sequences that end at a gap."""
 
 from __future__ import annotations
 
@@ -12,7 +13,11 @@ from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, Rec
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from fasttrain.buffers import recurrent
-from fasttrain.buffers.recurrent import RecurrentStorage
+from fasttrain.buffers.recurrent import (
+    Memory,
+    RecurrentStorage,
+    cuts,
+)
 from fasttrain.buffers.stock import as_stock
 
 STEPS, ENVS, LAYERS, UNITS = 7, 3, 2, 4
@@ -58,12 +63,11 @@ def same(one: Any, other: Any) -> bool:
     return torch.equal(one.float().reshape(-1), other.float().reshape(-1))
 
 
-@pytest.mark.parametrize("space", [BOX, DICT], ids=["box", "dict"])
-@pytest.mark.parametrize("own_critic", [True, False])
+@pytest.mark.parametrize(("space", "own_critic"), [(BOX, True), (DICT, False)], ids=["box", "dict, no own critic"])
 @pytest.mark.parametrize("size", [1, 5, 8, None])
 def test_padded_minibatches_are_stocks(space: spaces.Space[Any], own_critic: bool, size: int | None):
     ours, stock = filled(space, own_critic)
-    for epoch in range(4):
+    for epoch in range(2):
         np.random.seed(epoch)
         wanted = list(stock.get(size))
         np.random.seed(epoch)
@@ -118,10 +122,8 @@ def test_a_row_that_is_left_out_ends_its_sequence():
     ours.leave_out(3, [1])
     batch = next(iter(ours.minibatches(None)))
     assert len(batch.returns) == STEPS * ENVS - 1
-    whole = batch.sequences.states.pi[
-        0
-    ]  # one sequence each of two envs, two of the other, and where the data was split
-    assert whole.shape[1] in (4, 5)
+    # One sequence each of two envs, two of the other, and where the data was split.
+    assert batch.sequences.states.pi[0].shape[1] in (4, 5)
     ahead = [ours.draw_order().tolist() for _ in range(3)]
     assert all(sorted(order) == sorted(set(range(21)) - {3 * ENVS + 1}) for order in ahead)
 
@@ -136,10 +138,6 @@ def test_rows_of_two_envs_are_never_one_sequence():
     envs = order % ENVS
     assert (envs[1:] != envs[:-1]).sum() == ENVS - 1
     assert begins[1:][envs[1:] != envs[:-1]].all()
-
-
-def test_no_order_is_drawn_of_a_rollout_that_is_not_full():
-    ours, _ = filled()
     ours.reset()
     with pytest.raises(RuntimeError, match="only 0 of 7 steps are stored"):
         ours.draw_order()
@@ -156,3 +154,33 @@ def test_the_share_of_padding_is_counted_without_a_draw(monkeypatch: pytest.Monk
     # 5 sequences of 2, 5, 4, 3 and 7 steps: padded to 35, or 7 alone and the others to 5.
     assert ours.padding(None) == pytest.approx((5, 1 - 21 / 35, 1 - 21 / 27))
     assert np.random.get_state()[1].tolist() == before
+
+
+def flags(text: str) -> np.ndarray:
+    return np.array([letter == "x" for letter in text])
+
+
+def test_groups_end_where_padding_would_cost_more_than_steps():
+    cost = 2
+    assert cuts(np.array([5, 5, 5]), cost) == [3]  # one group of 25; any cut costs its steps again
+    # One group of 10 × (2 + 4) = 60; the long one apart: 10 × 3 + 2 × 5 = 40.
+    assert cuts(np.array([10, 2, 2, 2]), cost) == [1, 4]
+    assert cuts(np.array([3, 2]), cost) == [2]  # 3 × 4 = 12; apart 9 + 6 = 15
+    assert cuts(np.array([7]), cost) == [1]
+    assert cuts(np.array([100, 20, 20, 1, 1, 1, 1]), 1) == [1, 3, 7]
+
+
+def test_memory_of_some_envs():
+    part = torch.arange(6.0).view(1, 3, 2)
+    memory = Memory(RNNStates((part, part + 10), (part + 20, part + 30)), flags("x.x")).copied()
+    some = memory.of(np.array([2, 0]))
+    assert some.states.pi[0].tolist() == [[[4.0, 5.0], [0.0, 1.0]]]
+    assert some.episode_starts.tolist() == [True, True]
+    memory.put(np.array([1]), RNNStates(*(tuple(torch.full((1, 1, 2), -1.0) for _ in range(2)) for _ in range(2))))
+    assert memory.states.vf[1].tolist() == [[[30.0, 31.0], [-1.0, -1.0], [34.0, 35.0]]]
+    assert part.min() == 0.0  # copied
+    some = memory.of(slice(0, 1))
+    memory.put(slice(0, 1), RNNStates(*(tuple(torch.zeros(1, 1, 2) for _ in range(2)) for _ in range(2))))
+    assert some.states.vf[1].tolist() == [[[30.0, 31.0]]]  # a copy, of a slice too
+    within = Memory.within(memory.states, [1])
+    assert (within.states.pi[0].tolist(), within.episode_starts.tolist()) == ([[[-1.0, -1.0]]], [False])

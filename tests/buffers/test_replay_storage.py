@@ -26,6 +26,7 @@ from fasttrain.errors import ConfigError
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 IMAGE = spaces.Box(0, 255, (2, 4, 3), np.uint8)
 DICT = spaces.Dict({"box": BOX, "kind": spaces.Discrete(4), "image": IMAGE})
+LEAN: dict[str, Any] = {"optimize_memory_usage": True, "handle_timeout_termination": False}
 FIELDS = ("observations", "actions", "next_observations", "dones", "rewards", "discounts")
 
 
@@ -78,30 +79,28 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-@pytest.mark.parametrize(("envs", "steps"), [(1, 3), (1, 25), (3, 4), (3, 17)])
-@pytest.mark.parametrize("timeouts", [True, False])
+@pytest.mark.parametrize(("envs", "steps", "timeouts"), [(1, 25, True), (3, 4, True), (3, 17, False)])
 def test_samples_are_those_of_sb3(case: tuple, envs: int, steps: int, timeouts: bool):
     kind, *both = case
     options = {"n_envs": envs, "handle_timeout_termination": timeouts}
     stock, ours = kind(10 * envs, *both, "cpu", **options), ReplayStorage(10 * envs, *both, "cpu", **options)
     fill([stock, ours], steps, np.random.default_rng(0))
     assert (ours.pos, ours.full, ours.size()) == (stock.pos, stock.full, stock.size())
-    for batch_size in (1, 7, 64):
-        np.random.seed(3)
-        expected = stock.sample(batch_size)
-        np.random.seed(3)
-        assert_same(ours.sample(batch_size), expected)
-        assert np.random.random() == _after(stock, batch_size)
+    assert_same_samples(stock, ours)
 
 
-def _after(stock: Any, batch_size: int) -> float:
-    """What numpy's stream gives after stock's sample."""
-    np.random.seed(3)
-    stock.sample(batch_size)
-    return np.random.random()
+def assert_same_samples(stock: Any, ours: Any, batch_size: int = 64, seed: int = 3, **given: Any) -> None:
+    drawn = []
+    for buffer in (stock, ours):
+        np.random.seed(seed)
+        drawn.append((buffer.sample(batch_size, **given), np.random.random()))
+    (expected, after), (batch, found) = drawn
+    assert after == found, "what numpy's stream gives next"
+    n_steps = getattr(stock, "n_steps", 1)
+    assert_same(batch if n_steps > 1 else batch._replace(discounts=getattr(expected, "discounts", None)), expected)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**31),
     n_steps=st.sampled_from([1, 2, 3, 5, 7, 8, 9, 16, 20, 33, 128]),
@@ -119,36 +118,23 @@ def test_n_steps_are_those_of_sb3(seed, n_steps, size, steps, envs, gamma, ends,
     stock = NStepReplayBuffer(size * envs, *both, "cpu", **options)
     ours = ReplayStorage(size * envs, *both, "cpu", **options)
     fill([stock, ours], steps, np.random.default_rng(seed), ends)
-    np.random.seed(seed % 1000)
-    expected = stock.sample(batch_size)
-    np.random.seed(seed % 1000)
-    batch = ours.sample(batch_size)
-    assert_same(batch if n_steps > 1 else batch._replace(discounts=expected.discounts), expected)
+    assert_same_samples(stock, ours, batch_size, seed % 1000)
 
 
 @pytest.mark.parametrize("steps", [4, 23])
 def test_without_next_observations_as_sb3(steps: int):
-    options = {"n_envs": 2, "optimize_memory_usage": True, "handle_timeout_termination": False}
-    stock = ReplayBuffer(20, BOX, spaces.Discrete(4), "cpu", **options)
-    ours = ReplayStorage(20, BOX, spaces.Discrete(4), "cpu", **options)
+    stock, ours = (kind(20, BOX, spaces.Discrete(4), "cpu", 2, **LEAN) for kind in (ReplayBuffer, ReplayStorage))
     assert not hasattr(ours, "next_observations")
     assert ours.flat_views().next_observations is None
     fill([stock, ours], steps, np.random.default_rng(0))
-    np.random.seed(3)
-    expected = stock.sample(64)
-    np.random.seed(3)
-    assert_same(ours.sample(64), expected)
+    assert_same_samples(stock, ours)
 
 
 @pytest.mark.parametrize("space", [BOX, DICT], ids=["box", "dict"])
 def test_without_next_observations_n_steps_and_dicts_work_too(space: spaces.Space):
     """Of a run without breaks both ways of keeping the next observation hold the same."""
-    both = [
-        ReplayStorage(
-            20, space, spaces.Discrete(4), "cpu", 2, lean, handle_timeout_termination=False, n_steps=3, gamma=0.9
-        )
-        for lean in (False, True)
-    ]
+    options: Any = {"handle_timeout_termination": False, "n_steps": 3, "gamma": 0.9}
+    both = [ReplayStorage(20, space, spaces.Discrete(4), "cpu", 2, lean, **options) for lean in (False, True)]
     rng = np.random.default_rng(0)
     observations = draw(space, 2, rng)
     for step in range(24):
@@ -158,15 +144,10 @@ def test_without_next_observations_n_steps_and_dicts_work_too(space: spaces.Spac
         observations = following
     rows, envs = both[1].draw(100)
     assert (rows != both[1].pos).all()
-    for name, (a, b) in zip(FIELDS, zip(*(storage.gather(rows, envs) for storage in both), strict=False), strict=False):
-        if isinstance(a, dict):
-            assert all(torch.equal(a[key], b[key]) for key in a), name
-        else:
-            assert torch.equal(a, b), name
+    assert_same(*(storage.gather(rows, envs) for storage in both))
 
 
-@pytest.mark.parametrize("n_steps", [1, 3, 9])
-@pytest.mark.parametrize("norm_reward", [True, False])
+@pytest.mark.parametrize(("n_steps", "norm_reward"), [(1, True), (3, False), (9, True)])
 def test_normalised_as_sb3(n_steps: int, norm_reward: bool):
     envs = VecNormalize(make_vec_env("CartPole-v1", 2), norm_reward=norm_reward)
     envs.reset()
@@ -177,23 +158,14 @@ def test_normalised_as_sb3(n_steps: int, norm_reward: bool):
     stock = (NStepReplayBuffer if n_steps > 1 else ReplayBuffer)(40, *both, "cpu", **options)
     ours = ReplayStorage(40, *both, "cpu", **options)
     fill([stock, ours], 31, np.random.default_rng(0))
-    np.random.seed(3)
-    expected = stock.sample(64, env=envs)
-    np.random.seed(3)
-    assert_same(ours.sample(64, env=envs), expected)
+    assert_same_samples(stock, ours, env=envs)
 
 
-def masks_of(steps: int, envs: int, width: int) -> np.ndarray:
-    masks = np.random.default_rng(1).random((steps, envs, width)) < 0.5
-    masks[..., 0] = True
-    return masks
-
-
-@pytest.mark.parametrize("width", [1, 5, PACK_ABOVE, PACK_ABOVE + 1, 100])
-@pytest.mark.parametrize("n_steps", [1, 3])
+@pytest.mark.parametrize(("width", "n_steps"), [(1, 3), (5, 1), (PACK_ABOVE, 3), (PACK_ABOVE + 1, 1), (100, 3)])
 def test_masks_belong_to_the_next_observation_of_the_window(width: int, n_steps: int):
     ours = ReplayStorage(20, spaces.Discrete(1000), spaces.Discrete(width), "cpu", 2, n_steps=n_steps, mask_width=width)
-    masks = masks_of(27, 2, width)
+    masks = np.random.default_rng(1).random((27, 2, width)) < 0.5
+    masks[..., 0] = True
     for step in range(27):
         # A next observation says which step and env it is of.
         after = np.array([2 * step, 2 * step + 1])
@@ -238,17 +210,7 @@ def test_flat_views_share_memory_and_their_order_is_row_times_envs_plus_env():
                if name in ("actions", "rewards", "dones", "timeouts", "next_masks"))  # fmt: skip
 
 
-def test_batches_own_their_memory():
-    ours = ReplayStorage(4, BOX, spaces.Discrete(4), "cpu")
-    fill([ours], 4, np.random.default_rng(0))
-    batch = ours.sample(4)
-    before = batch.observations.clone()
-    fill([ours], 4, np.random.default_rng(1))
-    assert torch.equal(batch.observations, before)
-
-
-@pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("width", [None, 4, 100])
+@pytest.mark.parametrize(("lean", "width"), [(False, None), (False, 100), (True, 4)])
 def test_bytes_are_known_beforehand(lean: bool, width: int | None):
     ours = ReplayStorage(
         30, DICT, spaces.Discrete(4), "cpu", 3, lean, handle_timeout_termination=not lean, mask_width=width
@@ -291,10 +253,7 @@ def test_too_large_is_refused_before_anything_is_allocated(monkeypatch: pytest.M
         ({"gamma": 1.5}, "gamma=1.5"),
         ({"mask_width": 0}, "mask_width=0"),
         ({"optimize_memory_usage": True}, "handle_timeout_termination=True exclude each other"),
-        (
-            {"buffer_size": 1, "optimize_memory_usage": True, "handle_timeout_termination": False},
-            "buffer_size of at least 2",
-        ),
+        ({"buffer_size": 1, **LEAN}, "buffer_size of at least 2"),
         ({"observation_space": spaces.Dict({"a": spaces.Dict({"b": BOX})})}, "flatten it"),
     ],
 )
@@ -321,8 +280,11 @@ def test_reset_and_pickle():
     fill([ours], 13, np.random.default_rng(0))
     other = pickle.loads(pickle.dumps(ours))
     rows, envs = ours.draw(9)
-    assert_same(other.gather(rows, envs), ours.gather(rows, envs))
+    batch = other.gather(rows, envs)
+    assert_same(batch, ours.gather(rows, envs))
+    before = batch.observations.clone()
     fill([other], 1, np.random.default_rng(0))
+    assert torch.equal(batch.observations, before), "batches own their memory"
     assert other.pos == 4
     assert (other.observations[3] != ours.observations[3]).any(), "what was unpickled must write to what it shows"
     assert np.shares_memory(other.flat_views().observations, other.observations)
@@ -330,26 +292,22 @@ def test_reset_and_pickle():
     assert other.size() == 0
 
 
-def test_stock_algorithms_learn_the_same_with_it():
-    """SB3's DQN and SAC, same seed: the weights after training equal those with SB3's own buffer."""
-    for model_class, env_id, options in (
-        (DQN, "CartPole-v1", {"buffer_size": 100, "train_freq": 4, "n_steps": 1}),
-        (DQN, "CartPole-v1", {"buffer_size": 100, "train_freq": 4, "n_steps": 3, "gamma": 0.9}),
-        (SAC, "Pendulum-v1", {"buffer_size": 100, "policy_kwargs": {"net_arch": [8]}, "train_freq": 4}),
-    ):
-        weights = []
-        for kind in (None, ReplayStorage):
-            given_options = dict(options)
-            if kind is not None and given_options.get("n_steps", 1) > 1:
-                steps = {"n_steps": given_options.pop("n_steps"), "gamma": given_options["gamma"]}
-                given_options["replay_buffer_kwargs"] = steps
-            model = model_class(
-                "MlpPolicy", env_id, replay_buffer_class=kind, learning_starts=20, seed=0, device="cpu", **given_options
-            )
-            model.learn(100)
-            assert isinstance(model.replay_buffer, ReplayBuffer)
-            weights.append(torch.cat([parameter.flatten() for parameter in model.policy.parameters()]))
-        assert torch.equal(*weights)
+@pytest.mark.parametrize(
+    ("kind", "env_id", "own", "told"),
+    [
+        (DQN, "CartPole-v1", {}, {}),
+        (DQN, "CartPole-v1", {"n_steps": 3}, {"replay_buffer_kwargs": {"n_steps": 3, "gamma": 0.99}}),
+        (SAC, "Pendulum-v1", {}, {}),
+    ],
+)
+def test_stock_algorithms_learn_the_same_with_it(kind: Any, env_id: str, own: dict[str, Any], told: dict[str, Any]):
+    settings = {"buffer_size": 60, "train_freq": 4, "learning_starts": 20, "seed": 0, "device": "cpu"}
+    stock, ours = (
+        kind("MlpPolicy", env_id, **settings, **options, policy_kwargs={"net_arch": [8]}).learn(80)
+        for options in (own, {**told, "replay_buffer_class": ReplayStorage})
+    )
+    assert isinstance(ours.replay_buffer, ReplayBuffer)
+    assert all(map(torch.equal, stock.policy.parameters(), ours.policy.parameters()))
 
 
 def one_row(storage: ReplayStorage, value: float, **ends: Any) -> None:
@@ -368,8 +326,7 @@ def drawn(storage: ReplayStorage) -> set[tuple[int, int]]:
     return {*zip(*(part.tolist() for part in storage.draw(400)), strict=True)}
 
 
-@pytest.mark.parametrize("kind", [ReplayStorage, PrioritizedReplayBuffer])
-@pytest.mark.parametrize("saves_memory", [False, True])
+@pytest.mark.parametrize(("kind", "saves_memory"), [(ReplayStorage, True), (PrioritizedReplayBuffer, False)])
 def test_what_is_discarded_is_never_drawn(kind: type[ReplayStorage], saves_memory: bool):
     options: Any = {"optimize_memory_usage": saves_memory, "handle_timeout_termination": not saves_memory}
     storage = kind(12, BOX, spaces.Discrete(4), "cpu", 3, n_steps=3, **options)
@@ -398,8 +355,10 @@ def test_while_nothing_else_is_stored_what_is_discarded_stays():
     assert drawn(storage) == {(2, 0)}
 
 
-@pytest.mark.parametrize("mask_width", [None, 4, PACK_ABOVE + 8])
-@pytest.mark.parametrize("ends", [{}, {"dones": [1]}, {"dones": [1], "timeouts": [1]}])
+@pytest.mark.parametrize(
+    ("mask_width", "ends"),
+    [(None, {}), (4, {"dones": [1]}), (PACK_ABOVE + 8, {"dones": [1], "timeouts": [1]}), (4, {})],
+)
 def test_a_rest_belongs_to_the_transition_before_it(mask_width: int | None, ends: dict[str, list[int]]):
     storage = ReplayStorage(30, BOX, spaces.Discrete(mask_width or 4), "cpu", 3, n_steps=3, mask_width=mask_width)
     one_row(storage, 10)

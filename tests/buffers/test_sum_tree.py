@@ -59,7 +59,7 @@ def assert_sums(tree: SumTree) -> None:
         assert not here[len(a) :].any()
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(updates(WHOLE), st.data())
 def test_as_a_plain_list(case: tuple, data: Any):
     tree, plain = applied(*case)
@@ -75,7 +75,7 @@ def test_as_a_plain_list(case: tuple, data: Any):
     assert find(tree, prefixes).tolist() == expected
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(updates(ANY), st.lists(st.floats(0, 1), max_size=20))
 def test_with_rounding_never_a_leaf_of_zero(case: tuple, shares: list[float]):
     tree, plain = applied(*case)
@@ -96,10 +96,10 @@ def test_with_rounding_never_a_leaf_of_zero(case: tuple, shares: list[float]):
 
 
 def test_sums_do_not_drift():
-    """Large numbers come and go 2,000 times; added up incrementally they would leave their rounding errors behind."""
+    """Large numbers come and go 500 times; added up incrementally they would leave their rounding errors behind."""
     rng = np.random.default_rng(0)
     tree, indices = SumTree(1000), np.arange(1000)
-    for _ in range(2000):
+    for _ in range(500):
         put(tree, rng.integers(0, 1000, 50), 10.0 ** rng.uniform(-12, 12, 50))
     put(tree, indices, 0.1)
     fresh = SumTree(1000)
@@ -108,29 +108,17 @@ def test_sums_do_not_drift():
     assert tree.total() == pytest.approx(100, rel=1e-15)
 
 
-@pytest.mark.parametrize("positive", [0, 5, 7, 8, 99])
-def test_a_single_positive_leaf_is_always_found(positive: int):
-    tree = SumTree(100)
-    put(tree, positive, 5e-324)
-    assert find(tree, [0.0, 5e-324, 1.0]).tolist() == [positive] * 3
-    assert tree.total() == 5e-324
-
-
-def test_of_duplicates_the_last_wins_however_far_apart():
+def test_of_duplicates_the_last_wins_and_empty_batches_are_some():
     tree = SumTree(100)
     put(tree, [3, 90, 3, 50, 3], [1.0, 2.0, 4.0, 8.0, 16.0])
+    put(tree, [], [])
     assert tree.nodes[[3, 90, 50]].tolist() == [16, 2, 8]
     assert tree.total() == 26
-
-
-def test_one_value_for_all_and_empty_batches():
-    tree = SumTree(10)
-    put(tree, np.arange(10), 2.0)
-    put(tree, [], [])
-    assert tree.total() == 20
     assert find(tree, []).tolist() == []
     tree.clear()
     assert tree.total() == 0
+    with pytest.raises(ValueError, match="at least 1"):
+        SumTree(0)
 
 
 def test_a_pickled_tree_is_the_same_tree_and_aligned():
@@ -151,8 +139,3 @@ def test_what_cannot_be_is_refused_and_nothing_set(index: int, value: float):
     tree = SumTree(10)
     assert put(tree, [1, index], [1.0, value]) == 1
     assert tree.total() == 0
-
-
-def test_a_tree_has_a_leaf():
-    with pytest.raises(ValueError, match="at least 1"):
-        SumTree(0)

@@ -21,7 +21,6 @@ from fasttrain.kernels.dense import (
     set_product,
     sum_rows,
     through_activation,
-    worst_of,
 )
 from fasttrain.kernels.simd import PAD, TILE_ROWS
 
@@ -32,7 +31,6 @@ clip_and_adam = from_python(clip_and_adam)
 set_product = from_python(set_product)
 sum_rows = from_python(sum_rows)
 through_activation = from_python(through_activation)
-worst_of = from_python(worst_of)
 
 
 def random_array(seed: int, *shape: int) -> Float32Array:
@@ -40,7 +38,7 @@ def random_array(seed: int, *shape: int) -> Float32Array:
 
 
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**16))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_products_equal_numpys(tiles: int, pads: int, k: int, seed: int):
     rows, n = TILE_ROWS * tiles, PAD * pads
     wide = random_array(seed, rows + 1, k + 3)  # a view of a larger array, as the layers of `Scratch` are
@@ -54,16 +52,6 @@ def test_products_equal_numpys(tiles: int, pads: int, k: int, seed: int):
     before = out.copy()
     add_product(x, w, rows, out[:, :n])
     np.testing.assert_allclose(out[:rows, :n], before[:rows, :n] + x[:rows] @ w, rtol=1e-5, atol=1e-5)
-
-
-@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 30), st.integers(0, 2**16))
-@settings(max_examples=30)
-def test_a_weight_gradient_is_a_product_with_a_transposed_view(tiles: int, pads: int, rows: int, seed: int):
-    k, n = TILE_ROWS * tiles, PAD * pads
-    inputs, d, gradient = random_array(seed, rows, k), random_array(seed + 1, rows, n), random_array(seed + 2, k, n)
-    expected = gradient + inputs.T @ d
-    add_product(inputs.T, d, k, gradient)
-    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("k", "n"), [(600, 48), (300, 16), (64, 80)])
@@ -81,7 +69,7 @@ def test_a_product_in_pieces(k: int, n: int):
 
 
 @given(st.integers(0, 11), st.integers(1, 13), st.integers(0, 2**16))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_sparse_rows_equal_dense_ones(nonzero: int, pads: int, seed: int):
     n, before, after = PAD * pads, 2, 3  # entries of other rows stand before and after
     places = np.random.default_rng(seed).choice(12, nonzero + before + after).astype(np.int32)
@@ -108,34 +96,18 @@ def test_tanh_to_float32_and_its_derivative():
     np.testing.assert_allclose(d, 1 - np.tanh(x.astype(np.float64)) ** 2, atol=1e-6)
 
 
-def test_relu_and_its_derivative():
-    a = np.array([-1.0, 0.0, 2.0, -3.0], np.float32)
-    activate(a[:3], RELU)
-    np.testing.assert_array_equal(a, [0.0, 0.0, 2.0, -3.0])
-    d = np.array([5.0, 6.0, 7.0, 8.0], np.float32)
-    through_activation(d[:3], a[:3], RELU)
-    np.testing.assert_array_equal(d, [0.0, 0.0, 7.0, 8.0])
-
-
-def test_an_unknown_activation_gives_no_number():
-    a, d = np.ones(3, np.float32), np.ones(3, np.float32)
-    activate(a, 7)
-    through_activation(d, a, 7)
-    assert np.isnan(a).all()
-    assert np.isnan(d).all()
-
-
-@pytest.mark.parametrize("kind", [TANH, RELU])
-def test_nan_stays_nan(kind: int):
-    a = np.array([np.nan, 1.0], np.float32)
-    activate(a, kind)
-    assert np.isnan(a[0])
-    assert np.isfinite(a[1])
+def test_nan_stays_nan_and_an_unknown_activation_gives_no_number():
+    for kind, expected in ((TANH, [True, False]), (RELU, [True, False]), (7, [True, True])):
+        a, d = np.array([np.nan, 1.0], np.float32), np.ones(2, np.float32)
+        activate(a, kind)
+        assert np.isnan(a).tolist() == expected
+        through_activation(d, a, kind)
+        assert np.isnan(d[1]) == expected[1]
 
 
 @pytest.mark.parametrize("module", layout.KINDS)
 def test_every_number_of_an_activation_is_computed_both_ways(module: Any):
-    x = torch.linspace(-2, 2, 9, requires_grad=True)
+    x = torch.linspace(-2, 2, 9, requires_grad=True)  # zero among them
     expected = module()(x)
     expected.sum().backward()
     a, d = x.detach().numpy().copy(), np.ones(9, np.float32)
@@ -143,29 +115,6 @@ def test_every_number_of_an_activation_is_computed_both_ways(module: Any):
     through_activation(d, a, layout.KINDS[module])
     np.testing.assert_allclose(a, expected.detach(), atol=1e-6)
     np.testing.assert_allclose(d, x.grad, atol=1e-6)
-
-
-@pytest.mark.parametrize("max_grad_norm", [0.5, 1e9])
-def test_clip_and_adam_is_torchs(max_grad_norm: float):
-    start = random_array(0, 500)
-    parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = torch.optim.Adam([parameter], lr=3e-3, eps=1e-5)
-    ours, average, square = start.copy(), np.zeros_like(start), np.zeros_like(start)
-    for step in range(1, 21):
-        gradient = random_array(step, 500)
-        parameter.grad = torch.from_numpy(gradient.copy())
-        torch.nn.utils.clip_grad_norm_([parameter], max_grad_norm)
-        optimizer.step()
-        clip_and_adam(ours, gradient, average, square, step, 3e-3, 0.9, 0.999, 1e-5, max_grad_norm)
-    np.testing.assert_allclose(ours, parameter.detach().numpy(), rtol=0, atol=2e-6)
-    np.testing.assert_allclose(average, optimizer.state[parameter]["exp_avg"].numpy(), rtol=1e-4, atol=1e-7)
-
-
-def test_a_nan_gradient_is_not_hidden_by_clipping():
-    parameters, zeros = np.ones(3, np.float32), np.zeros(3, np.float32)
-    gradient = np.array([1.0, np.nan, 1.0], np.float32)
-    clip_and_adam(parameters, gradient, zeros.copy(), zeros.copy(), 1, 1e-3, 0.9, 0.999, 1e-5, 0.5)
-    assert np.isnan(parameters).all()
 
 
 @pytest.mark.parametrize(
@@ -180,10 +129,4 @@ def test_a_guarded_step_changes_nothing_where_something_is_not_finite(gradient: 
     assert all(np.array_equal(vector, np.arange(5)) for vector in vectors)
     clip_and_adam(vectors[0], slopes, vectors[1], vectors[2], *numbers, loss, False)
     assert not np.array_equal(vectors[1], np.arange(5)), "unguarded it is taken"
-
-
-def test_the_worst_number():
-    numbers = np.array([1, -5, 2], np.float32)
-    assert worst_of(numbers) == 1
-    numbers[2] = np.nan
-    assert worst_of(numbers) == 2
+    assert np.isfinite(gradient) or not np.isfinite(vectors[0]).all(), "and not hidden by clipping"

@@ -1,8 +1,7 @@
-"""The LSTM kernels against torch's own LSTM on packed sequences, and against a step worked out by hand."""
+"""The LSTM kernels against torch's own LSTM on packed sequences."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from fasttrain.kernels.simd import TILE_ROWS
 forward, backward = from_python(lstm_forward), from_python(lstm_backward)
 
 
-@pytest.mark.parametrize("lengths", [[1], [9] * 8, [30, 17, 17, 9, 8, 3, 2, 1, 1, 1, 1], [5, 4, 4, 4, 4, 4, 4, 4, 4]])
+@pytest.mark.parametrize("lengths", [[1], [9] * 8, [30, 17, 17, 9, 8, 3, 2, 1, 1, 1, 1]])
 def test_hidden_states_and_gradients_are_torchs(lengths: list[int]):
     torch.manual_seed(3)
     units, rows, count = 32, sum(lengths), len(lengths)
@@ -45,21 +44,3 @@ def test_hidden_states_and_gradients_are_torchs(lengths: list[int]):
     given = (d_gates @ w_ih.numpy(), d_gates.T @ inputs.detach().numpy(), d_gates.T @ befores, d_bias, d_bias)
     for ours, theirs in zip(given, wanted, strict=True):
         assert np.abs(ours - theirs.numpy()).max() < 3e-6 * max(1.0, float(theirs.abs().max()))
-
-
-def test_a_step_worked_out_by_hand():
-    units = 16
-    gates = np.zeros((1, 4 * units), np.float32)
-    gates[0, :units], gates[0, units : 2 * units], gates[0, 2 * units : 3 * units] = 0.0, math.log(3), 0.5
-    w = np.zeros((units, 4 * units), np.float32)
-    w[:, 3 * units :] = np.eye(units) * math.log(3)  # the output gate sees what its own unit had
-    h0, c0 = np.ones((1, units), np.float32), np.full((1, units), 2.0, np.float32)
-    out = [np.zeros((1, units), np.float32) for _ in range(4)]
-    working, sums = np.zeros((8, units), np.float32), np.zeros((8, 4 * units), np.float32)
-    forward(gates, w, h0, c0, np.array([1]), *out, working, sums)
-    befores, cells, squashed, hidden = out
-    cell = 0.75 * 2.0 + 0.5 * math.tanh(0.5)  # σ(log 3) = ¾, σ(0) = ½
-    assert befores == pytest.approx(h0)
-    assert cells == pytest.approx(np.full((1, units), cell), abs=1e-6)
-    assert squashed == pytest.approx(np.full((1, units), math.tanh(cell)), abs=1e-6)
-    assert hidden == pytest.approx(np.full((1, units), 0.75 * math.tanh(cell)), abs=1e-6)

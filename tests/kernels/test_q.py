@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from stable_baselines3.dqn.policies import DQNPolicy
 from torch.nn import functional
 
-from compiled import from_python
 from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import action_dims
@@ -26,17 +25,10 @@ from fasttrain.algos.q_networks import (
     greedy,
 )
 from fasttrain.batch import QBatches
-from fasttrain.kernels.q import QSettings, collect, gather, lay_ahead, lay_back, update_gradient
+from fasttrain.kernels.q import QSettings
 from q_blocks import trained
 
-collect = from_python(collect)
-gather = from_python(gather)
-lay_ahead = from_python(lay_ahead)
-lay_back = from_python(lay_back)
-update_gradient = from_python(update_gradient)
-
 PARTS = (slice(0, 2), slice(2, 6))  # of six updates, in two calls
-PLAIN = QSettings(double=False, huber=True, dueling=False)
 
 
 def make_policy(
@@ -113,23 +105,20 @@ def torch_loss(policy: Any, batches: QBatches, update: int, settings: QSettings)
 
 
 def fused_gradients(policy: Any, batches: QBatches, settings: QSettings) -> tuple[list[Any], float, Any]:
-    kernels = KernelQEngine(policy, EngineSettings())
-    errors = np.zeros(batches.rows.shape, np.float32)
-    scratch, pieces = kernels._scratch, kernels.pieces
-    lay_ahead(kernels.target.values.numpy(), pieces, scratch.target)
-    loss = update_gradient(0, kernels.flat.values.numpy(), kernels.layout, pieces, batches, settings, scratch, errors)
-    return kernels.flat.views_of(torch.from_numpy(scratch.gradient)), loss, errors[0]
+    """Of the first update, by which the policy's weights are others than those of a copy afterwards."""
+    kernels, loss = KernelQEngine(policy, EngineSettings()), "huber" if settings.huber else "mse"
+    losses, errors, _ = trained(kernels, batches, double=settings.double, loss=loss, max_grad_norm=1e9)
+    return kernels.flat.views_of(torch.from_numpy(kernels._scratch.gradient)), losses[0], errors[0]
 
 
-def worst_error(policy: Any, batches: QBatches, settings: QSettings, ours: QSettings | None = None) -> float:
+def worst_error(policy: Any, batches: QBatches, settings: QSettings) -> float:
     """The largest error of a gradient's entry, relative to the gradient's norm, after checks of loss and errors."""
     reference = copy.deepcopy(policy).double()
     expected_loss, expected_errors = torch_loss(reference, batches, 0, settings)
     expected_loss.backward()
-    found, loss, errors = fused_gradients(policy, batches, ours or settings)
-    if ours is None:
-        np.testing.assert_allclose(loss, expected_loss.item(), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(errors, expected_errors.numpy(), rtol=1e-4, atol=1e-4)
+    found, loss, errors = fused_gradients(policy, batches, settings)
+    np.testing.assert_allclose(loss, expected_loss.item(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(errors, expected_errors.numpy(), rtol=1e-4, atol=1e-4)
     expected = [parameter.grad for parameter in reference.q_net.parameters()]
     norm = float(torch.sqrt(sum((gradient**2).sum() for gradient in expected)))
     worst = max(float((f - e).abs().max()) for f, e in zip(found, expected, strict=True))
@@ -149,7 +138,7 @@ def worst_error(policy: Any, batches: QBatches, settings: QSettings, ours: QSett
     weighted=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_gradients_equal_autograds(
     inputs: int, dims: Any, arch: list[int], activation: Any, batch: int, dueling: bool, double: bool, huber: bool,
     masked: bool, weighted: bool, seed: int,
@@ -159,8 +148,10 @@ def test_gradients_equal_autograds(
     assert worst_error(policy, batches, QSettings(double, huber, dueling)) <= 1e-5
 
 
-@pytest.mark.parametrize("arch", [[128, 96, 48], [300], [256, 256], [7, 33], [1024, 520]])
-@pytest.mark.parametrize("dueling", [False, True])
+@pytest.mark.parametrize(
+    ("arch", "dueling"),
+    [([128, 96, 48], True), ([300], False), ([256, 256], True), ([7, 33], False), ([600, 520], False)],
+)
 def test_gradients_of_wider_nets(arch: list[int], dueling: bool):
     """All kinds of tiles, several blocks, and blocks with rows to spare."""
     policy = make_policy(50, 40, arch, dueling, torch.nn.Tanh, seed=1)
@@ -168,14 +159,9 @@ def test_gradients_of_wider_nets(arch: list[int], dueling: bool):
     assert worst_error(policy, batches, QSettings(True, True, dueling)) <= 1e-5
 
 
-@pytest.mark.parametrize("changed", [{"double": True}, {"huber": False}])
-def test_a_wrong_gradient_would_be_seen(changed: dict[str, bool]):
-    policy, batches = make_policy(6, 4, [8]), make_batches(6, 4, 1, 64)
-    assert worst_error(policy, batches, PLAIN, ours=PLAIN._replace(**changed)) > 1e-3
-
-
-@pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize(("dims", "max_grad_norm"), [(5, 10.0), (5, 0.05), ([3, 4, 2], 10.0)])
+@pytest.mark.parametrize(
+    ("dueling", "dims", "max_grad_norm"), [(False, 5, 10.0), (True, 5, 0.05), (True, [3, 4, 2], 10.0)]
+)
 def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_norm: float):
     """Errors of an update are those before it; the target net stays; the optimizer's state is that of torch."""
     policy, batches = make_policy(7, dims, [33, 9], dueling, seed=3), make_batches(7, dims, 6, 20, True, True, seed=3)
@@ -207,9 +193,9 @@ def test_several_updates_equal_torchs_adam(dueling: bool, dims: Any, max_grad_no
 def test_a_next_state_without_legal_actions_counts_as_the_end():
     policy, batches = make_policy(3, 4, [8]), make_batches(3, 4, 1, 9, masked=True)
     batches.next_masks[:] = False
-    _, _, errors = fused_gradients(policy, batches, PLAIN._replace(double=True))
     with torch.no_grad():
         current = policy.q_net(torch.from_numpy(batches.observations[batches.rows[0]])).numpy()
+    _, _, errors = fused_gradients(policy, batches, QSettings(double=True, huber=True, dueling=False))
     expected = current[np.arange(9), batches.actions[batches.rows[0], 0]] - batches.rewards[0]
     np.testing.assert_allclose(errors, np.abs(expected), atol=1e-5)
 
@@ -228,40 +214,3 @@ def test_what_is_not_finite_reaches_the_loss_and_does_not_stay(field: str):
     kernels.flat.arrays[2].fill(0)
     assert np.isfinite(trained(kernels, batches)[0]).all()
     assert all(bool(parameter.isfinite().all()) for parameter in policy.parameters())
-
-
-@pytest.mark.parametrize("dueling", [False, True])
-def test_layers_laid_out_and_collected(dueling: bool):
-    """Every weight stands where the layer's inputs meet its outputs, in whole tiles and beside them; else zero."""
-    policy = make_policy(19, 5, [33, 70], dueling)
-    kernels = KernelQEngine(policy, EngineSettings())
-    online, layout, pieces, scratch = kernels.flat.values.numpy(), kernels.layout, kernels.pieces, kernels._scratch
-    lay_ahead(online, pieces, scratch.online)
-    lay_back(online, pieces, scratch.back)
-    net = policy.q_net
-    heads = [net.advantage_net, net.value_net] if dueling else [net.q_net[-1]]
-    layers = [([net.q_net[0]], 32), ([net.q_net[2]], 48), (heads, 80)]
-    for index, (linears, k) in enumerate(layers):
-        at, n = layout.weights[0, index], layout.sizes[0, index]
-        weights = torch.cat([linear.weight.detach() for linear in linears])
-        expected = torch.zeros(n, k)
-        expected[: len(weights), : weights.shape[1]] = weights
-        np.testing.assert_array_equal(scratch.online[at : at + k * n].reshape(k, n), expected.T)
-        np.testing.assert_array_equal(scratch.back[at : at + k * n].reshape(n, k), expected)
-        biases = torch.cat([linear.bias.detach() for linear in linears])
-        for laid in (scratch.online, scratch.back):
-            found = laid[layout.biases[0, index] :][:n]
-            np.testing.assert_array_equal(found, functional.pad(biases, (0, int(n) - len(biases))))
-    collected = np.zeros_like(online)
-    collect(scratch.back, pieces, collected)
-    np.testing.assert_array_equal(collected, online)
-
-
-def test_gathered_rows_end_in_zeros():
-    inputs = np.full((16, 16), np.nan, np.float32)
-    source = np.arange(21, dtype=np.float32).reshape(7, 3)
-    inputs[:, 3:] = 0.0
-    gather(source, np.array([6, 0, 6]), inputs)
-    np.testing.assert_array_equal(inputs[:3, :3], source[[6, 0, 6]])
-    np.testing.assert_array_equal(inputs[3:8], 0.0)
-    assert np.isnan(inputs[8:, :3]).all(), "rows of the next tile are nobody's business"

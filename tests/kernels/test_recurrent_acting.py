@@ -19,9 +19,6 @@ from fasttrain.buffers.recurrent import Memory
 from fasttrain.kernels.actor_critic import act_rows
 from fasttrain.threads import LINE, NEXT, PIECES, new_team
 from recurrent_cases import BOX, CASES, masks_of, memory_of, policy_of, seen_of
-from toys import single_thread
-
-one_thread = pytest.fixture(autouse=True)(single_thread)
 
 
 def test_a_second_thread_acts_in_memory_of_its_own(monkeypatch: pytest.MonkeyPatch):

@@ -16,77 +16,73 @@ import pytest
 from conftest import Finished, RunCommand
 from fasttrain.saving import checkpointing
 from fasttrain.saving.checkpointing import Checkpoints
-from resume_cases import CASES, PPO, assert_equal, assert_equal_arrays, episodes_of, parts_of
+from resume_cases import CASES, assert_equal, assert_equal_arrays, episodes_of, parts_of
+
+# Beside training it is chance by which checkpoint an evaluation has come back; test_evaluator.py is about that.
+FIXED = ("+profile=speed", "seed=5", "eval.episodes=2", "eval_async=false", "checkpoint.keep=99", "checkup=off")
 
 
-def trained(fasttrain: RunCommand, *arguments: str) -> Finished:
-    # Beside training it is chance by which checkpoint an evaluation has come back; test_evaluator.py is about that.
-    fixed = ("eval.episodes=2", "eval_async=false", "checkpoint.keep=99", "checkup=off")
-    done = fasttrain("+profile=speed", "seed=5", *arguments, *fixed)
-    assert done.exit_code == 0, done.err
-    return done
-
-
-def interrupted(whole: Path, into: Path, last: str) -> Path:
-    """The folder as it was when the run came to the checkpoint `last`, and with what was logged since."""
-    shutil.copytree(whole, into)
-    for later in (into / "checkpoints").iterdir():
-        if later.name > last:
-            shutil.rmtree(later)
-    return into
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_resumed_run_equals_the_uninterrupted_one(name: str, fasttrain: RunCommand, tmp_path: Path):
-    whole = trained(fasttrain, *CASES[name]).folder
-    points = sorted(path.name for path in (whole / "checkpoints").iterdir())
-    assert len(points) >= 5
-    point = random.Random(name).choice(points[:-1])
-    folder = interrupted(whole, tmp_path / point, point)
-    done = fasttrain("resume", f"run={folder}")
-    assert done.exit_code == 0, done.err
-    assert "warning" not in done.out
-    assert_equal(folder, whole)
-
-
-@pytest.mark.parametrize("name", ["ppo-dummy-wrapped", "dqn-dummy"])
-def test_a_checkpoint_of_no_steps_too(
-    name: str, fasttrain: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture(autouse=True)
+def _a_checkpoint_of_no_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal before the first rollout leaves it."""
     rest = Checkpoints.rest
     monkeypatch.setattr(Checkpoints, "rest", lambda self, steps, due, stop: rest(self, steps, due or not steps, stop))
-    whole = trained(fasttrain, *CASES[name]).folder
-    folder = interrupted(whole, tmp_path / "resumed", "step_000000000000")
+
+
+def resumed(fasttrain: RunCommand, folder: Path, last: str) -> Finished:
+    """The run went on from the folder as it was at the checkpoint `last`, and with what was logged since."""
+    for later in (folder / "checkpoints").iterdir():
+        if later.name > last:
+            shutil.rmtree(later)
     done = fasttrain("resume", f"run={folder}")
     assert done.exit_code == 0, done.err
-    assert "going on from step_000000000000" in done.out
-    assert_equal(folder, whole)
+    assert f"going on from {last}" in done.out
+    return done
+
+
+def points_of(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_resumed_run_equals_the_uninterrupted_one(name: str, fasttrain: RunCommand, trained: RunCommand):
+    whole, again = (trained(*FIXED, *CASES[name]).folder for _ in range(2))
+    points = points_of(whole)
+    assert len(points) >= 5
+    done = resumed(fasttrain, again, random.Random(name).choice(points[1:-1]))
+    assert "warning" not in done.out
+    assert_equal(again, whole)
+
+
+@pytest.mark.parametrize("name", ["ppo-dummy-wrapped", "dqn-dummy"])
+def test_a_checkpoint_of_no_steps_is_one_too(name: str, fasttrain: RunCommand, trained: RunCommand):
+    whole, again = (trained(*FIXED, *CASES[name]).folder for _ in range(2))
+    resumed(fasttrain, again, "step_000000000000")
+    assert_equal(again, whole)
 
 
 @pytest.mark.parametrize("name", ["maskable-native", "dqn-dummy"])
-def test_writing_checkpoints_changes_no_number(name: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+def test_writing_checkpoints_changes_no_number(
+    name: str, fasttrain: RunCommand, trained: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
     """Neither by steps nor by the clock, nor what is kept in memory for a crash."""
     case = [text for text in CASES[name] if not text.startswith("checkpoint_every")]
-    by_steps = trained(fasttrain, *CASES[name])
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpointing, "HOLD_MOST_BYTES", 0)
-        without = trained(fasttrain, *case, "checkpoint_every=0")
-        patched.setattr(checkpointing, "HOLD_MOST_BYTES", 1 << 40)
-        patched.setattr(checkpointing, "HOLD_SHARE", 1e12)
-        kept = trained(fasttrain, *case, "checkpoint_every=0")
-        patched.setattr(checkpointing, "TIMED_SHARE", 1e12)
-        by_time = trained(fasttrain, *case, "checkpoint_every=1e-9min")
-    assert not (kept.folder / "checkpoints").exists()
-    assert len(list((by_time.folder / "checkpoints").iterdir())) >= 5
-    for other in (by_steps, kept, by_time):
+    by_steps = trained(*FIXED, *CASES[name])
+    monkeypatch.setattr(checkpointing, "HOLD_MOST_BYTES", 0)
+    without = fasttrain(*FIXED, *case, "checkpoint_every=0")
+    monkeypatch.setattr(checkpointing, "HOLD_MOST_BYTES", 1 << 40)
+    monkeypatch.setattr(checkpointing, "HOLD_SHARE", 1e12)
+    monkeypatch.setattr(checkpointing, "TIMED_SHARE", 1e12)
+    by_time = fasttrain(*FIXED, *case, "checkpoint_every=1e-9min")
+    assert len(points_of(by_time.folder)) >= 5
+    for other in (by_steps, by_time):
         assert episodes_of(other.folder) == episodes_of(without.folder)
         assert other.json("summary.json")["quality"] == without.json("summary.json")["quality"]
     assert_equal_arrays(parts_of(by_time.folder)[1], parts_of(by_steps.folder)[1])
 
 
-def test_the_other_seed_is_another_run(fasttrain: RunCommand):
+def test_another_run_is_not_equal(trained: RunCommand):
     """What the comparison above would say if something were different."""
-    one, other = trained(fasttrain, *PPO), trained(fasttrain, *PPO, "seed=6")
+    one, other = (trained(*FIXED, *CASES[f"maskable-native{kind}"]).folder for kind in ("", "-eager"))
     with pytest.raises(AssertionError):
-        assert_equal(one.folder, other.folder)
+        assert_equal(one, other)

@@ -69,33 +69,3 @@ def newly_failed(root: Path) -> dict[str, str]:
 @pytest.mark.parametrize("package", ["stable_baselines3", "sb3_contrib"])
 def test_what_passes_with_stocks_classes_passes_with_ours(package: str, tmp_path: Path) -> None:
     assert newly_failed(unpacked(package, tmp_path)) == {}
-
-
-MADE_UP = """
-import pytest
-from stable_baselines3 import A2C, DQN, PPO
-from stable_baselines3.ppo import PPO as SAME
-
-@pytest.mark.parametrize("model_class", [A2C, PPO])
-def test_differs(model_class):
-    assert "fasttrain" not in model_class.__module__
-
-def test_same():
-    assert SAME is PPO
-
-def test_only_ours():
-    assert DQN.__module__.startswith("fasttrain.algos")
-
-def test_of_others():
-    raise ValueError("is not run")
-"""
-
-
-def test_a_made_up_suite_is_compared(tmp_path: Path) -> None:
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_ours.py").write_text(MADE_UP, encoding="utf-8")
-    (tmp_path / "tests" / "test_others.py").write_text("raise ValueError('is not read')", encoding="utf-8")
-    assert list(newly_failed(tmp_path)) == ["tests/test_ours.py::test_differs[PPO]"]
-    noted = json.loads((tmp_path / "ours.json").read_text(encoding="utf-8"))["tests"]
-    assert noted["tests/test_ours.py::test_only_ours"]["outcome"] == "passed"
-    assert "tests/test_ours.py::test_of_others" not in noted

@@ -41,14 +41,9 @@ def test_slow_steps_are_told_one_by_one():
     assert perf_line(slow).startswith("[PERF] steps/s 0.5 env_step_ms 1750000.000 "), "programs read one unit"
 
 
-def test_dict_holds_every_phase_and_what_is_covered():
+def test_a_dict_holds_every_phase_and_what_remains_if_a_part_were_alone():
     content = perf_dict(WINDOW)
-    assert content["covered_share"] == 0.95
-    assert content["optim_ms"] == 0.0
-    assert content["steps_per_s"] == 20000.0
-
-
-def test_limits_are_what_remains_if_a_part_were_alone():
+    assert (content["covered_share"], content["optim_ms"], content["steps_per_s"]) == (0.95, 0.0, 20000.0)
     assert limits_dict(WINDOW) == {
         "env_only_steps_per_s": 40000.0,
         "policy_only_steps_per_s": 66666.7,
@@ -70,9 +65,12 @@ def test_advice_names_the_largest_phase(largest: str):
     assert re.match(rf"\d+ % of the time: {WALL_OF[largest]}", advice(window, 2, {}))
 
 
-def test_what_updates_take_together_counts_as_one():
+def test_what_updates_take_together_counts_as_one_and_an_empty_window_divides_by_nothing():
     phases = {"env_step": 30, "replay_sample": 15, "train_fwd": 10, "train_bwd": 10, "optim": 5}
     assert advice(dataclasses.replace(WINDOW, phases_ns=phases), 2, {}).startswith("57 % of the time: the update is")
+    empty = dataclasses.replace(WINDOW, env_steps=0, updates=0, phases_ns={}, envs=EnvTimes())
+    assert perf_line(empty).startswith("[PERF] steps/s 0 other_ms 0.000")
+    assert perf_rows(empty)[-1] == ("total", "0.000", "0.0 %", "-")
 
 
 @pytest.mark.parametrize(
@@ -86,12 +84,6 @@ def test_what_updates_take_together_counts_as_one():
 def test_advice_names_nothing_that_is_in_force(largest: str, effective: dict[str, object], told: str):
     window = dataclasses.replace(WINDOW, phases_ns={largest: 40})
     assert advice(window, 2, effective) == f"100 % of the time: {told}"
-
-
-def test_an_empty_window_divides_by_nothing():
-    empty = dataclasses.replace(WINDOW, env_steps=0, updates=0, phases_ns={}, envs=EnvTimes())
-    assert perf_line(empty).startswith("[PERF] steps/s 0 other_ms 0.000")
-    assert perf_rows(empty)[-1] == ("total", "0.000", "0.0 %", "-")
 
 
 def with_workers(**times: int | bool) -> PerfWindow:
@@ -109,12 +101,9 @@ def test_env_step_splits_into_the_slowest_worker_and_the_way_to_it():
     assert content["workers"] == {
         "num_workers": 2, "busy_share": 0.35, "slowest_over_mean": 1.0857, "restarts": 0, "lost_steps": 0
     }  # fmt: skip
-
-
-def test_workers_in_groups_show_how_long_they_were_waited_for():
-    window = with_workers(in_step=False, waiting_ns=10_000_000)
-    assert "(waiting_ms 5.000)" in perf_line(window)
-    assert "slowest" not in perf_line(window)
+    apart = perf_line(with_workers(in_step=False, waiting_ns=10_000_000))
+    assert "(waiting_ms 5.000)" in apart
+    assert "slowest" not in apart
 
 
 @pytest.mark.parametrize(
@@ -132,13 +121,9 @@ def test_advice_when_workers_are_the_wall(changes: dict[str, int], cores: int, a
     assert advised in advice(dataclasses.replace(WINDOW, envs=envs), cores, {})
 
 
-def test_times_since_are_differences_and_the_rest_is_as_now():
-    before = EnvTimes(10, 2, 100, 60, 70, True, 1, 5)
-    now = EnvTimes(15, 2, 140, 90, 100, True, 3, 9)
-    assert now.since(before) == EnvTimes(5, 2, 40, 30, 30, True, 2, 4)
-
-
 def test_a_games_time_stands_apart_from_the_phases():
+    now = EnvTimes(15, 2, 140, 90, 100, True, 3, 9)
+    assert now.since(EnvTimes(10, 2, 100, 60, 70, True, 1, 5)) == EnvTimes(5, 2, 40, 30, 30, True, 2, 4)
     before = EnvTimes(games=(("engine", 10_000_000), ("queue", 5_000_000)))
     envs = EnvTimes(games=(("engine", 80_000_000), ("queue", 35_000_000))).since(before)
     assert dict(envs.games) == {"engine": 70_000_000, "queue": 30_000_000}

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import subprocess
+import sys
+import time
 
 import pytest
 
 from fasttrain.perf.clock import PHASES, PhaseClock
 from fasttrain.perf.report import EnvTimes
-from fasttrain.perf.windows import COST_SHARE, MOST_WINDOWS, Mark, PerfMeter, WindowLog
+from fasttrain.perf.windows import COST_SHARE, MOST_WINDOWS, Mark, PerfMeter, WindowLog, usage
 
 
 def mark(env_steps: int, seconds: float, updates: int = 0, cpu_s: float = 0.0, **more: float | None) -> Mark:
@@ -102,12 +106,9 @@ def test_an_update_after_the_last_step_belongs_to_the_last_window():
     assert [row["wall_s"] for row in log.rows()] == [1.0], "no steps, no window"
     log.finish(mark(100, 3.0, updates=9))
     assert [(row["wall_s"], row["updates"]) for row in log.rows()] == [(3.0, 9)]
-
-
-def test_a_run_without_a_step_has_no_windows():
-    log = WindowLog(mark(0, 0.0), now=0.0)
-    log.finish(mark(0, 1.0))
-    assert log.rows() == []
+    none = WindowLog(mark(0, 0.0), now=0.0)
+    none.finish(mark(0, 1.0))
+    assert none.rows() == []
 
 
 def test_the_meter_cuts_windows_by_time_as_part_of_phase_log(monkeypatch: pytest.MonkeyPatch):
@@ -130,3 +131,58 @@ def test_the_meter_cuts_windows_by_time_as_part_of_phase_log(monkeypatch: pytest
     assert clock.totals_ns["log"] > 0
     assert rows[-1]["wall_s"] == total.wall_ns / 1e9
     assert rows[-1]["memory_bytes"] > 10 * 2**20
+
+
+def test_lines_cover_what_came_since_the_last_and_overall_everything():
+    enemy = [100]
+    clock = PhaseClock()
+    meter = PerfMeter(clock, lambda: EnvTimes(enemy[0]))
+    with clock.phase("action"):
+        pass
+    enemy[0] += 1_000_000
+    first = meter.line(env_steps=1000, updates=4)
+    second = meter.line(env_steps=3000, updates=4)
+    assert "(enemy_turn_ms" not in first, "opponents' time without env_step would not add up"
+    assert "update_ratio 0.00400" in first
+    assert "update_ratio 0.00000" in second
+    overall = meter.overall(env_steps=3000, updates=4)
+    assert overall.env_steps == 3000
+    assert overall.envs.opponents_ns == 1_000_000
+    assert overall.wall_ns > 0
+    assert meter.lines == [first, second]
+    meter = PerfMeter(PhaseClock(), lambda: EnvTimes(7), lambda: "buffer 3%")
+    assert meter.line(10, 1).endswith("MB buffer 3%")
+    meter.start()
+    assert meter.overall(5, 0).env_steps == 5
+
+
+def test_a_busy_loop_uses_cpu_and_a_sleep_does_not():
+    meter = PerfMeter(PhaseClock(), EnvTimes)
+    until = time.perf_counter() + 0.3
+    while time.perf_counter() < until:
+        pass
+    busy = meter.overall(1, 0).cpu_share
+    meter.start()
+    time.sleep(0.3)
+    idle = meter.overall(1, 0).cpu_share
+    assert busy is not None
+    assert idle is not None
+    assert 0 <= idle < busy <= 1
+    meter.start()
+    assert meter.overall(1, 0).cpu_share is None, "too short to measure"
+
+
+def test_usage_counts_cpu_time_and_memory_of_children():
+    before, memory = usage()
+    assert memory > 10 * 2**20
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        try:
+            deadline = time.monotonic() + 20
+            while usage()[0] - before < 0.2 / os.cpu_count() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            cpu_s, with_child = usage()
+        finally:
+            child.kill()
+    assert cpu_s - before >= 0.2 / os.cpu_count()
+    assert with_child > memory + 2**20
+    assert usage()[0] >= cpu_s - 1e-6, "of a child that has ended too"
