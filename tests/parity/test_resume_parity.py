@@ -25,8 +25,9 @@ FIXED = ("+profile=speed", "seed=5", "eval.episodes=2", "eval_async=false", "che
 @pytest.fixture(autouse=True)
 def _a_checkpoint_of_no_steps_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal before the first rollout leaves it."""
-    rest = Checkpoints.rest
-    monkeypatch.setattr(Checkpoints, "rest", lambda self, steps, due, stop: rest(self, steps, due or not steps, stop))
+    at_rest = Checkpoints.at_rest
+    looks = lambda self, steps, due, stop: at_rest(self, steps, due or not steps, stop)  # noqa: E731
+    monkeypatch.setattr(Checkpoints, "at_rest", looks)
 
 
 def resumed(fasttrain: RunCommand, folder: Path, last: str) -> Finished:
