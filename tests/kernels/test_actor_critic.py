@@ -47,9 +47,8 @@ def test_acting_draws_legal_actions_with_the_policys_probabilities(actions: Any,
         found = policy.get_distribution(torch.from_numpy(observations[:1]), masks[:1])
     torch.testing.assert_close(values, expected_values, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(log_probs, expected_log_probs, rtol=1e-5, atol=1e-5)
-    for part, chosen in zip(
-        getattr(found, "distributions", [found.distribution]), drawn.reshape(count, -1).T, strict=True
-    ):
+    parts = found.distributions if hasattr(found, "distributions") else [found.distribution]
+    for part, chosen in zip(parts, drawn.reshape(count, -1).T, strict=True):
         probs = part.probs[0].double().numpy()
         counts, legal = np.bincount(chosen.numpy(), minlength=len(probs)), probs > 0
         assert counts[~legal].sum() == 0
