@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import functools
 import gc
 import itertools
@@ -163,8 +164,25 @@ class Finished(NamedTuple):
     err: str
     folder: Path
 
+    def ok(self) -> Finished:
+        """Itself, of a command that ended well."""
+        assert self.exit_code == 0, self.err
+        return self
+
+    def refused(self, *told: str) -> None:
+        """It was wrong input, and the message says so."""
+        assert (self.exit_code, "Traceback" in self.err) == (2, False), self.err
+        assert all(text in self.err for text in told), self.err
+
     def json(self, name: str) -> Any:
         return json.loads((self.folder / name).read_text(encoding="utf-8"))
+
+    def episodes(self) -> list[tuple[float, int]]:
+        """Return and length of each episode."""
+        return [(float(row["return"]), int(row["length"])) for row in self.table("episodes.csv")]
+
+    def table(self, name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader((self.folder / name).read_text(encoding="utf-8").splitlines()))
 
 
 RunCommand = Callable[..., Finished]

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fasttrain.report.page import Page, Table
+
 HOSTILE = '<script>alert("x")</script>$\\frac{$ & _\u202e\ud800 \x1b[31m'  # markup, TeX, direction, half a surrogate
 
 
@@ -136,3 +138,11 @@ def write_comparison(folder: Path, name: str = "fast") -> Path:
               "candidates": candidates, "rows": rows, "cells": cells}  # fmt: skip
     (folder / "study.json").write_text(json.dumps(stored), encoding="utf-8")
     return folder
+
+
+def charts_of(page: Page) -> dict[str, Any]:
+    return {chart.name: chart for section in page.sections for chart in section.charts}
+
+
+def texts(table: Table) -> list[list[str]]:
+    return [[f"{cell.text} {cell.note}".strip() for cell in row] for row in table.cells]

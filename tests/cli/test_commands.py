@@ -1,5 +1,3 @@
-"""Command words: their modules, their keys, their arguments."""
-
 from __future__ import annotations
 
 import gc
@@ -23,11 +21,6 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.reading import all_keys
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_an_implementation(command: str):
-    assert callable(implementation(command))
-
-
 def test_the_collector_sleeps_only_until_the_command_is_loaded():
     gc.disable()
     try:
@@ -38,22 +31,19 @@ def test_the_collector_sleeps_only_until_the_command_is_loaded():
         gc.enable()
 
 
-def test_a_misspelt_command_names_the_right_one():
+def test_a_misspelt_command_names_the_right_one_and_owned_keys_exist():
     assert known("compare") == ("compare", [])
     assert known("ablate") == ("compare", ["candidates=ablate"])
     assert known("warmup") == ("train", ["warmup=only"])
     with pytest.raises(ConfigError, match="unknown command 'compair'; did you mean 'compare'"):
         known("compair")
-
-
-def test_owned_keys_exist():
     keys = all_keys()
     for owned, owner in OWNERS.items():
         assert any(key.startswith(owned) if owned.endswith(".") else key == owned for key in keys), owned
         assert set(owner.commands) <= set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "tune", "doctor"])
+@pytest.mark.parametrize("command", ["train", "doctor"])
 def test_a_key_of_another_command_is_refused_with_its_value(command: str):
     with pytest.raises(ConfigError, match=f"^gate.margin=2 means nothing for {command}; to judge candidates: "):
         refuse_foreign_keys(command, ["num_envs", "gate.margin"], ["num_envs=3", "gate.margin=1", "gate.margin=2"])
@@ -91,32 +81,9 @@ def test_a_study_named_alone_goes_on_with_its_own_arguments(tmp_path: Path):
         prepare("compare", [], ["candidates=[baseline,speed]", study])
     with pytest.raises(ConfigError, match="no study.json there"):
         prepare("compare", [], [f"run={tmp_path / 'none'}"])
-
-
-def test_the_doctors_test_may_be_an_option():
-    for typed in (["--test", "env"], ["--test=env"]):
-        assert prepare("doctor", typed, ["+profile=speed"]) == ([], ["+profile=speed", "doctor.test=env"])
-
-
-@pytest.mark.parametrize("command", ["compare", "doctor", "play", "report"])
-def test_what_is_no_single_run_cannot_be_swept(fasttrain: RunCommand, command: str):
-    done = fasttrain(command, "-m", "num_envs=1,2")
-    assert (done.exit_code, done.err) == (
-        2, f"fasttrain: error: -m sweeps over trainings; {command} cannot be swept\n"
-    )  # fmt: skip
-
-
-def test_trust_is_an_option_of_what_loads_models():
-    for command in ("eval", "play", "export"):
-        assert "trust=true" in prepare(command, ["--trust"], ["run=x"])[1]
-    with pytest.raises(ConfigError, match="--trust means nothing for resume; eval, play, export load models"):
-        prepare("resume", ["--trust"], ["run=x"])
-
-
-def test_a_study_json_that_fasttrain_never_wrote_is_wrong_input(tmp_path: Path):
     (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
     with pytest.raises(ConfigError, match="its study.json is none that fasttrain wrote"):
-        prepare("compare", [], [f"run={tmp_path}"])
+        prepare("compare", [], [study])
 
 
 def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so():
@@ -125,3 +92,16 @@ def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so()
     ]
     assert outdone(["env.kwargs={a: 1}", "env.kwargs={b: 2}", "++env.kwargs.c=1"]) == [], "all of them count"
     assert outdone(["~env.kwargs.a", "+env.kwargs.a=3"]) == []
+
+
+def test_what_is_no_single_run_cannot_be_swept(fasttrain: RunCommand):
+    fasttrain("play", "-m", "num_envs=1,2").refused("-m sweeps over trainings; play cannot be swept\n")
+
+
+def test_options_of_a_command():
+    for typed in (["--test", "env"], ["--test=env"]):
+        assert prepare("doctor", typed, ["+profile=speed"]) == ([], ["+profile=speed", "doctor.test=env"])
+    for command in ("eval", "play", "export"):
+        assert "trust=true" in prepare(command, ["--trust"], ["run=x"])[1]
+    with pytest.raises(ConfigError, match="--trust means nothing for resume; eval, play, export load models"):
+        prepare("resume", ["--trust"], ["run=x"])

@@ -1,5 +1,3 @@
-"""A folder that holds a run, a sweep or a study is not written over."""
-
 from __future__ import annotations
 
 import json
@@ -24,7 +22,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A training of 128 steps in the folder `it`; what it answers."""
+    """A training of 128 steps in the folder `it`: its exit code and what it prints."""
     monkeypatch.chdir(tmp_path)
 
     def begin(*arguments: str) -> tuple[int, str, str]:
@@ -42,6 +40,10 @@ def test_a_second_run_is_refused_before_anything_is_written(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
     assert run()[0] == 0
+    same = (*SMALL, "total_timesteps=128")
+    assert changes(tmp_path / "it", configured(*same)) == {}
+    other = changes(tmp_path / "it", configured(*same, "num_envs=4", "+env.kwargs.size=2"))
+    assert other == {"num_envs": 4, "env.kwargs.size": 2, "env.kwargs": None}
     before = content(tmp_path / "it")
     code, _, err = run("seed=1")
     assert code == 2
@@ -107,20 +109,6 @@ def test_overwrite_takes_nothing_but_its_own(run: Run, tmp_path: Path):
     assert json.loads((tmp_path / "it" / "summary.json").read_text())["seed"] == 1
 
 
-def test_other_commands_have_no_way_on(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    assert main(["check", "env.id=CartPole-v1", "on_existing=resume", f"hydra.run.dir={tmp_path}"]) == 2
-    assert "on_existing=resume means nothing for check; take another folder: hydra.run.dir=…" in capsys.readouterr().err
-
-
-def test_a_plan_tells_what_was_asked_for(run: Run, tmp_path: Path):
-    assert run()[0] == 0
-    same = (*SMALL, "total_timesteps=128")
-    assert changes(tmp_path / "it", configured(*same)) == {}
-    assert changes(tmp_path / "it", configured(*same, "num_envs=4", "+env.kwargs.size=2")) == {
-        "num_envs": 4, "env.kwargs.size": 2, "env.kwargs": None,
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "command"),
     [
@@ -145,8 +133,11 @@ def test_a_sweep_and_a_study_too(
     assert (tmp_path / "it" / name).read_text() == stored
 
 
-def test_a_command_composes_once(run: Run, monkeypatch: pytest.MonkeyPatch):
+def test_other_commands_have_no_way_on(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     composed = Mock(side_effect=Loader.load_configuration)
     monkeypatch.setattr(Loader, "load_configuration", lambda *given: composed(*given))
-    assert run("num_envs=0")[0] == 2
+    assert main(["check", "env.id=CartPole-v1", "on_existing=resume", f"hydra.run.dir={tmp_path}"]) == 2
+    assert "on_existing=resume means nothing for check; take another folder: hydra.run.dir=…" in capsys.readouterr().err
     assert composed.call_count == 1

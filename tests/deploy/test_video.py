@@ -1,19 +1,15 @@
-"""Videos: of a finished run, and on the way."""
-
 from __future__ import annotations
 
-import csv
 import json
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from sb3_contrib import MaskablePPO
 from stable_baselines3 import PPO
 
 from conftest import RunCommand, configured
@@ -22,7 +18,7 @@ from fasttrain.deploy.video import picture
 from fasttrain.errors import EnvSpecError
 from fasttrain.report.index import write_report
 from fasttrain.spec.plain import to_dict
-from fasttrain_games.skirmish.env import SkirmishEnv
+from plain_env import PlainEnv
 
 needs_imageio = pytest.mark.skipif(
     any(video.find_spec(name) is None for name in video.PACKAGES[".mp4"]),
@@ -30,73 +26,49 @@ needs_imageio = pytest.mark.skipif(
 )
 pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning:pygame|pkg_resources")
 
-DOT = '''
-import gymnasium as gym
-import numpy as np
 
-
-class Dot(gym.Env):
+class Dot(PlainEnv):
     """A dot goes to the right, five steps; `draws` says how well."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}
-    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}
+    observation_space, length = gym.spaces.Box(0, 1, (1,), np.float32), 5
 
-    def __init__(self, render_mode=None, draws="well", modes=("rgb_array",), last=5):
-        self.render_mode, self.draws, self.last = render_mode, draws, last
+    def __init__(self, render_mode: Any = None, draws: str = "well", modes: Any = ("rgb_array",)) -> None:
+        self.render_mode, self.draws = render_mode, draws
         self.metadata = {**self.metadata, "render_modes": list(modes)}
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.at = 0
-        return self._seen(), {}
+    def paid(self, action: Any) -> float:
+        return float(action)
 
-    def step(self, action):
-        self.at += 1
-        return self._seen(), float(action), self.at == self.last, False, {}
-
-    def render(self):
-        if self.draws == "late" and self.at == 3:
+    def render(self) -> Any:
+        if self.draws == "late" and self.time == 3:
             raise RuntimeError("out of paint")
-        if self.draws == "text":
-            return "a dot"
         frame = np.zeros((7, 9, 3), np.uint8)
-        frame[3, min(8, self.at)] = 255
-        return frame
+        frame[3, min(8, self.time)] = 255
+        return "a dot" if self.draws == "text" else frame
 
-    def _seen(self):
-        return np.array([min(1.0, self.at / self.last)], np.float32)
-'''
+    def seen(self) -> Any:
+        return np.array([self.time / self.length], np.float32)
+
+
 ARGUMENTS = {
-    "dot": ("env.entry_point=drawing:Dot", "algo=ppo"),
+    "dot": (f"env.entry_point={__name__}:Dot", "algo=ppo"),
     "pole": ("env.id=CartPole-v1", "algo=ppo"),
-    "skirmish": ("env=skirmish",),
 }
-SMALL = (*ARGUMENTS["dot"], "+profile=speed", "total_timesteps=512", "algo.rollout_size=128", "batch_size=64",
+SMALL = (*ARGUMENTS["dot"], "+profile=speed", "total_timesteps=256", "algo.rollout_size=128", "batch_size=64",
          "num_envs=2", "algo.n_epochs=1", "vec_env=dummy", "eval.episodes=4", "torch_threads=1", "checkup=off",
          "fused_update=off")  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
-def _drawing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "drawing.py").write_text(DOT)
-    monkeypatch.syspath_prepend(tmp_path)
+def _no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
 
 
-class Spaces(gym.Env[Any, Any]):
-    """As much of `Dot` as a model needs."""
-
-    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
-
+TINY: dict[str, Any] = {"n_steps": 2, "batch_size": 2, "seed": 1, "device": "cpu"}
 MODELS: dict[str, Callable[[], Any]] = {
-    "dot": lambda: PPO("MlpPolicy", Spaces(), n_steps=2, batch_size=2, seed=1, device="cpu"),
-    "pole": lambda: PPO("MlpPolicy", gym.make("CartPole-v1"), n_steps=2, batch_size=2, seed=1, device="cpu"),
-    "skirmish": lambda: MaskablePPO(
-        "MlpPolicy", SkirmishEnv(**configured("env=skirmish").env.kwargs), n_steps=2, batch_size=2, seed=1, device="cpu"
-    ),
+    "dot": lambda: PPO("MlpPolicy", Dot(), **TINY),
+    "pole": lambda: PPO("MlpPolicy", gym.make("CartPole-v1"), **TINY),
 }
 
 
@@ -123,37 +95,35 @@ def frames_of(file: Path) -> list[Any]:
         get_ffmpeg_exe(),
         "-i",
         str(file),
-        "-fps_mode",
-        "passthrough",
-        "-f",
-        "rawvideo",
-        "-pix_fmt",
-        "rgb24",
-        "-",
+        *["-fps_mode", "passthrough", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"],
     ]
     done = subprocess.run(command, capture_output=True, check=True)
     found = re.search(rb"Video: .*?, (\d{2,})x(\d+)", done.stderr)
     assert found is not None
-    width, height = int(found[1]), int(found[2])
-    return list(np.frombuffer(done.stdout, np.uint8).reshape(-1, height, width, 3))
+    return list(np.frombuffer(done.stdout, np.uint8).reshape(-1, int(found[2]), int(found[1]), 3))
 
 
 @needs_imageio
 @pytest.mark.parametrize("ending", ["mp4", "gif"])
-def test_each_picture_of_each_episode_is_in_it(run: Callable[..., Path], fasttrain: RunCommand, ending: str):
+def test_each_picture_of_each_episode_is_in_it_and_nothing_is_remembered_of_the_one_before(
+    run: Callable[..., Path], fasttrain: RunCommand, ending: str, monkeypatch: pytest.MonkeyPatch
+):
+    begun, predict = [], PPO.predict
+
+    def noted(model: Any, *given: Any, **more: Any) -> Any:
+        begun.extend(more["episode_start"].tolist())
+        return predict(model, *given, **more)
+
+    monkeypatch.setattr(PPO, "predict", noted)
     done = fasttrain("play", f"run={run('dot')}", f"output=game.{ending}", "play.episodes=2", "play.seed=3")
     assert (done.exit_code, done.err) == (0, "")
-    assert done.out.splitlines() == [
-        "Dot: ppo after 0 steps, play.seed=3",
-        f"game.{ending}: 1.2 s",
-        done.out.splitlines()[-1],
-    ]
-    assert done.out.splitlines()[-1].startswith("2 games, mean return ")
+    assert done.out.startswith(f"Dot: ppo after 0 steps, play.seed=3\ngame.{ending}: 1.2 s\n2 games, mean return ")
     frames = frames_of(Path(f"game.{ending}"))
     assert frames[0].shape[:2] == (7 * 29 + 1, 9 * 29 + 1), "enlarged by a whole factor, and made even"
     brightest = [int(frame[..., :3].sum(axis=(0, 2)).argmax()) // 29 for frame in frames]
     assert brightest == [0, 1, 2, 3, 4, 5] * 2
     assert not list(Path.cwd().glob(".saving-*"))
+    assert [place for place, begins in enumerate(begun) if begins] == [0, 5]
 
 
 @needs_imageio
@@ -166,39 +136,6 @@ def test_cart_pole_at_its_own_pace(run: Callable[..., Path], fasttrain: RunComma
     assert len(frames) == decisions + 1
     assert frames[0].shape == (400, 600, 3)
     assert f"game.mp4: {(decisions + 1) / 50:.1f} s" in done.out
-
-
-@needs_imageio
-def test_actions_are_drawn_where_that_is_asked_for(run: Callable[..., Path], fasttrain: RunCommand):
-    folder, totals = run("dot"), set()
-    for seed in range(4):
-        done = fasttrain("play", f"run={folder}", "output=game.gif", f"play.seed={seed}", "play.deterministic=false")
-        totals.add(done.out.rpartition("mean return ")[2])
-    assert len(totals) > 1
-
-
-@needs_imageio
-def test_in_a_two_sided_game_the_agent_plays_both_sides(run: Callable[..., Path], fasttrain: RunCommand):
-    done = fasttrain("play", f"run={run('skirmish')}", "output=game.gif", "opponent=self", "play.seed=3")
-    assert (done.exit_code, done.err) == (0, "")
-    assert "game.gif: " in done.out
-    assert "1 game, mean return" in done.out
-
-
-@needs_imageio
-def test_nothing_is_remembered_of_the_episode_before(
-    run: Callable[..., Path], fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
-):
-    begun, predict = [], PPO.predict
-
-    def noted(model: Any, *given: Any, **more: Any) -> Any:
-        begun.extend(more["episode_start"].tolist())
-        return predict(model, *given, **more)
-
-    monkeypatch.setattr(PPO, "predict", noted)
-    done = fasttrain("play", f"run={run('dot')}", "output=dots.gif", "play.episodes=2")
-    assert (done.exit_code, done.err) == (0, "")
-    assert [place for place, begins in enumerate(begun) if begins] == [0, 5]
 
 
 @needs_imageio
@@ -223,9 +160,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
     assert not Path("game.mp4").exists()
 
 
-def test_what_is_missing_is_named_with_the_way_to_get_it(
-    run: Callable[..., Path], fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
-):
+def test_missing_packages_are_named(run: Callable[..., Path], fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(video, "find_spec", lambda name: None)
     done = fasttrain("play", f"run={run('dot')}", "output=game.mp4")
     told = "output=game.mp4 needs imageio and imageio-ffmpeg: pip install 'fasttrain[video]'"
@@ -239,56 +174,44 @@ def test_what_is_missing_is_named_with_the_way_to_get_it(
 def test_what_is_no_picture(wrong: Any):
     with pytest.raises(EnvSpecError, match=r"a uint8 array \(height, width, 3\) is due"):
         picture(wrong)
-
-
-def test_pictures_with_transparency_and_large_ones():
-    assert picture(np.zeros((301, 400, 4), np.uint8)).shape == (302, 400, 3)
+    assert picture(np.zeros((301, 400, 4), np.uint8)).shape == (302, 400, 3), "with transparency, and a large one"
 
 
 @needs_imageio
-@pytest.mark.parametrize("beside", ["true", "false"])
-def test_on_the_way_videos_come_and_the_page_shows_them(fasttrain: RunCommand, beside: str):
-    done = fasttrain(*SMALL, "video.every=256", "video.episodes=2", "eval_every=512", f"eval_async={beside}")
+def test_beside_training_videos_come_and_the_page_shows_them(fasttrain: RunCommand):
+    done = fasttrain(*SMALL, "video.every=128", "video.episodes=2", "eval_every=256", "eval_async=true")
     assert (done.exit_code, done.err) == (0, "")
-    assert sorted(path.name for path in (done.folder / "videos").iterdir()) == ["step_256.mp4", "step_512.mp4"]
-    assert len(frames_of(done.folder / "videos" / "step_256.mp4")) == 12
-    assert "[VIDEO] videos/step_256.mp4: 1 s, reward " in done.out
-    assert len(done.json("summary.json")["evaluations"]) == 1, "a video is no evaluation"
+    assert sorted(path.name for path in (done.folder / "videos").iterdir()) == ["step_128.mp4", "step_256.mp4"]
+    assert len(frames_of(done.folder / "videos" / "step_128.mp4")) == 12
+    assert "[VIDEO] videos/step_128.mp4: 1 s, reward " in done.out
+    summary = done.json("summary.json")
+    assert len(summary["evaluations"]) == 1, "a video is no evaluation"
+    assert summary["eval_beside_s"] > 0
+    assert (done.folder / "best_model.zip").is_file()
+    assert not (done.folder / "evaluating").exists()
     page = write_report(done.folder).read_text()
-    assert page.index('src="videos/step_512.mp4"') < page.index('src="videos/step_256.mp4"')
+    assert page.index('src="videos/step_256.mp4"') < page.index('src="videos/step_128.mp4"')
     assert "media-src 'self' file:" in page
 
 
 @needs_imageio
-def test_a_video_changes_nothing_of_what_is_learned(fasttrain: RunCommand):
-    returns = []
-    for more in ([], ["video.every=128"]):
-        done = fasttrain(*SMALL, "eval_async=false", *more)
-        with (done.folder / "episodes.csv").open() as file:
-            returns.append([row["return"] for row in csv.DictReader(file)])
-    assert returns[0] == returns[1]
+def test_a_video_in_the_training_changes_nothing_of_what_is_learned_and_is_cut_after_a_minute(
+    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(video, "MOST_S", 0.3)
+    runs = [fasttrain(*SMALL, "eval_async=false", *more) for more in ([], ["video.every=128"])]
+    assert runs[0].episodes() == runs[1].episodes()
+    assert "[VIDEO] videos/step_256.mp4: 0 s, which is not the whole episode" in runs[1].out
+    assert len(frames_of(runs[1].folder / "videos" / "step_256.mp4")) == 3
 
 
 @needs_imageio
-@pytest.mark.parametrize("beside", ["true", "false"])
-def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand, beside: str):
-    done = fasttrain(*SMALL, "video.every=512", "env.kwargs.draws=late", f"eval_async={beside}")
+def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand):
+    done = fasttrain(*SMALL, "video.every=256", "env.kwargs.draws=late", "eval_async=false")
     assert (done.exit_code, done.err) == (0, "")
-    assert "[VIDEO] videos/step_512.mp4 was not made (" in done.out
+    assert "[VIDEO] videos/step_256.mp4 was not made (" in done.out
     assert "out of paint" in done.out
     assert list((done.folder / "videos").iterdir()) == []
-
-
-@needs_imageio
-def test_a_long_episode_is_cut_after_a_minute(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(video, "MOST_S", 0.3)
-    done = fasttrain(*SMALL, "video.every=512", "eval_async=false")
-    assert "[VIDEO] videos/step_512.mp4: 0 s, which is not the whole episode" in done.out
-    assert len(frames_of(done.folder / "videos" / "step_512.mp4")) == 3
-
-
-@needs_imageio
-def test_an_env_without_pictures_is_told_before_training(fasttrain: RunCommand):
-    done = fasttrain(*SMALL, "video.every=512", "env.kwargs.modes=[ansi]")
-    assert (done.exit_code, done.err.count("\n")) == (2, 1)
-    assert "draws itself only as ansi, a video takes pictures" in done.err
+    fasttrain(*SMALL, "video.every=256", "env.kwargs.modes=[ansi]").refused(
+        "draws itself only as ansi, a video takes p"
+    )

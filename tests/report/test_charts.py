@@ -4,6 +4,7 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -54,7 +55,7 @@ def test_text_from_anywhere_stays_text_and_colours_follow_the_page(chart: Chart,
     assert image.getpixel((2, 2))[:3] == (255, 255, 255)
 
 
-def test_the_curve_is_where_the_numbers_say():
+def test_the_curve_is_where_the_numbers_say_and_shares_are_stacked_to_the_top():
     line = Series(x=np.array([0.0, 10.0]), y=np.array([0.0, 100.0]))
     with style():
         figure = XY(name="a", title="t", x=Metric("x"), y=Metric("y"), lines=(line,)).draw()
@@ -63,6 +64,10 @@ def test_the_curve_is_where_the_numbers_say():
     assert drawn.get_xydata().tolist() == [[0.0, 0.0], [10.0, 100.0]]
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert [text for text in ("0", "50", "100") if text in labels] == ["0", "50", "100"]
+    with style():
+        axes = CHARTS[1].draw().axes[0]
+    tops = [float(shape.get_paths()[0].vertices[:, 1].max()) for shape in axes.collections]
+    assert tops == [0.25, 1.0]
 
 
 @pytest.mark.parametrize(("end", "label"), [(100.0, "t (s)"), (1000.0, "t (min)"), (50_000.0, "t (h)")])
@@ -73,29 +78,6 @@ def test_the_unit_of_time_fits_the_run(end: float, label: str):
     assert axes.get_xlabel() == label
 
 
-def test_shares_are_stacked_to_the_top():
-    with style():
-        axes = CHARTS[1].draw().axes[0]
-    tops = [float(shape.get_paths()[0].vertices[:, 1].max()) for shape in axes.collections]
-    assert tops == [0.25, 1.0]
-
-
-def test_nothing_of_a_users_settings_gets_in_or_stays_changed():
-    import matplotlib
-
-    with matplotlib.rc_context({"text.usetex": True, "font.size": 40}):
-        with style():
-            assert CHARTS[0].draw().axes[0].xaxis.label.get_size() == 9.5
-        assert matplotlib.rcParams["font.size"] == 40
-
-
-def test_both_themes_name_the_same_colours():
-    template = (Path(page.__file__).parent / "templates" / "report.html.j2").read_text(encoding="utf-8")
-    dark = template.split("(prefers-color-scheme: dark)")[1].split("}")[0]
-    assert set(re.findall(r"--(\w+):", dark)) == {*LIGHT, "page", "good", "bad", "open"}
-    assert len(set(LIGHT.values())) == len(LIGHT), "each is found again by its value"
-
-
 def names_of(points: Series) -> list[tuple[float, float, float, float]]:
     """Left, bottom, right and top of each point's name on the paper, and of the axes."""
     with style():
@@ -104,7 +86,7 @@ def names_of(points: Series) -> list[tuple[float, float, float, float]]:
     return [(box.x0, box.y0, box.x1, box.y1) for box in boxes]
 
 
-def test_names_stand_beside_each_other():
+def test_names_stand_beside_each_other_and_keep_off_intervals():
     x, y = np.array([1.0, 1.1, 1.05, 4.9]), np.array([1.0, 1.02, 1.1, 1.9])
     frame, *names = names_of(Series(x=x, y=y, labels=("64 · 2", "128 · 2", "256 · 4", "512 · 8")))
     assert len(names) == 4
@@ -113,10 +95,18 @@ def test_names_stand_beside_each_other():
             apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
             assert apart, (one, other)
     assert names[3][2] <= frame[2], "inside the frame"
-
-
-def test_names_keep_off_intervals():
     x, y = np.array([1.0, 1.02, 2.0]), np.array([1.0, 1.0, 1.0])
     points = Series(x=x, y=y, low=np.array([1.0, 0.0, 1.0]), high=np.array([1.0, 2.0, 1.0]), labels=("name", "", ""))
     frame, name, *_ = names_of(points)
     assert name[2] < frame[0] + (0.12 + GAP / 432) * (frame[2] - frame[0]), "left of the first point"
+
+
+def test_both_themes_name_the_same_colours_and_no_setting_of_a_user_gets_in():
+    template = (Path(page.__file__).parent / "templates" / "report.html.j2").read_text(encoding="utf-8")
+    dark = template.split("(prefers-color-scheme: dark)")[1].split("}")[0]
+    assert set(re.findall(r"--(\w+):", dark)) == {*LIGHT, "page", "good", "bad", "open"}
+    assert len(set(LIGHT.values())) == len(LIGHT), "each is found again by its value"
+    with matplotlib.rc_context({"text.usetex": True, "font.size": 40}):
+        with style():
+            assert CHARTS[0].draw().axes[0].xaxis.label.get_size() == 9.5
+        assert matplotlib.rcParams["font.size"] == 40

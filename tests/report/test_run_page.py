@@ -7,25 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.report.charts import XY, Chart, Rows, Split
+from fasttrain.report.charts import XY, Rows, Split
 from fasttrain.report.page import Page, Table
 from fasttrain.report.run_page import run_page
-from report_toys import PLAN, perf, quality, summary, write_run
-
-
-def charts_of(page: Page) -> dict[str, Any]:
-    return {chart.name: chart for section in page.sections for chart in section.charts}
+from report_toys import PLAN, charts_of, perf, quality, summary, texts, write_run
 
 
 def tables_of(page: Page, title: str) -> list[Table]:
     return [table for section in page.sections if section.title == title for table in section.tables]
 
 
-def texts(table: Table) -> list[list[str]]:
-    return [[f"{cell.text} {cell.note}".strip() for cell in row] for row in table.cells]
-
-
-def test_what_a_run_says(tmp_path: Path):
+def test_what_a_run_says_and_its_curves(tmp_path: Path):
     page = run_page(write_run(tmp_path / "a-run"))
     assert (page.kind, page.title) == ("Training run", "ppo on Toy-v0")
     facts = dict(page.facts)
@@ -40,9 +32,6 @@ def test_what_a_run_says(tmp_path: Path):
     assert tiles["The wall"] == ("update", "50 % of the main thread's time")
     assert tiles["CPU busy"] == ("75 %", "500 MB of memory")
     assert not page.banners
-
-
-def test_curves_and_evaluations(tmp_path: Path):
     charts = charts_of(run_page(write_run(tmp_path)))
     assert list(charts) == [
         "return_over_steps", "return_over_time", "win_rate_over_steps", "win_rate_over_time", "endings_over_steps",
@@ -68,24 +57,17 @@ def test_curves_and_evaluations(tmp_path: Path):
     assert [shares.tolist() for _, shares in final.parts.values()] == [[0.5], [0.5]]
 
 
-def test_where_the_time_went(tmp_path: Path):
-    page = run_page(write_run(tmp_path))
-    charts = charts_of(page)
-    bars: Rows = charts["phases"]
-    assert (bars.rows[0].name, bars.rows[0].value, bars.rows[0].text) == ("update", 0.5, "50.0 % · 400 ms")
-    assert charts["throughput"].lines[0].y == pytest.approx([1250.0] * 4)
-    assert charts["phases_over_time"].lines[0].x == pytest.approx([0.8, 1.6, 2.4, 3.2])
-    (table,) = tables_of(page, "Where the time went")
-    assert texts(table)[0] == ["env_step_ms", "200", "25.0 %", "5,000"]
-    section = next(section for section in page.sections if section.title == "Where the time went")
-    assert "5,000 steps/s if stepping envs were all it did; 2,500 steps/s if updating" in section.text
-
-
-def test_rows_of_the_perf_table_sum_to_the_wall_time(tmp_path: Path):
+def test_where_the_time_went_sums_to_the_wall_time(tmp_path: Path):
     write_run(tmp_path)
     total = perf()["total"] | {"enemy_turn_ms": 50.0, "transport_ms": 20.0}
     (tmp_path / "perf.json").write_text(json.dumps({"total": total}))
-    (table,) = tables_of(run_page(tmp_path), "Where the time went")
+    page = run_page(tmp_path)
+    bars: Rows = charts_of(page)["phases"]
+    assert (bars.rows[0].name, bars.rows[0].value, bars.rows[0].text) == ("update", 0.5, "50.0 % · 400 ms")
+    assert "throughput" not in charts_of(page)
+    section = next(section for section in page.sections if section.title == "Where the time went")
+    assert "5,000 steps/s if stepping envs were all it did; 2,500 steps/s if updating" in section.text
+    (table,) = section.tables
     names = ["env_step_ms", "of it enemy_turn_ms", "of it transport_ms", "train_ms", "other_ms"]
     assert [row[0] for row in texts(table)] == [*names, "total"]
     assert texts(table)[0][1:] == ["200", "25.0 %", "5,000"]
@@ -94,16 +76,8 @@ def test_rows_of_the_perf_table_sum_to_the_wall_time(tmp_path: Path):
 
 def test_the_plan_has_what_is_notable_first(tmp_path: Path):
     write_run(tmp_path)
-    own = {
-        "flag": "algo.n_epochs",
-        "requested": 4,
-        "effective": 4,
-        "source": "tier speed",
-        "class": "trade-off",
-        "reason": "",
-    }
-    config = {**PLAN["config"], "algo": {"name": "ppo"}}  # type: ignore[dict-item]
-    (tmp_path / "plan.json").write_text(json.dumps({"flags": [*PLAN["flags"], own], "config": config}))
+    own = {"flag": "algo.n_epochs", "requested": 4, "effective": 4, "source": "tier speed", "class": "trade-off"}
+    (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "flags": [*PLAN["flags"], own]}))
     (table,) = tables_of(run_page(tmp_path), "Plan")
     assert table.folded
     assert table.title == "3 flags, the first 2 differ from a plain script, were typed or measured, or ended off"
@@ -131,63 +105,6 @@ def test_self_play_replay_and_reward_terms(tmp_path: Path):
     assert "snapshots of the learner" in page.sections[0].text
 
 
-def test_reward_terms_along_the_run(tmp_path: Path):
-    write_run(tmp_path, reward_terms={"vp": -1.5, "none": 0.0})
-    rows = "".join(f"{n},{10 * n},0,1,10,{n / 100},{-n}\n" for n in range(1, 101))
-    (tmp_path / "episodes.csv").write_text("episode,env_steps,env,return,length,wall_s,reward_vp\n" + rows)
-    chart: XY = charts_of(run_page(tmp_path))["reward_terms"]
-    assert [line.name for line in chart.lines] == ["vp"]
-    assert chart.lines[0].y.mean() == pytest.approx(-50.5, rel=0.02)
-
-
-@pytest.mark.parametrize("missing", ["summary.json", "plan.json", "perf.json", "episodes.csv", "evaluations.csv"])
-@pytest.mark.parametrize("cut", [False, True])
-def test_missing_and_cut_files_leave_the_rest(tmp_path: Path, missing: str, cut: bool):
-    write_run(tmp_path)
-    file = tmp_path / missing
-    whole = file.read_bytes()
-    file.unlink()
-    if cut:
-        file.write_bytes(whole[: len(whole) // 2])
-    page = run_page(tmp_path)
-    charts: dict[str, Chart] = charts_of(page)
-    assert len(charts) >= 4
-    assert ("Unfinished" in [banner.title for banner in page.banners]) == (missing == "summary.json")
-
-
-@pytest.mark.parametrize("junk", [3, "text", [1], {"a": [1]}, None, True])
-def test_files_of_another_shape(tmp_path: Path, junk: Any):
-    keys = ("quality", "perf", "limits", "utilization", "self_play", "reward_terms", "replay", "overrides", "plan",
-            "evaluations", "seed", "status", "steps_per_s")  # fmt: skip
-    write_run(tmp_path)
-    (tmp_path / "summary.json").write_text(json.dumps(dict.fromkeys(keys, junk)))
-    (tmp_path / "plan.json").write_text(
-        json.dumps({"flags": [junk, {"flag": junk}], "config": {"env": junk, "algo": junk}})
-    )
-    (tmp_path / "perf.json").write_text(
-        json.dumps({"total": junk, "lines": [junk], "windows": [junk, {"env_steps": junk}]})
-    )
-    assert "return_over_steps" in charts_of(run_page(tmp_path))
-    odd = quality() | {"ci95": junk, "end_reason": {"won": junk}, "sampled": junk}
-    (tmp_path / "summary.json").write_text(json.dumps(summary(quality=odd, self_play={"pool": [junk, {"elo": junk}]})))
-    assert "return_over_steps" in charts_of(run_page(tmp_path))
-
-
-def test_crashed_and_stopped(tmp_path: Path):
-    write_run(tmp_path, status="crashed", error="EnvError('the board fell')")
-    (banner,) = run_page(tmp_path).banners
-    assert (banner.title, banner.text, banner.tone) == ("Crashed", "EnvError('the board fell')", "bad")
-    write_run(tmp_path, status="stopped")
-    assert run_page(tmp_path).banners[0].title == "Stopped by a signal"
-
-
-def test_the_profile_is_known_without_what_was_typed(tmp_path: Path):
-    write_run(tmp_path, overrides=None)
-    assert dict(run_page(tmp_path).facts)["profile"] == "speed"
-    (tmp_path / "perf.json").write_text(json.dumps({"total": perf()["total"]}))
-    assert "throughput" not in charts_of(run_page(tmp_path))
-
-
 def test_games_with_engines(tmp_path: Path):
     engines = {
         "warning": "Dropping games biases", "games": 40, "games_per_s": 2.0, "decisions_per_s": 30.0, "game_ms": "?",
@@ -209,3 +126,47 @@ def test_games_with_engines(tmp_path: Path):
     assert texts(each) == [["0", "50.0 %", "25.0 %", "30 MB"]]
     (phases,) = tables_of(page, "Where the time went")
     assert texts(phases)[-1][0] == "of a game's time engine_ms"
+
+
+def test_reward_terms_along_the_run(tmp_path: Path):
+    write_run(tmp_path, reward_terms={"vp": -1.5, "none": 0.0})
+    rows = "".join(f"{n},{10 * n},0,1,10,{n / 100},{-n}\n" for n in range(1, 101))
+    (tmp_path / "episodes.csv").write_text("episode,env_steps,env,return,length,wall_s,reward_vp\n" + rows)
+    chart: XY = charts_of(run_page(tmp_path))["reward_terms"]
+    assert [line.name for line in chart.lines] == ["vp"]
+    assert chart.lines[0].y.mean() == pytest.approx(-50.5, rel=0.02)
+
+
+@pytest.mark.parametrize("missing", ["summary.json", "plan.json", "perf.json", "episodes.csv", "evaluations.csv"])
+def test_missing_and_cut_files_leave_the_rest(tmp_path: Path, missing: str):
+    whole = (write_run(tmp_path) / missing).read_bytes()
+    for left in (whole[: len(whole) // 2], None):
+        (tmp_path / missing).unlink() if left is None else (tmp_path / missing).write_bytes(left)
+        page = run_page(tmp_path)
+        assert len(charts_of(page)) >= 4
+        assert ("Unfinished" in [banner.title for banner in page.banners]) == (missing == "summary.json")
+
+
+@pytest.mark.parametrize("junk", [3, "text", [1], {"a": [1]}, None, True])
+def test_files_of_another_shape(tmp_path: Path, junk: Any):
+    keys = ("quality", "perf", "limits", "utilization", "self_play", "reward_terms", "replay", "overrides", "plan",
+            "evaluations", "seed", "status", "steps_per_s")  # fmt: skip
+    write_run(tmp_path)
+    odd = quality() | {"ci95": junk, "end_reason": {"won": junk}, "sampled": junk}
+    plan = {"flags": [junk, {"flag": junk}], "config": {"env": junk, "algo": junk}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    told = {"total": junk, "lines": [junk], "windows": [junk, {"env_steps": junk}]}
+    (tmp_path / "perf.json").write_text(json.dumps(told))
+    for said in (dict.fromkeys(keys, junk), summary(quality=odd, self_play={"pool": [junk, {"elo": junk}]})):
+        (tmp_path / "summary.json").write_text(json.dumps(said))
+        assert "return_over_steps" in charts_of(run_page(tmp_path))
+
+
+def test_crashed_and_stopped_and_a_profile_that_was_not_typed(tmp_path: Path):
+    write_run(tmp_path, status="crashed", error="EnvError('the board fell')", overrides=None)
+    page = run_page(tmp_path)
+    (banner,) = page.banners
+    assert (banner.title, banner.text, banner.tone) == ("Crashed", "EnvError('the board fell')", "bad")
+    assert dict(page.facts)["profile"] == "speed"
+    write_run(tmp_path, status="stopped")
+    assert run_page(tmp_path).banners[0].title == "Stopped by a signal"

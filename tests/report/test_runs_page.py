@@ -1,5 +1,3 @@
-"""One page over several runs: groups of seeds, their curves, what differs."""
-
 from __future__ import annotations
 
 import copy
@@ -11,8 +9,8 @@ import pytest
 
 from conftest import RunCommand
 from fasttrain.cli.commands import prepare
+from fasttrain.report import page
 from fasttrain.report.index import named_folders
-from fasttrain.report.page import write_page
 from fasttrain.report.runs_page import Run, differing, grouped, runs_page
 from report_toys import HOSTILE, PLAN, quality, write_episodes, write_run, write_sweep
 
@@ -31,9 +29,7 @@ def make(folder: Path, seed: int = 0, lift: float = 0.0, speed: float = 1000.0, 
 def four(tmp_path: Path) -> list[Path]:
     """Two settings, two seeds each."""
     return [
-        make(
-            tmp_path / "day" / f"{size}_{seed}", seed, lift=seed + size / 64, speed=1000.0 * (seed + 1), batch_size=size
-        )
+        make(tmp_path / "day" / f"{size}_{seed}", seed, seed + size / 64, 1000.0 * (seed + 1), batch_size=size)
         for size in (64, 128)
         for seed in (0, 1)
     ]
@@ -51,18 +47,12 @@ def test_seeds_of_the_same_settings_are_a_group(four: list[Path]):
     }  # fmt: skip
 
 
-def test_what_is_requested_counts_and_what_one_does_not_know_tells_nothing(tmp_path: Path):
+def test_what_differs_and_names_of_groups(tmp_path: Path):
     folders = [make(tmp_path / name, vec_env=effective) for name, effective in (("a", "native"), ("b", "shared"))]
     assert differing(runs_of(folders)) == [], "both asked for auto"
     make(tmp_path / "b", brand_new=3)
     assert differing(runs_of(folders)) == []
-
-
-def test_names_of_groups_are_told_apart(tmp_path: Path):
-    folders = [
-        make(tmp_path / str(n), one=n, two=n, three=n, env={"id": "Toy-v0"}, algo={"name": "ppo", "four": n})
-        for n in range(2)
-    ]
+    folders = [make(tmp_path / str(n), one=n, two=n, three=n, algo={"name": "ppo", "four": n}) for n in range(2)]
     assert list(grouped(runs_of(folders))) == ["1: ppo on Toy-v0", "2: ppo on Toy-v0"]
     assert list(grouped(runs_of(folders[:1]))) == ["ppo on Toy-v0"]
 
@@ -98,24 +88,22 @@ def test_one_run_has_its_own_interval_and_runs_without_anything_are_shown(tmp_pa
     ]  # fmt: skip
 
 
-def test_texts_from_anywhere_are_harmless(tmp_path: Path):
-    folders = [make(tmp_path / str(n), env={"id": HOSTILE + str(n)}) for n in range(2)]
-    page = write_page(runs_page(folders, tmp_path), tmp_path).read_text()
-    assert "<script" not in page
-
-
-def test_the_command_writes_it_above_all_of_them(four: list[Path], fasttrain: RunCommand):
-    write_page(runs_page(four[:1], four[0]), four[0])
+def test_the_command_writes_it_above_all_of_them(
+    four: list[Path], fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    make(four[3], 1, env={"id": HOSTILE})
+    (four[0] / "report.html").touch()
     done = fasttrain("report", *map(str, four))
     assert (done.exit_code, done.err) == (0, "")
-    page = (four[0].parent / "report.html").read_text()
-    assert 'href="./64_0/report.html"' in page
-    assert 'href="./128_1"' in page
+    text = (four[0].parent / "report.html").read_text()
+    assert "<script" not in text
+    assert 'href="./64_0/report.html"' in text
+    assert 'href="./128_1"' in text
     assert (four[0].parent / "report" / "return_over_steps.png").is_file()
+    monkeypatch.setattr(page, "to_png", lambda figure, file, title: file.touch())
     assert fasttrain("report", f"run={four[0]},{four[3]}", "output=two.html").exit_code == 0
     assert "128_1" in Path("two.html").read_text()
     assert Path("two/return_over_steps.png").is_file()
-    assert fasttrain("report", f"run={four[0].parent}").exit_code == 0, "all below a folder"
 
 
 def test_wrong_input_is_one_line(four: list[Path], fasttrain: RunCommand, tmp_path: Path):

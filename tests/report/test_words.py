@@ -30,13 +30,10 @@ def test_seconds(value: float | None, text: str):
     assert words.seconds(value) == text
 
 
-def test_sizes_and_values():
+def test_sizes_values_and_labels():
     assert (words.size(563_376_128), words.size(2_905_309_184)) == ("563 MB", "2.9 GB")
     found = [words.value_text(value) for value in (True, None, 1024, 0.0003, [64, 64], "auto")]
     assert found == ["true", "–", "1,024", "0.0003000", "[64, 64]", "auto"]
-
-
-def test_labels_are_short_and_seen_by_legends():
     assert len(words.label("n" * 100)) == words.LABEL_CHARACTERS
     assert words.label("_hidden") == "\u2009_hidden"
     assert words.label("") == "–"

@@ -8,27 +8,26 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from plain_env import PlainEnv
 
-class Hunt(gymnasium.Env[Any, Any]):
+
+class Hunt(PlainEnv):
     """What it observes says nothing of the legal action, so that only a mask that arrives in time plays it."""
 
-    observation_space = spaces.Box(0, 8, (2,), np.float32)
     action_space = spaces.Discrete(5)
+    length = 8
 
-    def _see(self) -> Any:
+    def seen(self) -> Any:
         self.prey = int(self.np_random.integers(5))
         return np.full(2, self.time, np.float32)
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.time = 0
-        return self._see(), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if action != self.prey:
             raise ValueError(f"action {action} is illegal, {self.prey} is not")
-        self.time += 1
-        return self._see(), 3.0, self.time == 8, False, {}
+        return super().step(action)
+
+    def paid(self, action: Any) -> float:
+        return 3.0
 
     def legal(self, env: Any = None) -> Any:
         """`ActionMasker` hands a method that it finds by name the env once more."""

@@ -5,22 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
-import numpy as np
-from gymnasium import spaces
+
+from plain_env import PlainEnv
 
 
-class Lives(gymnasium.Env[Any, Any]):
-    observation_space = spaces.Box(0, 20, (1,), np.float32)
-    action_space = spaces.Discrete(2)
+class Lives(PlainEnv):
+    length = 12
 
-    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        return np.full(1, self.steps, np.float32), 2.0, self.steps == 12, False, {}
+    def paid(self, action: Any) -> float:
+        return 2.0
 
 
 class LifeByLife(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -29,8 +22,8 @@ class LifeByLife(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, **given: Any) -> tuple[Any, dict[str, Any]]:
         if self.over:
             return self.env.reset(**given)
-        return np.full(1, self.unwrapped.steps, np.float32), {}  # type: ignore[attr-defined]
+        return self.unwrapped.seen(), {}  # type: ignore[attr-defined]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         seen, _, self.over, cut, info = self.env.step(action)
-        return seen, 1.0, self.unwrapped.steps % 4 == 0, cut, info  # type: ignore[attr-defined]
+        return seen, 1.0, self.unwrapped.time % 4 == 0, cut, info  # type: ignore[attr-defined]

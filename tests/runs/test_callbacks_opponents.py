@@ -1,9 +1,4 @@
-"""Runs in self-play: who plays, what is kept and measured, and what is refused."""
-
 from __future__ import annotations
-
-import csv
-from typing import Any
 
 import pytest
 import torch
@@ -26,8 +21,7 @@ DQN = ("algo=dqn", "warmup_steps=50", "batch_size=16", "algo.buffer_size=500")
 )
 def test_a_run_against_itself(fasttrain: RunCommand, algo: tuple[str, ...], vec_env: str, fused: str):
     every = f"self_play.every={4 if algo == PPO else 30}"
-    done = fasttrain(*DUEL, *algo, every, f"vec_env={vec_env}", f"fused_update={fused}")
-    assert done.exit_code == 0, done.err
+    done = fasttrain(*DUEL, *algo, every, f"vec_env={vec_env}", f"fused_update={fused}").ok()
     summary = done.json("summary.json")
     played = summary["self_play"]
     assert played["snapshots"] > 4
@@ -37,41 +31,12 @@ def test_a_run_against_itself(fasttrain: RunCommand, algo: tuple[str, ...], vec_
     # Ten evaluations against the fixed opponent, who names 0: nothing to lose.
     assert len(summary["evaluations"]) == 10
     assert all(row["mean_reward"] >= 0 for row in summary["evaluations"])
-    with (done.folder / "evaluations.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [int(row["env_steps"]) for row in rows] == [row["env_steps"] for row in summary["evaluations"]]
+    steps = [int(row["env_steps"]) for row in done.table("evaluations.csv")]
+    assert steps == [row["env_steps"] for row in summary["evaluations"]]
     assert "opponent=self: progress is measured against zero" in done.out
     state = torch.load(done.folder / "model.opponents.pt", weights_only=True)
     assert state["taken"] == played["snapshots"]
     assert summary["perf"]["enemy_turn_ms"] > 0
-
-
-def test_a_fixed_opponent_by_its_short_name(fasttrain: RunCommand):
-    done = fasttrain(*PLAIN, *PPO, "opponent=zero", "vec_env=dummy", "total_timesteps=64")
-    assert done.exit_code == 0, done.err
-    assert done.json("plan.json")["config"]["env"]["kwargs"] == {"opponent": "zero"}
-    assert "self_play" not in done.json("summary.json")
-    assert not pool_file(done.folder / "model.zip").exists()
-
-
-def test_reward_terms(fasttrain: RunCommand):
-    arguments = (
-        *PLAIN,
-        *PPO,
-        "opponent=zero",
-        "vec_env=dummy",
-        "total_timesteps=128",
-    )
-    plain, told = fasttrain(*arguments), fasttrain(*arguments, "reward_debug=true")
-    assert "reward_terms" not in plain.json("summary.json")
-    terms = told.json("summary.json")["reward_terms"]
-    assert terms["own"] > 0
-    assert terms["other"] == 0
-    assert "reward per episode, last" in told.out
-    with (told.folder / "episodes.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert all(float(row["reward_own"]) == float(row["return"]) for row in rows)
-    assert "reward_own" not in (plain.folder / "episodes.csv").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -92,28 +57,22 @@ def test_reward_terms(fasttrain: RunCommand):
     ],
 )
 def test_what_cannot_be(fasttrain: RunCommand, arguments: tuple[str, ...], says: str):
-    done = fasttrain(*DUEL, *PPO, "vec_env=dummy", *arguments)
-    assert done.exit_code == 2
-    assert says in done.err
+    fasttrain(*DUEL, *PPO, "vec_env=dummy", *arguments).refused(says)
 
 
-def test_an_env_with_one_side_says_so(fasttrain: RunCommand):
-    done = fasttrain(
-        "env.game=workers:GAME", "env.kwargs.number=0", "opponent=self", "algo=dqn", "engine=fast", "vec_env=dummy",
-        "total_timesteps=100",
-    )  # fmt: skip
-    assert done.exit_code == 2
+def test_a_fixed_opponent_by_its_short_name_and_reward_terms(fasttrain: RunCommand):
+    arguments = (*PLAIN, *PPO, "opponent=zero", "vec_env=dummy", "total_timesteps=128")
+    plain, told = fasttrain(*arguments).ok(), fasttrain(*arguments, "reward_debug=true")
+    assert plain.json("plan.json")["config"]["env"]["kwargs"] == {"opponent": "zero"}
+    assert not {"self_play", "reward_terms"} & plain.json("summary.json").keys()
+    assert not pool_file(plain.folder / "model.zip").exists()
+    terms = told.json("summary.json")["reward_terms"]
+    assert terms["own"] > 0 == terms["other"]
+    assert "reward per episode, last" in told.out
+    assert all(float(row["reward_own"]) == float(row["return"]) for row in told.table("episodes.csv"))
+    assert "reward_own" not in (plain.folder / "episodes.csv").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("info", "score"),
-    [
-        ({"is_win": True}, 1.0),
-        ({"is_win": False}, 0.0),
-        ({"is_win": False, "is_draw": True}, 0.5),
-        ({"opponents_beaten": 0.25, "is_win": False}, 0.25),
-        ({}, None),
-    ],
-)
-def test_points(info: dict[str, Any], score: float | None):
-    assert score_of(info) == score
+def test_points():
+    told = [{"is_win": True}, {"is_win": False}, {"is_win": False, "is_draw": True}, {"opponents_beaten": 0.25}, {}]
+    assert [score_of(info) for info in told] == [1.0, 0.0, 0.5, 0.25, None]

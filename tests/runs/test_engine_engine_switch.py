@@ -5,33 +5,35 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from conftest import configured
-from fasttrain.accelerators import kernels, kernels_q
+from conftest import RunCommand, configured
+from fasttrain.accelerators import kernels
 from fasttrain.buffers import n_step, prioritized
-from fasttrain.kernels.actor_critic import act_rows, train_epoch
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.engine import EngineSwitch, switch_step
+from fasttrain.runs.models import read_model_file
 from fasttrain.runs.progress import Progress
 from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.precedence import read
 
-SMALL = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "eval.episodes=2", "report=false")
-PPO = (*SMALL, "algo=ppo", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "total_timesteps=512")
-DQN = (*SMALL, "algo=dqn", "warmup_steps=32", "batch_size=16", "updates_per_step=2", "total_timesteps=400")
+SMALL = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "num_envs=4", "eval.episodes=2", "checkup=off")
+PPO = (*SMALL, "algo=ppo", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "total_timesteps=256")
+DQN = (*SMALL, "algo=dqn", "warmup_steps=32", "batch_size=16", "updates_per_step=2", "total_timesteps=200")
 
 
 class Switching:
     """A switch without a compiler: `ready` says whether its process is done."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int | None, failure: str = "") -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int | None = None) -> None:
         self.said: list[str] = []
         self.used = self.started = 0
-        self.slower = ""
-        self.ready, self.failure = False, failure
+        self.slower = self.failure = ""
+        self.refusal: OSError | None = None
+        self.ready = False
         monkeypatch.setattr("fasttrain.runs.engine.Compiler", self._start)
         self.switch = EngineSwitch([], at, self._use, self.said.append)
         self.progress = Progress(1_000_000, PhaseClock())
@@ -42,6 +44,8 @@ class Switching:
         return self.slower
 
     def _start(self, _: Any) -> Switching:
+        if self.refusal is not None:
+            raise self.refusal
         self.started += 1
         return self
 
@@ -56,8 +60,10 @@ class Switching:
         self.switch.at_rest(self.progress)
 
 
-def test_the_first_update_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch):
-    toy = Switching(monkeypatch, None)
+def test_when_kernels_are_compiled_and_take_over(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    toy = Switching(monkeypatch)
     toy.rest(0, 0)
     assert toy.started == 0
     toy.rest(100, 4)
@@ -69,60 +75,12 @@ def test_the_first_update_waits_for_no_compiler(monkeypatch: pytest.MonkeyPatch)
     assert (toy.used, toy.switch.at) == (1, 300)
     assert "compiled kernels from step 300 on" in toy.said[-1]
     assert toy.switch.to_dict()["at"] == 300
-
-
-def test_a_run_that_ends_soon_compiles_nothing(monkeypatch: pytest.MonkeyPatch):
-    toy = Switching(monkeypatch, None)
+    toy = Switching(monkeypatch)
     toy.rest(900_000, 4)
     toy.rest(950_000, 8)
     assert (toy.started, toy.used) == (0, 0)
     assert "sooner than compiled kernels would pay" in toy.said[-1]
     assert "sooner" in toy.switch.to_dict()["why_not"]
-
-
-def test_what_cannot_be_compiled_leaves_the_torch_engine(monkeypatch: pytest.MonkeyPatch):
-    toy = Switching(monkeypatch, None, failure="no room")
-    toy.rest(100, 4)
-    toy.ready = True
-    toy.rest(200, 8)
-    toy.rest(300, 12)
-    assert (toy.started, toy.used) == (1, 0)
-    assert "could not be compiled (no room)" in toy.said[-1]
-
-
-def test_kernels_that_are_slower_here_do_not_take_over(monkeypatch: pytest.MonkeyPatch):
-    toy = Switching(monkeypatch, None)
-    toy.slower, toy.ready = "kernels 1,740 ms, torch 1,240 ms", True
-    for step in (100, 200, 300):
-        toy.rest(step, 4)
-    assert (toy.started, toy.used, toy.switch.at, toy.switch.done) == (1, 0, None, True)
-    assert toy.said[-1] == "this run stays on the torch engine: kernels 1,740 ms, torch 1,240 ms"
-
-
-def test_a_process_that_cannot_be_started_ends_no_training(monkeypatch: pytest.MonkeyPatch):
-    toy = Switching(monkeypatch, None)
-
-    def refuse(_: Any) -> None:
-        raise OSError("Cannot allocate memory")
-
-    monkeypatch.setattr("fasttrain.runs.engine.Compiler", refuse)
-    toy.rest(100, 4)
-    toy.rest(200, 8)
-    assert toy.used == 0
-    assert "nothing can be compiled beside it (Cannot allocate memory)" in toy.said[-1]
-
-
-def test_what_was_kept_nowhere_is_not_compiled_in_the_training(monkeypatch: pytest.MonkeyPatch):
-    toy = Switching(monkeypatch, None)
-    toy.switch._calls = [type("Call", (), {"is_kept": False})()]
-    toy.rest(100, 4)
-    toy.ready = True
-    toy.rest(200, 8)
-    assert toy.used == 0
-    assert "no place to keep them" in toy.said[-1]
-
-
-def test_a_step_that_was_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     toy = Switching(monkeypatch, 250)
     for step in (100, 200, 300, 400):
         toy.rest(step, step)
@@ -130,51 +88,59 @@ def test_a_step_that_was_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch
     assert (toy.started, toy.switch.at, toy.said) == (0, 250, [])
 
 
-@pytest.mark.parametrize("arguments", [PPO, DQN], ids=["ppo", "dqn"])
-def test_a_switch_is_repeated_to_the_bit_and_changes_what_computes(
-    fasttrain: Any, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        ({"failure": "no room"}, "could not be compiled (no room)"),
+        ({"slower": "kernels 1,740 ms, torch 1,240 ms"}, "stays on the torch engine: kernels 1,740 ms, torch 1,240 ms"),
+        ({"refusal": OSError("no memory")}, "nothing can be compiled beside it (no memory)"),
+        ({"calls": [SimpleNamespace(is_kept=False)]}, "no place to keep them"),
+    ],
+)
+def test_torch_stays_where_kernels_cannot_be_or_are_slower(
+    monkeypatch: pytest.MonkeyPatch, way: dict[str, Any], told: str
 ):
-    files = []
-    for name, step in (("a", 256), ("b", 256), ("never", 10_000), ("always", 0)):
+    toy = Switching(monkeypatch)
+    vars(toy).update(way)
+    toy.switch._calls = way.get("calls", [])
+    for step in (100, 200, 300):
+        toy.rest(step, 4)
+        toy.ready = True
+    assert (toy.used, toy.switch.at, toy.switch.done) == (0, None, True)
+    assert told in toy.said[-1]
+
+
+@pytest.mark.parametrize("arguments", [PPO, DQN], ids=["ppo", "dqn"])
+def test_a_switch_is_repeated_to_the_bit(
+    fasttrain: RunCommand, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    found = []
+    for step in (128, 128, 10_000, 0):
         monkeypatch.setattr("fasttrain.runs.engine.switch_step", lambda _, step=step: step)
-        done = fasttrain(*arguments, f"hydra.run.dir={name}")
-        assert done.exit_code == 0, done.err
-        files.append(_weights(done.folder / "model.zip"))
-    assert files[0] == files[1]
-    assert len(set(files)) == 3, "torch before, kernels after, and neither alone"
+        weights = read_model_file(fasttrain(*arguments).ok().folder / "model.zip").weights.values()
+        found.append(b"".join(tensor.numpy().tobytes() for tensor in weights))
+    assert found[0] == found[1]
+    assert len(set(found)) == 3, "torch before, kernels after, and neither alone"
 
 
-def _weights(file: Path) -> bytes:
-    import io
-    import zipfile
-
-    import torch
-
-    with zipfile.ZipFile(file) as archive:
-        tensors = torch.load(io.BytesIO(archive.read("policy.pth")), weights_only=True)
-    return b"".join(tensor.numpy().tobytes() for tensor in tensors.values())
-
-
-def test_types_listed_are_the_types_called(fasttrain: Any):
+@pytest.mark.parametrize(
+    ("listed", "arguments"),
+    [
+        (kernels.kernel_calls, PPO),
+        (
+            lambda: [*prioritized.kernel_calls(), *n_step.kernel_calls()],
+            (*DQN, "algo.prioritized=true", "algo.n_steps=3"),
+        ),
+    ],
+    ids=["ppo", "replay"],
+)
+def test_types_listed_are_the_types_called(fasttrain: RunCommand, listed: Any, arguments: tuple[str, ...]):
     """Else a kernel would be compiled once ahead and once more in training."""
-    known = {kernel: set(kernel.signatures) for kernel in (act_rows, train_epoch)}
-    for call in kernels.kernel_calls():
+    for call in listed():
         call.kernel.compile(call.signature)
-    listed = {kernel: set(kernel.signatures) for kernel in known}
-    assert fasttrain(*PPO).exit_code == 0
-    assert {kernel: set(kernel.signatures) for kernel in known} == listed
-    assert len(kernels_q.kernel_calls()) == 2
-
-
-def test_what_a_replay_buffer_draws_by_is_compiled_before_training(fasttrain: Any):
-    kernels = (prioritized.update_kernel, prioritized.draw_kernel, prioritized.set_kernel, n_step.n_step_kernel)
-    for call in [*prioritized.kernel_calls(), *n_step.kernel_calls()]:
-        call.kernel.compile(call.signature)
-    listed = [set(kernel.signatures) for kernel in kernels]
-    assert all(listed)
-    done = fasttrain(*DQN, "algo.prioritized=true", "algo.n_steps=3")
-    assert done.exit_code == 0, done.err
-    assert [set(kernel.signatures) for kernel in kernels] == listed
+    known = {call.kernel: set(call.kernel.signatures) for call in listed()}
+    fasttrain(*arguments).ok()
+    assert {kernel: set(kernel.signatures) for kernel in known} == known
 
 
 def test_when_kernels_work(monkeypatch: pytest.MonkeyPatch):
@@ -186,34 +152,31 @@ def test_when_kernels_work(monkeypatch: pytest.MonkeyPatch):
     assert (switch_step(plan), switch_step(exact)) == (None, 0)
 
 
+COLD = """
+import gc, sys
+from numba.core.dispatcher import Dispatcher
+from fasttrain.cli import main
+from fasttrain.runs.callbacks import RunCallback
+before, found = RunCallback._on_rollout_start, []
+def look(self):
+    before(self)
+    if self.run.progress.updates and not found:
+        each = [one for one in gc.get_objects() if isinstance(one, Dispatcher)]
+        found.append([one.py_func.__name__ for one in each if one.signatures])
+RunCallback._on_rollout_start = look
+for words in (["algo=ppo", "algo.rollout_size=64", "batch_size=32"], ["algo=dqn", "warmup_steps=32", "batch_size=16"]):
+    found.clear()
+    assert main([*words, *sys.argv[1:], "hydra.run.dir=" + words[0][5:]]) == 0
+    print("compiled", found)
+"""
+
+
 def test_no_kernel_runs_before_the_first_update_is_made(tmp_path: Path):
     """With an empty cache, in a process of its own: no dispatcher of any module has a signature by then."""
-    code = (
-        "import gc, sys\n"
-        "from numba.core.dispatcher import Dispatcher\n"
-        "from fasttrain.runs.callbacks import RunCallback\n"
-        "before = RunCallback._on_rollout_start\n"
-        "def look(self):\n"
-        "    before(self)\n"
-        "    if self.run.progress.updates and not found:\n"
-        "        each = [d for d in gc.get_objects() if isinstance(d, Dispatcher)]\n"
-        "        found.append([d.py_func.__name__ for d in each if d.signatures])\n"
-        "found = []\n"
-        "RunCallback._on_rollout_start = look\n"
-        "from fasttrain.cli import main\n"
-        "for word in (sys.argv[1:4], sys.argv[4:7]):\n"
-        "    found.clear()\n"
-        "    assert main([*word, *sys.argv[7:], 'hydra.run.dir=' + word[0][5:]]) == 0\n"
-        "    print('compiled', found)\n"
-    )
     environment = {key: value for key, value in os.environ.items() if key != "FASTTRAIN_ENGINE_SWITCH_AT"}
-    ppo = ("algo=ppo", "algo.rollout_size=64", "batch_size=32")
-    dqn = ("algo=dqn", "warmup_steps=32", "batch_size=16")
-    done = subprocess.run(
-        [sys.executable, "-c", code, *ppo, *dqn, *SMALL, "total_timesteps=256"],
-        cwd=tmp_path, env={**environment, "NUMBA_CACHE_DIR": str(tmp_path / "cold")}, capture_output=True, text=True,
-        timeout=280,
-    )  # fmt: skip
+    environment["NUMBA_CACHE_DIR"] = str(tmp_path / "cold")
+    line = [sys.executable, "-c", COLD, *SMALL, "total_timesteps=256", "report=false"]
+    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("compiled [[]]") == 2, done.stdout
     for name in ("ppo", "dqn"):

@@ -1,9 +1,7 @@
-"""`env.normalize`: running statistics while training, the same and unchanging ones in evaluation and on disk."""
-
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from stable_baselines3 import DQN, PPO
+from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from conftest import RunCommand, configured
@@ -24,11 +22,9 @@ from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.stock import NotedVecEnv
 from toys import RandomEnv, ToyGame
 
-CARTPOLE = ("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
-
 
 def normalised(*arguments: str) -> Config:
-    return configured(*CARTPOLE, *arguments)
+    return configured("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", *arguments)
 
 
 def env_of(space: spaces.Space[Any]) -> DummyVecEnv:
@@ -48,12 +44,22 @@ def test_what_is_named_is_normalised_and_nothing_else(what: str, obs: bool, rewa
     assert type(build_vec_env(normalised(), 2, 0)) is NotedVecEnv
 
 
-def test_frames_are_stacked_inside_so_that_the_replay_buffer_gets_whole_observations():
+def test_frames_are_stacked_inside_and_the_slots_are_those_of_the_outermost_env():
     env = build_vec_env(normalised("env.normalize=[obs]", "env.frame_stack=3"), 2, 0)
     assert isinstance(env, VecNormalize)
     assert isinstance(env.venv, VecFrameStack)
     env.reset()
     assert np.shape(env.get_original_obs()) == (2, 12)
+    env = wrapped(NativeVecEnv(ToyGame(3)), normalised("env.normalize=[obs]", "env.frame_stack=2"))
+    source = slots_of(env)
+    assert isinstance(source, SlotAdapter)
+    source.reset()
+    masks = source.read_masks()
+    assert masks is not None
+    source.step_slots(masks.argmax(axis=1))
+    assert np.shape(source.slots.observations) == (3, 6)
+    assert np.abs(np.asarray(source.slots.observations)).max() <= 10
+    assert env.has_attr("opponents_ns")
 
 
 def test_evaluation_takes_the_statistics_as_they_are():
@@ -76,14 +82,11 @@ def test_evaluation_takes_the_statistics_as_they_are():
     assert training.norm_reward
 
 
-def test_integers_are_kept_as_fractions():
+def test_integers_are_kept_as_fractions_and_of_a_dict_the_numbers_alone_are_normalised():
     space = spaces.Box(0, 9, (3,), np.int64)
     env = wrapped(env_of(space), normalised("env.normalize=[obs]"))
     assert env.observation_space == spaces.Box(-10, 10, (3,), np.float32)
     assert wrapped(env_of(space), normalised("env.normalize=[reward]")).observation_space == space
-
-
-def test_of_a_dict_the_numbers_alone():
     parts: dict[str, spaces.Space[Any]] = {
         "seen": spaces.Box(-50, 50, (2,)),
         "count": spaces.Box(0, 9, (2,), np.int16),
@@ -101,92 +104,107 @@ def test_of_a_dict_the_numbers_alone():
     assert seen["count"].dtype == np.float32
 
 
-def test_the_slots_are_those_of_the_outermost_env():
-    env = wrapped(NativeVecEnv(ToyGame(3)), normalised("env.normalize=[obs]", "env.frame_stack=2"))
-    source = slots_of(env)
-    assert isinstance(source, SlotAdapter)
-    source.reset()
-    masks = source.read_masks()
-    assert masks is not None
-    source.step_slots(masks.argmax(axis=1))
-    assert np.shape(source.slots.observations) == (3, 6)
-    assert np.abs(np.asarray(source.slots.observations)).max() <= 10
-    assert env.has_attr("opponents_ns")
-
-
-RUN = ("+profile=speed", "env.id=CartPole-v1", "vec_env=dummy", "env.normalize=[obs,reward]", "eval.episodes=6",
-       "eval_every=480", "checkpoint_every=480")  # fmt: skip
-
-
-@pytest.mark.parametrize("algo", ["ppo", "dqn"])
-def test_a_run_leaves_the_statistics_beside_every_model(fasttrain: RunCommand, algo: str):
-    small = ("algo.rollout_size=480", "batch_size=48") if algo == "ppo" else ("warmup_steps=100", "eval_async=false")
-    done = fasttrain(*RUN, f"algo={algo}", "total_timesteps=960", *small)
-    assert done.exit_code == 0, done.err
-    models = sorted(done.folder.rglob("*.zip"))
-    names = [model.relative_to(done.folder).as_posix() for model in models]
-    half, whole = (f"checkpoints/step_{steps:012d}/model.zip" for steps in (480, 960))
+def test_a_run_leaves_the_statistics_beside_every_model(fasttrain: RunCommand):
+    assert statistics_of(Path("a/model.zip")) == Path("a/vecnormalize.npz")
+    assert statistics_of(Path("a/best_model.zip"), pickled=True) == Path("a/best_model_vecnormalize.pkl")
+    done = fasttrain(
+        "+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "env.normalize=[obs,reward]", "num_envs=4",
+        "total_timesteps=256", "algo.rollout_size=128", "batch_size=64", "eval.episodes=6", "eval_every=128",
+        "eval_async=false", "checkpoint_every=128", "checkup=off",
+    ).ok()  # fmt: skip
+    folder = done.folder
+    models = sorted(folder.rglob("*.zip"))
+    half, whole = (f"checkpoints/step_{steps:012d}/model.zip" for steps in (128, 256))
+    names = [model.relative_to(folder).as_posix() for model in models]
     assert names == ["best_model.zip", half, whole, "model.zip"]
     final = DummyVecEnv([lambda: gymnasium.make("CartPole-v1")])
     counted = [VecNormalize.load(str(statistics_of(model, True)), final).ret_rms.count for model in models]
     assert counted[1] < counted[2] == counted[3]
-    plain = read_arrays(done.folder / "vecnormalize.npz", 10**6)
+    assert not any(b"fasttrain" in statistics_of(model, True).read_bytes() for model in models), "they load without it"
+    plain = read_arrays(folder / "vecnormalize.npz", 10**6)
     assert plain["rewards.count"] == counted[3]
     assert plain["observations.mean"].shape == (4,)
     quality = done.json("summary.json")["quality"]
     assert quality["mean_reward"] == quality["mean_length"], "rewards of the evaluation are the env's own"
-    (PPO if algo == "ppo" else DQN).load(done.folder / "model.zip", device="cpu")
 
-    again = fasttrain("eval", f"run={done.folder}")
-    assert again.exit_code == 0, again.err
-    greedy = again.json("eval.json")["quality"]["greedy"]
-    assert greedy == {key: quality[key] for key in greedy}
+    def greedy(*more: str) -> Any:
+        return fasttrain("eval", f"run={folder}", *more).ok().json("eval.json")["quality"]["greedy"]
 
-    (done.folder / "vecnormalize.npz").unlink()
-    refused = fasttrain("eval", f"run={done.folder}")
-    assert refused.exit_code == 2
-    assert "no vecnormalize.npz beside it, only vecnormalize.pkl, a pickle; --trust loads it" in refused.err
-    trusted = fasttrain("eval", f"run={done.folder}", "--trust").json("eval.json")["quality"]["greedy"]
-    assert trusted == greedy
-    other = VecNormalize.load(str(statistics_of(models[-1], True)), final)
-    other.obs_rms.mean = other.obs_rms.mean + 5.0  # type: ignore[union-attr]
-    for pickled in (False, True):
-        if pickled:
-            other.save(str(done.folder / "vecnormalize.pkl"))
-        else:
-            arrays = {**plain, "observations.mean": plain["observations.mean"] + 5.0}
-            np.savez(done.folder / "vecnormalize.npz", **arrays)
-        changed = fasttrain("eval", f"run={done.folder}", *(["--trust"] if pickled else []))
-        assert changed.json("eval.json")["quality"]["greedy"]["mean_reward"] != greedy["mean_reward"], "it decides"
-        (done.folder / "vecnormalize.npz").unlink(missing_ok=True)
-
-    (done.folder / "vecnormalize.pkl").unlink()
-    gone = fasttrain("eval", f"run={done.folder}")
-    assert gone.exit_code == 2
-    assert "trained with env.normalize, but no vecnormalize.npz lies beside its model" in gone.err
+    as_trained = greedy()
+    assert as_trained == {key: quality[key] for key in as_trained}
+    np.savez(folder / "vecnormalize.npz", **{**plain, "observations.mean": plain["observations.mean"] + 5.0})
+    assert greedy()["mean_reward"] != quality["mean_reward"], "it decides"
+    (folder / "vecnormalize.npz").unlink()
+    fasttrain("eval", f"run={folder}").refused(
+        "no vecnormalize.npz beside it, only vecnormalize.pkl, a pickle; --trust loads it"
+    )
+    assert greedy("--trust") == as_trained
+    (folder / "vecnormalize.pkl").unlink()
+    fasttrain("eval", f"run={folder}").refused(
+        "trained with env.normalize, but no vecnormalize.npz lies beside its mod"
+    )
 
 
-def test_the_statistics_load_where_fasttrain_is_not_installed(fasttrain: RunCommand, tmp_path: Path):
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "env_libraries.md").read_text(encoding="utf-8")
+SHORT = ("total_timesteps=384", "num_envs=4", "algo.rollout_size=128", "batch_size=32", "algo.n_epochs=1",
+         "eval.episodes=4", "env.max_episode_steps=40")  # fmt: skip
+NO_LIMITS = (-float("inf"), float("inf"))
+
+
+def command_of(library: str) -> list[str]:
+    """What the page says to type, without the word fasttrain."""
+    section = PAGE.partition(f"\n## {library}\n")[2].partition("\n## ")[0]
+    (line,) = re.findall(r"^fasttrain (\+.*)$", section, flags=re.MULTILINE)
+    return shlex.split(line)
+
+
+LIBRARIES = {
+    "MiniGrid": ("minigrid", (147,), spaces.Discrete(7), (0, 1)),
+    "Box2D": ("Box2D", (8,), spaces.Discrete(4), NO_LIMITS),
+    "MuJoCo": ("mujoco", (11,), spaces.Box(-1, 1, (3,)), (0, 40 * 20)),  # healthy: 1 a step, and how fast it falls
+    "EnvPool": ("envpool", (8,), spaces.Discrete(4), NO_LIMITS),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # the libraries' own
+@pytest.mark.parametrize("library", re.findall(r"^## (\w+)$", PAGE, flags=re.MULTILINE))
+def test_the_command_of_the_page_trains(library: str, fasttrain: RunCommand):
+    module, shape, actions, (lowest, highest) = LIBRARIES[library]
+    pytest.importorskip(module, reason=f"{module} is not installed")
+    done = fasttrain(*command_of(library), *SHORT).ok()
+    quality, episodes = done.json("summary.json")["quality"], done.episodes()
+    assert episodes
+    for value, length in [*episodes, (quality["mean_reward"], quality["mean_length"])]:
+        assert lowest <= value <= highest
+        assert 1 <= length <= 40
+    model = PPO.load(done.folder / "model.zip", device="cpu")
+    assert (model.observation_space.shape, model.action_space, model.num_timesteps) == (shape, actions, 384)
+    assert (done.folder / "vecnormalize.npz").exists() == (library == "MuJoCo")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_mission_is_read_or_refused_in_one_line(fasttrain: RunCommand):
+    pytest.importorskip("minigrid", reason="minigrid is not installed")
+    run = ("+profile=speed", "env.id=minigrid:MiniGrid-Empty-5x5-v0", "algo=ppo", *SHORT)
+    fasttrain(*run).refused("observes MissionSpace(", "(env.wrappers)")
+    fasttrain(*run, "env.wrappers=[minigrid.wrappers:ImgObsWrapper]").refused(
+        "Box(0, 255, (7, 7, 3), uint8) is too small for NatureCNN; add gymnasium.wrappers:Flatten"
+    )
+    done = fasttrain(*run, "env.wrappers=[minigrid.wrappers:FlatObsWrapper]").ok()
+    (width,) = PPO.load(done.folder / "model.zip", device="cpu").observation_space.shape or ()
+    assert width > 147, "the view and the mission's letters"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_supersuit_skips_frames_in_workers(fasttrain: RunCommand):
+    for module in ("pettingzoo", "supersuit"):
+        pytest.importorskip(module, reason=f"{module} is not installed")
+    skips = "env.wrappers=[{wrapper: 'supersuit:frame_skip_v0', num_frames: 4}]"
     done = fasttrain(
-        *RUN, "algo=ppo", "total_timesteps=480", "algo.rollout_size=480", "batch_size=48", "eval_async=false"
-    )
-    code = (
-        "import sys, gymnasium\n"
-        "class Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] == 'fasttrain': raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Block())\n"
-        "from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize\n"
-        "env = DummyVecEnv([lambda: gymnasium.make('CartPole-v1')])\n"
-        f"print(VecNormalize.load({str(done.folder / 'vecnormalize.pkl')!r}, env).reset().shape)\n"
-    )
-    alone = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert alone.stdout == "(1, 4)\n", alone.stderr
-
-
-def test_a_model_without_normalisation_has_no_statistics(fasttrain: RunCommand):
-    done = fasttrain("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "total_timesteps=480",
-                     "algo.rollout_size=480", "batch_size=48", "eval.episodes=2")  # fmt: skip
-    assert not list(done.folder.rglob("*vecnormalize*"))
-    assert statistics_of(Path("a/model.zip")) == Path("a/vecnormalize.npz")
-    assert statistics_of(Path("a/best_model.zip"), pickled=True) == Path("a/best_model_vecnormalize.pkl")
+        "+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=shared", "workers=2", skips, *SHORT
+    ).ok()
+    episodes = done.episodes()
+    assert episodes
+    for value, length in episodes:  # 1 a frame, up to 40 frames; the last step may be cut short
+        assert 4 * (length - 1) < value <= 4 * length
+        assert length <= 10

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,31 +15,26 @@ import torch
 from scipy import stats
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
+from untouched import untouched
 
+import pig_games
 from conftest import RunCommand, configured
 from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import evaluate, load_run, mean_interval, summarise
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import Config
+from fasttrain.spec.infos import SCORES, InfoReader, held_by
+from fasttrain.spec.reading import tells_games
+from fasttrain_engines.vec_env import DaemonVecEnv
+from plain_env import PlainEnv
 
 
-class Countdown(gym.Env[np.ndarray, int]):
-    """Env k ends after k + 1 steps with reward 1 a step: short ones finish first."""
-
-    observation_space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-
+class Countdown(PlainEnv):
     def __init__(self, length: int) -> None:
         self.length = length
 
-    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
-        self.left = self.length
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        self.left -= 1
-        done = self.left == 0
-        return np.zeros(1, np.float32), 1.0, done, False, {"is_success": self.length == 1} if done else {}
+    def told(self) -> dict[str, Any]:
+        return {"is_success": self.length == 1} if self.time == self.length else {}
 
 
 def countdowns(lengths: list[int]) -> DummyVecEnv:
@@ -64,28 +58,31 @@ def test_every_env_plays_its_share_so_short_episodes_are_not_favoured(policy: PP
     assert result["end_reason"] == {"terminated": 1.0}
 
 
-def test_the_training_random_state_is_untouched(policy: PPO):
-    random.seed(1)
-    np.random.seed(1)
-    torch.manual_seed(1)
-    before = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    evaluate(policy, countdowns([2]), episodes=4, deterministic=False, seed=5)
-    after = (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
-    assert before == after
+def test_the_training_random_state_is_untouched_by_an_evaluation_and_by_one_that_fails(policy: PPO):
+    with untouched(policy):
+        evaluate(policy, countdowns([2]), episodes=4, deterministic=False, seed=5)
+    with untouched(), pytest.raises(AttributeError), own_random_state(9):
+        torch.rand(3).nothing_such  # noqa: B018
 
 
-def test_the_random_state_comes_back_after_an_error():
-    torch.manual_seed(3)
-    expected = torch.get_rng_state()
+def test_summary_of_games():
+    finished = [
+        (2.0, 10, {"is_win": True, "is_draw": False, "score_diff": 30, "end_reason": "won", "turn": 5}),
+        (0.0, 12, {"is_win": False, "is_draw": True, "vp_diff": -10, "end_reason": "lost", "turn": 3}),
+        (1.0, 14, {"is_win": False, "is_draw": False, "score_diff": -20, "end_reason": "lost", "turn": 4}),
+    ]
+    result = summarise(finished)
+    assert (result["mean_reward"], result["score_diff"], result["mean_turns"]) == (1.0, 0.0, 4.0)
+    assert result["win_rate"] == result["draw_rate"] == pytest.approx(1 / 3)
+    assert result["end_reason"] == {"lost": pytest.approx(2 / 3), "won": pytest.approx(1 / 3)}
+    half = stats.t.ppf(0.975, 2) * 1.0 / np.sqrt(3)
+    assert result["ci95"]["mean_reward"] == pytest.approx([1 - half, 1 + half])
 
-    def draw_and_fail() -> None:
-        with own_random_state(9):
-            torch.rand(3)
-            raise ValueError("x")
 
-    with pytest.raises(ValueError, match="x"):
-        draw_and_fail()
-    assert torch.equal(torch.get_rng_state(), expected)
+def test_summary_of_episodes_that_say_nothing():
+    result = summarise([(1.0, 1, {"TimeLimit.truncated": True}), (1.0, 1, {})])
+    assert result["end_reason"] == {"truncated": 0.5, "terminated": 0.5}
+    assert (result["draw_rate"], result["ci95"]["mean_reward"], mean_interval(np.array([4.0]))) == (None, None, None)
 
 
 def test_sampled_evaluation_depends_on_its_own_seed_only(policy: PPO):
@@ -96,46 +93,6 @@ def test_sampled_evaluation_depends_on_its_own_seed_only(policy: PPO):
         model = PPO("MlpPolicy", env, n_steps=2, batch_size=2, seed=4, device="cpu")
         results.append(evaluate(model, env, 5, False, seed)["mean_reward"])
     assert results[0] == results[1] != results[2]
-
-
-def test_summary_of_games():
-    finished = [
-        (2.0, 10, {"is_win": True, "score_diff": 30, "end_reason": "won"}),
-        (0.0, 12, {"is_win": False, "score_diff": -10, "end_reason": "lost"}),
-        (1.0, 14, {"is_win": False, "score_diff": -20, "end_reason": "lost"}),
-    ]
-    result = summarise(finished)
-    assert result["mean_reward"] == 1.0
-    assert result["win_rate"] == pytest.approx(1 / 3)
-    assert result["score_diff"] == 0.0
-    assert result["end_reason"] == {"lost": pytest.approx(2 / 3), "won": pytest.approx(1 / 3)}
-    half = stats.t.ppf(0.975, 2) * 1.0 / np.sqrt(3)
-    assert result["ci95"]["mean_reward"] == pytest.approx([1 - half, 1 + half])
-
-
-def test_summary_of_a_wargame():
-    finished = [
-        (2.0, 10, {"is_win": True, "is_draw": False, "vp_diff": 30, "turn": 5}),
-        (0.0, 12, {"is_win": False, "is_draw": True, "vp_diff": 0, "turn": 3}),
-    ]
-    result = summarise(finished)
-    assert (result["win_rate"], result["draw_rate"], result["score_diff"]) == (0.5, 0.5, 15.0)
-    assert result["mean_turns"] == 4.0
-    assert summarise([(1.0, 1, {})])["draw_rate"] is None
-
-
-def test_truncated_and_terminated_without_a_reason():
-    finished = [(1.0, 1, {"TimeLimit.truncated": True}), (1.0, 1, {})]
-    assert summarise(finished)["end_reason"] == {"truncated": 0.5, "terminated": 0.5}
-
-
-def test_a_start_does_not_load_what_takes_a_second():
-    code = "import sys, fasttrain.runs.train; sys.exit('scipy.stats' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
-def test_one_value_and_equal_ones_have_no_interval():
-    assert mean_interval(np.array([4.0])) is mean_interval(np.array([4.0, 4.0])) is None
 
 
 def test_episodes_that_are_one_and_the_same_are_counted_once(policy: PPO):
@@ -151,23 +108,6 @@ def test_episodes_that_are_one_and_the_same_are_counted_once(policy: PPO):
     assert balanced["ci95"]["mean_reward"] is None
 
 
-def test_eval_command_repeats_the_runs_own_evaluation(fasttrain: RunCommand):
-    trained = fasttrain(
-        "+profile=speed", "num_envs=32", "algo.rollout_size=2048", "batch_size=256", "total_timesteps=2048",
-        "algo.n_epochs=1", "eval.episodes=20",
-    )  # fmt: skip
-    done = fasttrain("eval", f"run={trained.folder}")
-    assert done.exit_code == 0, done.err
-    summary = trained.json("summary.json")["quality"]
-    greedy = done.json("eval.json")["quality"]["greedy"]
-    assert greedy == {key: summary[key] for key in greedy}
-    more = fasttrain("eval", f"run={trained.folder}", "eval.episodes=30")
-    assert more.json("eval.json")["quality"]["greedy"]["episodes"] == 30
-    useless = fasttrain("eval", f"run={trained.folder}", "num_envs=3")
-    assert useless.exit_code == 2
-    assert "num_envs would do nothing" in useless.err
-
-
 def test_a_run_of_another_version_is_read_or_refused_by_name(tmp_path: Path):
     stored = dataclasses.asdict(configured("env.id=CartPole-v1", "algo=ppo"))
     model = PPO("MlpPolicy", "CartPole-v1", device="cpu", n_steps=8, batch_size=8)
@@ -181,3 +121,121 @@ def test_a_run_of_another_version_is_read_or_refused_by_name(tmp_path: Path):
     assert (older.pin_memory, older.use_amp) == ("off", "off")
     with pytest.raises(ConfigError, match=r"run=.*: its plan.json does not fit this version .*unknown key 'younger'"):
         load({**stored, "younger": 1})
+
+
+def test_eval_command_repeats_the_runs_own_evaluation(fasttrain: RunCommand):
+    trained = fasttrain(
+        "+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=256", "total_timesteps=256",
+        "algo.n_epochs=1", "eval.episodes=8",
+    )  # fmt: skip
+    greedy = fasttrain("eval", f"run={trained.folder}").ok().json("eval.json")["quality"]["greedy"]
+    summary = trained.json("summary.json")["quality"]
+    assert greedy == {key: summary[key] for key in greedy}
+    more = fasttrain("eval", f"run={trained.folder}", "eval.episodes=12")
+    assert more.json("eval.json")["quality"]["greedy"]["episodes"] == 12
+    fasttrain("eval", f"run={trained.folder}", "num_envs=3").refused("num_envs would do nothing")
+
+
+WRAPPED = "env.wrappers=[stable_baselines3.common.monitor:Monitor,lives:LifeByLife]"
+RUN = ("env.entry_point=lives:Lives", "algo=ppo", "num_envs=2", "total_timesteps=128", "algo.n_steps=32",
+       "batch_size=32", "algo.n_epochs=1", "eval.episodes=6", "checkup=off")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "wrappers", "game"),
+    [
+        (["vec_env=dummy"], WRAPPED, (24.0, 12)),
+        (["vec_env=shared"], WRAPPED, (24.0, 12)),
+        (["vec_env=dummy", "engine=stock"], WRAPPED, (24.0, 12)),
+        (["vec_env=dummy"], "env.wrappers=[lives:LifeByLife]", (4.0, 4)),
+    ],
+)
+def test_games_count_and_lives_teach(where: list[str], wrappers: str, game: tuple[float, int], fasttrain: RunCommand):
+    """Without a Monitor a life is what there is."""
+    done = fasttrain("engine=fast", *RUN, wrappers, *where).ok()
+    quality = done.json("summary.json")["quality"]
+    assert (quality["episodes"], quality["mean_reward"], quality["mean_length"]) == (6, *game)
+    assert done.episodes() == [game] * done.json("summary.json")["episodes"] == [game] * (2 * (64 // game[1]))
+
+
+def test_the_atari_group_has_one():
+    config = configured("env=atari", "env.id=ALE/Breakout-v5", "algo=ppo", "+profile=speed")
+    assert tells_games(config)
+    assert config.env.frame_stack == 4
+    assert (config.algo.rollout_size, config.algo.learning_rate) == (1024, 2.5e-4)
+    assert not tells_games(configured("env.id=CartPole-v1", "algo=ppo"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_pong_is_played(fasttrain: RunCommand):
+    pytest.importorskip("ale_py", reason="ale-py is not installed")
+    pytest.importorskip("cv2", reason="opencv is not installed")
+    done = fasttrain("+profile=speed", "env=atari", "algo=ppo", "num_envs=2", "vec_env=dummy", "total_timesteps=64",
+                     "algo.n_steps=32", "batch_size=32", "algo.n_epochs=1", "eval.episodes=2", "checkup=off",
+                     "env.max_episode_steps=400").ok()  # fmt: skip
+    quality = done.json("summary.json")["quality"]
+    assert quality["mean_reward"] <= 0
+    assert quality["mean_length"] > 100  # frames
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_refused_decision_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A policy whose state counts its decisions in the episode, in games whose engine refuses every third action."""
+    monkeypatch.chdir(pig_games.ENGINES)
+    env = DaemonVecEnv("pig:Pig", {}, 3, pig_games.settings("--fault", "refuse=0.6"), 2, 1, tmp_path)
+    seen, first = 0, []
+
+    class Counting:
+        def predict(
+            self, observations: Any, state: Any, episode_start: Any, deterministic: bool, action_masks: Any
+        ) -> Any:
+            nonlocal seen
+            if state is not None and not first:
+                first.append(env.again.any())
+            state = (np.zeros((1, 3, 2)),) if state is None else state
+            made = np.where(episode_start, 0, state[0][0, :, 0])
+            assert made.tolist() == env._lengths.tolist()
+            seen = max(seen, int(made.max()))
+            return pig_games.prudent(observations, action_masks), (np.tile(made[None, :, None] + 1, (1, 1, 2)),)
+
+    try:
+        found = evaluate(Counting(), env, 9, deterministic=True, seed=5)  # type: ignore[arg-type]
+        assert found["episodes"] == 9
+        assert env.times().refused > 5
+        assert seen > 5
+        assert first[0], "in the very first step one was"
+    finally:
+        env.close()
+
+
+KEYS = InfoReader("victory", ("vp", "damage"), "how")
+ENDS = [
+    (1.0, 10, {"victory": True, "vp": 9, "damage": np.float32(2.5), "how": "time", "episode": {}}),
+    (3.0, 20, {"victory": 0, "vp": 11, "damage": 3.5, "how": "fell"}),
+]
+
+
+def test_the_users_names_are_read_as_the_usual_ones_with_means_and_intervals():
+    told = KEYS.read(ENDS[1][2])
+    assert (told["is_win"], told["end_reason"], told[SCORES]) == (False, "fell", {"vp": 11.0, "damage": 3.5})
+    assert told["victory"] == 0
+    assert SCORES not in ENDS[1][2]
+    found = summarise(ENDS, KEYS)
+    assert (found["win_rate"], found["vp"], found["damage"]) == (0.5, 10.0, 3.0)
+    assert found["scores"] == ["vp", "damage"]
+    low, high = found["ci95"]["vp"]
+    assert (low + high) / 2 == pytest.approx(10.0)
+    assert high - 10 == pytest.approx(12.706, abs=1e-3), "Student's with one degree of freedom"
+    assert found["end_reason"] == {"time": 0.5, "fell": 0.5}
+    assert "untold" not in found
+
+
+def test_keys_of_the_user_that_no_info_has_and_infos_that_say_nothing():
+    found = summarise(ENDS, InfoReader("won", ("vp", "how"), "why"))
+    assert found["untold"]["missing"] == ["env.result.win=won", "env.result.end=why", "env.result.scores=[how]"]
+    assert found["untold"]["held"] == ["victory (0)", "vp (11)", "damage (3.5)", "how (fell)"]
+    assert (found["scores"], found["win_rate"]) == (["vp"], None)
+    assert summarise(ENDS)["untold"] == {"missing": [], "held": held_by(ENDS[1][2])}
+    assert "untold" not in summarise([(1.0, 3, {"TimeLimit.truncated": True, "episode": {}})]), "nothing to name"
+    assert "untold" not in summarise([(1.0, 3, {"is_success": True, "vp": 3})])
+    assert held_by({"board": np.zeros(3), "text": "x" * 99, "episode": 3}) == [f"text ({'x' * 19}…)"]

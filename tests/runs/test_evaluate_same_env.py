@@ -1,10 +1,7 @@
-"""What is built from plan.json later is the env that trained, or what was asked for in its place."""
-
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +17,10 @@ from fasttrain.spec.plain import to_dict
 from fasttrain.spec.reading import put
 
 SHOP = """
-import gymnasium, numpy as np
-from gymnasium import spaces
 from pathlib import Path
+from gymnasium import spaces
+from plain_env import PlainEnv
 from stable_baselines3.common.callbacks import BaseCallback
-
 
 class Mover(BaseCallback):
     def __init__(self, folder):
@@ -36,30 +32,24 @@ class Mover(BaseCallback):
             self.folder.rename(self.folder.with_name("moved"))
         return True
 
-
-class Shop(gymnasium.Env):
-    action_space = spaces.Discrete(2)
+class Shop(PlainEnv):
+    sold = 0
 
     def __init__(self, prices=None, most=1.0, length=4, wide=2):
         self.prices, self.most, self.length = prices, most, length
-        self.observation_space = spaces.Box(0, 1, (wide,), np.float32)
-        self.sold = 0
+        self.observation_space = spaces.Box(0, 1, (wide,))
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.left = self.length
-        return self.np_random.random(self.observation_space.shape, np.float32), {}
+    def seen(self):
+        return self.np_random.random(self.observation_space.shape, "float32")
 
-    def step(self, action):
-        self.left -= 1
+    def paid(self, action):
         self.sold += 1
-        reward = min(self.prices[0, 1], self.prices[None], self.most)
-        return self.np_random.random(self.observation_space.shape, np.float32), reward, self.left == 0, False, {}
+        return min(self.prices[0, 1], self.prices[None], self.most)
 """
 SETTINGS: dict[str, Any] = {
     "env.kwargs": {"prices": {(0, 1): 3.0, None: 2.0}, "most": float("inf")},
     "algo.n_steps": 16, "algo.n_epochs": 1, "batch_size": 32,
-    "eval.episodes": 2, "num_envs": 2, "vec_env": "dummy", "checkpoint_every": 32, "report": False,
+    "eval.episodes": 2, "num_envs": 2, "vec_env": "dummy", "checkpoint_every": 32, "report": False, "checkup": "off",
 }  # fmt: skip
 
 
@@ -84,16 +74,16 @@ def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.Cap
     assert evaluated("eval.env_kwargs.length=3") == 6.0
     assert evaluated("env.kwargs.most=1.5", "eval.env_kwargs.length=2") == 3.0
     assert evaluated("env.kwargs={most: 1.5, length: 1}") == 1.5
-    assert main(["eval", "run=first", "hydra.run.dir=e", "model=best"]) == 2
-    assert "no best_model.zip there; the run was made without eval_every=" in capfd.readouterr().err
+    for typed, told in (
+        ("model=best", "no best_model.zip there; the run was made without eval_every="),
+        ("env.kwargs.wide=3", "the policy is for Box(0.0, 1.0, (2,), float32)"),
+        ("num_envs=3", "eval takes run=…, model=…, opponent=…, eval.…, env.kwargs.… and --trust only"),
+        ("eval.episodes=0", "eval.episodes=0: nothing would be played; type how many"),
+    ):
+        assert main(["eval", "run=first", "hydra.run.dir=e", typed]) == 2
+        assert told in capfd.readouterr().err
     shutil.copy("first/model.zip", "first/best_model.zip")
     assert evaluated("model=best", "eval.env_kwargs={length: 1}") == 2.0
-    assert main(["eval", "run=first", "hydra.run.dir=e", "env.kwargs.wide=3"]) == 2
-    assert "the policy is for Box(0.0, 1.0, (2,), float32)" in capfd.readouterr().err
-    assert main(["eval", "run=first", "hydra.run.dir=e", "num_envs=3"]) == 2
-    assert "eval takes run=…, model=…, opponent=…, eval.…, env.kwargs.… and --trust only" in capfd.readouterr().err
-    assert main(["eval", "run=first", "hydra.run.dir=e", "eval.episodes=0"]) == 2
-    assert "eval.episodes=0: nothing would be played; type how many" in capfd.readouterr().err
     first = json.loads(Path("first/plan.json").read_text())
     capfd.readouterr()
     assert main(["resume", "run=first", "total_timesteps=96"]) == 0
@@ -119,6 +109,8 @@ def test_a_loop_makes_a_folder_each_and_overwrite_begins_anew(shop: Any):
     (Path("it") / "daemons").mkdir(exist_ok=True)
     with pytest.raises(ConfigError, match=r"folder=it holds a run \(done\): take another folder, on_existing=resume"):
         shop(folder="it")
+    with pytest.raises(ConfigError, match="it holds this run, finished after 64 steps: nothing is left to do"):
+        shop(folder="it", on_existing="resume")
     mover = {"callback": f"shop_{Path.cwd().name}:Mover", "folder": "it"}
     shop(folder="it", on_existing="overwrite", callbacks=[mover])
     assert not Path("it/daemons").exists()
@@ -134,7 +126,6 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(shop: Any):
     assert not Path("bad/model.zip").exists()
 
 
-@pytest.mark.parametrize("read", [load_run, lambda folder: changed_plan(folder, configured(), ())])
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -144,12 +135,11 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(shop: Any):
         ("algo.policy_kwargs.features_extractor_kwargs.features_dim", 10**9),
     ],
 )
-def test_a_plan_of_sizes_that_fit_into_no_memory_is_refused_by_arithmetic(
-    tmp_path: Path, read: Callable[[Path], Any], key: str, value: Any
-):
+def test_a_plan_of_sizes_that_fit_into_no_memory_is_refused_by_arithmetic(tmp_path: Path, key: str, value: Any):
     config = to_dict(configured("env.id=CartPole-v1", "algo=ppo"))
     put(config, key, value)
     (tmp_path / "plan.json").write_text(json.dumps({"config": config, "flags": []}))
     (tmp_path / "model.zip").touch()
-    with pytest.raises(ConfigError, match=rf"its plan.json does not fit .*\({key}.* into no memory"):
-        read(tmp_path)
+    for read in (load_run, lambda folder: changed_plan(folder, configured(), ())):
+        with pytest.raises(ConfigError, match=rf"its plan.json does not fit .*\({key}.* into no memory"):
+            read(tmp_path)

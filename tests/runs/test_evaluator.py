@@ -1,5 +1,3 @@
-"""Quality on the way, in the training and beside it."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -9,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conftest import RunCommand, configured
+from conftest import configured
 from fasttrain.runs import evaluator
 from fasttrain.runs.evaluator import Evaluator, Result
 from fasttrain.saving.files import Saving
@@ -101,11 +99,8 @@ def test_beside_it_the_best_snapshot_becomes_the_best_model(parts: Any):
     beside.rewards, beside.left_out = [2.0], 4
     evaluator.finish(lambda: True)
     assert [(row["env_steps"], row["wall_s"]) for row in evaluator.log.rows] == [(10, 1.0), (20, 2.0), (30, 3.0)]
-    assert sorted(path.name for path in folder.iterdir()) == [
-        "best_model.opponents.pt",
-        "best_model.zip",
-        "evaluations.csv",
-    ]
+    left = {path.name for path in folder.iterdir()}
+    assert left == {"best_model.opponents.pt", "best_model.zip", "evaluations.csv"}
     assert evaluator.beside_s == 6.0
     assert beside.closed
     assert "waiting for 1 evaluations that began during training" in said
@@ -152,59 +147,25 @@ def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any, 
     make, said, _, _ = parts
     evaluator = make(beside=True, num_envs=num_envs)
     beside = evaluator.background
-    evaluator.evaluate(10, 1.0)
-    beside.rewards = [WorkerLostError("it has died")]
-    evaluator.collect()
-    assert beside.closed
-    assert said == [f"[EVAL] no evaluation beside training: it has died{hint}; from now on it is done in the training"]
-    evaluator.evaluate(20, 2.0)
-    assert [row["env_steps"] for row in evaluator.log.rows] == [20]
-
-
-def test_what_waited_for_a_process_that_fails_is_counted_and_no_snapshot_is_missed(parts: Any):
-    make, said, _, _ = parts
-    evaluator = make(beside=True)
-    beside = evaluator.background
     for steps in (10, 20, 30):
         evaluator.evaluate(steps, 1.0)
     beside.rewards = [WorkerLostError("it has died")]
     evaluator.saving.failed["a snapshot to evaluate"] = "no room"
-    evaluator.finish(lambda: True)
-    assert said[1:] == [
-        "[EVAL] no evaluation beside training: it has died (2 that waited are lost); from now on it is done in the "
-        "training"
+    evaluator.collect()
+    assert beside.closed
+    lost = "(2 that waited are lost)"
+    assert said == [
+        f"[EVAL] no evaluation beside training: it has died{hint} {lost}; from now on it is done in the training"
     ]
-    assert evaluator.saving.failed == {}
+    assert evaluator.saving.failed == {}, "no snapshot is missed"
+    evaluator.evaluate(40, 2.0)
+    assert [row["env_steps"] for row in evaluator.log.rows] == [40]
 
 
-def test_what_never_comes_back_is_given_up(parts: Any):
+def test_what_never_comes_back_is_given_up_and_a_stopped_run_waits_for_nothing(parts: Any):
     make, said, _, _ = parts
-    evaluator = make(beside=True)
-    evaluator.evaluate(10, 1.0)
-    evaluator.finish(lambda: True)
-    assert said[-1] == "1 evaluations were given up: they took too long"
-
-
-def test_a_stopped_run_waits_for_nothing(parts: Any):
-    make, said, _, _ = parts
-    evaluator = make(beside=True)
-    evaluator.evaluate(10, 1.0)
-    evaluator.finish(lambda: False)
-    assert evaluator.log.rows == []
-    assert said == []
-
-
-@pytest.mark.parametrize("beside", [True, False])
-def test_a_run_is_evaluated_on_the_way_either_way(fasttrain: RunCommand, beside: bool):
-    done = fasttrain("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "total_timesteps=2048", "checkup=off",
-                     "algo.rollout_size=512", "batch_size=64", "num_envs=4", "vec_env=dummy", "eval.episodes=4",
-                     "eval_every=512", f"eval_async={beside}".lower())  # fmt: skip
-    assert done.exit_code == 0, done.err
-    summary = done.json("summary.json")
-    assert [row["env_steps"] for row in summary["evaluations"]] == [512, 1024, 1536, 2048][
-        : len(summary["evaluations"])
-    ]
-    assert summary["evaluations"], "at least the first comes back"
-    assert (done.folder / "best_model.zip").is_file()
-    assert not (done.folder / "evaluating").exists()
-    assert ("eval_beside_s" in summary) == beside
+    for goes_on, last in ((False, []), (True, ["1 evaluations were given up: they took too long"])):
+        evaluator = make(beside=True)
+        evaluator.evaluate(10 + goes_on, 1.0)
+        evaluator.finish(lambda goes_on=goes_on: goes_on)
+        assert (evaluator.log.rows, said[-1:]) == ([], last)

@@ -36,16 +36,7 @@ def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):
     assert {path.name for path in tmp_path.iterdir()} == {"progress.csv"}
 
 
-def test_a_file_that_was_not_there_is_begun(tmp_path: Path):
-    logger = make_logger(configured("loggers=[csv,stdout]"), tmp_path, continued=True)
-    cut_back(logger, 0)
-    logger.record(STEPS, 1)
-    logger.dump(1)
-    logger.close()
-    assert (tmp_path / "progress.csv").read_text() == f"{STEPS}\n1\n"
-
-
-def test_without_a_list_it_is_as_the_flags_say(tmp_path: Path):
+def test_a_list_or_flags_choose_the_loggers_and_wrong_ones_are_told(tmp_path: Path):
     typed = ("train_log_to_file=true", "train_log_to_console=false")
     found = []
     for flags in (typed, ("train_log_enabled=false",), (*typed, "loggers=[]")):
@@ -53,6 +44,10 @@ def test_without_a_list_it_is_as_the_flags_say(tmp_path: Path):
         found.append([type(writer).__name__ for writer in logger.output_formats])
         logger.close()
     assert found == [["CSVOutputFormat"], [], []]
+    entry = '{callback: "stable_baselines3.common.callbacks:EvalCallback", eval_env: CartPole-v1}'
+    config = configured("env.id=CartPole-v1", "algo=ppo", f"callbacks=[{entry}]")
+    with pytest.raises(ConfigError, match=r"EvalCallback could not be made.*; without eval_env it gets the run's own"):
+        UsersCallbacks(config, PhaseClock(), lambda: pytest.fail("none is wanted"))
 
 
 @pytest.mark.parametrize("method", ["write", "close"])
@@ -78,10 +73,3 @@ def test_a_writer_of_the_users_that_raises_is_left_out(method: str):
     assert line.startswith(f"warning: logger Broken.{method} failed: ")
     assert "test_loggers.py:" in line
     assert watched.failed in line, "which ends the run with exit code 1"
-
-
-def test_an_evaluation_env_given_as_text_is_told():
-    entry = '{callback: "stable_baselines3.common.callbacks:EvalCallback", eval_env: CartPole-v1}'
-    config = configured("env.id=CartPole-v1", "algo=ppo", f"callbacks=[{entry}]")
-    with pytest.raises(ConfigError, match=r"EvalCallback could not be made.*; without eval_env it gets the run's own"):
-        UsersCallbacks(config, PhaseClock(), lambda: pytest.fail("none is wanted"))

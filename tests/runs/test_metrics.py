@@ -1,5 +1,3 @@
-"""The figures that Prometheus reads."""
-
 from __future__ import annotations
 
 import re
@@ -12,11 +10,10 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import metrics
-from fasttrain.runs.metrics import Endpoint, check_metrics, endpoint_of, serving
+from fasttrain.runs.metrics import Endpoint, check_metrics, serving
 from fasttrain.runs.progress import Progress
 from fasttrain_engines.figures import figures
 from fasttrain_engines.stats import Tally
@@ -58,10 +55,8 @@ def test_they_are_served_as_they_are_when_asked_and_no_longer(monkeypatch: pytes
     check_metrics(settings)
 
     def scraped() -> dict[str, float]:
-        request = Request(
-            f"http://127.0.0.1:{settings.port}/metrics", headers={"Accept": "application/openmetrics-text"}
-        )
-        with urlopen(request, timeout=10) as answer:
+        where, headers = f"http://127.0.0.1:{settings.port}/metrics", {"Accept": "application/openmetrics-text"}
+        with urlopen(Request(where, headers=headers), timeout=10) as answer:
             text = answer.read().decode()
         list(import_module("prometheus_client.openmetrics.parser").text_string_to_metric_families(text))  # it is valid
         return {name: float(value) for name, value in re.findall(r"^([^#\n].*) (\S+)$", text, re.M)}
@@ -89,15 +84,3 @@ def test_without_a_port_nothing_is_needed(monkeypatch: pytest.MonkeyPatch):
         pass
     with pytest.raises(ConfigError, match=r"loggers: prometheus: .* pip install 'fasttrain\[metrics\]'"):
         check_metrics(Endpoint(9100))
-
-
-def test_the_loggers_say_where_they_are_served():
-    def given(entry: str) -> Endpoint | None:
-        return endpoint_of(configured("env.id=CartPole-v1", "algo=ppo", f"loggers=[csv,{entry}]"))
-
-    assert given("stdout") is None
-    assert given("{logger: prometheus, port: 9100}") == Endpoint(9100, "127.0.0.1")
-    assert given("{logger: prometheus, port: 9100, host: '::'}") == Endpoint(9100, "::")
-    for wrong in ("prometheus", "{logger: prometheus, port: 0}", "{logger: prometheus, port: 1, x: 2}"):
-        with pytest.raises(ConfigError, match="^loggers: prometheus: expected {logger: prometheus, port: 9100}"):
-            given(wrong)

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import json
+import os
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
 import pytest
 
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.progress import Progress, clock_text
+from fasttrain.runs import progress as status
+from fasttrain.runs.progress import EVALUATING, STATUS, LearningCurve, Moments, Progress, StatusFile, clock_text
 
 
 @pytest.fixture
@@ -16,10 +24,15 @@ def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
 
 
 def test_rates_and_eta(progress: Progress):
-    assert progress.steps_per_s == 100.0
-    assert progress.eta_s == 30.0
-    progress.env_steps = 5000
+    assert (progress.steps_per_s, progress.eta_s) == (100.0, 30.0)
+    progress.max_s = 25.0
+    assert progress.eta_s == 15.0
+    progress.max_s = 5.0
     assert progress.eta_s == 0.0
+    progress.env_steps, progress.max_s = 5000, None
+    assert progress.eta_s == 0.0
+    assert sum(progress.shares().values()) == pytest.approx(1.0)
+    assert [clock_text(seconds) for seconds in (7, 754, 3723, 59.6)] == ["0:07", "12:34", "1:02:03", "1:00"]
 
 
 def test_eta_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch):
@@ -48,23 +61,20 @@ def test_episodes_and_wins(progress: Progress):
 
 
 def test_line_says_it_all(progress: Progress):
-    progress.add_episode(1.5, {"is_win": True, "ticks": 70})
+    assert progress.mean_terms() == {}
+    progress.add_episode(1.5, {"is_win": True, "is_draw": False, "ticks": 70, "reward_terms": {"vp": 1.0, "win": 1.0}})
     line = progress.line()
     assert line.startswith(
         "1,000/4,000 steps 25 % · 100 steps/s · 0.1 episodes/s · 7 ticks/s · ETA 0:30 · reward 1.5 · win 100.0 % · env "
     )
+    progress.add_episode(
+        1.5, {"is_win": False, "is_draw": True, "vp_diff": 4, "reward_terms": {"vp": 2.0, "win": -1.0}}
+    )
+    assert "win 50.0 %, draw 50.0 % · score +4 · env" in progress.line()
+    assert progress.mean_terms() == {"vp": 1.5, "win": 0.0}
 
 
-def test_draws_and_scores_where_there_are_any(progress: Progress):
-    progress.add_episode(1.5, {"is_win": True, "is_draw": False, "vp_diff": 4})
-    assert "win 100.0 % · score +4 · env" in progress.line()
-    progress.add_episode(1.5, {"is_win": False, "is_draw": True, "score_diff": -1})
-    assert "win 50.0 %, draw 50.0 % · score +1.5 · env" in progress.line()
-
-
-def test_the_line_says_what_reward_gains_per_hour_where_that_is_known(
-    progress: Progress, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_line_says_what_reward_gains_per_hour(progress: Progress, monkeypatch: pytest.MonkeyPatch):
     assert progress.trend() == ""
     now = [0.0]
     monkeypatch.setattr("fasttrain.runs.progress.time.perf_counter", lambda: now[0])
@@ -77,24 +87,101 @@ def test_the_line_says_what_reward_gains_per_hour_where_that_is_known(
     assert " · reward 5.99 +1.2/h · env" in progress.line()
 
 
-def test_minutes_shorten_the_eta(progress: Progress):
-    progress.max_s = 25.0
-    assert progress.eta_s == 15.0
-    progress.max_s = 5.0
-    assert progress.eta_s == 0.0
+def test_moments_are_those_of_numpy():
+    values = np.random.default_rng(0).normal(1e6, 2.0, 500)
+    moments = Moments()
+    assert moments.error == np.inf
+    for value in values.tolist():
+        moments.add(value)
+    assert (moments.count, moments.mean) == (500, pytest.approx(values.mean()))
+    assert moments.error == pytest.approx(values.std(ddof=1) / np.sqrt(500))
 
 
-def test_reward_terms_are_means_per_episode(progress: Progress):
-    assert progress.mean_terms() == {}
-    progress.add_episode(1.0, {"reward_terms": {"vp": 1.0, "win": 1.0}})
-    progress.add_episode(1.0, {"reward_terms": {"vp": 2.0, "win": -1.0}})
-    assert progress.mean_terms() == {"vp": 1.5, "win": 0.0}
+def curve_of(
+    rewards: np.ndarray, seconds_each: float = 1.0, total: int = 100_000, steps_each: int = 100
+) -> LearningCurve:
+    curve = LearningCurve(total)
+    for number, reward in enumerate(rewards.tolist(), start=1):
+        curve.add(number * steps_each, number * seconds_each, reward)
+    return curve
 
 
-def test_shares_sum_to_one(progress: Progress):
-    assert sum(progress.shares().values()) == pytest.approx(1.0)
+def test_the_slope_is_that_of_the_recent_quarter_where_it_means_something():
+    episodes = np.arange(1000)
+    rewards = np.where(episodes < 700, 0.0, (episodes - 700) * 0.1) + np.random.default_rng(0).normal(0, 1.0, 1000)
+    slope = curve_of(rewards).slope_per_hour()
+    assert slope == pytest.approx(0.1 * 3600, rel=0.05), "0.1 per episode of one second"
+    noise = np.random.default_rng(1)
+    assert LearningCurve(1000).slope_per_hour() is None
+    assert curve_of(np.arange(300.0)).slope_per_hour() is None, "75 episodes are too few"
+    assert curve_of(np.arange(400.0)).slope_per_hour() == pytest.approx(3600.0)
+    level = [curve_of(noise.normal(5, 1.0, 1000)).slope_per_hour() for _ in range(40)]
+    assert sum(slope is not None for slope in level) <= 6, "noise around a level is no slope"
+    assert curve_of(np.arange(1000.0), total=10**8).slope_per_hour() is None, "one stretch has no slope"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(7, "0:07"), (754, "12:34"), (3723, "1:02:03"), (59.6, "1:00")])
-def test_clock_text(seconds: float, text: str):
-    assert clock_text(seconds) == text
+def test_reward_per_hour_is_last_fifth_minus_first_fifth_and_memory_is_bounded():
+    rewards = np.repeat([1.0, 7.0, 2.0, 9.0, 4.0], 200)
+    # Middles of the fifths: 800 episodes of 9 s, that is two hours, apart.
+    assert curve_of(rewards, seconds_each=9.0).reward_per_hour() == pytest.approx((4 - 1) / 2, rel=0.01)
+    stopped = curve_of(np.repeat([1.0, 2.0, 3.0, 4.0, 5.0], 20), seconds_each=45.0)
+    assert stopped.reward_per_hour() == pytest.approx(4.0, rel=0.02), "of what was trained alone"
+    assert LearningCurve(1000).reward_per_hour() is None
+    assert curve_of(np.ones(40), total=4000).reward_per_hour() is None
+    assert curve_of(np.ones(60), total=6000).reward_per_hour() == 0.0
+    curve = LearningCurve(1_000_000)
+    for number in range(50_000):
+        curve.add(number * 20, float(number), 0.0)
+    assert len(curve._stretches) == 1000
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> StatusFile:
+    return StatusFile(tmp_path, Progress(4000, PhaseClock(), env_steps=1000), lambda: "one\nline \x1b[31m")
+
+
+def content(folder: Path) -> Any:
+    return json.loads((folder / STATUS).read_text())
+
+
+def test_status_says_what_the_live_line_knows(file: StatusFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file.write()
+    said = content(tmp_path)
+    assert (said["phase"], said["env_steps"], said["total_timesteps"]) == ("training", 1000, 4000)
+    assert (said["reward"], said["win_rate"], said["pid"]) == (None, None, os.getpid())
+    assert said["eta_s"] > 0 < said["steps_per_s"]
+    assert said["said"] == "one line \N{REPLACEMENT CHARACTER}[31m"
+    assert os.listdir(tmp_path) == [STATUS], "nothing half written is left"
+    file._progress.add_episode(float("nan"), {})
+    with file.doing(EVALUATING):
+        assert content(tmp_path)["phase"] == "evaluating"
+        assert content(tmp_path)["eta_s"] is None
+    file.write()
+    assert (content(tmp_path)["phase"], content(tmp_path)["reward"]) == ("training", None)
+    (tmp_path / STATUS).unlink()
+    monkeypatch.setattr(status, "write_whole", Mock(side_effect=OSError(28, "No space left on device")))
+    file.now("done")
+    assert not (tmp_path / STATUS).exists()
+
+
+def test_a_tick_writes_at_most_every_two_seconds(file: StatusFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = [10.0]
+    monkeypatch.setattr(status.time, "perf_counter", lambda: clock[0])
+    assert file.tick(10.0) == 12.0
+    (tmp_path / STATUS).unlink()
+    assert file.tick(11.9) == 12.0
+    assert not (tmp_path / STATUS).exists()
+    clock[0] = 12.0
+    assert file.tick(12.0) == 14.0
+    assert (tmp_path / STATUS).exists()
+
+
+def test_a_slow_disk_is_written_to_less_often(file: StatusFile, monkeypatch: pytest.MonkeyPatch):
+    clock = iter([0.0, *[0.0] * 2, 0.5, 0.5])
+
+    def slow(*_: Any) -> None:
+        monkeypatch.setattr(status.time, "perf_counter", lambda: 0.5)
+
+    monkeypatch.setattr(status.time, "perf_counter", lambda: next(clock, 0.5))
+    monkeypatch.setattr(status, "write_whole", slow)
+    assert file.tick(0.0) == pytest.approx(500.0), "half a second is a thousandth of 500"

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from conftest import configured
+from conftest import Finished, RunCommand, configured
+from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs.parts import Course
 from fasttrain.runs.progress import LearningCurve, Progress
 from fasttrain.runs.state import (
+    check_identity,
     course_state,
     curve_state,
+    digest_of,
+    identity,
+    is_retraced,
     load_course,
     load_curve,
     load_progress,
@@ -23,6 +30,7 @@ from fasttrain.runs.state import (
     stopping_state,
 )
 from fasttrain.runs.stopping import Stopping
+from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.spec.config import StopConfig
 from toys import toy_gym_vec
 
@@ -88,3 +96,53 @@ def test_the_place_of_an_error_is_named_once():
     with pytest.raises(ValueError, match="broadcast") as caught:
         env.step(np.zeros(2, np.int64))
     assert place_of(caught.value) == "env 1, "
+
+
+@pytest.fixture
+def run(trained: RunCommand) -> Finished:
+    done = trained("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64", "checkup=off",
+                   "eval.episodes=2", "total_timesteps=512", "checkpoint_every=256")  # fmt: skip
+    shutil.rmtree(done.folder / "checkpoints" / "step_000000000512")
+    return done
+
+
+def changed(folder: Path, **parts: object) -> None:
+    """State with other parts, and the manifest that fits it: as if somebody had written it so."""
+    state = {**json.loads((folder / "state.json").read_text()), **parts}
+    files = {name: (folder / name).read_bytes() for name in ("arrays.npz", "model.zip")}
+    CheckpointFolder(folder.parent).publish(256, {"state.json": json.dumps(state).encode(), **files})
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("random", {}), ("run", {"progress": 3, "resumed_at": []}), ("model", {"counters": {"num_timesteps": "many"}}),
+     ("envs", {}), ("random", {"python": None, "numpy": 3})],
+)  # fmt: skip
+def test_what_does_not_fit_is_one_clear_error(run: Finished, fasttrain: RunCommand, part: str, value: object):
+    folder = run.folder / "checkpoints" / "step_000000000256"
+    assert {path.name for path in folder.iterdir()} == {"state.json", "arrays.npz", "model.zip", "manifest.json"}
+    with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
+        assert {"model/_last_obs", "envs/game/games", "random/torch", "model/policy_optimizer/0/exp_avg"} <= set(arrays)
+    changed(folder, **{part: value})
+    fasttrain("resume", f"run={run.folder}").refused("the checkpoint")
+
+
+def test_python_envs_are_noted_and_one_whose_module_was_moved_is_the_same():
+    plain = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy")
+    assert is_retraced(configured(*plain))
+    assert not is_retraced(configured("+profile=speed", "vec_env=native", "checkpoint_every=10"))
+    found = identity(configured(*plain))
+    settings = found.pop("settings")
+    assert found == {"algo": "ppo", "env": "CartPole-v1", "num_envs": 12}
+    others = {"seed=3": "seed", "algo.gamma=0.9": "algo.gamma", "env.kwargs.sutton_barto_reward=true": "env.kwargs"}
+    for typed, key in others.items():
+        other = identity(configured(*plain, typed))["settings"]
+        assert [name for name in other if other[name] != settings[name]] == [key]
+    today = configured("env.entry_point=fasttrain_games.skullking.env:SkullKingEnv")
+    stored = identity(today)
+    stored["env"] = "fasttrain.games.skullking.env:SkullKingEnv"
+    stored["settings"]["env.entry_point"] = digest_of(stored["env"])
+    check_identity(stored, today)
+    stored["settings"]["env.entry_point"] = digest_of("another")
+    with pytest.raises(ConfigError, match="the checkpoint is of another env"):
+        check_identity(stored, today)

@@ -1,14 +1,12 @@
-"""A whole run whose games are played with external engines: what it leaves, and what it says."""
-
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,38 +18,37 @@ from pig_games import descendants, engines, overrides, until
 
 TESTS = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
-SMALL = ("num_envs=4", "total_timesteps=2048", "algo.rollout_size=256", "batch_size=64", "algo.n_epochs=1",
-         "algo.net_arch=[8]", "eval.episodes=8", "checkpoint_every=1024", "checkup=off")  # fmt: skip
+SMALL = ("num_envs=4", "total_timesteps=512", "algo.rollout_size=128", "batch_size=64", "algo.n_epochs=1",
+         "algo.net_arch=[8]", "eval.episodes=4", "checkpoint_every=256", "checkup=off")  # fmt: skip
+
+
+def failed_games(folder: Path) -> list[Any]:
+    files = [path for path in (folder / "daemons").iterdir() if path.name.startswith("failed_games")]
+    return [json.loads(line) for path in files for line in path.read_text().splitlines()]
 
 
 @pytest.mark.parametrize("profile", ["speed", "baseline"])
-def test_a_run_with_engines_leaves_every_file_and_no_process(
-    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, profile: str
-):
+def test_a_run_leaves_every_file_and_no_process(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, profile: str):
     before, made = {one.pid for one in descendants()}, list[int]()
     meet = DaemonVecEnv._meet
     monkeypatch.setattr(DaemonVecEnv, "_meet", lambda env, *rest: made.append(env._count) or meet(env, *rest))
-    done = fasttrain(f"+profile={profile}", *overrides("--fault", "close=0.01"), *SMALL, "eval_every=700")
-    assert done.exit_code == 0, done.err
+    done = fasttrain(f"+profile={profile}", *overrides("--fault", "close=0.02"), *SMALL, "eval_every=180").ok()
     assert made == [1, 4], "to look at its spaces, and to train: evaluations play with the training's"
     assert until(lambda: not {one.pid for one in descendants()} - before)
     config, summary, perf = done.json("plan.json")["config"], done.json("summary.json"), done.json("perf.json")
     assert (config["vec_env"], config["schedule"]) == ("daemons", "first_ready" if profile == "speed" else "lockstep")
-    assert (summary["status"], summary["quality"]["episodes"]) == ("done", 8)
+    assert (summary["status"], summary["quality"]["episodes"]) == ("done", 4)
     engines = summary["engines"]
     assert len(engines["daemons"]) == 2
     lost = engines["lost_games"]["closed"]["games"]
     assert lost > 0
-    assert engines["decisions"] + lost >= summary["env_steps"] == 2048, "a decision that lost its game is a step"
+    assert engines["decisions"] + lost >= summary["env_steps"] == 512, "a decision that lost its game is a step"
     assert perf["engines"].keys() == engines.keys()
     each = dict(re.findall(r"of a game's time (\w+)_ms +([\d.]+)", done.out))
     assert each.keys() >= {"engine", "decode", "queue"}
     assert f"{lost} games were lost" in done.out
-    with (done.folder / "episodes.csv").open() as file:
-        won = [row["return"] for row in csv.DictReader(file)]
-    assert set(won) == {"1.0", "-1.0"}, "a lost game is no result"
-    files = [path for path in (done.folder / "daemons").iterdir() if path.name.startswith("failed_games")]
-    failed = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    assert {won for won, _ in done.episodes()} == {1.0, -1.0}, "a lost game is no result"
+    failed = failed_games(done.folder)
     assert {one["cause"] for one in failed} == {"closed"}
     assert len(failed) >= lost, "and the evaluations'"
     assert len(summary["evaluations"]) == 2
@@ -59,9 +56,7 @@ def test_a_run_with_engines_leaves_every_file_and_no_process(
 
 
 @pytest.mark.parametrize("pipes", [False, True])
-def test_evaluations_start_no_engine_and_change_the_training_only_where_its_games_end(
-    fasttrain: RunCommand, pipes: bool
-):
+def test_evaluations_start_no_engine(fasttrain: RunCommand, pipes: bool):
     most, done = 0, threading.Event()
 
     def count() -> None:
@@ -73,9 +68,9 @@ def test_evaluations_start_no_engine_and_change_the_training_only_where_its_game
     counting.start()
     more = ("daemons.games_per_daemon=1", "num_envs=2") if pipes else ("eval_async=true",)
     settings = ("+profile=speed", "schedule=lockstep", *overrides(*["--stdio"] * pipes), *SMALL, *more,
-                "total_timesteps=512")  # fmt: skip
+                "total_timesteps=256")  # fmt: skip
     try:
-        runs = [fasttrain(*settings, f"eval_every={every}") for every in ((250,) if pipes else (250, 0))]
+        runs = [fasttrain(*settings, f"eval_every={every}") for every in ((100,) if pipes else (100, 0))]
     finally:
         done.set()
         counting.join()
@@ -96,29 +91,22 @@ def test_an_engine_that_asks_for_both_sides_trains_by_self_play(fasttrain: RunCo
     game = ("env.backend=daemons", f"daemons.command=[{engine}]", "daemons.games_per_daemon=1",
             "env.game=alternating_games:GAME")  # fmt: skip
     monkeypatch.setattr("fasttrain.runs.batches.MANY_REFUSED", 0.02)  # random play has 1 decision in 16 refused
-    done = fasttrain("+profile=speed", *game, "opponent=self", *SMALL, "checkup=warn")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("+profile=speed", *game, "opponent=self", "self_play.every=1", *SMALL, "checkup=warn").ok()
     assert "warning mask_not_respected: the engine refused" in done.out, "it takes no action twice, and names all"
     config, summary = done.json("plan.json")["config"], done.json("summary.json")
     assert (config["schedule"], config["vec_env"]) == ("lockstep", "daemons")
     assert summary["self_play"]["snapshots"] > 0
-    assert summary["quality"]["episodes"] == 8
+    assert summary["quality"]["episodes"] == 4
     assert summary["quality"]["mean_reward"] >= 0, "the bot names 0 and takes nothing away"
-    assert summary["engines"]["decisions"] > summary["env_steps"] >= 2048, "the other side's are the engine's too"
+    assert summary["engines"]["decisions"] > summary["env_steps"] >= 512, "the other side's are the engine's too"
     alone = ("env.entry_point=alternating_games:Alternating", *(text for text in game if "env.game" not in text))
-    done = fasttrain("+profile=speed", *alone, "opponent=self", *SMALL)
-    assert (done.exit_code, "chooses them in a GameSpec" in done.err) == (2, True)
+    fasttrain("+profile=speed", *alone, "opponent=self", *SMALL).refused("chooses them in a GameSpec")
 
 
-@pytest.mark.parametrize("algo", ["maskable_recurrent_ppo", "maskable_ppo"])
-def test_a_refused_action_is_asked_again(fasttrain: RunCommand, algo: str):
+@pytest.mark.parametrize("algo", [["algo=maskable_recurrent_ppo", "algo.lstm_hidden_size=16"], ["algo=maskable_ppo"]])
+def test_a_refused_action_is_asked_again(fasttrain: RunCommand, algo: list[str]):
     """Of one that remembers too: it forgets that it was asked."""
-    game = overrides("--fault", "refuse=0.02")
-    memory = ("algo.lstm_hidden_size=16",) if algo == "maskable_recurrent_ppo" else ()
-    done = fasttrain("+profile=speed", *game, *SMALL, f"algo={algo}", *memory)
-    assert done.exit_code == 0, done.err
+    done = fasttrain("+profile=speed", *overrides("--fault", "refuse=0.05"), *SMALL, *algo).ok()
     engines = done.json("summary.json")["engines"]
-    files = [path for path in (done.folder / "daemons").iterdir() if path.name.startswith("failed_games")]
-    failed = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     assert engines["refused"] > 0
-    assert (engines["lost_games"], failed) == ({}, [])
+    assert (engines["lost_games"], failed_games(done.folder)) == ({}, [])
