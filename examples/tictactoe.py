@@ -63,7 +63,7 @@ class TicTacToe:
         self._begin(np.asarray(indices))
 
     def step(self) -> None:
-        """The learner's move, then the opponent's; boards that are decided begin anew."""
+        """The learner's move, then the opponent's; boards that are decided start again."""
         slots, everyone, actions = self.slots, np.arange(self.num_envs), self.slots.actions
         if len(illegal := np.flatnonzero(self.boards[everyone, actions] != 0)):
             index = int(illegal[0])

@@ -115,7 +115,7 @@ def _make(extras: list[str]) -> None:
     try:
         _install(f".[{','.join(extras)}]" if extras else ".")
     except RuntimeError:
-        if stamp:  # what failed was an upgrade, and it ended by itself: the next use goes on from here
+        if stamp:  # what failed was an upgrade, and it ended by itself: the next use continues from here
             UNFINISHED.unlink(missing_ok=True)
         raise
     _record({"inputs": _inputs(), "python": _version(), "extras": extras, "made": made})

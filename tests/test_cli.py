@@ -71,14 +71,14 @@ def test_a_crash_keeps_the_end_of_its_traceback(fasttrain: RunCommand, tmp_path:
 
 DQN = ["algo=dqn", "env.id=CartPole-v1"]
 FOREIGN = (
-    "algo.rollout_size means nothing for algo=dqn (only for maskable_ppo, ppo, recurrent_ppo, maskable_recurrent_ppo, "
-    "a2c, trpo); leave it out"
+    "algo.rollout_size has no effect with algo=dqn (only for maskable_ppo, ppo, recurrent_ppo, maskable_recurrent_ppo, "
+    "a2c, trpo); remove it"
 )
 PROFILES = "profile= is empty; choose from balance, baseline, debug, exact, speed"
-TAU = "algo.tau means nothing for algo=maskable_ppo (only for dqn, qrdqn, sac, td3, ddpg, tqc); leave it out"
+TAU = "algo.tau has no effect with algo=maskable_ppo (only for dqn, qrdqn, sac, td3, ddpg, tqc); remove it"
 CHDIR = (
     "hydra.job.chdir=true: fasttrain writes into the run's folder by itself, and finds your modules and folders from "
-    "where the command was typed; leave it out"
+    "where the command was typed; remove it"
 )
 
 
@@ -87,7 +87,7 @@ CHDIR = (
     [
         (["tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
         (["+tune.sampler=optuna"],
-         "tune.sampler is no setting any more: settings are drawn at random, the best go on; leave it out"),
+         "tune.sampler is no setting any more: settings are drawn at random, the best go on; remove it"),
         (["hydra.job.chdir=true"], CHDIR),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
@@ -97,7 +97,7 @@ CHDIR = (
         ([*DQN, "++algo.rollout_size=64"], FOREIGN),
         (["algo.tau=1"], TAU),
         (["algo.gama=1"], "unknown key 'algo.gama'; did you mean 'algo.gamma' or 'algo.name'?"),
-        (["train", "run=x"], "run=x means nothing for train; to evaluate that run: fasttrain eval run=…"),
+        (["train", "run=x"], "run=x has no effect with train; to evaluate that run: fasttrain eval run=…"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(fasttrain: RunCommand, arguments: list[str], message: str):
@@ -125,7 +125,7 @@ def test_an_os_error_while_running_stays_a_crash(fasttrain: RunCommand, monkeypa
 def test_too_little_memory_is_one_line(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, text: str, said: str):
     full, smaller = Mock(side_effect=MemoryError(text)), "algo.rollout_size (algo.n_steps) or algo.buffer_size"
     monkeypatch.setattr(cli.commands, "implementation", lambda name: full)
-    told = f"fasttrain: error: not enough memory{said}; take a smaller num_envs, {smaller}\n"
+    told = f"fasttrain: error: not enough memory{said}; use a smaller num_envs, {smaller}\n"
     assert fasttrain("num_envs=4")[::2] == (2, told)
     monkeypatch.setattr(cli, "_dispatch", full)  # before the task
     assert fasttrain()[::2] == (2, told)

@@ -18,7 +18,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # start that is a second shorter; 164 and two modules, 172 and three of engines, for what a backend answers, who is
 # asked in place of its name; 10 for the parts of a run, typed; 186 and a module, 55 and one of games, for what a game
 # declares of itself, where it is found, and runs that stored it; 16 for classes that are typed where they were before;
-# 15 for train(…) that goes on with a run; 12 for weights that nest a thing in itself or stand under two names;
+# 15 for train(…) that continues a run; 12 for weights that nest a thing in itself or stand under two names;
 # 95 and four modules for trackers and rl_zoo3's files, found by their names;
 # 95 for engines of other packages that are faulty, which are left out and named, for runs that are read without engines
 # that they did not use, and for metadata that are older than the source; 3 for a game that cannot be loaded;
@@ -40,7 +40,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
     assert {name: size for name, size in weighs.items() if size > CEILINGS[package][name]} == {}, weighs
 
 
-# Lines beside src: what measures, and what sets up. 45 of scripts end pip on Ctrl-C, go on with pip where uv fails, and
+# Lines beside src: what measures, and what sets up. 45 of scripts end pip on Ctrl-C, continue pip where uv fails, and
 # tell an environment that was made here and half an upgrade from others; 5 are the lane
 # with the library of every integration.
 LABORATORY = {"scripts": 419, "benchmarks": 4_141}

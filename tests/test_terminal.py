@@ -37,8 +37,8 @@ def test_lines_are_cut_between_words_and_a_command_stays_whole(width: int, monke
 
 
 def test_columns_that_do_not_fit_stand_below_each_other() -> None:
-    text = "  fasttrain doctor +profile=speed        where the wall is, and what would pay"
-    assert folded(text, 60) == "  fasttrain doctor +profile=speed\n    where the wall is, and what would pay"
+    text = "  fasttrain doctor +profile=speed        where the bottleneck is, and what would pay"
+    assert folded(text, 60) == "  fasttrain doctor +profile=speed\n    where the bottleneck is, and what would pay"
     assert folded(text, 90) == text
     assert folded("a\n\n  b", 60) == "a\n\n  b"
 

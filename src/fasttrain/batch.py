@@ -98,7 +98,7 @@ def draw_choices(rng: Any, dims: Sequence[int], count: int, action_masks: BoolAr
     return np.stack([part.argmax(axis=1) for part in parts], axis=1)
 
 
-NO_LEGAL_ACTION = "End the episode in such a state, offer a pass action, or take env.on_empty_mask=all_legal"
+NO_LEGAL_ACTION = "End the episode in such a state, offer a pass action, or use env.on_empty_mask=all_legal"
 
 
 def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: str) -> None:

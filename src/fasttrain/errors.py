@@ -49,4 +49,4 @@ class CrashedError(FastTrainError):
 def too_little_memory(error: MemoryError) -> str:
     """The message for a MemoryError, with the way out."""
     wanted = f": {error}" if str(error) else ""
-    return f"not enough memory{wanted}; take a smaller num_envs, algo.rollout_size (algo.n_steps) or algo.buffer_size"
+    return f"not enough memory{wanted}; use a smaller num_envs, algo.rollout_size (algo.n_steps) or algo.buffer_size"

@@ -196,7 +196,7 @@ def open_pieces(team: Int64Array, pieces: int) -> None:
 
 @njit_inline
 def begin_work(team: Int64Array, me: int, pieces: int) -> None:
-    """Thread 0 opens `pieces` and calls the others in: for them the kernel begins anew, from its first line."""
+    """Thread 0 opens `pieces` and calls the others in: for them the kernel starts again, from its first line."""
     if me == 0:
         open_pieces(team, pieces)
         if team[SIZE] > 1:

@@ -48,7 +48,7 @@ class _Daemons(Backend):
         daemons, per_daemon = shared_out(self.own(config), config.num_envs, cores)
         if most == "auto" or daemons * per_daemon - config.num_envs >= guests:
             return f"evaluations play {guests} games with the training's engines; the training's wait meanwhile"
-        return f"daemons.games_per_daemon={most}: evaluations end the training's games, which begin anew after them"
+        return f"daemons.games_per_daemon={most}: evaluations end the training's games, which start again after them"
 
 
 BACKEND = _Daemons()

@@ -314,7 +314,7 @@ def prepare(settings: DaemonsConfig) -> None:
             for flag in settings.jvm_flags
         ]
         for flag, why in refused_flags(java, flags).items():
-            raise EnvSpecError(f"daemons.jvm_flags: {java} does not start with {flag}: {why}; leave it out")
+            raise EnvSpecError(f"daemons.jvm_flags: {java} does not start with {flag}: {why}; remove it")
     if settings.build:
         _build(
             tuple(map(str, settings.build)),

@@ -1,7 +1,7 @@
 """Row: the games of one env with an engine, one after another.
 
 A row waits for an action, tells the engine, waits for the next decision and writes it into the shared memory; then the
-trainer hears of the row. What an engine does wrong ends that game alone: its row goes on with another game, and what
+trainer hears of the row. What an engine does wrong ends that game alone: its row continues another game, and what
 was played is marked as lost, never as a result.
 """
 
@@ -50,7 +50,7 @@ READY, STEP, AGAIN = range(3)  # what a row tells: its first decision, what came
 
 
 class Records:
-    """A file of one JSON object a line, begun anew when it has grown too long."""
+    """A file of one JSON object a line, started again when it has grown too long."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -232,7 +232,7 @@ class Pool:
         lacking = -(-self._at_once // takes) - len(self.daemons)
         if lacking > 0 and self.settings.count != "auto":
             self._give_up(
-                f"{at_once}, so that daemons.count={self.settings.count} is too few for num_envs; take "
+                f"{at_once}, so that daemons.count={self.settings.count} is too few for num_envs; use "
                 f"daemons.count=auto, or num_envs={takes * int(self.settings.count)}"
             )
             return

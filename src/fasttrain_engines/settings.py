@@ -108,12 +108,12 @@ def check_daemons(settings: DaemonsConfig, config: Config) -> None:
     beside = settings.recycle.games is not None or settings.recycle.mb is not None  # a successor starts beside it
     if "{port}" in words and last - first + 1 < (count if isinstance(count, int) else min(needed, 2)) + beside:
         also = " and the one more that recycling needs" if beside else ""
-        raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons{also}: take more")
+        raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons{also}: use more")
     if "{port}" not in words and "{socket}" not in words and per_daemon != 1:
         raise ConfigError(
-            "daemons.command names neither {port} nor {socket}, so that its pipes are the only connection: take "
+            "daemons.command names neither {port} nor {socket}, so that its pipes are the only connection: use "
             "daemons.games_per_daemon=1"
         )
     java = re.fullmatch(r"(.*/)?java", str(settings.command[0])) is not None
     if settings.jvm_flags and not java:
-        raise ConfigError("daemons.jvm_flags is for a command that begins with java; leave it out")
+        raise ConfigError("daemons.jvm_flags is for a command that begins with java; remove it")

@@ -81,7 +81,7 @@ class DaemonVecEnv(ExternalVecEnv):
         empty_raises: bool = False,
     ) -> None:
         if sys.platform == "win32":
-            raise EnvSpecError("env.backend=daemons needs Linux or macOS: take WSL")
+            raise EnvSpecError("env.backend=daemons needs Linux or macOS: use WSL")
         prepare(settings)
         self.num_daemons, self.per_daemon = shared_out(settings, num_envs, cores)
         self._temporary = None if folder else tempfile.mkdtemp(prefix="fasttrain-")

@@ -8,7 +8,7 @@ from pathlib import Path
 from fasttrain.native import GameSpec
 
 CONF = Path(__file__).parent / "conf"
-# Its steps cost next to nothing, so that the update is the wall: few large minibatches, as good per env step here.
+# Its steps cost next to nothing, so the update is the bottleneck: few large minibatches, as good per env step here.
 WALL = {"batch_size": 1024, "learning_rate": 1e-3, "n_epochs": 4, "rollout_size": 16384}
 FAST = {
     "eval_episodes": 2000,

@@ -76,5 +76,5 @@ def test_weights_that_were_loaded_are_gone_on_with():
 
 
 def test_several_envs_are_refused():
-    with pytest.raises(ConfigError, match="num_envs=2: ARS plays one candidate after the other; take num_envs=1"):
+    with pytest.raises(ConfigError, match="num_envs=2: ARS plays one candidate after the other; use num_envs=1"):
         ARS("MlpPolicy", make_vec_env("CartPole-v1", n_envs=2))

@@ -169,7 +169,7 @@ def test_without_a_cell_the_policy_is_stocks_and_kernels_serve_lstms_alone():
 
 def test_what_does_not_go_with_a_cell_is_refused():
     for kwargs, message in (
-        ({"cell": "mingru"}, "cell=mingru: take lstm or gru"),
+        ({"cell": "mingru"}, "cell=mingru: use lstm or gru"),
         ({"cell": "gru", "lstm_kwargs": {"bias": False}}, "cell=gru with lstm_kwargs={'bias': False}"),
     ):
         with pytest.raises((ConfigError, ValueError), match=message):

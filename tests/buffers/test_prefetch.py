@@ -221,7 +221,7 @@ def test_a_copy_begins_without_a_thread(clone: Any, sampler: Prefetching):
     other.close()
     sampler.close()
     assert threads() == []
-    assert sampler.block(storage, 2, 4).batches.rows.shape == (2, 4), "a closed one begins anew"
+    assert sampler.block(storage, 2, 4).batches.rows.shape == (2, 4), "a closed one starts again"
 
 
 @pytest.fixture

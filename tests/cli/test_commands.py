@@ -45,7 +45,7 @@ def test_a_misspelt_command_names_the_right_one_and_owned_keys_exist():
 
 @pytest.mark.parametrize("command", ["train", "doctor"])
 def test_a_key_of_another_command_is_refused_with_its_value(command: str):
-    with pytest.raises(ConfigError, match=f"^gate.margin=2 means nothing for {command}; to judge candidates: "):
+    with pytest.raises(ConfigError, match=f"^gate.margin=2 has no effect with {command}; to judge candidates: "):
         refuse_foreign_keys(command, ["num_envs", "gate.margin"], ["num_envs=3", "gate.margin=1", "gate.margin=2"])
     refuse_foreign_keys("compare", ["num_envs", "gate.margin"], ["num_envs=3", "gate.margin=1"])
 
@@ -103,5 +103,5 @@ def test_options_of_a_command():
         assert prepare("doctor", typed, ["+profile=speed"]) == ([], ["+profile=speed", "doctor.test=env"])
     for command in ("eval", "play", "export"):
         assert "trust=true" in prepare(command, ["--trust"], ["run=x"])[1]
-    with pytest.raises(ConfigError, match="--trust means nothing for resume; eval, play, export load models"):
+    with pytest.raises(ConfigError, match="--trust has no effect with resume; eval, play, export load models"):
         prepare("resume", ["--trust"], ["run=x"])

@@ -57,8 +57,8 @@ def test_the_file_that_is_asked_for_or_has_a_former_setting_is_named(fasttrain: 
         (["--config-dir="], "--config-dir=: no such folder"),
         (["--config-dir", "/no/such"], "--config-dir=/no/such: no such folder"),
         (["--config-path", "x"], "--config-path means nothing here"),
-        (["--resolve"], "--resolve means nothing without --cfg"),
-        (["-m", "--cfg", "job"], "--multirun --cfg: leave all but one of them out"),
+        (["--resolve"], "--resolve has no effect without --cfg"),
+        (["-m", "--cfg", "job"], "--multirun --cfg: remove all but one of them"),
     ],
 )
 def test_options_are_checked_before_hydras_parser_ends_the_process(arguments: list[str], told: str):
@@ -96,7 +96,7 @@ def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttr
         ("num_envs=${nothing}", "num_envs=${nothing}: Interpolation key 'nothing' not found"),
         ("env.kwargs=[1]", "env.kwargs=[1]: expected a mapping"),
         ("algo.name=dqn", "algo.name=dqn: choose the algorithm by algo=…"),
-        ("algo=dqn", "algo=ppo algo=dqn: algo is given 2 times; leave one out"),
+        ("algo=dqn", "algo=ppo algo=dqn: algo is given 2 times; remove one"),
     ],
 )
 def test_what_does_not_say_its_argument_is_told_with_it(fasttrain: RunCommand, override: str, told: str):

@@ -47,7 +47,7 @@ def test_a_second_run_is_refused_before_anything_is_written(
     before = content(tmp_path / "it")
     code, _, err = run("seed=1")
     assert code == 2
-    assert "hydra.run.dir=it holds a run (done): take another folder, on_existing=resume goes on with it, " in err
+    assert "hydra.run.dir=it holds a run (done): use another folder, on_existing=resume continues it, " in err
     code, _, err = run("on_existing=maybe")
     assert (code, "on_existing=maybe: not one of refuse, resume, overwrite" in err) == (2, True)
     for other in (["check", "env.id=CartPole-v1"], ["compare", "candidates=[baseline,speed]"], ["-m", "seed=1,2"],
@@ -58,7 +58,7 @@ def test_a_second_run_is_refused_before_anything_is_written(
     (tmp_path / "mine" / "profile").mkdir(parents=True)
     (tmp_path / "mine" / "profile" / "here.yaml").write_text("# @package _global_\nhydra:\n  run:\n    dir: it\n")
     assert main(["--config-dir", str(tmp_path / "mine"), "+profile=here"]) == 2
-    assert capfd.readouterr().err.count("=it holds a run (done): take another folder") == 6
+    assert capfd.readouterr().err.count("=it holds a run (done): use another folder") == 6
     assert content(tmp_path / "it") == before
 
 
@@ -125,9 +125,9 @@ def test_a_sweep_and_a_study_too(
     stored = json.dumps({"arguments": ["-m", "seed=1"], "command": "tune"})
     (tmp_path / "it" / name).write_text(stored)
     assert main(command) == 2
-    assert f"=it holds a {kind}: take another folder, on_existing=resume goes on" in capsys.readouterr().err
+    assert f"=it holds a {kind}: use another folder, on_existing=resume goes on" in capsys.readouterr().err
     assert main([*command, "on_existing=resume"]) == 2
-    wrong = "of other arguments (-m seed=1): take another folder" if kind == "sweep" else "is a study of tune"
+    wrong = "of other arguments (-m seed=1): use another folder" if kind == "sweep" else "is a study of tune"
     assert wrong in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "it").iterdir()] == [name]
     assert (tmp_path / "it" / name).read_text() == stored
@@ -139,5 +139,5 @@ def test_other_commands_have_no_way_on(
     composed = Mock(side_effect=Loader.load_configuration)
     monkeypatch.setattr(Loader, "load_configuration", lambda *given: composed(*given))
     assert main(["check", "env.id=CartPole-v1", "on_existing=resume", f"hydra.run.dir={tmp_path}"]) == 2
-    assert "on_existing=resume means nothing for check; take another folder: hydra.run.dir=…" in capsys.readouterr().err
+    assert "on_existing=resume has no effect with check; use another folder: hydra.run.dir=…" in capsys.readouterr().err
     assert composed.call_count == 1

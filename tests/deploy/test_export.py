@@ -204,4 +204,4 @@ def test_what_cannot_be_exported(fasttrain: RunCommand, monkeypatch: pytest.Monk
 )
 def test_keys_of_export_and_play_mean_nothing_elsewhere(fasttrain: RunCommand, command: str, key: str, way: str):
     told = key.partition("=")[0] if key.startswith("play") else key
-    fasttrain(command, key).refused(f"fasttrain: error: {told} means nothing for {command}; {way}\n")
+    fasttrain(command, key).refused(f"fasttrain: error: {told} has no effect with {command}; {way}\n")

@@ -145,7 +145,7 @@ def test_cart_pole_at_its_own_pace(run: Callable[..., Path], fasttrain: RunComma
         ([], ["output=game.avi"], "output=game.avi: play writes videos; name a file that ends in .mp4 or .gif"),
         ([], ["output=no/game.mp4"], "output=no/game.mp4: name a file in a folder that exists"),
         ([], ["play.human=true"], "output=game.mp4 contradicts play.human=true"),
-        ([], ["play.speed=9"], "play.speed=9 means nothing for output=game.mp4"),
+        ([], ["play.speed=9"], "play.speed=9 has no effect with output=game.mp4"),
         (["env.kwargs.modes=[human]"], [], "draws itself only as human, a video takes pictures: give it a render()"),
         (["env.kwargs.draws=text"], [], "render() gave str <U5 () under render_mode='rgb_array'"),
         (["env.kwargs.draws=late"], [], "render() failed under render_mode='rgb_array': RuntimeError: out of paint"),

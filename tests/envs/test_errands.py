@@ -108,6 +108,6 @@ def test_a_second_env_that_cannot_be_beside_the_first_names_the_way_out():
     kept: Kept = []
     spec = dataclasses.replace(SPEC, kwargs={"alone": True})
     Build(spec)(None, kept)
-    with pytest.raises(EnvSpecError, match="the port is taken .* a second env beside the first: take num_envs=1"):
+    with pytest.raises(EnvSpecError, match="the port is taken .* a second env beside the first: use num_envs=1"):
         Look(spec, 0.1, stays=False)(None, kept)
     assert Look(spec, 0.1, stays=False, copies=False)(None, kept).findings == ()

@@ -41,7 +41,7 @@ def test_everything_that_is_missing_is_named_once(fasttrain: RunCommand, monkeyp
     assert done.exit_code == 1
     assert done.err == (
         f"fasttrain: error: not saved: best_model.zip, episodes.csv, model.zip ({NO_ROOM}); make room, then fasttrain "
-        f"resume run={done.folder} goes on from step_000000000512\n"
+        f"resume run={done.folder} continues from step_000000000512\n"
     )
     for name in ("best_model.zip", "episodes.csv", "model.zip"):
         assert done.out.count(f"warning: {name} could not be written ({NO_ROOM}); the run goes on") == 1

@@ -100,7 +100,7 @@ def test_seeds() -> None:
     other.seed(6)
     states = first_states(one, 3)
     assert first_states(same, 3) == states
-    assert len({str(rows) for rows in states}) == 3, "a reset without a new seed goes on with the stream"
+    assert len({str(rows) for rows in states}) == 3, "a reset without a new seed continues the stream"
     assert other.reset().tolist()[:2] == states[0][1:], "env i is seeded with seed + i"
     one.seed(5)
     assert first_states(one, 3) == states
@@ -192,7 +192,7 @@ def test_what_c_plus_plus_envs_cannot_do_is_said() -> None:
         ("Zzzz", {}, r"no such task; envpool\.list_all_envs\(\) has all"),
         ("Pong-v5", {"frame_skp": 2}, "unknown env.kwargs.frame_skp; did you mean 'frame_skip'.; EnvPool accepts: "),
         ("CartPole-v1", {"reward_threshold": "x"}, "EnvPool refuses env.kwargs=.*'reward_threshold': 'x'.*TypeError"),
-        ("CartPole-v1", {"num_envs": 3}, "env.kwargs.num_envs is set by fasttrain; take num_envs instead"),
+        ("CartPole-v1", {"num_envs": 3}, "env.kwargs.num_envs is set by fasttrain; use num_envs instead"),
         ("CartPole-v1", {"max_episode_steps": 3}, "take env.max_episode_steps instead"),
     ],
 )

@@ -141,7 +141,7 @@ def test_what_has_no_place_is_told_with_the_reason():
         "verbose",
     ]  # fmt: skip
     assert "n_top: TQC has no such argument" in told
-    assert "sde_sample_freq: means nothing without use_sde" in told
+    assert "sde_sample_freq: has no effect without use_sde" in told
     assert left("dqn", double_q=True) == ["double_q: DQN has no such argument"]
     assert left("ppo", rollout_size=64) == ["rollout_size: PPO has no such argument"]
     assert left("ppo", gradient_steps=3) == ["gradient_steps: PPO has no such argument"]

@@ -253,7 +253,7 @@ def test_evaluation_and_zips_hand_over_masks_and_memory(actions: spaces.Space, t
 def test_what_has_no_masks_is_refused():
     with pytest.raises(NoMasksError):
         model_of(SPACES["discrete"], env=RandomEnv).learn(48)
-    with pytest.raises(ConfigError, match=r"Box.* actions have no masks: take RecurrentPPO"):
+    with pytest.raises(ConfigError, match=r"Box.* actions have no masks: use RecurrentPPO"):
         model_of(BOX, env=RandomEnv)
     with pytest.raises(ConfigError, match="policy=RecurrentActorCriticPolicy takes no masks"):
         model_of(SPACES["discrete"], policy=RecurrentActorCriticPolicy)

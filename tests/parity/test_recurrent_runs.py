@@ -114,7 +114,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "kernels": ((*CART, *FAST, "vec_env=dummy", "algo.cell=gru", "fused_update=on"),
                 "fused_update=on: no compiled kernels for this policy (a GRU is computed on PyTorch: "),
     "no such input": ((*CART, *FAST, "algo.memory_inputs=[time]"), "algo.memory_inputs"),
-    "inputs without memory": (("env.id=CartPole-v1", "algo=dqn", INPUTS), "memory_inputs means nothing for algo=dqn"),
+    "inputs without memory": (("env.id=CartPole-v1", "algo=dqn", INPUTS), "memory_inputs has no effect with algo=dqn"),
     "twice": ((*CART, *FAST, "algo.policy_kwargs.cell=gru"), "algo.policy_kwargs.cell is a key of its own"),
     "the LSTM's arguments": ((*CART, *FAST, "vec_env=dummy", "algo.cell=gru",
                               "algo.policy_kwargs.lstm_kwargs={bias: false}"),

@@ -76,9 +76,13 @@ def test_what_updates_take_together_counts_as_one_and_an_empty_window_divides_by
 @pytest.mark.parametrize(
     ("largest", "effective", "told"),
     [
-        ("env_step", {"vec_env": "native"}, "the environment is the wall: a cheaper step"),
-        ("log", {"train_log_enabled": False}, "logging is the wall: raise log_every"),
-        ("eval", {"eval_async": "not applicable"}, "evaluating is the wall: raise eval_every; or lower eval.episodes"),
+        ("env_step", {"vec_env": "native"}, "the environment is the bottleneck: a cheaper step"),
+        ("log", {"train_log_enabled": False}, "logging is the bottleneck: raise log_every"),
+        (
+            "eval",
+            {"eval_async": "not applicable"},
+            "evaluating is the bottleneck: raise eval_every; or lower eval.episodes",
+        ),
     ],
 )
 def test_advice_names_nothing_that_is_in_force(largest: str, effective: dict[str, object], told: str):

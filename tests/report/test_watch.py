@@ -60,7 +60,7 @@ def test_a_training_at_work_and_what_it_says(tmp_path: Path):
         ({"phase": "evaluating"}, True, "", "evaluating"),
         ({"pid": 1}, True, "", "starting"),  # of a process that was there before
         ({"phase": "done"}, True, "", "starting"),
-        ({"time": time.time() + 1e6}, False, "stopped", "dead"),  # gone on with, and killed
+        ({"time": time.time() + 1e6}, False, "stopped", "dead"),  # continued, and killed
         ({"time": time.time() - 100}, False, "stopped", "stopped"),
         ({"host": "elsewhere"}, False, "", "training"),
         ({"host": "elsewhere", "time": time.time() - 1000}, False, "", "dead"),

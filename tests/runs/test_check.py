@@ -104,7 +104,7 @@ def test_a_training_goes_on_after_warnings(fasttrain: RunCommand):
     assert lines[0].startswith("Checkup: 1 finding in ")
     assert lines[1].startswith("  warning unseeded_randomness: ")
     assert "checkup.json" in lines[2]
-    assert lines[3] == "  the env offers action masks and algo=ppo ignores them: take algo=maskable_ppo"
+    assert lines[3] == "  the env offers action masks and algo=ppo ignores them: use algo=maskable_ppo"
     assert (done.folder / "model.zip").is_file()
     assert done.json("checkup.json")["findings"][0]["code"] == "unseeded_randomness"
 

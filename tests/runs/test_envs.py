@@ -130,7 +130,7 @@ POOL = ("env=gym", "env.id=CartPole-v1", "env.backend=envpool", "algo=ppo")
             ("env.entry_point=a:B", "env.backend=envpool", "algo=ppo"),
             "env.entry_point=a:B does not go with env.backend=envpool",
         ),
-        ((*POOL, "algo=maskable_ppo"), "env.id=CartPole-v1 of EnvPool has no action masks: take algo=ppo or dqn"),
+        ((*POOL, "algo=maskable_ppo"), "env.id=CartPole-v1 of EnvPool has no action masks: use algo=ppo or dqn"),
     ],
 )  # fmt: skip
 def test_a_compiled_batch_refuses_what_it_cannot_do(arguments: tuple[str, ...], text: str):

@@ -107,7 +107,7 @@ def test_a_loop_makes_a_folder_each_and_overwrite_begins_anew(shop: Any):
     Path("it/daemons").mkdir(parents=True)
     shop(folder="it", on_existing="overwrite")
     (Path("it") / "daemons").mkdir(exist_ok=True)
-    with pytest.raises(ConfigError, match=r"folder=it holds a run \(done\): take another folder, on_existing=resume"):
+    with pytest.raises(ConfigError, match=r"folder=it holds a run \(done\): use another folder, on_existing=resume"):
         shop(folder="it")
     with pytest.raises(ConfigError, match="it holds this run, finished after 64 steps: nothing is left to do"):
         shop(folder="it", on_existing="resume")

@@ -102,7 +102,7 @@ def test_what_there_is_to_go_on_from_is_wrong(stopped: Finished, fasttrain: RunC
     (stopped.folder / "plan.json").write_text(json.dumps(plan))
     for folder in (stopped.folder / "checkpoints").iterdir():
         (folder / "state.json").unlink()
-    told = "no checkpoint to go on from: step_000000000768: state.json is missing"
+    told = "no checkpoint to continue from: step_000000000768: state.json is missing"
     fasttrain("resume", f"run={stopped.folder}").refused(told)
     shutil.rmtree(stopped.folder / "checkpoints")
     other = trained(*SMALL, "num_envs=4", "total_timesteps=256").folder

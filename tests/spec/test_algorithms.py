@@ -117,11 +117,11 @@ def test_a_stock_algorithm_trains_is_timed_loads_by_its_stock_class_and_resumes(
 def test_spaces_that_do_not_suit_are_told(fasttrain: RunCommand):
     done = fasttrain("algo=sac", "env.id=CartPole-v1")
     assert done.exit_code == 2
-    assert "has Discrete(2) actions, algo=sac needs Box; take another algo: maskable_ppo, ppo," in done.err
+    assert "has Discrete(2) actions, algo=sac needs Box; use another algo: maskable_ppo, ppo," in done.err
 
 
 def test_keys_of_other_algorithms_are_told():
-    with pytest.raises(ConfigError, match=r"algo.double_q means nothing for algo=sac \(only for dqn\)"):
+    with pytest.raises(ConfigError, match=r"algo.double_q has no effect with algo=sac \(only for dqn\)"):
         configured("algo=sac", "env.id=Pendulum-v1", "++algo.double_q=true")
     assert configured("algo=sac", "env.id=Pendulum-v1", "algo.ent_coef=auto_0.1").algo.ent_coef == "auto_0.1"
     assert configured("algo=sac", "env.id=Pendulum-v1", "algo.ent_coef=0.1").algo.ent_coef == 0.1

@@ -52,13 +52,13 @@ def test_settings_that_are_named_exist_and_none_is_refused_that_could_be_taken()
         assert f"algo.{name}" not in keys
         assert set(re.findall(r"([a-z_][a-z_.]*)=", told)) <= keys
     assert instead("batch_size") == instead("algo.gama") == instead("env.seed") == ""
-    assert instead("algo.replay_buffer_kwargs.x").startswith("algo.replay_buffer_kwargs.x is no setting here: take ")
+    assert instead("algo.replay_buffer_kwargs.x").startswith("algo.replay_buffer_kwargs.x is no setting here: use ")
 
 
 def test_the_command_line_says_it_in_one_line(fasttrain: RunCommand):
     done, told = (
         fasttrain("+algo.verbose=1"),
-        "algo.verbose is no setting here: take train_log_to_console=true or false",
+        "algo.verbose is no setting here: use train_log_to_console=true or false",
     )
     assert (done.exit_code, done.err) == (2, f"fasttrain: error: {told}\n")
 

@@ -115,7 +115,7 @@ def test_a_third_package_brings_settings_checks_and_files(tmp_path: Path):
         "boards Board(size=5)", "boards.size=2: must be at least 3",
         "unknown key 'boards.sise'; did you mean 'boards.size' or 'boards'?",
         "boards.size=13: brings bad luck",
-        "boards.size is for games with external engines: take env.backend=boards",
+        "boards.size is for games with external engines: use env.backend=boards",
     ]  # fmt: skip
 
 

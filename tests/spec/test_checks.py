@@ -45,10 +45,10 @@ from fasttrain.spec.removed import lookup
         ("algo=dqn algo.train_freq=[1,day]", "^algo.train_freq=.*day.*: expected a number of vector steps"),
         ("algo=dqn algo.train_freq=[episode]", "^algo.train_freq=.*: expected a number of vector steps"),
         ("algo=dqn algo.train_freq=[1,episode]", "with num_envs=8: episodes of several envs end at different"),
-        ("algo=dqn updates_per_step=0", "^updates_per_step=0: nothing would be learned; take 1 or more, or -1"),
+        ("algo=dqn updates_per_step=0", "^updates_per_step=0: nothing would be learned; use 1 or more, or -1"),
         ("algo=dqn updates_per_step=-2", "^updates_per_step=-2: must be at least -1$"),
-        ("algo=ppo algo.sde_sample_freq=4", "^algo.sde_sample_freq=4 means nothing without algo.use_sde=true"),
-        ("algo=sac algo.use_sde_at_warmup=true", "^algo.use_sde_at_warmup=true means nothing without algo.use_sde"),
+        ("algo=ppo algo.sde_sample_freq=4", "^algo.sde_sample_freq=4 has no effect without algo.use_sde=true"),
+        ("algo=sac algo.use_sde_at_warmup=true", "^algo.use_sde_at_warmup=true has no effect without algo.use_sde"),
         ("algo=ppo algo.use_sde=true algo.sde_sample_freq=-2", "^algo.sde_sample_freq=-2: must be at least -1"),
     ],
 )

@@ -52,7 +52,7 @@ def outcome(plan: RunSpec, flag: str) -> tuple[object, str]:
         (BF16, ("use_amp=on",), "use_amp", ("bfloat16", "layers of 64 units: expect it to be slower")),
         (BF16, ("use_amp=on", f"algo.net_arch=[{AMP_PAYS_FROM_WIDTH}]"), "use_amp", ("bfloat16", "")),
         (CUDA, ("use_compile=auto", ON_CUDA), "use_compile",
-         ("reduce-overhead", f"launching kernels is the wall: {GRAPHS}")),
+         ("reduce-overhead", f"launching kernels is the bottleneck: {GRAPHS}")),
         (CUDA, ("use_compile=on", ON_CUDA), "use_compile", ("default", "")),
         (CUDA, ("use_compile=default", ON_CUDA), "use_compile", ("default", "")),
         (CUDA, ("use_compile=max-autotune", ON_CUDA), "use_compile", ("max-autotune", GRAPHS)),

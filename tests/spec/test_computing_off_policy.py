@@ -51,11 +51,11 @@ def test_prefetch_auto(arguments: tuple[str, ...], machine: Machine, images: boo
         ("algo.dueling=true", "algo.dueling=true engine=stock", "dueling=true with engine=stock.*take engine=fast"),
         ("algo.prioritized=true", "algo.prioritized=true engine=stock", "prioritized=true with engine=stock.*take en"),
         ("algo.loss=mse", "algo.loss=mse engine=stock", "algo.loss=mse with engine=stock.*take engine=fast"),
-        ("algo.prioritized=true algo.per_alpha=0.5", "algo.per_alpha=0.5", "per_alpha means nothing with algo.prior"),
+        ("algo.prioritized=true algo.per_alpha=0.5", "algo.per_alpha=0.5", "per_alpha has no effect with algo.prior"),
         (
             "algo.prioritized=true algo.per_beta=0.5",
             "algo.per_beta=0.5",
-            "per_beta means nothing with algo.prioritized",
+            "per_beta has no effect with algo.prioritized",
         ),
         ("algo.n_steps=1", "algo.n_steps=0", "algo.n_steps=0"),
         ("algo.n_steps=100", "algo.n_steps=200", "algo.n_steps=200"),
@@ -129,7 +129,7 @@ def test_the_plan_says_how_far_back_it_learns():
 def test_a_last_minibatch_of_one_row_is_refused():
     told = (
         "batch_size=93 with a rollout of 16 × 64 steps: the last minibatch has one row, whose advantage cannot be "
-        "normalised; take another batch_size, or algo.normalize_advantage=false"
+        "normalised; use another batch_size, or algo.normalize_advantage=false"
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):
         recurrent_plan("batch_size=93")

@@ -52,7 +52,7 @@ def test_what_is_typed_and_exported_is_read(typed: list[str], environment: dict[
         ([], {"FASTTRAIN_NUM_ENV": "3"}, "did you mean 'FASTTRAIN_NUM_ENVS'"),
         ([], {"FASTTRAIN_SEED": "3"}, "only flags have one; type seed=3"),
         (["use_amp=off", "amp_dtype=float16"], {}, "amp_dtype=float16 contradicts use_amp=off: they are one setting"),
-        (["use_subproc_envs=maybe"], {}, "use_subproc_envs=maybe: another name for workers .false: 0.; take workers=…"),
+        (["use_subproc_envs=maybe"], {}, "use_subproc_envs=maybe: another name for workers .false: 0.; use workers=…"),
         (["use_subproc_envs=false,true"], {}, "use_subproc_envs=false,true: another name for workers"),
         (["use_subproc_envs=0", "num_workers=2"], {}, "num_workers=2 contradicts use_subproc_envs=0"),
         (["workers=2", "num_workers=3"], {}, "num_workers=3 contradicts workers=2"),

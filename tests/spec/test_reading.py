@@ -53,7 +53,7 @@ def test_values_are_of_the_default_job_its_game_and_its_profile():
         (["algo.policy=MlpPolici"], "^algo.policy=MlpPolici: not one of auto, MlpPolicy, .*did you mean 'MlpPolicy'"),
         (["algo.name=abc"], "^algo.name=abc: not one of ppo"),
         (["algo=recurrent_ppo", "algo.policy=MlpPolicy"], "algo.policy=MlpPolicy: .*did you mean 'MlpLstmPolicy'"),
-        (["algo=ppo", "+algo.tau=1"], r"^algo.tau means nothing for algo=ppo \(only for dqn, .*, tqc\); leave it out$"),
+        (["algo=ppo", "+algo.tau=1"], r"^algo.tau has no effect with algo=ppo \(only for dqn, .*, tqc\); remove it$"),
     ],
 )
 def test_bad_input_is_named(overrides: list[str], message: str):

@@ -62,9 +62,9 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
     ("typed", "told"),
     [
         ("engine_switch_at=5", "engine_switch_at is no setting any more: kernels work once they are compiled"),
-        ("metrics={port: 9100}", "metrics is no setting any more: take loggers=[csv, stdout, {logger: prometheus"),
-        ("metrics.port=9100", "metrics.port is no setting any more: take loggers="),
-        ("+guard.at_limit=stop", "guard.at_limit is no setting any more: take nan_guard=stop or nan_guard=rollback"),
+        ("metrics={port: 9100}", "metrics is no setting any more: use loggers=[csv, stdout, {logger: prometheus"),
+        ("metrics.port=9100", "metrics.port is no setting any more: use loggers="),
+        ("+guard.at_limit=stop", "guard.at_limit is no setting any more: use nan_guard=stop or nan_guard=rollback"),
         ("daemons.recycle.games_=3", "unknown key 'daemons.recycle.games_'; did you mean 'daemons.recycle.games'"),
         ("env.result={won: x}", "unknown key 'env.result.won'"),
         ("checkpoint_every=5h", "checkpoint_every=5h: expected a number of env steps, or minutes as in 5min"),

@@ -82,7 +82,7 @@ def test_workers_of_stock_classes():
     with pytest.raises(ConfigError, match="one worker per env"):
         plan_of(configured(*CART, "num_workers=4"))
     assert plan_of(configured(*CART)).row("workers").effective == 8
-    with pytest.raises(ConfigError, match="workers=4 means nothing with vec_env=dummy"):
+    with pytest.raises(ConfigError, match="workers=4 has no effect with vec_env=dummy"):
         plan_of(configured("vec_env=dummy", *CART, "num_workers=4"), workers=TYPED)
     assert plan_of(fast("vec_env=dummy")).row("workers").effective == NOT_APPLICABLE
 
@@ -150,7 +150,7 @@ def test_restart_takes_workers_or_is_refused():
 def test_what_is_said_of_masks_to_an_algorithm_that_reads_none(arguments: str, reads: bool, key: str, value: str):
     config = configured("env.id=CartPole-v1", f"{key}={value}", *arguments.split())
     plan_of(config)  # an env's own file may say it for all algorithms
-    told = f"^{key} means nothing for algo={config.algo.name}"
+    told = f"^{key} has no effect with algo={config.algo.name}"
     with nullcontext() if reads else pytest.raises(ConfigError, match=told):
         plan_of(config, **{key: TYPED})
 

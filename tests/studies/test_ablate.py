@@ -132,7 +132,7 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
         ([], "needs the profile that is to be taken apart: fasttrain compare candidates=ablate +profile=speed"),
         (["+profile=baseline"], "candidates=ablate needs the profile"),
         (["+profile=speed", "candidates={ablate: [x]}"], "candidates={ablate: […]}: x makes no difference here"),
-        (["+profile=speed", "seeds=3"], "seeds means nothing with candidates=ablate, which takes minutes=…"),
+        (["+profile=speed", "seeds=3"], "seeds has no effect with candidates=ablate, which takes minutes=…"),
         (["+profile=speed", "minutes=0"], "minutes=0.0: must be at least 0.001"),
         (["+profile=spede"], "no such profile"),
     ],

@@ -176,7 +176,7 @@ def test_verdicts_are_sentences():
     said = sentence(row(few, Ratio(1.05, -math.inf, math.inf, 1), False), GATE)
     assert "NOT ENOUGH SEEDS, 1.05× as fast, less than the 1.1× that trade-offs are worth" in said
     assert "+0 [?, ?] points" in said
-    assert said.endswith("; take at least 5 seeds")
+    assert said.endswith("; use at least 5 seeds")
     assert sentence(row(None, None, None), GATE) == "speed: no seed finished that the baseline finished too"
     said = sentence(row(None, Ratio(2.0, 1.9, 2.1, 5), True), GATE)
     assert said.startswith("speed: no verdict, 2"), "eval.episodes=0"

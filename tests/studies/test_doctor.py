@@ -105,7 +105,7 @@ def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCom
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        ([*SMALL, "--test=replay"], "doctor.test=replay means nothing for algo=ppo"),
+        ([*SMALL, "--test=replay"], "doctor.test=replay has no effect with algo=ppo"),
         ([*SMALL, "--test=transport"], "doctor.test=transport with vec_env=dummy"),
         (["run=nowhere"], "no plan.json"),
         (["run=nowhere", "num_envs=3"], "num_envs"),

@@ -103,7 +103,7 @@ def test_what_was_typed_is_not_searched_and_a_profile_that_cannot_run_ends_it(fa
         (["tune.space={num_envs:[]}"], "tune.space: num_envs has no values to try"),
         (["tune.space={num_envs:[abc]}"], "tune.space: num_envs=abc: expected a whole number"),
         (["tune.space={algo.gamma:[x]}"], "tune.space: algo.gamma=x: expected a number"),
-        (["seeds=3"], "seeds=3 means nothing for tune; a single run takes seed="),
+        (["seeds=3"], "seeds=3 has no effect with tune; a single run takes seed="),
     ],
 )
 def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):

@@ -112,7 +112,7 @@ def test_a_worker_that_died_is_replaced_and_its_episodes_are_cut():
 
 
 def test_a_worker_that_died_between_steps_is_told_of_by_the_next_step():
-    """The learner goes on from the state it saw; that step ends the episode; no action of the old state is applied to
+    """The learner continues from the state it saw; that step ends the episode; no action of the old state is applied to
     the fresh episode."""
     with Started() as started:
         started.step()

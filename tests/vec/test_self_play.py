@@ -78,7 +78,7 @@ def test_opponents_decide_between_the_learners_decisions(kind: str):
     assert lengths == [3, 3, 3, 2, 2, 2, 3, 3, 3, 2, 2, 2]
     by_env = [[r for _, _, r in ended[index::3]] for index in range(3)]
     assert by_env == [[3 - 2 * index, 2 - 3 * index] * 2 for index in range(3)]
-    # The last step's episode has begun anew with the learner's turn; one decision of it is open.
+    # The last step's episode has started again with the learner's turn; one decision of it is open.
     assert total.tolist() == [sum(each) + 1 - index for index, each in enumerate(by_env)]
     opponent: Any = env.opponent
     assert [envs for envs, _ in opponent.over][:3] == [0, 1, 2]

@@ -34,7 +34,7 @@ class ARS(sb3_contrib.ARS):
 
     def _setup_model(self) -> None:
         if self.n_envs != 1:
-            raise ConfigError(f"num_envs={self.n_envs}: ARS plays one candidate after the other; take num_envs=1")
+            raise ConfigError(f"num_envs={self.n_envs}: ARS plays one candidate after the other; use num_envs=1")
         super()._setup_model()
 
     def learn(  # type: ignore[override] # in the order of sb3_contrib.ARS
@@ -53,7 +53,7 @@ class ARS(sb3_contrib.ARS):
             ConfigError: `async_eval`, whose processes know no callbacks.
         """
         if async_eval is not None:
-            raise ConfigError("async_eval: its processes know no callbacks; take sb3_contrib.ARS for it")
+            raise ConfigError("async_eval: its processes know no callbacks; use sb3_contrib.ARS for it")
         horizon, told = self._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         told.on_training_start(locals(), globals())
         try:

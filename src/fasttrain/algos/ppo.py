@@ -84,12 +84,12 @@ class _PPO(Fast, OnPolicyAlgorithm):
             if has_own_loss(self):
                 raise ConfigError(
                     f"{type(self).__name__}.loss with a rollout in a {type(self.rollout_buffer).__name__}: SB3's own "
-                    "update, which serves such a buffer, does not call it; leave rollout_buffer_class out"
+                    "update, which serves such a buffer, does not call it; remove rollout_buffer_class"
                 )
             return super().train()
         if not len(self.rollout_buffer.storage.rows):
             warnings.warn("a rollout without a transition: in each of its steps every env only began an episode or did "
-                          "not decide. Its update is skipped; take a larger n_steps", stacklevel=2)  # fmt: skip
+                          "not decide. Its update is skipped; use a larger n_steps", stacklevel=2)  # fmt: skip
             return None
         with self.collector.clock.phase("buffer"):
             self.policy.set_training_mode(True)

@@ -248,7 +248,7 @@ class MaskableRecurrentPPO(_Remembering, _PPO, sb3_contrib.RecurrentPPO):
 
     def _setup_model(self) -> None:
         if isinstance(self.action_space, spaces.Box):
-            raise ConfigError(f"{self.action_space} actions have no masks: take RecurrentPPO")
+            raise ConfigError(f"{self.action_space} actions have no masks: use RecurrentPPO")
         if not issubclass(self.policy_class, MaskableRecurrentActorCriticPolicy):
             raise ConfigError(
                 f"policy={self.policy_class.__name__} takes no masks: derive it from "
@@ -277,8 +277,8 @@ def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
     if not issubclass(found, CellActorCriticPolicy):
         raise ConfigError(
             f"cell={name} with policy={policy.__name__}, which has an LSTM: derive it from "
-            "fasttrain.algos.recurrent_policies.CellActorCriticPolicy, or leave cell out"
+            "fasttrain.algos.recurrent_policies.CellActorCriticPolicy, or remove cell"
         )
     if name != "lstm" and asked.get("lstm_kwargs"):
-        raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']}, which are an LSTM's: leave one out")
+        raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']}, which are an LSTM's: remove one")
     return found

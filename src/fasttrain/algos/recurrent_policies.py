@@ -45,7 +45,7 @@ class CellActorCriticPolicy(RecurrentActorCriticPolicy):
         **settings: Any,
     ) -> None:  # fmt: skip
         if cell not in ("lstm", "gru"):
-            raise ValueError(f"cell={cell}: take lstm or gru")
+            raise ValueError(f"cell={cell}: use lstm or gru")
         super().__init__(observation_space, action_space, lr_schedule, *further, **settings)
         self.cell = cell
         if cell == "lstm":

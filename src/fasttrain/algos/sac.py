@@ -1,7 +1,7 @@
 """SAC: SB3's class with a plain PyTorch update that can be read here, from acting to the optimizers' steps.
 
 `learn`, `load`, `save`, schedules, loggers and callbacks are SB3's own. Every number is that of stock SAC
-(tests/parity/test_sac_parity.py). A replay buffer of another class (HER's) is served by SB3's own loops.
+(tests/parity/test_off_policy_parity.py). A replay buffer of another class (HER's) is served by SB3's own loops.
 """
 
 from __future__ import annotations

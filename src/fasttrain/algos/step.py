@@ -146,7 +146,7 @@ def _fault_of(terms: Any, taken: Collection[str]) -> str:
             return f"the term {name!r}: that name is taken"
         if not isinstance(term, Tensor) or term.dim():
             form = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else type(term).__name__
-            return f"the term {name!r}: it is {form}, not a scalar tensor: take its mean"
+            return f"the term {name!r}: it is {form}, not a scalar tensor: use its mean"
     if not any(term.requires_grad for term in terms.values()):
         return "terms without a gradient: make them of what `evaluated` says of the network that learns"
     return ""

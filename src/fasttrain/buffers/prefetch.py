@@ -106,7 +106,7 @@ class Direct:
         return draw_block(storage, gradient_steps, batch_size)
 
     def close(self) -> None:
-        """End what runs in the background, here nothing; the next request begins anew."""
+        """End what runs in the background, here nothing; the next request starts again."""
 
 
 class Replay(NamedTuple):

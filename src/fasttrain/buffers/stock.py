@@ -232,8 +232,8 @@ def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
     if ours and buffer.mask_width is not None:
         return buffer  # type: ignore[no-any-return]
     raise EnvSpecError(
-        f"the env has action masks, and {type(buffer).__name__} does not store them: leave replay_buffer_class out, "
-        "give it mask_width=…, or take use_masking=False"
+        f"the env has action masks, and {type(buffer).__name__} does not store them: remove replay_buffer_class, "
+        "give it mask_width=…, or set use_masking=False"
     )
 
 
@@ -251,12 +251,12 @@ def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
     ):
         raise ConfigError(
             f"prioritized with a {type(buffer).__name__}, which draws in its own way: derive it from "
-            "fasttrain.buffers.prioritized.PrioritizedReplayBuffer, or leave prioritized out"
+            "fasttrain.buffers.prioritized.PrioritizedReplayBuffer, or remove prioritized"
         )
     if names and not isinstance(buffer, ReplayStorage):
         raise ConfigError(
             f"{names} with replay_buffer_class={type(buffer).__name__}: SB3's own update, which serves such a buffer, "
-            "cannot do that; leave replay_buffer_class out, or derive it from "
+            "cannot do that; remove replay_buffer_class, or derive it from "
             "fasttrain.buffers.replay_storage.ReplayStorage"
         )
 

@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_DONE if PRINTS_ONLY & set(arguments) else EXIT_CRASHED
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            way_out = "raise the limit of this shell (ulimit -n 1024), or take fewer envs or workers"
+            way_out = "raise the limit of this shell (ulimit -n 1024), or use fewer envs or workers"
             return _report(error, ConfigError.exit_code, f"{error}: {way_out}")
         if error.errno not in UNWRITABLE:
             return _report_users(error)
@@ -167,7 +167,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
         if job.hydra.job.chdir:
             raise ConfigError(
                 "hydra.job.chdir=true: fasttrain writes into the run's folder by itself, and finds your modules and "
-                "folders from where the command was typed; leave it out"
+                "folders from where the command was typed; remove it"
             )
         if is_sweep(job):
             commands.refuse_sweep(command, typed)
@@ -194,7 +194,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
 
 
 def _run(asked: Request, hydra: Composer, job: DictConfig, anew: bool) -> int:
-    """One command → its exit code. A run that is gone on with, not `anew`, keeps what its folder says of it."""
+    """One command → its exit code. A run that is continued, not `anew`, keeps what its folder says of it."""
     from fasttrain.runs.folders import way_on
     from fasttrain.runs.view import activity, make_console
 
@@ -229,7 +229,7 @@ def _sweep(command: str, hydra: Composer, given: Given, job: DictConfig, argumen
     if found := commands.to_go_on_with(own, way, str(job.hydra.sweep.dir), "hydra.sweep.dir"):
         before = read_json(found.folder / "sweep.json").get("arguments")
         if before is not None and sorted(texts_without_removed(before)) != sorted(without_folder(arguments)):
-            raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): take another folder")
+            raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
     with activity(make_console(), "loading fasttrain"):
         from fasttrain.studies.sweep import Sweep
     gc.enable()  # as commands.implementation does for a command in this process: a sweep may last for days

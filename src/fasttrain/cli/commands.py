@@ -76,7 +76,7 @@ OWNERS = {
     "minutes": Owner(STUDIES, "a single run takes stop.max_minutes=…"),
     "warmup": Owner(("train",), "to compile the kernels of a run: fasttrain train warmup=only"),
     "tune.": Owner(("tune",), "to search for the best values: fasttrain tune +profile=speed"),
-    "doctor.": Owner(("doctor",), "to look for the wall: fasttrain doctor +profile=speed"),
+    "doctor.": Owner(("doctor",), "to look for the bottleneck: fasttrain doctor +profile=speed"),
 }
 
 
@@ -127,11 +127,11 @@ def read_options(typed: Sequence[str]) -> argparse.Namespace:
         if getattr(found, option) is not None:
             raise ConfigError(f"--{option.replace('_', '-')} means nothing here; your own files: --config-dir DIR")
     if found.resolve and found.cfg is None:
-        raise ConfigError("--resolve means nothing without --cfg")
+        raise ConfigError("--resolve has no effect without --cfg")
     acts = {"--run": found.run, "--multirun": found.multirun, "--cfg": found.cfg, "--info": found.info,
             "--shell-completion": found.shell_completion}  # fmt: skip
     if len(asked := [name for name, given in acts.items() if given]) > 1:
-        raise ConfigError(f"{' '.join(asked)}: leave all but one of them out")
+        raise ConfigError(f"{' '.join(asked)}: remove all but one of them")
     return found
 
 
@@ -152,7 +152,7 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
         if owner is not None and command not in owner.commands:
             value = next((text.partition("=")[2] for text in reversed(overrides) if key_of(text) == key), "")
             shown = key if owner.commands == ("play",) else f"{key}={value}"
-            raise ConfigError(f"{shown} means nothing for {command}; {terminal.as_typed(owner.use)}")
+            raise ConfigError(f"{shown} has no effect with {command}; {terminal.as_typed(owner.use)}")
 
 
 def outdone(overrides: Sequence[str]) -> list[str]:
@@ -205,7 +205,7 @@ def prepare(command: str, options: Sequence[str], typed: Sequence[str]) -> tuple
 def _as_keys(command: str, options: Sequence[str]) -> tuple[list[str], list[str]]:
     """Without the options that are settings: `--trust` is trust=true, and `--test env` is doctor.test=env."""
     if "--trust" in options and command not in TRUSTING:
-        raise ConfigError(f"--trust means nothing for {command}; {', '.join(TRUSTING)} load models")
+        raise ConfigError(f"--trust has no effect with {command}; {', '.join(TRUSTING)} load models")
     left, keys = list[str](), ["trust=true"] * ("--trust" in options)
     rest = iter(options)
     for option in rest:
@@ -253,7 +253,7 @@ def _folders_as_key(typed: Sequence[str]) -> list[str]:
     return [f"run={in_quotes(','.join([*named, *folders]))}", *(text for text in rest if key_of(text) != "run")]
 
 
-# --- an output folder that holds a run, a sweep or a study already: refused, gone on with, or begun anew. Decided here
+# --- an output folder that holds a run, a sweep or a study already: refused, continued, or started again. Decided here
 # for every command and for `train(…)`, before anything is written there; cleared when all else is known to be right.
 
 
@@ -265,11 +265,11 @@ class Request(NamedTuple):
     sources: Mapping[str, str]
     overrides: list[str]
     folder: Path
-    goes_on: Sequence[str] = ()  # what names the study that is gone on with, whose own arguments are to be read too
+    goes_on: Sequence[str] = ()  # what names the study that is continued, whose own arguments are to be read too
 
 
 def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Held | None:
-    """What is in the folder, where it is to be gone on with; None where it is free, or begun anew. Raises ConfigError:
+    """What is in the folder, where it is to be continued; None where it is free, or started again. Raises ConfigError:
     it holds something that would be written over, or somebody works there.
 
     Args:
@@ -283,8 +283,8 @@ def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Held | N
         return None
     if found.kind == kind and way == "resume":
         return found
-    ways = ", on_existing=resume goes on with it, on_existing=overwrite begins it anew" * (found.kind == kind)
-    raise ConfigError(f"{found.about(key, folder)}: take another folder{ways}")
+    ways = ", on_existing=resume continues it, on_existing=overwrite begins it anew" * (found.kind == kind)
+    raise ConfigError(f"{found.about(key, folder)}: use another folder{ways}")
 
 
 def decided(asked: Request, typed: str | Path, key: str = "hydra.run.dir") -> Request | str:
@@ -309,8 +309,8 @@ def decided(asked: Request, typed: str | Path, key: str = "hydra.run.dir") -> Re
 
 
 def _changed(found: Held, about: str, config: Config) -> dict[str, Any] | str | None:
-    """What a run is gone on with: the settings that have other values now. A text: nothing is left to do, and why.
-    None: it ended before there was anything to go on from, so that it is begun anew. Raises ConfigError: other values
+    """What a run is continued: the settings that have other values now. A text: nothing is left to do, and why.
+    None: it ended before there was anything to continue from, so it is started again. Raises ConfigError: other values
     of settings that cannot change on the way, or no checkpoint."""
     from fasttrain.runs.resume import may_change
     from fasttrain.saving.checkpoints import CheckpointFolder
@@ -319,8 +319,8 @@ def _changed(found: Held, about: str, config: Config) -> dict[str, Any] | str | 
     different = changes(where, config)
     if wrong := sorted(key for key in different if not may_change(key)):
         raise ConfigError(
-            f"{about} of other values of {', '.join(wrong)}, which cannot change on the way: take another "
-            "folder, or on_existing=overwrite begins anew"
+            f"{about} of other values of {', '.join(wrong)}, which cannot change on the way: use another "
+            "folder, or on_existing=overwrite starts again"
         )
     if summary.get("status") == "done" and config.total_timesteps <= summary.get("env_steps", 0):
         return f"{where} holds this run, finished after {summary['env_steps']:,} steps: nothing is left to do"
@@ -328,6 +328,6 @@ def _changed(found: Held, about: str, config: Config) -> dict[str, Any] | str | 
         return f"{where} holds this run, finished (by {summary.get('stopped_by')}): nothing is left to do"
     if CheckpointFolder(where / "checkpoints").newest().folder is None:
         if (where / "model.zip").exists():
-            raise ConfigError(f"{about} without a checkpoint to go on from: take another folder")
+            raise ConfigError(f"{about} without a checkpoint to continue from: use another folder")
         return None
     return different

@@ -40,7 +40,7 @@ usage: fasttrain [train|resume|eval|check|export|play|compare|tune|doctor|report
   fasttrain compare candidates=[baseline,speed] seeds=5      is it faster, does it learn as well? (exit code 3: no)
   fasttrain compare candidates=ablate +profile=speed         which flags pay here (also: fasttrain ablate …)
   fasttrain tune +profile=speed                              the fastest values here
-  fasttrain doctor +profile=speed                            where the wall is, and what would pay
+  fasttrain doctor +profile=speed                            where the bottleneck is, and what would pay
   fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
   fasttrain new my_project                                   a folder with an env, a callback and tests to begin from
   fasttrain train warmup=only +profile=speed                 compiles its kernels (also: fasttrain warmup …)

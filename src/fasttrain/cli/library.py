@@ -71,7 +71,7 @@ def train(
         algo: `ppo`, `maskable_ppo`, `dqn`, … by default as the command line.
         profile: `baseline`, `exact`, `balance`, `speed`, or none.
         folder: where everything is written; by default a new one below `outputs`. One that holds a run is refused;
-            with `on_existing="resume"` it goes on, with `on_existing="overwrite"` it is begun anew.
+            with `on_existing="resume"` it goes on, with `on_existing="overwrite"` it is started again.
         settings: by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`. A class or a function among them is
             noted by its import path, so that `eval` and `resume` find it.
         flags: settings that have no dot in their name, `num_envs=16`.
@@ -85,7 +85,7 @@ def train(
     chosen_files = {"env": _group(chosen.get("env.game") if env is None else env), "algo": algo, "+profile": profile}
     words = [f"{name}={value}" for name, value in chosen_files.items() if value]
     if isinstance(env, RunSpec) and (algo or profile):
-        raise ConfigError("train: a RunSpec has its algorithm and profile; leave algo and profile out")
+        raise ConfigError("train: a RunSpec has its algorithm and profile; remove algo and profile")
     typed = [*words, *(f"{key}={value}" for key, value in chosen.items())]
     with _named_as_given(typed):
         given = read(words, {})

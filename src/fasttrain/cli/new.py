@@ -32,9 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
     name = folder.name
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise ConfigError(f"new {folder}: {name!r} is no name for a project; take letters, digits and underscores")
+        raise ConfigError(f"new {folder}: {name!r} is no name for a project; use letters, digits and underscores")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"new {folder}: there is something already; take another folder")
+        raise ConfigError(f"new {folder}: there is something already; use another folder")
     for source, place in PLACES.items():
         text = files("fasttrain.cli").joinpath(f"project/{source}.tmpl").read_text(encoding="utf-8")
         file = folder / place.format(name=name)

@@ -76,7 +76,7 @@ def export(
             write(acting, draft)
         except RuntimeError as error:  # torch.onnx's errors are RuntimeErrors too
             reason = str(error).strip().split("\n")[0]
-            raise FastTrainError(f"cannot write {path.name}: {reason}; take format={other}") from error
+            raise FastTrainError(f"cannot write {path.name}: {reason}; use format={other}") from error
         run, checked_with = load(draft, acting)
         for size in BATCH_SIZES:
             inputs = random_inputs(acting, size, seed=size)
@@ -85,7 +85,7 @@ def export(
         if not difference <= TOLERANCE:
             raise FastTrainError(
                 f"{path.name} disagrees with the policy by {difference:.1e} ({TOLERANCE:g} allowed) and was deleted: "
-                f"the policy does what this format cannot follow; take format={other}"
+                f"the policy does what this format cannot follow; use format={other}"
             )
         os.replace(draft, path)
     finally:

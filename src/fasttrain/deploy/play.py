@@ -141,7 +141,7 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
         raise ConfigError(f"opponent={opponent} contradicts play.human=true: there the agent plays the other side")
     if trained.play.human and trained.env.spec.opponent_key is None:
         none = f"env {trained.env.name} has no opponents that the agent could play"
-        raise ConfigError(f"play.human=true: {none}; take play.human=false to watch")
+        raise ConfigError(f"play.human=true: {none}; use play.human=false to watch")
     asked = SELF if trained.play.human else opponent
     seated = trained if asked is None else against(trained, asked)
     if plays_itself(seated) and seated.env.frame_stack > 1:

@@ -81,9 +81,9 @@ def check_output(config: Config, typed: Iterable[str]) -> Path:
     if file.suffix not in PACKAGES:
         raise ConfigError(f"output={file}: play writes videos; name a file that ends in {' or '.join(PACKAGES)}")
     if config.play.human:
-        raise ConfigError(f"output={file} contradicts play.human=true: a video shows the agent alone; leave one out")
+        raise ConfigError(f"output={file} contradicts play.human=true: a video shows the agent alone; remove one")
     if "play.speed" in typed:
-        raise ConfigError(f"play.speed={config.play.speed:g} means nothing for output={file}: the env says its pace")
+        raise ConfigError(f"play.speed={config.play.speed:g} has no effect with output={file}: the env says its pace")
     if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"output={file}: name a file in a folder that exists")
     check_packages(f"output={file}", file.suffix)

@@ -74,7 +74,7 @@ class Lent(NamedTuple):
 
     env: Env
     build_s: float  # what building it took
-    stays: bool  # somebody goes on with it: does it repeat, after all play, what it did when it was new?
+    stays: bool  # somebody continues it: does it repeat, after all play, what it did when it was new?
     let_go: Callable[[], object] | None = None  # closes it before another is built: there may be room for one alone
 
 
@@ -246,7 +246,7 @@ class _Checkup:
                     self.findings.append(causes.refused(play, fault.what, self._deadline()))
                     return
                 if play.env.has_wrapper_attr("action_masks"):
-                    remedy = "the env offers masks and this algorithm ignores them: take algo=maskable_ppo"
+                    remedy = "the env offers masks and this algorithm ignores them: use algo=maskable_ppo"
                 elif isinstance(play.action_space, MASKABLE_SPACES) and (known := sounds_like_masks(play.env)):
                     remedy = f"if {known[0]} says what is legal, take algo=maskable_ppo with env.masks={known[0]}"
         self.findings.append(found(fault.code, fault.what, remedy))

@@ -105,9 +105,7 @@ class Look:
         except EnvSpecError as error:  # the first was built before
             if not self.copies:
                 raise
-            raise EnvSpecError(
-                f"{error}; a second env beside the first: take num_envs=1 if one alone can be"
-            ) from error
+            raise EnvSpecError(f"{error}; a second env beside the first: use num_envs=1 if one alone can be") from error
 
 
 @dataclass(frozen=True)

@@ -275,7 +275,7 @@ REMEDIES = {
     "reward_not_scalar": "return one number, float(…) of it",
     "reward_not_finite": "find where it divides or overflows: one such value destroys the network",
     "info_not_dict": "return a dict, {} if there is nothing to say",
-    "unpicklable_info": "leave it out or turn it into plain values: a worker process cannot send it (lean_info=true "
+    "unpicklable_info": "remove it or turn it into plain values: a worker process cannot send it (lean_info=true "
     "drops it between episode ends only)",
     "empty_mask": "any action counts as legal there; offer a pass, or end the episode where the game is over",
     "stale_mask": "compute the mask from the present state, after the step and after reset()",

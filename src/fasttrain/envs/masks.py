@@ -147,7 +147,7 @@ def lost_mask(env: object) -> str:
             f"put the mask {key!r} into the observation" if whole else f"took the mask {key!r} out of the observation"
         )
         return (
-            f"the wrapper {type(outer).__name__} {what}, where nobody finds it; let it keep that key, or take an "
+            f"the wrapper {type(outer).__name__} {what}, where nobody finds it; let it keep that key, or use an "
             "algorithm that reads no masks (algo=ppo, or dqn with algo.use_masking=false)"
         )
     return ""

@@ -33,7 +33,7 @@ class NativeGame(Protocol):
     def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         """Start a new game in each listed env and write its first observation and mask.
 
-        An env whose seed is None goes on with its own random stream, or begins one from entropy if it has none.
+        An env whose seed is None continues its own random stream, or begins one from entropy if it has none.
         """
 
     def step(self) -> None:
@@ -51,7 +51,7 @@ class NativeGame(Protocol):
 
 
 class ResumableGame(NativeGame, Protocol):
-    """A native game whose state can be written to a checkpoint and read back; without, a resumed run begins anew."""
+    """A native game whose state can be written to a checkpoint and read back; without, a resumed run starts again."""
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Everything that decides how the games go on: views, not copies. What the game was made with stays out."""

@@ -101,7 +101,7 @@ class EnvPoolVecEnv(SlotVecEnv):
             )
         for name, instead in _OURS.items():
             if name in self._pool_options:
-                raise EnvSpecError(f"{self._what}: env.kwargs.{name} is set by fasttrain; take {instead} instead")
+                raise EnvSpecError(f"{self._what}: env.kwargs.{name} is set by fasttrain; use {instead} instead")
         try:
             return self._envpool.make_spec(self._env_id, **self._pool_options)
         except Exception as error:
@@ -175,7 +175,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         super().set_options(options)
 
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
-        raise EnvError(f"{self._what}: its envs are C++ and have no method {name!r}; take env.backend=gymnasium")
+        raise EnvError(f"{self._what}: its envs are C++ and have no method {name!r}; use env.backend=gymnasium")
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         if attr_name == "render_mode":  # SB3's constructor asks every env

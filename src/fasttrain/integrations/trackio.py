@@ -14,7 +14,7 @@ from fasttrain.terminal import near
 
 
 class Trackio(Tracker):
-    """One run of a project, which a resume goes on with."""
+    """One run of a project, which a resume continues."""
 
     name = "trackio"
 

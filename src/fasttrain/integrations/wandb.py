@@ -13,7 +13,7 @@ from fasttrain.terminal import near
 
 
 class Wandb(Tracker):
-    """One run of theirs, which a resume goes on with."""
+    """One run of theirs, which a resume continues."""
 
     name = "wandb"
 

@@ -98,7 +98,7 @@ class GameBatch(ABC):
         """Start a new game in each listed env and write its first observation and mask.
 
         A game depends on its seed alone, neither on its index nor on the number of envs. An env whose seed is None
-        goes on with its own random stream, or begins one from entropy if it has none.
+        continues its own random stream, or begins one from entropy if it has none.
         """
         self._bound()
         listed = np.asarray(indices, np.int64)
@@ -114,7 +114,7 @@ class GameBatch(ABC):
         """Apply `slots.actions`, let opponents play until somebody outside must decide, write all slots.
 
         With opponents "self" a step ends at their decisions too; rewards are the learner's, since the last decision.
-        Games that end keep the learner's last view in `final_observations` and begin anew in the same step.
+        Games that end keep the learner's last view in `final_observations` and start again in the same step.
         `slots.finished` is left alone.
 
         Raises:

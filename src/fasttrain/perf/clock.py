@@ -58,7 +58,7 @@ class PhaseClock:
             self.enter(previous)
 
     def reset(self) -> None:
-        """Forget everything so far; the current phase goes on from now."""
+        """Forget everything so far; the current phase continues from now."""
         self.totals_ns = dict.fromkeys(PHASES, 0)
         self._since_ns = time.perf_counter_ns()
 

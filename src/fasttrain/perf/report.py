@@ -185,18 +185,18 @@ def limits_dict(window: PerfWindow) -> dict[str, float | None]:
 
 WALLS = {  # what to do where it takes most of the time, way by way; each phase belongs to one of them
     "env": (("env_step",), ""),  # `_env_advice` knows more
-    "act": (("action",), "choosing actions is the wall: more envs per step (num_envs) amortise each forward pass"),
-    "update": (UPDATE_PHASES, "the update is the wall: fewer or larger updates (PPO: algo.n_epochs, batch_size; DQN: "
-               "updates_per_step), each checked for quality"),
-    "buffer": (("buffer",), "storing transitions is the wall: more envs per step (num_envs) amortise it; or smaller "
+    "act": (("action",), "acting is the bottleneck: more envs per step (num_envs) amortise each forward pass"),
+    "update": (UPDATE_PHASES, "the update is the bottleneck: fewer or larger ones (PPO: algo.n_epochs, batch_size; "
+               "DQN: updates_per_step), each checked for quality"),
+    "buffer": (("buffer",), "storing is the bottleneck: more envs per step (num_envs) amortise it; or smaller "
                "observations (uint8 for images); or smaller infos (lean_info=true)"),
-    "log": (("log",), "logging is the wall: raise log_every; or train_log_enabled=false"),
-    "eval": (("eval",), "evaluating is the wall: raise eval_every; or lower eval.episodes; or eval_async=true"),
-    "checkpoint": (("checkpoint",), "saving is the wall: raise checkpoint_every; or checkpoint_async=true"),
+    "log": (("log",), "logging is the bottleneck: raise log_every; or train_log_enabled=false"),
+    "eval": (("eval",), "evaluating is the bottleneck: raise eval_every; or lower eval.episodes; or eval_async=true"),
+    "checkpoint": (("checkpoint",), "saving is the bottleneck: raise checkpoint_every; or checkpoint_async=true"),
     "other": (("other",), "most of it lies in no phase, such as callbacks of yours: py-spy record names them"),
 }  # fmt: skip
 SAMPLING = (
-    "drawing minibatches from the replay buffer is the wall: fewer of them (updates_per_step); or prefetch=on with a "
+    "drawing replay minibatches is the bottleneck: fewer of them (updates_per_step); or prefetch=on with a "
     "core to spare; or algo.prioritized=false if it is on"
 )
 
@@ -225,11 +225,11 @@ def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) ->
         most = max(envs.games, key=lambda part: part[1])[0]
         waits = "they wait for each other" if envs.in_step else "they wait for the policy"
         theirs = waits if most == "queue" else f"their time is {most}"
-        return f"waiting for games is the wall, {theirs} most of all: fasttrain doctor says what would pay"
+        return f"waiting for games is the bottleneck, {theirs} most of all: fasttrain doctor says what would pay"
     if not envs.num_workers:
         batched = effective.get("vec_env") in ("native", "vector")
         ways = "" if batched else "; or a native batch (vec_env=native); or worker processes (vec_env=shared)"
-        return f"the environment is the wall: a cheaper step{ways}"
+        return f"the environment is the bottleneck: a cheaper step{ways}"
     if parts.get("transport", 0) > 0.4 * window.phases_ns.get("env_step", 1):
         ways = "more envs per worker (num_envs); or one process (vec_env=dummy)"
         return f"the way to the workers costs more than their work: {ways}"

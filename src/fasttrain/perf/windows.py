@@ -128,7 +128,7 @@ class PerfMeter:
         self.start()
 
     def start(self, env_steps: int = 0, updates: int = 0) -> None:
-        """Training begins now, or goes on from these counts: forget what came before."""
+        """Training begins now, or continues from these counts: forget what came before."""
         began = time.perf_counter()
         cpu_s, memory_bytes = usage()
         busy_ns = None if gpu_share() is None else 0.0

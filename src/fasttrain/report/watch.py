@@ -174,7 +174,7 @@ def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any]
     """What the files of a run say that `process` is at work on; each may be missing, of another version or nonsense."""
     phase, ended = str(status.get("phase") or ""), summary.get("status")
     changed = max((as_number(part.get("written")) or 0.0 for part in (status, summary, plan)), default=0.0)
-    newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # it was gone on with
+    newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # it was continued
     if process:  # what is said by one that was there before is not of this one
         state = "starting" if status and (phase in ENDS or str(status.get("pid")) != process) else phase or TRAINING
     elif phase in ENDS or newer or not isinstance(ended, str):

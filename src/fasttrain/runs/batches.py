@@ -50,7 +50,7 @@ def check_native_options(config: Config) -> None:
             batch = f"env.backend={backend.name}: {batch}"
     for key, value in asked.items():
         if value:
-            raise ConfigError(f"{key}={value} does not go with {batch}; leave it out, or take {way_out}")
+            raise ConfigError(f"{key}={value} does not go with {batch}; remove it, or use {way_out}")
 
 
 def has_vector_form(config: Config) -> bool:
@@ -90,17 +90,17 @@ def check_batch(
     if late and (config.engine == "stock" or not config.algo.spec.has_fast):
         raise ConfigError(
             f"{what} resets in the step after an episode's end, and algo={config.algo.name} with "
-            f"engine={config.engine} would learn from these steps: take engine=fast with ppo, maskable_ppo, dqn or "
+            f"engine={config.engine} would learn from these steps: use engine=fast with ppo, maskable_ppo, dqn or "
             "sac, or env.backend=gymnasium"
         )
     if late and config.algo.spec.recurrent:
         raise ConfigError(
-            f"{what} resets in the step after an episode's end, which algo={config.algo.name} would remember: take "
+            f"{what} resets in the step after an episode's end, which algo={config.algo.name} would remember: use "
             "env.backend=gymnasium, or an algorithm without memory"
         )
     if late and (config.env.frame_stack > 1 or plays_itself(config)):
         option = "env.frame_stack" if config.env.frame_stack > 1 else "opponent=self"
-        raise ConfigError(f"{option} with {what}, which resets in the step after an episode's end: leave one out")
+        raise ConfigError(f"{option} with {what}, which resets in the step after an episode's end: remove one")
     return what, env.action_space, env.observation_space
 
 

@@ -50,7 +50,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     backend = backend_of(config.env)
     if backend is not None and not backend.lends:
         one = "check plays one Gymnasium env, or one game with an engine"
-        raise ConfigError(f"{one}: env.backend={backend.name} has none; leave it out")
+        raise ConfigError(f"{one}: env.backend={backend.name} has none; remove it")
     console, look = make_console(), _alone if backend is None else _alone_with_engine
     option, result = look(against_bots(config), "algo" in sources, folder, console)
     say(console, f"Checkup of {option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
@@ -124,7 +124,7 @@ def run_checkup(
     if fatal := [line for line, found in told if found.code in FATAL or (not begun and found.severity == "error")]:
         raise EnvSpecError("\n".join([f"{option}: no training takes what the checkup found", *fatal]))
     if lines and config.checkup == "strict":
-        what = f"checkup=strict: {count} in {option}; mend it, or take checkup=warn"
+        what = f"checkup=strict: {count} in {option}; mend it, or use checkup=warn"
         raise EnvSpecError("\n".join([what, *lines]))
     more = f"{len(lines) - MOST_LINES} more in" if len(lines) > MOST_LINES else "stored in"
     longer = f"checkup=strict stops here, `{command()} check` looks longer"
@@ -139,7 +139,7 @@ def _notes(result: CheckupResult, config: Config) -> list[str]:
     """What is no fault of the env's, and worth a line."""
     notes = [f"not checked: {text}" for text in result.not_checked]
     if result.masks_ignored and config.algo.spec.masks == "no":
-        notes.append(f"the env offers action masks and algo={config.algo.name} ignores them: take algo=maskable_ppo")
+        notes.append(f"the env offers action masks and algo={config.algo.name} ignores them: use algo=maskable_ppo")
     return notes
 
 

@@ -64,7 +64,7 @@ def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -
         return plan
     reason = model.unsupported_reason()
     if reason and plan.row("fused_update").requested == "on" and not resumes:
-        raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); take fused_update=auto")
+        raise ConfigError(f"fused_update=on: no compiled kernels for this policy ({reason}); use fused_update=auto")
     return plan.after("fused_update", "off", reason) if reason else plan
 
 
@@ -279,11 +279,11 @@ def pick_device(requested: str, policy: str) -> str:
     if requested == "auto":
         return auto_device(policy.startswith("Cnn"), torch.cuda.is_available())
     if requested == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("device=mps: this machine (or this torch build) has no MPS; take device=cpu")
+        raise ConfigError("device=mps: this machine (or this torch build) has no MPS; use device=cpu")
     kind, _, number = requested.partition(":")
     if kind == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"device={requested}: this machine (or this torch build) has no CUDA; take device=cpu")
+            raise ConfigError(f"device={requested}: this machine (or this torch build) has no CUDA; use device=cpu")
         there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
         if number and requested not in there:
             raise ConfigError(f"device={requested}: this machine has {', '.join(there)}")

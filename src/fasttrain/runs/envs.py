@@ -146,7 +146,7 @@ def env_facts(
     Raises EnvSpecError or ConfigError if it cannot be built or does not suit the algorithm or an option.
 
     Args:
-        survey: of a training, which goes on with its process.
+        survey: of a training, which continues its process.
         measure: the checkup; if it returns what the env costs, the env is not timed again.
         look: the checkup of one game with an external engine.
     """
@@ -159,7 +159,7 @@ def env_facts(
     if config.vec_env == "native" and not native:
         raise ConfigError(
             f"vec_env=native with algo={config.algo.name}: the native game refuses illegal actions and this algorithm "
-            "ignores masks; take algo=maskable_ppo, or dqn with engine=fast, or vec_env=dummy"
+            "ignores masks; use algo=maskable_ppo, or dqn with engine=fast, or vec_env=dummy"
         )
     native = native and not (config.vec_env == "auto" and memory_inputs(config))
     if native and config.vec_env in ("auto", "native"):

@@ -70,7 +70,7 @@ class Held(NamedTuple):
 def held(folder: Path) -> Held | None:
     """What fasttrain wrote there before; None if nothing. Raises ConfigError if a process is at work there."""
     if process := holder(folder):
-        raise ConfigError(f"{folder}: still going on (process {process}); take another folder, or wait for its end")
+        raise ConfigError(f"{folder}: still going on (process {process}); use another folder, or wait for its end")
     kind = next((kind for kind, names in MARKS.items() if any((folder / name).exists() for name in names)), None)
     return None if kind is None else Held(folder, kind)
 
@@ -131,7 +131,7 @@ def way_on(folder: Path) -> str:
     if done >= flat(read_json(folder / "plan.json")).get("config.total_timesteps", done + 1):
         return f"{kept}training was over, {command_line('eval', run=folder)} measures the model"
     if not steps:
-        return f"{kept}there is no checkpoint to go on from"
+        return f"{kept}there is no checkpoint to continue from"
     return f"{kept}{command_line('resume', run=folder)} goes on"
 
 

@@ -233,7 +233,7 @@ class Home:
         return self.group or self.folder
 
     def known_as(self, tracker: str) -> str | None:
-        """The run's id there, if it is gone on with."""
+        """The run's id there, if it is continued."""
         found = read_json(self.folder / IDS).get(tracker)
         return found if isinstance(found, str) else None
 

@@ -52,7 +52,7 @@ def check_metrics(endpoint: Endpoint | None) -> None:
         why = f"prometheus_client is not installed ({error}); pip install 'fasttrain[metrics]'"
         raise ConfigError(f"loggers: {PROMETHEUS}: {why}") from error
     except OSError as error:
-        why = f"nobody can listen on {endpoint.host}:{endpoint.port} ({error.strerror}); take another port"
+        why = f"nobody can listen on {endpoint.host}:{endpoint.port} ({error.strerror}); use another port"
         raise ConfigError(f"loggers: {PROMETHEUS}: {why}") from error
 
 

@@ -57,7 +57,7 @@ class Course:
         self.enemy_turn_ms = 0.0  # of Python envs that report info["perf"]["enemy_turn_ms"]
         self.stopped: Stop | None = None  # before the horizon, by a rule of `stop` or a signal
         self.at_rest = True  # False: stopped within a rollout
-        self.noise = list[Any]()  # of a resumed run: where each env's action noise was; None: the env begins anew
+        self.noise = list[Any]()  # of a resumed run: where each env's action noise was; None: the env starts again
 
 
 @dataclass(eq=False)

@@ -162,7 +162,7 @@ class Progress:
     scores: dict[str, deque[float]] = field(default_factory=dict)  # of the last episodes, by `env.result.scores`
     ticks: float = 0  # of the games' own clocks, over all episodes that told
     first_update_s: float | None = None  # from the creation of the process to the end of its first update
-    before_s: float = 0.0  # of the training that a resumed run goes on with
+    before_s: float = 0.0  # of the training that a resumed run continues
     max_s: float | None = None  # the training ends after so many seconds, if not before
     curve: LearningCurve = field(init=False)
     _marks: deque[tuple[float, int]] = field(default_factory=deque)  # when, and env steps by then

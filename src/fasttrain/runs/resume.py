@@ -1,4 +1,4 @@
-"""`fasttrain resume run=FOLDER`: go on with a run from its newest whole checkpoint, in the same folder. plan.json stays
+"""`fasttrain resume run=FOLDER`: continue a run from its newest whole checkpoint, in the same folder. plan.json stays
 in force, but for how long to train, when to stop, what to log and how to measure.
 """
 
@@ -192,4 +192,4 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
             say(console, f"warning: {text}; going back to an older checkpoint")
         return folder, state, arrays
     none = "it has none (checkpoint_every=… writes them, and so does a stop by a signal or an error)"
-    raise ConfigError(f"run={where}: no checkpoint to go on from: {'; '.join(problems) or none}")
+    raise ConfigError(f"run={where}: no checkpoint to continue from: {'; '.join(problems) or none}")

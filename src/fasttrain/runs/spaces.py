@@ -49,16 +49,16 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
         raise EnvSpecError(f"{what} observes a Dict without keys: give it one")
     policy = policy_for(config.algo, observation, spec.policies).replace("Lstm", "")
     if policy not in (each.replace("Lstm", "") for each in spec.policies):
-        raise EnvSpecError(f"{what} observes {_line(observation)}, algo={spec.name} has no {policy}; take another algo")
+        raise EnvSpecError(f"{what} observes {_line(observation)}, algo={spec.name} has no {policy}; use another algo")
     if (policy == "MultiInputPolicy") != isinstance(observation, spaces.Dict):
         raise ConfigError(
-            f"algo.policy={config.algo.policy} does not suit {what}, which observes {_line(observation)}; take auto"
+            f"algo.policy={config.algo.policy} does not suit {what}, which observes {_line(observation)}; use auto"
         )
     scaled = _is_scaled(config.algo)
     if policy == "CnnPolicy" and not own and not is_image_space(observation, normalized_image=scaled):
         raise ConfigError(
             f"algo.policy={config.algo.policy} needs images (uint8, 0 to 255; of other numbers, channels first, with "
-            f"algo.policy_kwargs.normalize_images=false), {what} observes {_line(observation)}; take auto"
+            f"algo.policy_kwargs.normalize_images=false), {what} observes {_line(observation)}; use auto"
         )
     for image in [part for part in parts.values() if is_image_space(part, normalized_image=scaled)]:
         sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # SB3 moves channels of uint8
@@ -80,7 +80,7 @@ def _check_actions(config: Config, what: str, action: Any) -> None:
         way_out = f"take another algo: {others}" if kind else f"turn them into MultiDiscrete or Box {IN_A_WRAPPER}"
         raise EnvSpecError(f"{has}, algo={spec.name} needs {' or '.join(wanted)}; {way_out}")
     if getattr(config.algo, "use_sde", False) and kind != "Box":
-        raise ConfigError(f"algo.use_sde=true is for numbers (Box), {has}; leave it out")
+        raise ConfigError(f"algo.use_sde=true is for numbers (Box), {has}; remove it")
     if kind != "Box":
         if np.any(getattr(action, "start", 0)):
             counts = f"{what} counts its actions from {action.start}"
@@ -95,7 +95,7 @@ def _check_actions(config: Config, what: str, action: Any) -> None:
         )
     if issubclass(spec.load(False), TD3) and action.dtype.kind != "f":
         noise = f"algo={spec.name} adds noise to them, which whole numbers do not take"
-        raise EnvSpecError(f"{has}, {noise}: take algo=sac")
+        raise EnvSpecError(f"{has}, {noise}: use algo=sac")
     if spec.off_policy and (lacks := _torch_lacks(action.dtype)):
         raise EnvSpecError(f"{has}, {lacks}")
 
@@ -118,7 +118,7 @@ def _unread(part: object, own: bool) -> str:
     if isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1:
         return f"SB3 reads one dimension of choices: flatten it {IN_A_WRAPPER}"
     if 0 in (part.shape or ()):
-        return f"which holds nothing: leave it out {IN_A_WRAPPER}"
+        return f"which holds nothing: remove it {IN_A_WRAPPER}"
     if isinstance(part, spaces.Box) and not part.shape and not own:
         return f"a number without a dimension: give it the shape (1,) {IN_A_WRAPPER}"
     return _torch_lacks(part.dtype)
@@ -154,7 +154,7 @@ def _check_around(config: Config, what: str, observation: spaces.Space[Any]) -> 
     if "obs" in config.env.normalize and not any(is_normalisable(part) for part in parts):
         raise ConfigError(
             f"env.normalize=[obs] is for numbers (Box) other than images, which the policy scales itself; {what} "
-            f"observes {_line(observation)}; leave obs out"
+            f"observes {_line(observation)}; remove obs"
         )
 
 

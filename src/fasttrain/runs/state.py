@@ -127,7 +127,7 @@ def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
 
 
 def load_course(course: Course, state: Mapping[str, Any], progress: Progress) -> None:
-    """Intervals that were changed begin anew from here."""
+    """Intervals that were changed start again from here."""
     for name in DUE:
         interval: Interval = getattr(course, name)
         every, following = state["intervals"].get(name, (None, 0))  # None: a kind that is younger than the checkpoint
@@ -142,7 +142,7 @@ def load_course(course: Course, state: Mapping[str, Any], progress: Progress) ->
 
 
 def stateful_noise(model: BaseAlgorithm) -> list[Any]:
-    """The action noise that goes on from step to step, of each env: Ornstein-Uhlenbeck's."""
+    """The action noise that continues from step to step, of each env: Ornstein-Uhlenbeck's."""
     noise = getattr(model, "action_noise", None)
     return [one for one in getattr(noise, "noises", [noise]) if hasattr(one, "noise_prev")]
 
@@ -196,7 +196,7 @@ LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "num_envs", "batch
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What a checkpoint must agree on with the run that goes on from it, and a digest of each setting behind that."""
+    """What a checkpoint must agree on with the run that continues from it, and a digest of each setting behind that."""
     chosen = {name: to_dict(getattr(config, name)) for name in LEARNED_BY}
     settings = {f"{name}.{key}": value for name in ("env", "algo") for key, value in chosen.pop(name).items()} | chosen
     digests = {key: digest_of(value) for key, value in settings.items()}
@@ -226,7 +226,7 @@ def check_identity(stored: object, config: Config) -> None:
 def restore(
     run: Parts, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[list[int], dict[int, list[str]]]:
-    """Put a fresh run where the other was; which envs begin anew, what others lost. ConfigError if it cannot."""
+    """Put a fresh run where the other was; which envs start again, what others lost. ConfigError if it cannot."""
     check_identity(state.get("of"), run.config)
     try:
         return _restore(run, state, arrays)

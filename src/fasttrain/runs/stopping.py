@@ -146,12 +146,12 @@ class Stopping:
 
 
 def stopping_for(config: Config) -> Stopping:
-    """The stopping rules of a run. Raises ConfigError for one that means nothing for it."""
+    """The stopping rules of a run. Raises ConfigError for one that has no effect with it."""
     stop = config.stop
     if stop.patience and plays_itself(config):
         raise ConfigError(
             f"stop.patience={stop.patience:g} with opponent=self: against snapshots of itself the reward says nothing "
-            "of progress; leave it out, stop.max_minutes=… works, or choose another opponent"
+            "of progress; remove it, stop.max_minutes=… works, or choose another opponent"
         )
     return Stopping(stop, config.total_timesteps)
 

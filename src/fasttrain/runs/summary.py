@@ -3,7 +3,7 @@
 Where a simulator can run once only (a port, a licence, a window), no second env is opened: evaluations play on the
 training's one env with `num_envs=1`, which is then brought back to where it was as after a resume, or begins a new
 episode. Engines play the games of an evaluation beside the training's, which wait; where they take no more games, the
-training's games are ended and begun anew. The last evaluation plays on in them.
+training's games are ended and started again. The last evaluation plays on in them.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def check_saved(run: Parts) -> None:
         missing.append(run.checkpoints.failed)
     way_on = ""
     if missing and (newest := run.checkpoints.folder.newest().folder):
-        way_on = f"; make room, then {command()} resume run={near(run.folder)} goes on from {newest.name}"
+        way_on = f"; make room, then {command()} resume run={near(run.folder)} continues from {newest.name}"
     told = {"not saved": missing, "failed, and cost nothing else": run.saving.missing(extras=True)}
     if text := "; ".join(f"{what}: {'; '.join(names)}" for what, names in told.items() if names):
         raise FastTrainError(text + way_on)
@@ -172,7 +172,7 @@ def check_saved(run: Parts) -> None:
 
 @contextmanager
 def env_for_evaluation(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> Iterator[VecEnv]:
-    """The env to evaluate on, with `env.normalize` as it is now. `returned`: the training goes on with it."""
+    """The env to evaluate on, with `env.normalize` as it is now. `returned`: the training continues it."""
     whole: Any = model.get_env()
     games = None if lends_engines(config) and not returned else engines_of(env)
     with own_random_state(config.eval.seed):

@@ -87,11 +87,11 @@ class Survey:
             say(self.console, f"{self.spec.option} has the old gym interface, which is adapted")
         if built.keeps_means:
             what = "its running statistics are each env's own, neither saved nor used in evaluation"
-            say(self.console, f"warning: {built.keeps_means} in env.wrappers: {what}; take env.normalize=[obs] instead")
+            say(self.console, f"warning: {built.keeps_means} in env.wrappers: {what}; use env.normalize=[obs] instead")
         return built
 
     def checkup(self, limits: Mapping[str, Any], stays: bool, copies: bool = True) -> CheckupResult:
-        """Play it; `stays`: a training may go on with this env; `copies`: it plays several."""
+        """Play it; `stays`: a training may continue this env; `copies`: it plays several."""
         built = self.build()
         look = Look(self.spec, built.build_s, stays and built.build_s >= DEAR_S, dict(limits), copies=copies)
         result: CheckupResult = self._ask(look, f"checkup of {self.spec.option}")

@@ -164,7 +164,7 @@ def build(
     """The run of a plan, ready to learn.
 
     Args:
-        resumes: the run goes on with the files in its folder.
+        resumes: the run continues the files in its folder.
         scout: the process that looked at the env; it becomes the first worker.
         density: as in `EnvFacts`.
     """

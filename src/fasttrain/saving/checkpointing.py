@@ -1,6 +1,6 @@
 """When a run writes checkpoints, who waits for that, and where a run that is to stop ends.
 
-A run is at rest between an update and the next rollout (DQN: before a vector step). Another process can go on from
+A run is at rest between an update and the next rollout (DQN: before a vector step). Another process can continue from
 there alone, so a stop in a rollout waits for the next rest. If that would take longer than `checkpoint.grace_s`, the
 state of the last rest, kept in memory, is written. For the case of an error every run keeps a state as often as that
 costs next to nothing.
@@ -138,7 +138,7 @@ class Checkpoints:
             self._say(f"warning: not saved for a resume: {self.failed}")
 
     def after_error(self, now: Take) -> None:
-        """An error ended training: write the newest state to go on from; `now` takes it if none is in memory."""
+        """An error ended training: write the newest state to continue from; `now` takes it if none is in memory."""
         self.wait()
         held, self._held = self._held, None
         known = -1 if self.failed else self.at

@@ -218,6 +218,6 @@ def check_backend(config: Config) -> None:
         for part in fields(usual):
             if getattr(own, part.name) != getattr(usual, part.name):
                 key = f"{one.name}.{part.name}"
-                raise ConfigError(f"{key} is for games with external engines: take env.backend={one.name}")
+                raise ConfigError(f"{key} is for games with external engines: use env.backend={one.name}")
     if (chosen := backend_of(config.env)) is not None:
         chosen.check(config)

@@ -91,7 +91,7 @@ def check_no_secret(key: str, text: str) -> None:
     if found := next((each for each in SECRET.finditer(text) if not _is_dotted_name(text, each)), None):
         name = next(filter(None, found.groups()), "a password in an address")
         raise ConfigError(
-            f"{key}: {name} would be stored in the run's folder and shown in its report; leave it out and put it into "
+            f"{key}: {name} would be stored in the run's folder and shown in its report; remove it and put it into "
             "the environment, as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD say"
         )
 
@@ -160,7 +160,7 @@ def _check_policy(config: Config) -> None:
         )
     if ":" in policy and lookup(config, "algo.dueling"):
         raise ConfigError(
-            f"algo.policy={policy} contradicts algo.dueling=true, which is a network of its own; leave one of them out"
+            f"algo.policy={policy} contradicts algo.dueling=true, which is a network of its own; remove one of them"
         )
     for key in ("algo.ent_coef", "algo.target_entropy"):
         value = lookup(config, key)
@@ -168,7 +168,7 @@ def _check_policy(config: Config) -> None:
             raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1 to begin with")
     own = {"net_arch", "lstm_hidden_size", "cell", *(["activation_fn"] if config.algo.activation_fn else [])}
     for name in sorted(own & {*config.algo.policy_kwargs}):
-        raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: take algo.{name}=…")
+        raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: use algo.{name}=…")
     if config.algo.kwargs and config.algo.entry_point is None:
         raise ConfigError(
             f"algo.kwargs={config.algo.kwargs} without algo.entry_point: they are for a class of your own; SB3's "
@@ -177,7 +177,7 @@ def _check_policy(config: Config) -> None:
     if lookup(config, "algo.shared_lstm") and config.algo.enable_critic_lstm:
         raise ConfigError(
             "algo.shared_lstm=true contradicts algo.enable_critic_lstm=true: the value network uses the policy's LSTM "
-            "or one of its own; take algo.enable_critic_lstm=false with the shared one"
+            "or one of its own; use algo.enable_critic_lstm=false with the shared one"
         )
 
 
@@ -191,12 +191,12 @@ def _check_stepping(config: Config) -> None:
     if config.vec_env == "native" and env.spec.native is None and (backend is None or backend.vec_env != "native"):
         raise ConfigError(
             f"vec_env=native with env.id={config.env.id or config.env.entry_point}: this environment has no native "
-            "batch; take vec_env=auto, dummy or subproc"
+            "batch; use vec_env=auto, dummy or subproc"
         )
     if isinstance(config.workers, int) and config.workers > config.num_envs:
         raise ConfigError(
             f"workers={config.workers} is more than num_envs={config.num_envs}: a worker needs at least one "
-            f"env; take workers={config.num_envs} or fewer"
+            f"env; use workers={config.num_envs} or fewer"
         )
     if not re.fullmatch(r"auto|(cpu|cuda|mps)(:\d+)?", config.device):
         raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")
@@ -210,7 +210,7 @@ def _check_batches(config: Config) -> None:
     if rollout_size is not None and n_steps is None and batch_size > rollout_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.rollout_size={rollout_size}: a minibatch is drawn from "
-            f"one rollout; take batch_size={rollout_size} or less, or a larger rollout"
+            f"one rollout; use batch_size={rollout_size} or less, or a larger rollout"
         )
     if buffer_size is None:
         return
@@ -218,12 +218,12 @@ def _check_batches(config: Config) -> None:
         raise ConfigError(f"algo.n_steps={n_steps}: must be at most {MAX_N_STEPS}")
     if batch_size > buffer_size:
         raise ConfigError(
-            f"batch_size={batch_size} is larger than algo.buffer_size={buffer_size}: take a smaller batch_size"
+            f"batch_size={batch_size} is larger than algo.buffer_size={buffer_size}: use a smaller batch_size"
         )
     if config.num_envs > buffer_size:
         raise ConfigError(
             f"num_envs={config.num_envs} is more than algo.buffer_size={buffer_size}: the buffer holds no "
-            "transition per env; take a larger buffer"
+            "transition per env; use a larger buffer"
         )
 
 
@@ -241,10 +241,10 @@ def _check_rounds(config: Config) -> None:
     if train_frequency(value)[1] == "episode" and config.num_envs > 1:
         raise ConfigError(
             f"algo.train_freq={list(value)} with num_envs={config.num_envs}: episodes of several envs end at different "
-            "steps; take num_envs=1, or a number of vector steps"
+            "steps; use num_envs=1, or a number of vector steps"
         )
     if config.updates_per_step == 0:
-        raise ConfigError("updates_per_step=0: nothing would be learned; take 1 or more, or -1: one per transition")
+        raise ConfigError("updates_per_step=0: nothing would be learned; use 1 or more, or -1: one per transition")
 
 
 def _check_sde(config: Config) -> None:
@@ -253,7 +253,7 @@ def _check_sde(config: Config) -> None:
     for key, usual in (("algo.sde_sample_freq", -1), ("algo.use_sde_at_warmup", False)):
         if (value := lookup(config, key)) not in (None, usual):
             given = f"{key}={str(value).lower()}"
-            raise ConfigError(f"{given} means nothing without algo.use_sde=true: take it too, or leave {key} out")
+            raise ConfigError(f"{given} has no effect without algo.use_sde=true: use it too, or remove {key}")
 
 
 def _check_scores(config: Config) -> None:
@@ -303,7 +303,7 @@ def too_short(config: Config) -> str:
     steps = ENOUGH_UPDATES * batch_size // algo.n_epochs
     return (
         f"short: {config.total_timesteps:,} steps are {updates:,} updates (stock: {plain:,.0f}); below about "
-        f"{ENOUGH_UPDATES:,}, here {steps:,} steps, such batches were measured to learn less than stock's: take "
+        f"{ENOUGH_UPDATES:,}, here {steps:,} steps, such batches were measured to learn less than stock's: use "
         "+profile=balance, a smaller batch_size, or more steps"
     )
 

@@ -53,7 +53,7 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
         return "off", ""
     device, dtype = device_of(context), mode_of("use_amp", requested)
     if device == "mps" and requested != "auto":
-        raise ConfigError(f"use_amp={requested} with device=mps: made for cpu and cuda; take use_amp=off")
+        raise ConfigError(f"use_amp={requested} with device=mps: made for cpu and cuda; use use_amp=off")
     if device == "mps":
         return "off", "device=mps"
     if dtype == "float16" and device == "cpu":
@@ -63,7 +63,7 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
     if context.config.fused_update == "on":  # as typed: a profile only says off or auto
         if requested != "auto":
             raise ConfigError(
-                f"use_amp={requested} contradicts fused_update=on: the compiled kernels compute in float32; take "
+                f"use_amp={requested} contradicts fused_update=on: the compiled kernels compute in float32; use "
                 "fused_update=auto, or use_amp=off"
             )
         return "off", "fused_update=on computes in float32"
@@ -105,7 +105,7 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
     if context.config.fused_update == "on":
         if requested != "auto":
             raise ConfigError(
-                f"use_compile={requested} contradicts fused_update=on: both compile the update; take fused_update=off, "
+                f"use_compile={requested} contradicts fused_update=on: both compile the update; use fused_update=off, "
                 "or use_compile=off"
             )
         return "off", "fused_update=on is compiled already"
@@ -113,12 +113,12 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
     if cuda and context.config.gradient_accumulation > 1 and requested in ("auto", "reduce-overhead"):
         return "default", "no CUDA graphs: the gradients of a minibatch's parts are added up"
     if requested == "auto" and cuda:
-        return "reduce-overhead", f"launching kernels is the wall: {graphs}"
+        return "reduce-overhead", f"launching kernels is the bottleneck: {graphs}"
     if requested == "auto":
         return "off", "on a CPU it takes longer to compile than it brings"
     if requested == "reduce-overhead" and not cuda:
         what = f"use_compile=reduce-overhead with device={context.config.device}"
-        error = f"{what}: that is CUDA graphs, which need CUDA; take use_compile=default"
+        error = f"{what}: that is CUDA graphs, which need CUDA; use use_compile=default"
         return context.instead("use_compile", "default", "CUDA graphs need CUDA", error)
     mode = mode_of("use_compile", requested)
     return mode, graphs if cuda and mode in GRAPH_MODES else ""
@@ -138,10 +138,10 @@ def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
     if requested > context.effective["batch_size"]:
         raise ConfigError(
             f"gradient_accumulation={requested} is more than batch_size={context.effective['batch_size']}: a "
-            "micro-batch has at least one row; take a smaller gradient_accumulation"
+            "micro-batch has at least one row; use a smaller gradient_accumulation"
         )
     if context.effective["fused_update"] == "on":
-        why, ways = "the compiled kernels work in blocks and need none", "leave it out, or take fused_update=off"
+        why, ways = "the compiled kernels work in blocks and need none", "remove it, or use fused_update=off"
         error = f"gradient_accumulation={requested} with fused_update=on: {why}; {ways}"
         return context.instead("gradient_accumulation", 1, "not needed: compiled kernels work in blocks", error)
     return requested, f"each minibatch in {requested} parts, one optimizer step"
@@ -180,7 +180,7 @@ def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, 
     if batch_size and (batch_size == 1 or num_envs * num_steps % batch_size == 1):
         raise ConfigError(
             f"batch_size={batch_size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one "
-            f"row, whose advantage cannot be normalised; take another batch_size, or {prefix}normalize_advantage=false"
+            f"row, whose advantage cannot be normalised; use another batch_size, or {prefix}normalize_advantage=false"
         )
 
 
@@ -218,7 +218,7 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
     if config.env.normalize:
         unfit = "env.normalize: batches are normalised with the statistics of the moment they are used"
         if requested == "on":
-            raise ConfigError(f"prefetch=on: {unfit}; take prefetch=off")
+            raise ConfigError(f"prefetch=on: {unfit}; use prefetch=off")
         return "off", unfit
     if requested == "on":
         return "on", "deterministic=true: drawn when asked for, nothing is ahead" if config.deterministic else ""
@@ -237,7 +237,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
     for key in ("algo.per_alpha", "algo.per_beta"):
         if sources.get(key) == "command line" and not config.algo.prioritized:
             raise ConfigError(
-                f"{key} means nothing with algo.prioritized=false: take algo.prioritized=true, or leave it out"
+                f"{key} has no effect with algo.prioritized=false: use algo.prioritized=true, or remove it"
             )
     if engine != "stock" or not config.algo.spec.has_fast:
         return
@@ -245,8 +245,8 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
         value = getattr(config.algo, name)
         if value != usual and name not in ("use_masking", "action_noise"):
             raise ConfigError(
-                f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such thing; take "
-                f"engine=fast, or leave algo.{name} out"
+                f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such thing; use "
+                f"engine=fast, or remove algo.{name}"
             )
 
 

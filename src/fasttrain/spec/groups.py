@@ -126,7 +126,7 @@ class StopConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """What `fasttrain resume run=…` goes on from."""
+    """What `fasttrain resume run=…` continues from."""
 
     keep: int = setting(3, "Number of checkpoints that stay; older ones are deleted.", least=1)
     grace_s: float = setting(5.0, "Seconds that a stop waits for the rollout and its update to finish.", least=0)

@@ -63,7 +63,7 @@ class RunSpec(NamedTuple):
     def after(self, flag: str, effective: Any, reason: str) -> RunSpec:
         """The same run after a flag was changed, and why."""
         rows = tuple(row._replace(effective=effective, reason=reason) if row.flag == flag else row for row in self.rows)
-        event = Event(flag, effective, reason)  # one that a run goes on with is found again
+        event = Event(flag, effective, reason)  # one that a run continues is found again
         events = self.events if event in self.events else (*self.events, event)
         return self._replace(config=dataclasses.replace(self.config, **{flag: effective}), rows=rows, events=events)
 
@@ -86,7 +86,7 @@ def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
 
 def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: Machine) -> RunSpec:
     """Resolve every flag. `sources`: key → where its value came from; a key that is left out has its default value.
-    Raises ConfigError: a typed flag means nothing for the algorithm, or the resolved values contradict each other."""
+    Raises ConfigError: a typed flag has no effect with the algorithm, or the resolved values contradict each other."""
     rows: list[Row] = []
     effective: dict[str, Any] = {}
     context = Context(config, sources, env, machine, effective)
@@ -122,12 +122,12 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
         fitting = (name for name, it in ALGORITHMS.items() if flag.fits(it) and (it.has_fast or not flag.ours))
         why = f"only for {', '.join(fitting)}"
         if source == "command line":
-            raise ConfigError(f"{flag.name}={spelt(requested)} means nothing for algo={algo}: {why}; leave it out")
+            raise ConfigError(f"{flag.name}={spelt(requested)} has no effect with algo={algo}: {why}; remove it")
         return NOT_APPLICABLE, why
     resolver = _RESOLVERS.get(flag.name)
     if flag.name in spec.lacks and context.effective.get("engine") == "fast":
         if requested not in (flag.stock, "auto") and source == "command line":
-            raise ConfigError(f"{flag.name}={requested} with algo={algo}: {spec.lacks[flag.name]}; leave it out")
+            raise ConfigError(f"{flag.name}={requested} with algo={algo}: {spec.lacks[flag.name]}; remove it")
         return flag.stock, "" if requested == flag.stock else spec.lacks[flag.name]
     if flag.name in spec.flags and source in SHIPPED:
         own = spec.flags[flag.name]
@@ -137,7 +137,7 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
         if requested != "auto" and source in ("command line", "default"):
             stock, ways = (" with engine=stock", "take engine=fast, or ") if spec.has_fast else ("", "")
             others = "" if spec.has_fast else f", only for {', '.join(having('has_fast'))}"
-            raise ConfigError(f"{flag.name}={spelt(requested)}{stock}: {why}{others}; {ways}leave it out")
+            raise ConfigError(f"{flag.name}={spelt(requested)}{stock}: {why}{others}; {ways}remove it")
         return flag.stock, why
     return resolver(requested, context) if resolver else (requested, "")
 
@@ -145,7 +145,7 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
 def _engine(requested: str, context: Context) -> Resolved:
     if requested == "stock" and context.config.algo.spec.ours_alone:
         why = "there is no stock class"
-        error = f"engine=stock: {why} of {context.config.algo.name}; take engine=fast, or leave it out"
+        error = f"engine=stock: {why} of {context.config.algo.name}; use engine=fast, or remove it"
         return context.instead("engine", "fast", why, error)
     if requested == "fast" and not context.config.algo.spec.has_fast:
         return "stock", f"no fast engine for {context.config.algo.name}"
@@ -189,7 +189,7 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
         return requested, ""
     error = (
         "train_log_to_file=true contradicts train_log_enabled=false: nothing is recorded that could be written; "
-        "take train_log_enabled=true, or leave train_log_to_file out"
+        "take train_log_enabled=true, or remove train_log_to_file"
     )
     return context.instead("train_log_to_file", False, "train_log_enabled=false", error)
 
@@ -219,7 +219,7 @@ def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) ->
     if of_size != "default" and meant != algo.n_steps:
         raise ConfigError(
             f"algo.n_steps={algo.n_steps} contradicts algo.rollout_size={algo.rollout_size}, which is {meant} steps of "
-            f"each of {num_envs} envs: leave one of them out"
+            f"each of {num_envs} envs: remove one of them"
         )
     return row
 
@@ -240,7 +240,7 @@ def _rollout_rows(
     if algo.n_steps is None and num_envs > algo.rollout_size:
         raise ConfigError(
             f"num_envs={num_envs} is more than algo.rollout_size={algo.rollout_size}: a rollout needs at least one "
-            f"step per env; take num_envs={algo.rollout_size} or fewer, or a larger algo.rollout_size"
+            f"step per env; use num_envs={algo.rollout_size} or fewer, or a larger algo.rollout_size"
         )
     num_steps = algo.num_steps(num_envs)
     size = num_steps * num_envs
@@ -250,7 +250,7 @@ def _rollout_rows(
             f"take batch_size={size} or less, or a larger {key}"
         )
     if size == 1:
-        raise ConfigError(f"{key}: one transition is no rollout; take 2 or more")
+        raise ConfigError(f"{key}: one transition is no rollout; use 2 or more")
     reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', as algo.n_steps says'}"
     if cut:
         reason += f"; cut from {cut:,}, for total_timesteps={config.total_timesteps:,}"

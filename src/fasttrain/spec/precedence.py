@@ -80,7 +80,7 @@ def translated(name: str, value: object) -> tuple[str, Any]:
     given = str(value).strip().lower()
     if (given := words.get(given, given)) not in values:
         ways = ", ".join(f"{old}: {new}" for old, new in values.items() if new is not None)
-        raise ConfigError(f"{name}={value}: another name for {key} ({ways}); take {key}=…")
+        raise ConfigError(f"{name}={value}: another name for {key} ({ways}); use {key}=…")
     return key, values[given]
 
 
@@ -100,8 +100,8 @@ def given_twice(group: str, overrides: Sequence[str]) -> str:
     """The message for a group that is typed more than once."""
     typed = [override for override in overrides if key_of(override) == group]
     names = ",".join(override.partition("=")[2] for override in typed)
-    both = f", or take both: '+{group}=[{names}]'" if group in ("profile", "tuned") else ""
-    return f"{' '.join(typed)}: {group} is given {len(typed)} times; leave one out{both}"
+    both = f", or use both: '+{group}=[{names}]'" if group in ("profile", "tuned") else ""
+    return f"{' '.join(typed)}: {group} is given {len(typed)} times; remove one{both}"
 
 
 class Given(NamedTuple):
@@ -210,7 +210,7 @@ def by_one_name(said: Sequence[NamedValue]) -> list[NamedValue]:
             found[key] = NamedValue(one.key, meant, one.text)
         elif other.value != meant:
             both = f"{one.text} contradicts {other.text}"
-            raise ConfigError(f"{both}: they are one setting ({key}); leave one of them out")
+            raise ConfigError(f"{both}: they are one setting ({key}); remove one of them")
     return kept
 
 
@@ -253,7 +253,7 @@ def _as_hydra_wants_it(override: str, algorithms: Sequence[str] = ()) -> str:
     free = key.startswith(tuple(f"{group}." for group in FREE))
     if override.startswith("~"):
         if not key.startswith((*FREE, "hydra")):
-            raise ConfigError(f"{override}: a setting cannot be taken away; leave it out, or give it a value")
+            raise ConfigError(f"{override}: a setting cannot be taken away; remove it, or give it a value")
         return override
     override = _in_quotes_where_needed(override)
     if override.startswith(("profile=", "tuned=", *(f"{one.name}=" for one in engines()))):

@@ -59,7 +59,7 @@ def against(config: Config, opponent: Named) -> Config:
     if key is None:
         raise ConfigError(
             f"opponent={opponent} with {config.env.option}: this env has no opponents that fasttrain knows of; name "
-            "the entry of env.kwargs that chooses them in a GameSpec (env.game=module:GAME), or leave opponent out"
+            "the entry of env.kwargs that chooses them in a GameSpec (env.game=module:GAME), or remove opponent"
         )
     name = named(opponent, "opponent", "opponent")[0]
     env = replace(config.env, kwargs={**config.env.kwargs, key: SELF if ":" in name else name})
@@ -191,7 +191,7 @@ def _of_game(env: EnvConfig) -> EnvConfig:
     """With what the game declares: which env it is, and how its episodes tell how they ended."""
     spec, given = env.spec, env.id or env.entry_point
     if (played := spec.id or spec.env) and given not in (None, played):
-        raise ConfigError(f"env.game={env.game} is played as {played}; leave env.id={given} out, or take env=gym too")
+        raise ConfigError(f"env.game={env.game} is played as {played}; remove env.id={given}, or use env=gym too")
     place = {"id": spec.id} if spec.id else {"entry_point": spec.env} if spec.env else {}
     own = {name: value for name, value in spec.result.items() if getattr(env.result, name) in (None, ())}
     return replace(env, **place, result=replace(env.result, **own)) if place or own else env  # type: ignore[arg-type]
@@ -211,4 +211,4 @@ def foreign_key(key: str, algo: str) -> str:
     owners = [name for name, cls in ALGO_CLASSES.items() if key in {f"algo.{field.name}" for field in fields(cls)}]
     if not owners or algo in owners or algo not in ALGO_CLASSES:
         return ""
-    return f"{key} means nothing for algo={algo} (only for {', '.join(owners)}); leave it out"
+    return f"{key} has no effect with algo={algo} (only for {', '.join(owners)}); remove it"

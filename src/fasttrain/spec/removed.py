@@ -55,20 +55,20 @@ DECLARED = (
     "env.game=my_game:GAME (docs/guides/native_games.md)"
 )
 RECORDING = "'-XX:StartFlightRecording:filename={folder}/{index}.jfr,dumponexit=true'"
-CONSTANT = "what it is by default holds always; leave it out"
+CONSTANT = "what it is by default holds always; remove it"
 REMOVED = {  # what does their work now
     **{key: f"take {place}=…" for key, place in MOVED.items()},
-    "engine_switch_at": "kernels work once they are compiled; deterministic=true waits for them; leave it out",
+    "engine_switch_at": "kernels work once they are compiled; deterministic=true waits for them; remove it",
     "checkpoint_every_minutes": "take checkpoint_every=5min",
     "guard.at_limit": "take nan_guard=stop or nan_guard=rollback",
-    "local_random_actions": "random actions of all envs are one draw, which gives the numbers of stock; leave it out",
-    "inference_batch_size": "acting takes all envs in one forward; leave it out",
-    "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU; leave it out",
-    "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib; leave it out",
-    "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib; leave it out",
+    "local_random_actions": "random actions of all envs are one draw, which gives the numbers of stock; remove it",
+    "inference_batch_size": "acting takes all envs in one forward; remove it",
+    "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU; remove it",
+    "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib; remove it",
+    "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib; remove it",
     **{key: DECLARED.format(told) for key, told in OF_GAMES.items()},
-    "env.eval_opponent": f"{DECLARED.format(OF_GAMES['env.eval_opponent'])}; or take eval.env_kwargs.KEY=…",
-    "env.name": "env.id or env.entry_point names folders and tables; leave it out",
+    "env.eval_opponent": f"{DECLARED.format(OF_GAMES['env.eval_opponent'])}; or use eval.env_kwargs.KEY=…",
+    "env.name": "env.id or env.entry_point names folders and tables; remove it",
     "daemons.profile": f"take daemons.jvm_flags=[{RECORDING}]",
     "daemons.log_mb": CONSTANT,
     "daemons.max_wait_ms": "the game's class says it, as wait_ms",
@@ -78,8 +78,8 @@ REMOVED = {  # what does their work now
     "profile_name": "the profile is called measured or tuned; rename its file",
     "gate.min_speed_up": CONSTANT,
     "ablate.flags": "take candidates='{ablate: [num_envs, vec_env]}'",
-    "tune.min_update_ratio": "no trial updates less often than the profile does; leave it out",
-    "tune.sampler": "settings are drawn at random, the best go on; leave it out",
+    "tune.min_update_ratio": "no trial updates less often than the profile does; remove it",
+    "tune.sampler": "settings are drawn at random, the best go on; remove it",
     "doctor.seconds": CONSTANT,
     "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
 }

@@ -37,7 +37,7 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
     if value == "dummy" and context.env.shares == "process" and context.config.num_envs > 1:
         asked = {"vec_env": requested, "workers": context.config.workers}
         if any(one != "auto" and context.typed(key) for key, one in asked.items()):
-            raise ConfigError(f"vec_env={value} with num_envs={context.config.num_envs}: {ONE_GAME}; take num_envs=1")
+            raise ConfigError(f"vec_env={value} with num_envs={context.config.num_envs}: {ONE_GAME}; use num_envs=1")
         value, reason = "shared", ONE_GAME
     if requested == "auto" and context.config.env.spec.native and memory_inputs(context.config):
         reason = f"algo.memory_inputs is shown by single envs, not by the native batch; {reason}"
@@ -46,7 +46,7 @@ def resolve_vec_env(requested: str, context: Context) -> Resolved:
     if requested == "auto" and value == "dummy" and context.config.workers != 0:
         return "shared", "env.on_env_error=restart: only envs in workers can be replaced"
     raise ConfigError(
-        f"env.on_env_error=restart with vec_env={value}: only envs in workers can be replaced; take vec_env=shared, or "
+        f"env.on_env_error=restart with vec_env={value}: only envs in workers can be replaced; use vec_env=shared, or "
         "env.on_env_error=raise"
     )
 
@@ -55,11 +55,11 @@ def _choose_vec_env(requested: str, context: Context) -> Resolved:
     config, env, machine = context.config, context.env, context.machine
     typed = context.typed("vec_env")
     if (backend := backend_of(config.env)) is not None:
-        error = f"vec_env={requested} with env.backend={backend.name}, which steps all envs itself: leave it out"
+        error = f"vec_env={requested} with env.backend={backend.name}, which steps all envs itself: remove it"
         return context.instead("vec_env", backend.vec_env, backend.why, error, ("auto", backend.vec_env))
     if requested in ("subproc", "shared") and config.workers == 0:
         if typed and context.typed("workers"):
-            raise ConfigError(f"vec_env={requested} contradicts workers=0: leave one of them out")
+            raise ConfigError(f"vec_env={requested} contradicts workers=0: remove one of them")
         return "dummy", "workers=0: all envs in this process"
     if requested in ("subproc", "shared") and machine.windows and not typed:
         return "dummy", "Windows: worker processes cost more than they bring"
@@ -138,7 +138,7 @@ def resolve_num_envs(requested: int, context: Context) -> Resolved:
     """A native game names its own number, unless the user does; it is for algorithms that update once per rollout."""
     if context.env.shares == "machine" and requested > 1:
         why = "copies of the env on one machine influence each other (checkup)"
-        return context.instead("num_envs", 1, why, f"num_envs={requested}: {why}; take num_envs=1")
+        return context.instead("num_envs", 1, why, f"num_envs={requested}: {why}; use num_envs=1")
     own = context.config.own.num_envs if context.config.algo.spec.on_policy else None
     chosen = context.sources.get("num_envs", "default") not in SHIPPED
     if context.effective["vec_env"] == "native" and own is not None and not chosen:
@@ -154,14 +154,12 @@ def resolve_workers(requested: int | str, context: Context) -> Resolved:
     if vec_env == "daemons" and (backend := backend_of(context.config.env)) is not None:
         return backend.workers(context.config, requested, num_envs, context.machine.cores)
     if vec_env != "subproc":
-        error = (
-            f"workers={requested} means nothing with vec_env={vec_env}: it steps all envs in one process; leave it out"
-        )
+        error = f"workers={requested} has no effect with vec_env={vec_env}: it steps all envs in one process; remove it"
         why = f"vec_env={vec_env} steps in one process"
         return context.instead("workers", NOT_APPLICABLE, why, error, (0, "auto"))
     if isinstance(requested, int) and requested != num_envs:
         raise ConfigError(
-            f"workers={requested} with num_envs={num_envs}: SubprocVecEnv runs one worker per env; take workers=auto, "
+            f"workers={requested} with num_envs={num_envs}: SubprocVecEnv runs one worker per env; use workers=auto, "
             "or vec_env=shared"
         )
     return num_envs, "SubprocVecEnv: one worker per env"
@@ -169,7 +167,7 @@ def resolve_workers(requested: int | str, context: Context) -> Resolved:
 
 def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Resolved:
     if context.env.shares == "process":
-        error = f"workers={requested} with num_envs={num_envs}: {ONE_GAME}; take workers=auto"
+        error = f"workers={requested} with num_envs={num_envs}: {ONE_GAME}; use workers=auto"
         return context.instead("workers", num_envs, ONE_GAME, error, ("auto", num_envs))
     if isinstance(requested, int):
         return min(requested, num_envs), ""
@@ -184,7 +182,7 @@ def resolve_schedule(requested: str, context: Context) -> Resolved:
     if requested == "lockstep":
         return requested, ""
     if unfit := _why_no_groups(context):
-        return context.instead("schedule", "lockstep", unfit, f"schedule={requested}: {unfit}; take schedule=lockstep")
+        return context.instead("schedule", "lockstep", unfit, f"schedule={requested}: {unfit}; use schedule=lockstep")
     if requested == "first_ready":
         return requested, "every worker runs ahead on its own within a rollout"
     if context.effective["vec_env"] == "daemons":
@@ -212,15 +210,15 @@ def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mappi
     typed = [key for key, source in sources.items() if source == "command line"]
     named = f"env.kwargs.{config.env.spec.opponent_key}"
     if "opponent" in typed and named in typed:
-        raise ConfigError(f"opponent={config.opponent} and {named} say the same thing: leave one of them out")
+        raise ConfigError(f"opponent={config.opponent} and {named} say the same thing: remove one of them")
     if not plays_itself(config) or config.opponent not in (None, SELF):
         for key in sorted(key for key in typed if key.startswith("self_play.")):
-            raise ConfigError(f"{key} means nothing without opponent=self: take that, or leave {key} out")
+            raise ConfigError(f"{key} has no effect without opponent=self: use that, or remove {key}")
         return
     if effective["engine"] == "stock":
-        raise ConfigError("opponent=self with engine=stock: the stock classes know no opponents; take engine=fast")
+        raise ConfigError("opponent=self with engine=stock: the stock classes know no opponents; use engine=fast")
     if effective["vec_env"] == "subproc":
-        raise ConfigError("opponent=self with vec_env=subproc: take vec_env=auto, native, shared or dummy")
+        raise ConfigError("opponent=self with vec_env=subproc: use vec_env=auto, native, shared or dummy")
     env, plain = config.env, "the opponents see the env's own observations"
     unfit = {
         "env.frame_stack": (env.frame_stack > 1, plain),
@@ -233,7 +231,7 @@ def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mappi
     }
     for key, (asked, why) in unfit.items():
         if asked:
-            raise ConfigError(f"opponent=self with {key}: {why}; leave {key} out")
+            raise ConfigError(f"opponent=self with {key}: {why}; remove {key}")
 
 
 def check_masks(config: Any, engine: str, sources: Mapping[str, str]) -> None:
@@ -242,15 +240,15 @@ def check_masks(config: Any, engine: str, sources: Mapping[str, str]) -> None:
     for key in ("env.masks", "env.on_empty_mask"):
         if sources.get(key) == "command line" and not reads:
             raise ConfigError(
-                f"{key} means nothing for algo={config.algo.name} with engine={engine}, which reads no action masks; "
-                f"take algo=maskable_ppo, or leave {key} out"
+                f"{key} has no effect with algo={config.algo.name} with engine={engine}, which reads no action masks; "
+                f"take algo=maskable_ppo, or remove {key}"
             )
 
 
 def resolve_eval_every(requested: int, context: Context) -> Resolved:
     """In self-play the reward says nothing of progress, so that quality is measured on the way."""
     if not context.config.eval.episodes:
-        error = f"eval_every={requested} contradicts eval.episodes=0: leave one of them out"
+        error = f"eval_every={requested} contradicts eval.episodes=0: remove one of them"
         return context.instead("eval_every", 0, "eval.episodes=0: no evaluation", error, (0,))
     every, why = requested, ""
     if not requested and plays_itself(context.config) and "eval_every" not in context.sources:

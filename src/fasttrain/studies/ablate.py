@@ -121,7 +121,7 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
         example = f"{command()} compare candidates=ablate +profile=speed"
         raise ConfigError(f"candidates=ablate needs the profile that is to be taken apart: {example}")
     if wrong := next((key for key in sources if key == "seeds" or key.startswith("stop.")), ""):
-        raise ConfigError(f"{wrong} means nothing with candidates=ablate, which takes minutes=…; leave it out")
+        raise ConfigError(f"{wrong} has no effect with candidates=ablate, which takes minutes=…; remove it")
     base = [text for text in base_overrides(overrides) if key_of(text) != "profile"]
     before = settings(compose(merged(base, ["profile=baseline"])))
     levers = find_levers(before, settings(config))
@@ -187,7 +187,7 @@ class Ablation:
         ways += [(f"+{name}", (*fixed, *names[: place + 1])) for place, name in enumerate(names[:-1])]
         left = SHARE_OF_CELLS * self.budget_s - self.study.spent_s()
         seconds = min(LONGEST_S, max(SHORTEST_S, left / (ROUNDS * len(ways)) - self.overhead_s))
-        self.seconds = self.study.notes.setdefault("cell_s", round(seconds, 1))  # gone on with, cells stay the same
+        self.seconds = self.study.notes.setdefault("cell_s", round(seconds, 1))  # continued, cells stay the same
         self.horizon = max(1, round(self.speed * self.seconds)), MOST_OVERTIME * self.seconds
         return [
             self._wanted(label, applied, self.config.seed + number, self.horizon)
@@ -296,7 +296,7 @@ def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lev
 def effective_levers(levers: Sequence[Lever], baseline: Mapping[str, Any], profile: Mapping[str, Any]) -> list[Lever]:
     """Those that make a difference on this machine, by the plans of both ends (plan.json's contents).
 
-    A flag whose effective value is the same at both ends, or that means nothing for the algorithm, is none.
+    A flag whose effective value is the same at both ends, or that has no effect with the algorithm, is none.
     """
     ends = [{row["flag"]: row["effective"] for row in plan["flags"]} for plan in (baseline, profile)]
 

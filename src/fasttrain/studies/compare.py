@@ -184,7 +184,7 @@ def sentence(row: Row, gate: Mapping[str, Any]) -> str:
     if not row.faster:
         speed += f", less than the {gate['min_speed_up']:g}× that trade-offs are worth"
     if found.verdict == OPEN and found.seeds_needed is None:
-        facts += f"; take at least {gate['min_pairs']} seeds"
+        facts += f"; use at least {gate['min_pairs']} seeds"
     elif found.verdict == OPEN:
         facts += f"; about {found.seeds_needed} would tell, if the two learn alike"
     return f"{row.name}: {found.verdict.upper()}, {speed}; {facts}"

@@ -111,7 +111,9 @@ class Doctor:
         self.flow = Flow()
         test, planned = config.doctor.test, self.plan.config
         if test == "replay" and not planned.algo.spec.off_policy:
-            raise ConfigError(f"doctor.test=replay means nothing for algo={planned.algo.name}: it has no replay buffer")
+            raise ConfigError(
+                f"doctor.test=replay has no effect with algo={planned.algo.name}: it has no replay buffer"
+            )
         if test == "transport" and planned.vec_env != "shared":
             raise ConfigError(
                 f"doctor.test=transport with vec_env={planned.vec_env}: no workers of fasttrain's to reach"

@@ -133,7 +133,9 @@ class Rig:
         more: dict[str, Any] = {"log_interval": None, "reset_num_timesteps": not self._begun}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.model.learn(self.config.total_timesteps, [*self._callbacks, beat], **more)
+            rollout = getattr(self.model, "n_steps", 1) * self.num_envs
+            enough = max(self.config.total_timesteps, 4 * rollout)  # an iteration ends where the next rollout begins
+            self.model.learn(enough, [*self._callbacks, beat], **more)
         self._begun = True
         steps = max(1, beat.steps)
         return {"train": beat.seconds / steps, "logging": beat.logging_s / steps}

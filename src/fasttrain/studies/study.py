@@ -1,4 +1,4 @@
-"""A study: many cells in one folder, run in turn, stored one by one, gone on with where they stopped.
+"""A study: many cells in one folder, run in turn, stored one by one, continued where they stopped.
 
 A cell is a `fasttrain` command in a process of its own: the first in a shared one would pay for imports, compilation
 and caches that the others find warm. What a study recommends is written as a profile: flat values with the evidence
@@ -175,7 +175,7 @@ OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gat
 MINUTES = 10.0  # for a whole search, where nobody says how many
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
-# Unless it is typed: a cell that was not finished is begun anew, so that a checkpoint would only take time.
+# Unless it is typed: a cell that was not finished is started again, so that a checkpoint would only take time.
 BESIDES = ("on_existing=overwrite", "checkpoint_every=0")
 Compose = Callable[[Sequence[str]], Config]  # command line arguments → the typed configuration
 
@@ -262,7 +262,7 @@ class Study:
         title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
         with activity(self.console, title + self._eta([wanted, *later], until_s), lambda: last_line(folder)):
             overrides = self._overrides(wanted)
-            while holder(folder):  # the cell of a study that was killed; it is gone on with when it has ended
+            while holder(folder):  # the cell of a study that was killed; it is continued when it has ended
                 time.sleep(0.2)
             cell, stopped = run_cell("train", merged(BESIDES, overrides), folder, wanted.label, wanted.seed)
             cell.overrides = overrides
@@ -300,7 +300,7 @@ class Study:
         say(self.console, line)
 
     def spent_s(self) -> float:
-        """Seconds since the study was begun or gone on with."""
+        """Seconds since the study was begun or continued."""
         return time.perf_counter() - self.begun
 
     def write_profile(self, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:

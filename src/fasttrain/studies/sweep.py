@@ -44,7 +44,7 @@ class Sweep:
     """Runs the cells that Hydra hands over one by one; `finish` prints and writes the table.
 
     Args:
-        arguments: what was typed, stored so that the same sweep is gone on with.
+        arguments: what was typed, stored so that the same sweep is continued.
         overrides: the same as Hydra has them, and what the environment says.
         files: options that a cell needs to find the user's own files.
         way: `on_existing`.
@@ -60,7 +60,7 @@ class Sweep:
         self.cells: list[Cell] = []
         self.folder: Path | None = None
         self.stopped = False  # by a signal
-        self._stored: list[dict[str, Any]] = []  # cells of a sweep that this one goes on with
+        self._stored: list[dict[str, Any]] = []  # cells of a sweep that this one continues
         self._lock = ExitStack()
         self._swept: dict[str, int] = {}
         self._total = 1

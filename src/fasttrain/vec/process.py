@@ -96,7 +96,7 @@ class WorkerProcess:
         self.first, self.stop = settings.first, settings.first + num_envs
 
     def take_on(self, settings: Settings, num_envs: int, keeps: bool, timeout_s: float) -> None:
-        """Give it its envs, after errands; with `keeps` it goes on with the one that it has."""
+        """Give it its envs, after errands; with `keeps` it continues the one that it has."""
         self._has(settings, num_envs)
         with suppress(DeadlineError, OSError):  # `ready` says what became of it
             self.channel.send(pack(TakeOn(settings, keeps)), timeout_s)

@@ -40,7 +40,7 @@ def registered(env_id: str, kwargs: Mapping[str, Any], max_episode_steps: int | 
         raise EnvSpecError(f"env.id={env_id}: {error}") from error
     if spec.vector_entry_point is None:
         raise EnvSpecError(
-            f"env.id={env_id} has no vector_entry_point: take env.backend=gymnasium, or env.entry_point=module:Class "
+            f"env.id={env_id} has no vector_entry_point: use env.backend=gymnasium, or env.entry_point=module:Class "
             "of a gymnasium.vector.VectorEnv"
         )
     options = dict(kwargs) if max_episode_steps is None else {**kwargs, "max_episode_steps": max_episode_steps}

@@ -141,7 +141,7 @@ def write_step(
     me: int,
 ) -> None:
     """Write what the step brought, seen from the seat to decide; games that ended leave the learner's last view in
-    `finals` and begin anew. `turns` is (N,) bool: that seat is not the learner's."""
+    `finals` and start again. `turns` is (N,) bool: that seat is not the learner's."""
     count = len(indices)
     begin_work(team, me, -(-count // CHUNK))
     piece = claim(team, me)

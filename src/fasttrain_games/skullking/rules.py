@@ -7,7 +7,7 @@ A set of cards is a pair of bit sets: `numbers` (bit = id, 56 bits) and `special
 
 Where the rules page leaves room, this module decides:
 
-- "Without the Kraken" means: take the Kraken out and evaluate the remaining cards in the order played.
+- "Without the Kraken" means: use the Kraken out and evaluate the remaining cards in the order played.
 - With Kraken and White Whale in one trick the earlier counts as an Escape, also for who leads next.
 - A Loot alliance stands under an acting White Whale: that trick has a winner. Only a destroyed trick allies nobody.
 - In a trick of nothing but Escapes and Loot, a Loot that does not win allies its player with the winner.

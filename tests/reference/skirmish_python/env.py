@@ -76,7 +76,7 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Float32Array, dict[str, Any]]:
-        """Start a game; without a seed it goes on with the random stream. `options` are not used."""
+        """Start a game; without a seed it continues the random stream. `options` are not used."""
         super().reset(seed=seed)
         if seed is not None or self._stream is None:
             self._stream = Stream(secrets.randbits(64) if seed is None else seed)
@@ -93,7 +93,7 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
         return {"stream": None if self._stream is None else self._stream.state}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """The next `reset()` goes on with that stream."""
+        """The next `reset()` continues that stream."""
         self._stream = None
         if state["stream"] is not None:
             self._stream = Stream(0)

@@ -100,7 +100,7 @@ def _output(given: Path | None, name: str) -> Path:
             f"--output {path}: expected conf/profile/NAME.yaml; a profile lies in a folder called profile"
         )
     if path.exists() and not (path.is_file() and MARK in path.read_text(encoding="utf-8", errors="replace")):
-        raise ConfigError(f"--output {path}: there is a file that was not imported; take another name")
+        raise ConfigError(f"--output {path}: there is a file that was not imported; use another name")
     return path
 
 

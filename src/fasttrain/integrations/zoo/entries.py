@@ -127,7 +127,7 @@ def _settings(key: str, value: object, entry: Mapping[str, Any], spec: Algorithm
         if value:
             raise ConfigError(NO_PLACE[key])
     elif key in ("sde_sample_freq", "use_sde_at_warmup") and not entry.get("use_sde"):
-        raise ConfigError("means nothing without use_sde")
+        raise ConfigError("has no effect without use_sde")
     elif f"algo.{key}" in ALIASES and key in spec.arguments():
         yield ALIASES[f"algo.{key}"].key, value
     elif key in {*spec.keys()} & {*spec.arguments()}:
