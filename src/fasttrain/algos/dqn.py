@@ -1,8 +1,8 @@
 """DQN: SB3's class with a plain PyTorch update that can be read here, from acting to the optimizer's step.
 
 `learn`, `load`, `save`, schedules, target updates, loggers and callbacks are SB3's own. With plain settings every
-number is that of stock DQN (tests/parity/test_off_policy_parity.py). Beyond SB3 it has action masks, MultiDiscrete actions,
-double Q-learning and prioritized replay.
+number is that of stock DQN (tests/parity/test_off_policy_parity.py). Beyond SB3 it has action masks, MultiDiscrete
+actions, double Q-learning and prioritized replay.
 """
 
 from __future__ import annotations
