@@ -125,7 +125,7 @@ def test_a_sweep_and_a_study_too(
     stored = json.dumps({"arguments": ["-m", "seed=1"], "command": "tune"})
     (tmp_path / "it" / name).write_text(stored)
     assert main(command) == 2
-    assert f"=it holds a {kind}: use another folder, on_existing=resume goes on" in capsys.readouterr().err
+    assert f"=it holds a {kind}: use another folder, on_existing=resume continues it" in capsys.readouterr().err
     assert main([*command, "on_existing=resume"]) == 2
     wrong = "of other arguments (-m seed=1): use another folder" if kind == "sweep" else "is a study of tune"
     assert wrong in capsys.readouterr().err

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -19,6 +20,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
     assert "--config-dir conf +profile=speed env=my_project" in capfd.readouterr().out
     monkeypatch.chdir("my_project")
     monkeypatch.syspath_prepend(str(tmp_path / "my_project"))
+    for name in ("game", "callbacks", "test_game"):  # other tests have modules of these names
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path / "my_project"
 
 

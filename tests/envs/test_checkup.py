@@ -229,7 +229,7 @@ def test_a_refused_action_of_an_env_whose_masks_have_another_name() -> None:
 
     (finding,) = checked(Named).findings
     assert finding.code == "raised"
-    assert finding.remedy.endswith("take algo=maskable_ppo with env.masks=valid_action_mask")
+    assert finding.remedy.endswith("use algo=maskable_ppo with env.masks=valid_action_mask")
 
 
 @pytest.mark.parametrize("special", [0, None])
@@ -262,7 +262,7 @@ def test_without_masks_an_illegal_action_that_raises_leads_to_the_masks() -> Non
     assert codes(result) == ["raised"]
     assert result.masks_ignored
     assert "no move" in result.findings[0].message
-    assert "take algo=maskable_ppo" in result.findings[0].remedy
+    assert "use algo=maskable_ppo" in result.findings[0].remedy
 
 
 def test_an_env_that_cannot_reset_is_one_finding() -> None:

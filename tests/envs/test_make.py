@@ -59,6 +59,7 @@ def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wr
     modules, registry = set(sys.modules), set(gymnasium.registry)
 
     def write(name: str, source: str) -> None:
+        monkeypatch.delitem(sys.modules, name, raising=False)  # another test's
         (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
 
     yield write

@@ -193,7 +193,7 @@ def test_what_c_plus_plus_envs_cannot_do_is_said() -> None:
         ("Pong-v5", {"frame_skp": 2}, "unknown env.kwargs.frame_skp; did you mean 'frame_skip'.; EnvPool accepts: "),
         ("CartPole-v1", {"reward_threshold": "x"}, "EnvPool refuses env.kwargs=.*'reward_threshold': 'x'.*TypeError"),
         ("CartPole-v1", {"num_envs": 3}, "env.kwargs.num_envs is set by fasttrain; use num_envs instead"),
-        ("CartPole-v1", {"max_episode_steps": 3}, "take env.max_episode_steps instead"),
+        ("CartPole-v1", {"max_episode_steps": 3}, "use env.max_episode_steps instead"),
     ],
 )
 def test_bad_names_and_options(env_id: str, options: dict[str, Any], text: str) -> None:

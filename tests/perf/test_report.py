@@ -52,8 +52,8 @@ def test_a_dict_holds_every_phase_and_what_remains_if_a_part_were_alone():
 
 
 WALL_OF = {
-    "action": "choosing actions", "env_step": "the environment", "buffer": "storing transitions",
-    "replay_sample": "drawing minibatches", "train_fwd": "the update", "train_bwd": "the update", "train": "the update",
+    "action": "acting", "env_step": "the environment", "buffer": "storing",
+    "replay_sample": "drawing replay", "train_fwd": "the update", "train_bwd": "the update", "train": "the update",
     "optim": "the update", "log": "logging", "eval": "evaluating", "checkpoint": "saving",
     "other": "most of it lies in",
 }  # fmt: skip

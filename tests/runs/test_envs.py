@@ -120,7 +120,7 @@ POOL = ("env=gym", "env.id=CartPole-v1", "env.backend=envpool", "algo=ppo")
     ("arguments", "text"),
     [
         ((*NATIVE, "env.max_episode_steps=9"), "env.max_episode_steps=9 does not go with the native batch of fasttr"),
-        ((*NATIVE, "env.wrappers=[a:B]"), r"env.wrappers=\['a:B'\] does not go with .* take vec_env=dummy or shared$"),
+        ((*NATIVE, "env.wrappers=[a:B]"), r"env.wrappers=\['a:B'\] does not go with .* use vec_env=dummy or shared$"),
         (("vec_env=auto", "action_repeat=2"), "action_repeat=2 does not go with the native batch .*vec_env=dummy"),
         ((*POOL, "action_repeat=2"), "action_repeat=2 does not go with env.backend=envpool.*env.backend=gymnasium$"),
         ((*POOL, "env.masks=legal"), "env.masks=legal does not go with env.backend=envpool"),

@@ -31,7 +31,7 @@ SCALED = "algo.policy_kwargs.normalize_images=false"
 @pytest.mark.parametrize(
     ("arguments", "action", "observation", "text"),
     [
-        (("algo=dqn",), spaces.MultiDiscrete([2, 2]), NUMBERS, "E has MultiDiscrete.*algo=dqn needs Discrete; take"),
+        (("algo=dqn",), spaces.MultiDiscrete([2, 2]), NUMBERS, "E has MultiDiscrete.*algo=dqn needs Discrete; use"),
         (("algo=ppo",), spaces.Discrete(3, start=1), NUMBERS, "E counts its actions from 1; SB3 sends 0 to n - 1"),
         (("algo=ppo",), spaces.MultiDiscrete([2, 2], start=[0, 4]), NUMBERS, r"counts its actions from \[0 4\]"),
         (("algo=ppo",), spaces.Discrete(2), spaces.Sequence(NUMBERS), "E observes Sequence.*read Box, Discrete"),

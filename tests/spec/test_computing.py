@@ -112,9 +112,9 @@ def test_only_our_algorithms_can(flag: str, algo: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("engine=stock gradient_accumulation=2", "gradient_accumulation=2 with engine=stock: .*take engine=fast"),
-        ("engine=fast use_amp=float16", "float16 on the CPU: .*take use_amp=bfloat16, or device=cuda"),
-        ("engine=fast use_compile=reduce-overhead", "reduce-overhead with device=auto: .*take use_compile=default"),
+        ("engine=stock gradient_accumulation=2", "gradient_accumulation=2 with engine=stock: .*use engine=fast"),
+        ("engine=fast use_amp=float16", "float16 on the CPU: .*use use_amp=bfloat16, or device=cuda"),
+        ("engine=fast use_compile=reduce-overhead", "reduce-overhead with device=auto: .*use use_compile=default"),
         ("engine=fast gradient_accumulation=65", "gradient_accumulation=65 is more than batch_size=64"),
         ("engine=fast use_amp=on device=mps", "use_amp=on with device=mps"),
     ],

@@ -45,12 +45,12 @@ def test_prefetch_auto(arguments: tuple[str, ...], machine: Machine, images: boo
 @pytest.mark.parametrize(
     ("taken", "refused", "message"),
     [
-        ("prefetch=on", "prefetch=on engine=stock", "prefetch=on with engine=stock: .*take engine=fast"),
-        ("", "prefetch=on env.normalize=[obs]", "prefetch=on: env.normalize: batches are norm.*take prefetch=off"),
-        ("algo.double_q=true", "algo.double_q=true engine=stock", "double_q=true with engine=stock.*take engine=fast"),
-        ("algo.dueling=true", "algo.dueling=true engine=stock", "dueling=true with engine=stock.*take engine=fast"),
-        ("algo.prioritized=true", "algo.prioritized=true engine=stock", "prioritized=true with engine=stock.*take en"),
-        ("algo.loss=mse", "algo.loss=mse engine=stock", "algo.loss=mse with engine=stock.*take engine=fast"),
+        ("prefetch=on", "prefetch=on engine=stock", "prefetch=on with engine=stock: .*use engine=fast"),
+        ("", "prefetch=on env.normalize=[obs]", "prefetch=on: env.normalize: batches are norm.*use prefetch=off"),
+        ("algo.double_q=true", "algo.double_q=true engine=stock", "double_q=true with engine=stock.*use engine=fast"),
+        ("algo.dueling=true", "algo.dueling=true engine=stock", "dueling=true with engine=stock.*use engine=fast"),
+        ("algo.prioritized=true", "algo.prioritized=true engine=stock", "prioritized=true with engine=stock.*use en"),
+        ("algo.loss=mse", "algo.loss=mse engine=stock", "algo.loss=mse with engine=stock.*use engine=fast"),
         ("algo.prioritized=true algo.per_alpha=0.5", "algo.per_alpha=0.5", "per_alpha has no effect with algo.prior"),
         (
             "algo.prioritized=true algo.per_beta=0.5",
@@ -80,7 +80,7 @@ def test_the_replay_ratio_is_printed_and_a_low_one_warned_of(arguments: tuple[st
     row = plan.row("replay_ratio")
     assert row.effective == pytest.approx(ratio, abs=1e-4)
     assert ("FEWER than the baseline" in row.reason) == warned
-    assert ("take updates_per_step=8 or more" in row.reason) == warned
+    assert ("use updates_per_step=8 or more" in row.reason) == warned
     assert (row in plan.notable()) == (ratio != 1 / 8)
 
 
@@ -91,7 +91,7 @@ def test_the_replay_ratio_is_printed_and_a_low_one_warned_of(arguments: tuple[st
         (("num_envs=2", "algo.train_freq=16", "updates_per_step=-1"), 32, 1.0, "32 updates per 16 vector steps of 2"),
         (("num_envs=1", "algo.train_freq=[1,episode]", "updates_per_step=-1"), -1, 1.0, "after every episode one per"),
         (("num_envs=1", "algo.train_freq=[2,episode]", "updates_per_step=9"), 9, None, "9 updates after every 2"),
-        (("num_envs=2", "algo.train_freq=16"), 1, 1 / 32, "take updates_per_step=4 or more"),
+        (("num_envs=2", "algo.train_freq=16"), 1, 1 / 32, "use updates_per_step=4 or more"),
     ],
 )
 def test_rounds_of_several_steps(arguments: tuple[str, ...], updates: int, ratio: float | None, reason: str):

@@ -219,10 +219,10 @@ def _odd_chains(policy: Any) -> str:
     linear = {layer for chain in chains for layer in chain[0::2]}
     if any(len(chain) == 1 for chain in chains):
         return "a network without a hidden layer"
-    if len({tuple(each.shape for each in net.parameters()) for net in nets}) > 1:
-        return "the critics are not alike"
     kinds = {type(each) for chain in chains for each in chain[1::2]}
-    return _odd_mlp(policy, linear, kinds, all(len(chain) % 2 for chain in chains))
+    alike = len({tuple(each.shape for each in net.parameters()) for net in nets}) == 1
+    odd = _odd_mlp(policy, linear, kinds, all(len(chain) % 2 for chain in chains))
+    return odd or ("" if alike else "the critics are not alike")
 
 
 def _odd_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: bool, others: Iterable[Any] = ()) -> str:

@@ -163,8 +163,8 @@ class GaussianView(NetworkView):
         self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         scale = self._scale(outputs)
-        entropy = (0.5 + 0.5 * math.log(2 * math.pi) + torch.log(scale)).sum(dim=1)
-        return gaussian_log_prob(outputs, scale, actions), entropy
+        log_probs = gaussian_log_prob(outputs, scale, actions)  # first, as in SB3: gradients add up in this order
+        return log_probs, (0.5 + 0.5 * math.log(2 * math.pi) + torch.log(scale)).sum(dim=1)
 
     def _scale(self, means: Tensor) -> Tensor:
         scale: Tensor = torch.ones_like(means) * self.policy.log_std.exp()

@@ -72,7 +72,7 @@ OWNERS = {
     "stop.": Owner(
         ("train", "resume", "compare", "doctor"), "to end a training early: fasttrain +profile=speed stop.max_minutes=…"
     ),
-    "on_existing": Owner(("train", *STUDIES), "take another folder: hydra.run.dir=…"),
+    "on_existing": Owner(("train", *STUDIES), "use another folder: hydra.run.dir=…"),
     "minutes": Owner(STUDIES, "a single run takes stop.max_minutes=…"),
     "warmup": Owner(("train",), "to compile the kernels of a run: fasttrain train warmup=only"),
     "tune.": Owner(("tune",), "to search for the best values: fasttrain tune +profile=speed"),

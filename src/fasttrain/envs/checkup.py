@@ -248,7 +248,7 @@ class _Checkup:
                 if play.env.has_wrapper_attr("action_masks"):
                     remedy = "the env offers masks and this algorithm ignores them: use algo=maskable_ppo"
                 elif isinstance(play.action_space, MASKABLE_SPACES) and (known := sounds_like_masks(play.env)):
-                    remedy = f"if {known[0]} says what is legal, take algo=maskable_ppo with env.masks={known[0]}"
+                    remedy = f"if {known[0]} says what is legal, use algo=maskable_ppo with env.masks={known[0]}"
         self.findings.append(found(fault.code, fault.what, remedy))
 
     def _again(

@@ -268,7 +268,7 @@ class Rows(VectorEnv[Any, Any, Any]):
             below = max(1, num_envs // len(self.agents)) * len(self.agents)
             raise EnvSpecError(
                 f"{self._what} has {len(self.agents)} agents, each a row: num_envs={num_envs} is no multiple of that; "
-                f"take num_envs={below}"
+                f"use num_envs={below}"
             )
         count = max(1, num_envs // len(self.agents))
         self.copies = [first, *(_made(game, self._what, options, parallel=True) for _ in range(count - 1))]

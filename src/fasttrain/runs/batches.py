@@ -79,7 +79,7 @@ def check_batch(
     what = backend.option(config.env)
     env = made_batch(config, 1) if backend.masked or config.algo.spec.masks != "must" else None
     if env is None or (config.algo.spec.masks == "must" and not env.has_attr("action_masks")):
-        sought, others = config.env.masks or LOOKED_FOR.replace("info[", "infos["), "take algo=ppo or dqn"
+        sought, others = config.env.masks or LOOKED_FOR.replace("info[", "infos["), "use algo=ppo or dqn"
         if backend is not OF_VECTORS:
             raise ConfigError(f"{what} has no action masks: {others}")
         raise ConfigError(f"{what} has no action masks (looked for {sought}): {others}, or env.masks=METHOD")

@@ -207,7 +207,7 @@ def build_vec_env(
         if num_envs < 2 or error.__cause__ is None or isinstance(error, NoMasksError):
             raise
         raise EnvSpecError(
-            f"{error}; num_envs={num_envs} are open at once, take num_envs=1 if one alone can be"
+            f"{error}; num_envs={num_envs} are open at once, use num_envs=1 if one alone can be"
         ) from error
     env.seed(seed)
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)

@@ -63,7 +63,7 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
     for image in [part for part in parts.values() if is_image_space(part, normalized_image=scaled)]:
         sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # SB3 moves channels of uint8
         if min(sides) < SMALLEST_IMAGE and policy != "MlpPolicy" and not own:
-            flat = "" if isinstance(observation, spaces.Dict) else "take algo.policy=MlpPolicy, which flattens it, or "
+            flat = "" if isinstance(observation, spaces.Dict) else "use algo.policy=MlpPolicy, which flattens it, or "
             way_out = f"{flat}add gymnasium.wrappers:FlattenObservation to env.wrappers"
             raise ConfigError(f"{what}: {image} is too small for NatureCNN; {way_out}")
     _check_around(config, what, observation)
@@ -77,7 +77,7 @@ def _check_actions(config: Config, what: str, action: Any) -> None:
                  if isinstance(action, getattr(spaces, name))), "")  # fmt: skip
     if kind not in wanted:
         others = ", ".join(name for name, one in ALGORITHMS.items() if kind in one.actions and name != spec.name)
-        way_out = f"take another algo: {others}" if kind else f"turn them into MultiDiscrete or Box {IN_A_WRAPPER}"
+        way_out = f"use another algo: {others}" if kind else f"turn them into MultiDiscrete or Box {IN_A_WRAPPER}"
         raise EnvSpecError(f"{has}, algo={spec.name} needs {' or '.join(wanted)}; {way_out}")
     if getattr(config.algo, "use_sde", False) and kind != "Box":
         raise ConfigError(f"algo.use_sde=true is for numbers (Box), {has}; remove it")
@@ -149,7 +149,7 @@ def _check_around(config: Config, what: str, observation: spaces.Space[Any]) -> 
     if config.env.frame_stack > 1 and not all(isinstance(part, spaces.Box) for part in parts):
         raise ConfigError(
             f"env.frame_stack={config.env.frame_stack} stacks arrays (Box), {what} observes {_line(observation)}; "
-            "take env.frame_stack=1"
+            "use env.frame_stack=1"
         )
     if "obs" in config.env.normalize and not any(is_normalisable(part) for part in parts):
         raise ConfigError(

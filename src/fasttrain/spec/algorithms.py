@@ -298,19 +298,19 @@ def having(capability: str) -> tuple[str, ...]:
 
 INSTEAD = {
     "env": "the environment is env.id=CartPole-v1, or env.entry_point=module:Class",
-    "batch_size": "take batch_size=…, a key of its own",
-    "learning_starts": "take warmup_steps=…, env steps before the first update",
-    "gradient_steps": "take updates_per_step=…, updates after every algo.train_freq=… steps of all envs",
-    "seed": "take seed=…, a key of its own",
-    "device": "take device=…, a key of its own",
-    "verbose": "take train_log_to_console=true or false",
+    "batch_size": "use batch_size=…, a key of its own",
+    "learning_starts": "use warmup_steps=…, env steps before the first update",
+    "gradient_steps": "use updates_per_step=…, updates after every algo.train_freq=… steps of all envs",
+    "seed": "use seed=…, a key of its own",
+    "device": "use device=…, a key of its own",
+    "verbose": "use train_log_to_console=true or false",
     "tensorboard_log": "the log is progress.csv in the run's folder (train_log_to_file=true), drawn in report.html",
     "stats_window_size": "mean returns are over the last 100 episodes; episodes.csv in the run's folder has every one",
     "rollout_buffer_class": "the engine chooses its buffer: engine=stock takes SB3's, engine=fast its own",
     "rollout_buffer_kwargs": "the engine chooses its buffer: engine=stock takes SB3's, engine=fast its own",
-    "replay_buffer_class": "take algo.prioritized=true or false, and engine=stock for SB3's own buffer",
-    "replay_buffer_kwargs": "take algo.buffer_size=…, algo.prioritized=… and algo.n_steps=…",
-    "optimize_memory_usage": "take a smaller algo.buffer_size=…, or in Python fasttrain.DQN with it",
+    "replay_buffer_class": "use algo.prioritized=true or false, and engine=stock for SB3's own buffer",
+    "replay_buffer_kwargs": "use algo.buffer_size=…, algo.prioritized=… and algo.n_steps=…",
+    "optimize_memory_usage": "use a smaller algo.buffer_size=…, or in Python fasttrain.DQN with it",
     "_init_setup_model": "the model is always set up before training",
 }
 

@@ -186,7 +186,7 @@ def _check_stepping(config: Config) -> None:
     if config.vec_env == "vector" and backend is None and env.id is None:
         raise ConfigError(
             f"vec_env=vector with env.entry_point={env.entry_point}: one env has no vector form; if that is a "
-            "VectorEnv take env.backend=vector, else vec_env=auto"
+            "VectorEnv use env.backend=vector, else vec_env=auto"
         )
     if config.vec_env == "native" and env.spec.native is None and (backend is None or backend.vec_env != "native"):
         raise ConfigError(

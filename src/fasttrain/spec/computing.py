@@ -57,7 +57,7 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
     if device == "mps":
         return "off", "device=mps"
     if dtype == "float16" and device == "cpu":
-        ways = "take use_amp=bfloat16, or device=cuda"
+        ways = "use use_amp=bfloat16, or device=cuda"
         error = f"use_amp=float16 on the CPU: only CUDA has float16 with gradient scaling; {ways}"
         return context.instead("use_amp", "off", "float16 needs CUDA", error)
     if context.config.fused_update == "on":  # as typed: a profile only says off or auto
@@ -193,7 +193,7 @@ def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> It
         if engine == "stock" or exact:
             raise ConfigError(
                 f"algo.cell={algo.cell} with {'profile=exact' if exact else 'engine=stock'}: stock has the LSTM alone; "
-                f"take {'+profile=balance' if exact else 'engine=fast'}, or algo.cell=lstm"
+                f"use {'+profile=balance' if exact else 'engine=fast'}, or algo.cell=lstm"
             )
         source = sources.get("algo.cell", "default")
         yield "algo.cell", algo.cell, algo.cell, source, "trade-off", "another network than stock's"
@@ -275,6 +275,6 @@ def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
     if ratio < BASELINE_RATIO:
         reason += (
             f": FEWER than the baseline's {BASELINE_RATIO:g}, it will learn less per env step; "
-            f"take updates_per_step={-(-count * num_envs // 8)} or more"
+            f"use updates_per_step={-(-count * num_envs // 8)} or more"
         )
     return ratio, reason

@@ -63,7 +63,7 @@ def game_of(name: str | None) -> GameSpec:
     if name == DEFAULT and name not in plugins.names(plugins.GAMES):
         raise ConfigError(
             f"env={DEFAULT}, the default: no package that offers this game is installed{plugins.outdated()}; "
-            "take another environment, as in fasttrain algo=ppo env.id=CartPole-v1"
+            "use another environment, as in fasttrain algo=ppo env.id=CartPole-v1"
         )
     found = _of_module(name) if ":" in name else plugins.load(plugins.GAMES, name)
     if not isinstance(found, GameSpec):

@@ -135,7 +135,7 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
     if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
         why = "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
         if requested != "auto" and source in ("command line", "default"):
-            stock, ways = (" with engine=stock", "take engine=fast, or ") if spec.has_fast else ("", "")
+            stock, ways = (" with engine=stock", "use engine=fast, or ") if spec.has_fast else ("", "")
             others = "" if spec.has_fast else f", only for {', '.join(having('has_fast'))}"
             raise ConfigError(f"{flag.name}={spelt(requested)}{stock}: {why}{others}; {ways}remove it")
         return flag.stock, why
@@ -189,7 +189,7 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
         return requested, ""
     error = (
         "train_log_to_file=true contradicts train_log_enabled=false: nothing is recorded that could be written; "
-        "take train_log_enabled=true, or remove train_log_to_file"
+        "use train_log_enabled=true, or remove train_log_to_file"
     )
     return context.instead("train_log_to_file", False, "train_log_enabled=false", error)
 
@@ -247,7 +247,7 @@ def _rollout_rows(
     if batch_size > size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than the rollout of {size} (num_envs={num_envs} × {num_steps} steps): "
-            f"take batch_size={size} or less, or a larger {key}"
+            f"use batch_size={size} or less, or a larger {key}"
         )
     if size == 1:
         raise ConfigError(f"{key}: one transition is no rollout; use 2 or more")

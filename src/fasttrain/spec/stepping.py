@@ -241,7 +241,7 @@ def check_masks(config: Any, engine: str, sources: Mapping[str, str]) -> None:
         if sources.get(key) == "command line" and not reads:
             raise ConfigError(
                 f"{key} has no effect with algo={config.algo.name} with engine={engine}, which reads no action masks; "
-                f"take algo=maskable_ppo, or remove {key}"
+                f"use algo=maskable_ppo, or remove {key}"
             )
 
 
