@@ -110,3 +110,9 @@ def test_a_training_too_short_for_a_tiers_large_batches_says_so():
         ("+profile=speed", "total_timesteps=200000", "batch_size=64", "algo.n_epochs=10"),
     ):
         assert too_short(configured(*others)) == ""
+
+
+def test_a_policy_is_one_of_stocks_or_a_class_of_the_users():
+    with pytest.raises(ConfigError, match="algo.policy=MlpPolciy: not one of auto, .*, or module:Class of your own"):
+        configured("env.id=CartPole-v1", "algo=ppo", "algo.policy=MlpPolciy")
+    assert configured("env.id=CartPole-v1", "algo=ppo", "algo.policy=nets:Mine").algo.policy == "nets:Mine"

@@ -283,7 +283,7 @@ def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Held | N
         return None
     if found.kind == kind and way == "resume":
         return found
-    ways = ", on_existing=resume continues it, on_existing=overwrite begins it anew" * (found.kind == kind)
+    ways = ", on_existing=resume continues it, on_existing=overwrite starts it again" * (found.kind == kind)
     raise ConfigError(f"{found.about(key, folder)}: use another folder{ways}")
 
 
