@@ -220,3 +220,12 @@ def test_a_disturbed_window_does_not_count_and_parts_within_others_need_theirs_o
     assert ratios_of({"env": [3.0], "policy": [1.0]}, {"env": [2.0], "update": [1.0]}) == {"env": 1.5}
     rig: Any = Idle()
     assert bench.windows_of(rig, ["transport", "env", "storing", "replay", "logging"]) == ["collect", "train"]
+
+
+def test_a_run_of_one_rollout_has_a_speed(tmp_path: Path):
+    small = ("env.id=CartPole-v1", "algo=ppo", "num_envs=2", "algo.n_steps=16", "batch_size=16", "total_timesteps=32")
+    rig = rig_of(tmp_path, *small)
+    try:
+        assert rig.train(0.01)["train"] > 0.0
+    finally:
+        rig.close()
