@@ -10,11 +10,13 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
 from fasttrain.cli.settings import rows
 
 ROOT = Path(__file__).resolve().parent.parent
+LINK = r"\[([^\]]+)\]\(([^)]+)\)"
 OUTSIDE = {
     "project/changelog.md": "CHANGELOG.md",
     "project/contributing.md": "CONTRIBUTING.md",
@@ -50,15 +52,23 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     return output
 
 
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
+    """Keeps the pages in the order of the navigation, for llms.txt."""
+    config.extra["pages"] = nav.pages
+
+
 def on_post_build(config: MkDocsConfig) -> None:
-    """Writes llms.txt: a line for each page, from its title and first sentence."""
-    lines = ["# fasttrain", "", f"> {config.site_description}", ""]
-    for path in sorted(Path(config.site_dir).rglob("*.md")):
-        text = path.read_text(encoding="utf-8")
-        title = re.search(r"^# (.+)$", text, re.MULTILINE)
-        sentence = re.search(r"^(?![#`|>\-:!\d])(\w.+)$", text, re.MULTILINE)
-        about = f": {sentence[1]}" if sentence else ""
-        lines.append(f"- [{title[1] if title else path.stem}]({path.relative_to(config.site_dir)}){about}")
+    """Writes llms.txt: sections, and a line for each page from its title and first sentence outside of code."""
+    lines = ["# fasttrain", "", f"> {config.site_description}"]
+    section = ""
+    for page in config.extra["pages"]:
+        above = page.ancestors[-1].title if page.ancestors else ""
+        lines += ["", f"## {above}", ""] if above != section else []
+        section = above
+        text = re.sub(r"```.*?```", "", page.markdown or "", flags=re.DOTALL)
+        sentence = re.search(r"^(?![#|>:\-]|\d\.)(.+?(?:\.(?=\s)|$))", text, re.MULTILINE)
+        about = ": " + re.sub(LINK, r"\1", sentence[1]) if sentence else ""
+        lines.append(f"- [{page.title}]({page.file.src_uri}){about}")
     (Path(config.site_dir) / "llms.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -69,12 +79,12 @@ def settings_page() -> str:
         group = row.key.split(".")[0] if "." in row.key else ("Speed settings" if row.flag_class else "Other settings")
         values = ", ".join(f"`{word}`" for word in row.choices) or ", ".join(row.types)
         last = ", ".join(f"`{name}`" for name in row.algorithms) if group == "algo" else row.flag_class
-        cells = [f"`{row.key}`", f"`{row.usual}`" if row.usual else "", values, last, row.text]
+        cells = [f"`{row.key}`", row.text, f"`{row.usual}`" if row.usual else "", values, last]
         groups.setdefault(group, []).append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     parts = [INTRODUCTION]
     for name in sorted(groups, key=lambda it: (it != "Speed settings", it != "Other settings", it)):
         title = name if name.endswith("settings") else f"`{name}.`"
-        head = f"| setting | default | values | {'algorithms' if name == 'algo' else 'class'} | meaning |"
+        head = f"| setting | meaning | default | values | {'algorithms' if name == 'algo' else 'class'} |"
         parts.append(f"## {title}\n\n{head}\n|---|---|---|---|---|\n" + "\n".join(groups[name]))
     return "\n\n".join(parts) + "\n"
 
@@ -90,4 +100,4 @@ def _links_inside(text: str) -> str:
             return f"[{label}](../{target.removeprefix('docs/')})"
         return label
 
-    return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", replaced, text)
+    return re.sub(LINK, replaced, text)

@@ -30,6 +30,7 @@ def example(part: str) -> str:
 
 def test_the_example_env_trains_with_masks(fasttrain: RunCommand, tmp_path: Path):
     (tmp_path / "collect.py").write_text(example("class Collect"))
+    assert example("class Collect") == (ROOT / "examples" / "collect.py").read_text(encoding="utf-8")
     page = PAGES[ROOT / "docs" / "start" / "own_env.md"]
     (command,) = re.findall(r"^fasttrain (\+.*collect:Collect.*)$", page, flags=re.MULTILINE)
     done = fasttrain(*command.split(), "total_timesteps=16000", "algo.rollout_size=3000", "batch_size=300")

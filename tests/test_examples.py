@@ -59,6 +59,15 @@ def test_a_callback_with_arguments_logs_and_one_of_sb3s_ends_the_training(runs: 
     assert "curriculum/mean_length" in progress(done)[-1]
 
 
+def test_a_curriculum_makes_the_environments_harder(runs: RunCommand):
+    wanted = ("+profile=balance", "env.entry_point=levels:Corridor", "algo=ppo", "callbacks=[levels:Harder]",
+              "eval.env_kwargs.length=16", "total_timesteps=40000", "checkup=off", "fused_update=off", "batch_size=256",
+              "algo.rollout_size=2048", "algo.learning_rate=1e-3", "loggers=[csv]", "log_every=1")  # fmt: skip
+    done = runs(*wanted, "report=false", "eval.episodes=2")
+    assert float(progress(done)[-1]["curriculum/length"]) > 2
+    assert done.json("summary.json")["quality"]["mean_length"] in (16.0, 48.0), "evaluated on the longest corridor"
+
+
 @pytest.mark.parametrize("profile", ["balance", "speed"])  # the latter records nothing of its own
 def test_a_logger_gets_sb3s_names_over_env_steps(runs: RunCommand, tmp_path: Path, profile: str):
     csvs = ["csv"] if profile == "speed" else []
