@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from fasttrain.envs import masks, wrappers
 from fasttrain.envs.names import arguments, callable_at
+from fasttrain.envs.tasks import TaskOptions
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec import plugins
@@ -46,6 +47,7 @@ class EnvSpec:
     max_episode_steps: int | None = None  # adds a truncation, counted in steps of the env itself
     action_repeat: int = 1  # steps of the env per decision
     two_sided: bool = False  # the trainer decides for both sides
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # reset options by name, of a curriculum
     memory_inputs: tuple[str, ...] = ()  # what is shown beside observations: "action", "reward"
 
     def __post_init__(self) -> None:
@@ -123,6 +125,8 @@ def wrapped_core(env: Env, spec: EnvSpec) -> Env:
         EnvSpecError: it offers no masks although `needs_masks`.
     """
     with _closed_on_error(env):
+        if spec.tasks:
+            env = TaskOptions(env, spec.tasks)
         if isinstance(env.action_space, spaces.Dict):
             try:
                 env = wrappers.DictActions(env, env.action_space)

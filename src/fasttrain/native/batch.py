@@ -110,6 +110,15 @@ class GameBatch(ABC):
         self._seeded[begun] = True
         self._restart(listed)
 
+    def set_options(self, options: Mapping[str, Any], indices: Int64Array) -> None:
+        """Choose what the next games of these envs begin with: `options` of Gymnasium's reset, {} for the whole game.
+
+        Raises:
+            EnvSpecError: the game does not know an option, or not its value.
+        """
+        if options:
+            raise EnvSpecError(f"{self._title} takes no reset options, got {dict(options)}")
+
     def step(self) -> None:
         """Apply `slots.actions`, let opponents play until somebody outside must decide, write all slots.
 
@@ -143,10 +152,23 @@ class GameBatch(ABC):
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Go on from there. Raises ConfigError: see `ResumableGame`; kernels index by these numbers without looking."""
         games = arrays.get("games")
+        if games is not None and games.dtype != self.records.dtype and games.dtype.names is not None:
+            games = self._with_new_fields(games)
+            arrays = {**arrays, "games": games}
         if games is not None and games.dtype == self.records.dtype and (why := self._impossible(games)):
             raise ConfigError(f"the checkpoint's games of {self._title} cannot be: {why}")
         for name, array in self.state_arrays().items():
             load_into(array, arrays, name)
+
+    def _with_new_fields(self, games: NDArray[Any]) -> NDArray[Any]:
+        """Records of an older version: a field that they lack keeps the value of a new game."""
+        whole = self.records.copy()
+        known = {*whole.dtype.names} & {*games.dtype.names}  # type: ignore[misc]
+        if games.shape != whole.shape or any(whole.dtype[name] != games.dtype[name] for name in games.dtype.names):
+            return games
+        for name in known:
+            whole[name] = games[name]
+        return whole
 
     @abstractmethod
     def kernel_calls(self) -> list[KernelCall]:
@@ -236,6 +258,7 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
         )
         game.bind(self._slots)
         self._next_game_begun = False
+        self._has_options = False
         self._illegal_actions = 0
 
     @property
@@ -251,9 +274,13 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Float32Array, dict[str, Any]]:
-        """Start a game; returns its first observation and an empty info. `options` are not used."""
+        """Start a game with these options, see `set_options`; returns its first observation and an empty info."""
         super().reset(seed=seed)
-        if seed is not None or not self._next_game_begun:
+        changed = bool(options) or self._has_options
+        if changed:
+            self._game.set_options(options or {}, _FIRST)
+            self._has_options = bool(options)
+        if changed or seed is not None or not self._next_game_begun:
             self._game.reset(_FIRST, [seed])
         self._next_game_begun = False
         self._illegal_actions = 0

@@ -56,6 +56,7 @@ def run_page(folder: Path) -> Page:
                                                            "Reward terms, last training episodes")]),
             _videos(folder),
             Section("Self-play", charts=[elo_chart(self_play)], tables=[_pool_table(self_play)]),
+            Section("Tasks", tables=[_task_table(as_mapping(summary.get("tasks")))]),
             Section("Where the time went", _limits(as_mapping(summary.get("limits"))),
                     time_charts(total, as_rows(perf.get("windows"))), [_perf_table(total)]),
             Section("Engines", one_line(engines.get("warning") or ""), tables=_engine_tables(engines)),
@@ -141,6 +142,17 @@ def _quality_table(quality: Mapping[str, Any]) -> Table:
     ]
     titles = [f">{metric.title}" for metric in metrics.values()]
     return Table(["acting", *titles], rows, note="In brackets: 95 % intervals.")
+
+
+def _task_table(tasks: Mapping[str, Any]) -> Table:
+    rows: list[list[Cell | str]] = [
+        [one_line(name), number(one.get("episodes")), number(one.get("mean_reward")), percent(one.get("win_rate")),
+         number(one.get("value_error"))]
+        for name, one in ((name, as_mapping(each)) for name, each in tasks.items())
+    ]  # fmt: skip
+    names = ["task", ">training episodes", ">mean reward", ">win rate", ">value error"]
+    note = "Rewards and wins are of the last 100 training episodes of each task, value errors of the last rollout."
+    return Table(names, rows, "Tasks of the curriculum", note)
 
 
 def _pool_table(self_play: Mapping[str, Any]) -> Table:

@@ -63,6 +63,8 @@ class RunCallback(BaseCallback):
         self._updates_before = progress.updates
         self.run.meter.start(progress.env_steps, progress.updates)
         progress.started = time.perf_counter() - progress.before_s
+        if self.run.curriculum is not None:
+            self.run.curriculum.prepare(self.run.env)
         for noise, was in zip(
             stateful_noise(self.model), self.course.noise, strict=False
         ):  # learn() begins all noise anew
@@ -91,6 +93,9 @@ class RunCallback(BaseCallback):
         if course.log.due(run.progress.updates):
             with run.clock.phase("log"):
                 self._write_logs()
+        if run.curriculum is not None:
+            with run.clock.phase("log"):
+                run.curriculum.take_value_errors(self.model)
         run.meter.tick(run.progress.env_steps, run.progress.updates)
         if self._evaluates_beside:
             with run.clock.phase("eval"):
@@ -125,6 +130,8 @@ class RunCallback(BaseCallback):
         self.course.logged_updates = progress.updates
         line = run.meter.line(progress.env_steps, progress.updates)
         note(self.model.logger, "perf", lambda: perf_dict(run.meter.newest), progress.env_steps)
+        if (curriculum := run.curriculum) is not None:
+            note(self.model.logger, "tasks", curriculum.to_dict, progress.env_steps)
         if run.config.train_log_to_console:
             run.say(line)
         if run.config.train_log_enabled if run.config.loggers is None else run.config.loggers:
@@ -182,19 +189,24 @@ class RunCallback(BaseCallback):
 
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
+        curriculum, ended = run.curriculum, np.flatnonzero(dones).tolist() if dones.any() else []
         if "perf" in infos[0]:  # under lean_info only of envs that have just ended; but then the workers count it
             self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
-        for index in np.flatnonzero(dones) if dones.any() else ():
+        for index in ended:
             episode = record_of(infos[index])
             if episode is None:
                 continue
-            info, progress = run.reader.read(infos[index], int(index)), run.progress
+            info, progress = run.reader.read(infos[index], index), run.progress
             progress.add_episode(float(episode["r"]), info)
             if run.stopping.active:
                 run.stopping.add(self.num_timesteps, float(episode["r"]), progress.updates > 0)
             wall_s = round(time.perf_counter() - progress.started, 3)
-            fixed = (progress.episodes, self.num_timesteps, int(index), episode["r"], episode["l"], wall_s)
+            if curriculum is not None:
+                curriculum.count(info, float(episode["r"]), int(episode["l"]))
+            fixed = (progress.episodes, self.num_timesteps, index, episode["r"], episode["l"], wall_s)
             run.episodes.add(fixed, info)
+        if curriculum is not None:
+            curriculum.step(run.env, ended, self.num_timesteps)
         if self._ours is None:
             for info, done in zip(infos, dones, strict=True):  # what SB3 would fail over in its means
                 for key in {"episode", "is_success"} & info.keys() - (averaged_by_sb3(info) if done else {}).keys():

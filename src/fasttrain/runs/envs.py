@@ -126,6 +126,7 @@ def env_spec(config: Config) -> EnvSpec:
         masks=config.env.masks,
         two_sided=plays_itself(config),
         memory_inputs=memory_inputs(config),
+        tasks=config.curriculum.tasks,
     )
 
 
@@ -226,7 +227,7 @@ def _stepped(
     if config.vec_env == "native":
         from fasttrain.vec.native import NativeVecEnv
 
-        return NativeVecEnv(_native_game(config, num_envs))
+        return NativeVecEnv(_native_game(config, num_envs), tasks=config.curriculum.tasks)
     if config.vec_env == "shared":
         return _shared(config, num_envs, scout)
     single = EnvFactory if tells_games(config) else MonitoredEnv

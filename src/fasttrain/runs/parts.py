@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.windows import PerfMeter
+from fasttrain.runs.curriculum import Curriculum
 from fasttrain.runs.engine import EngineSwitch
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.loggers import UsersCallbacks
@@ -74,6 +75,7 @@ class Parts:
     env: VecEnv
     model: BaseAlgorithm
     pool: SnapshotPool | None  # the opponents in self-play
+    curriculum: Curriculum | None  # where training episodes begin with tasks
     engine_switch: EngineSwitch | None
     compile_s: float = 0.0
     startup_s: float = 0.0  # from the creation of the process until the training began
@@ -90,6 +92,8 @@ class Parts:
         self.reader = InfoReader.of(config.env, self.say)  # of the envs' infos
         self.course = Course(config)
         self.progress = Progress(config.total_timesteps, self.clock)
+        if self.curriculum is not None:
+            self.progress.tasks = self.curriculum.line
         self.progress.max_s = None if config.stop.max_minutes is None else 60 * config.stop.max_minutes
         self.episodes = EpisodeLog(self.folder / "episodes.csv", config.reward_debug, self.saving)
         self.status = StatusFile(self.folder, self.progress, lambda: self.say.last)

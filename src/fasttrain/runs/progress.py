@@ -163,6 +163,7 @@ class Progress:
     ticks: float = 0  # of the games' own clocks, over all episodes that told
     first_update_s: float | None = None  # from the creation of the process to the end of its first update
     before_s: float = 0.0  # of the training that a resumed run continues
+    tasks: Callable[[], str] | None = None  # how the tasks of a curriculum are played: `early 62 %, late 31 %`
     max_s: float | None = None  # the training ends after so many seconds, if not before
     curve: LearningCurve = field(init=False)
     _marks: deque[tuple[float, int]] = field(default_factory=deque)  # when, and env steps by then
@@ -265,6 +266,8 @@ class Progress:
         if self.score_diffs:
             parts.append(f"score {sum(self.score_diffs) / len(self.score_diffs):+.3g}")
         parts += [f"{one_line(name)} {sum(values) / len(values):.3g}" for name, values in self.scores.items()]
+        if self.tasks is not None and (told := self.tasks()):
+            parts.append(f"tasks: {one_line(told)}")
         parts.append(" ".join(f"{name} {100 * share:.0f} %" for name, share in self.shares().items()))
         return " · ".join(parts)
 

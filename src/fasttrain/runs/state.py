@@ -29,6 +29,7 @@ from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import inside, under
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
+from fasttrain.runs.curriculum import set_tasks
 from fasttrain.runs.folders import way_on
 from fasttrain.runs.parts import Course, Interval, Parts
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
@@ -169,6 +170,8 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
         "random": random_state(),
         **({} if run.pool is None else {"pool": _pool_state(run.pool)}),
     }
+    if run.curriculum is not None:
+        found["curriculum"] = plain(run.curriculum.state())
     for name, (state, named) in parts.items():
         found[name] = state
         arrays |= under(name, named)
@@ -191,8 +194,8 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
     return Snapshot(int(model.num_timesteps), found, arrays, zip_writer(model), statistics)
 
 
-LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "num_envs", "batch_size", "updates_per_step",
-              "warmup_steps", "action_repeat")  # fmt: skip
+LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "curriculum", "num_envs", "batch_size",
+              "updates_per_step", "warmup_steps", "action_repeat")  # fmt: skip
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -240,6 +243,9 @@ def _restore(
     model, own, lost = run.model, state["run"], dict[int, list[str]]()
     if run.pool is not None:
         _load_pool(run.pool, state["pool"], inside(arrays, "pool"))
+    if run.curriculum is not None:  # the unfinished episodes are played again with their tasks
+        run.curriculum.load(state["curriculum"])
+        set_tasks(run.env, run.curriculum.present)
     other_seed = (run.config.seed + SEED_STRIDE * (1 + len(own["resumed_at"]))) % 2**31
     begun = load_env_state(
         cast(VecEnv, model.env), state["envs"], inside(arrays, "envs"), other_seed, is_retraced(run.config), lost

@@ -113,6 +113,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
         "quality": {**quality["greedy"], **({"sampled": quality["sampled"]} if "sampled" in quality else {})},
         **({"evaluation": why} if why else {}),
         **({} if run.pool is None else {"self_play": run.pool.summary()}),
+        **({} if run.curriculum is None else {"tasks": run.curriculum.to_dict()}),
         "evaluations": run.evaluator.log.rows,
         **({"eval_beside_s": round(seconds, 3)} if (seconds := run.evaluator.beside_s) else {}),
         **({"reward_terms": terms} if (terms := run.progress.mean_terms()) else {}),
@@ -198,7 +199,10 @@ def measured(run: Parts, final: bool) -> Quality:
     """The quality of a run's policy: on fresh envs, or on its own, which the final one need not bring back."""
     config = run.config
     lends = lends_env(config) or engines_of(run.env) is not None
-    with env_for_evaluation(run.model, run.env, config, not final) if lends else nullcontext() as env:
+    lent: Any = env_for_evaluation(run.model, run.env, config, not final) if lends else nullcontext()
+    if run.curriculum is not None and lends:
+        lent = run.curriculum.set_aside(run.env, lent)
+    with lent as env:
         return evaluate_both(
             run.model, config, run.console, lambda: run.stop.requested, sampled=final, env=env, reader=run.reader
         )

@@ -25,6 +25,7 @@ from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import callbacks, engine
 from fasttrain.runs.calibration import calibrated, chosen_at_switch, settle_threads
 from fasttrain.runs.check import run_checkup, with_trial
+from fasttrain.runs.curriculum import Curriculum
 from fasttrain.runs.envs import (
     build_vec_env,
     engines_of,
@@ -184,7 +185,10 @@ def build(
         config = plan.config
         switch, switch_s = engine.switch_for(plan, model, console, voice, resumes, lambda: _decide(run, density))
         pool = callbacks.pool_for(config, model, env)
-        run = Parts(plan, folder, console, voice, clock, stopping, users, env, model, pool, switch)
+        curriculum = Curriculum(config, config.num_envs) if config.curriculum.tasks else None
+        if curriculum is not None:
+            curriculum.begin(env)
+        run = Parts(plan, folder, console, voice, clock, stopping, users, env, model, pool, curriculum, switch)
         run.compile_s = compile_s + switch_s
         callbacks.count_empty_masks(model, run.empty_masks)
         _complete(run, config)

@@ -170,6 +170,8 @@ def _is_resumable(base: NativeVecEnv) -> bool:
 
 def _native_arrays(env: NativeVecEnv) -> Arrays:
     slots, found = env.slots, {"native/returns": env._returns, "native/lengths": env._lengths}
+    if env.tasks.any():
+        found["native/tasks"] = env.tasks
     named = {
         name: getattr(slots, name) for name in ("actions", "rewards", "terminations", "truncations", "action_masks")
     }

@@ -17,6 +17,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import RANGES
 from fasttrain.spec.backends import backend_of, check_backend
 from fasttrain.spec.config import Config
+from fasttrain.spec.curriculum import check_curriculum
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
 
@@ -57,6 +58,7 @@ def check(config: Config) -> None:
     for rule in (_check_policy, _check_size, _check_stepping, _check_batches, _check_rounds, _check_sde, _check_scores):
         rule(config)
     check_backend(config)
+    check_curriculum(config.curriculum)
     _ = config.checkpoint_interval  # says what it may be
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, AlgorithmSpec, OwnValues, own_values
 from fasttrain.spec.backends import name_of_env, option_of, with_parts
+from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import GameSpec, game_of
 from fasttrain.spec.groups import (
     MAX_SEED,
@@ -328,6 +329,7 @@ class Config:
     play: PlayConfig = PlayConfig()
     video: VideoConfig = VideoConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
     checkup: Literal["off", "warn", "strict"] = setting(
         "off",
         "Plays the environment before training and looks for faults. warn prints them. strict ends the run "

@@ -13,6 +13,7 @@ from fasttrain.spec.algorithms import ALGORITHMS, TIERS, instead, own_values
 from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
+from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import DEFAULT
 from fasttrain.spec.removed import former_key, instead_of, lookup, put, today
 from fasttrain.spec.setting import Named, build, named, settings_of
@@ -138,9 +139,10 @@ def against_bots(config: Config) -> Config:
 
 
 def evaluated(config: Config) -> Config:
-    """As quality is measured: with `eval.env_kwargs` over `env.kwargs`, against fixed opponents."""
+    """As quality is measured: with `eval.env_kwargs` over `env.kwargs`, against fixed opponents, without a curriculum."""
     kwargs = {**config.env.kwargs, **config.eval.env_kwargs}
-    return against_bots(replace(config, env=replace(config.env, kwargs=kwargs)))
+    whole = replace(config, env=replace(config.env, kwargs=kwargs), curriculum=CurriculumConfig())
+    return against_bots(whole)
 
 
 def with_typed(config: Config, given: Config, typed: Iterable[str]) -> Config:

@@ -100,6 +100,8 @@ def needs_single_envs(config: Config) -> str:
     """Why a VectorEnv must not take the place of single envs under `auto`; empty: nobody reaches into them."""
     if config.env.wrappers:
         return "env.wrappers go around single envs, not around the env's own vector form"
+    if config.curriculum.tasks:
+        return "tasks of a curriculum are chosen for single envs, not in the env's own vector form"
     return "callbacks may reach into single envs, which the env's own vector form has not" if config.callbacks else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.protocol import NativeGame
+from fasttrain.envs.tasks import TASK
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
@@ -39,11 +40,16 @@ class NativeVecEnv(SlotVecEnv):
     Args:
         game: the games. Its further public methods and attributes are reachable by `env_method` and `get_attr`.
         seed: as `VecEnv.seed(seed)`: the next reset starts env i with seed + i.
+        tasks: reset options by name, of a game with a method `set_options`; `set_tasks` chooses among them.
     """
 
-    def __init__(self, game: NativeGame, seed: int | None = None) -> None:
+    def __init__(
+        self, game: NativeGame, seed: int | None = None, tasks: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         check_game(game)
         self.game = game
+        self._task_names, self._task_options = ["", *(tasks or {})], [{}, *(tasks or {}).values()]
+        self.tasks: Int64Array = np.zeros((2, game.num_envs), np.int64)  # numbers of the present and the next games'
         width = mask_width(game.action_space)
         self.slots = empty_slots(game.observation_space, game.action_space, game.num_envs, width)
         super().__init__(game.num_envs, game.observation_space, game.action_space)
@@ -56,6 +62,7 @@ class NativeVecEnv(SlotVecEnv):
         self._ask("reset", np.arange(self.num_envs, dtype=np.int64), self._seeds)
         self._reset_seeds()
         self.clear_slots()
+        self.tasks[0] = self.tasks[1]
         return copy_observations(self.slots.observations)
 
     def step_slots(self, actions: NDArray[Any]) -> None:
@@ -91,7 +98,18 @@ class NativeVecEnv(SlotVecEnv):
         return [self._finish(index) for index in ended.tolist()]
 
     def _finish(self, index: int) -> FinishedEpisode:
-        return self.end_episode(index, self.game.final_observations[index].copy(), self.game.episode_info(index))
+        info = self.game.episode_info(index)
+        if task := self.tasks[0, index]:
+            info = {**info, TASK: self._task_names[task]}
+        self.tasks[0, index] = self.tasks[1, index]
+        return self.end_episode(index, self.game.final_observations[index].copy(), info)
+
+    def set_tasks(self, numbers: Int64Array, envs: Int64Array | slice) -> None:
+        """Choose the tasks of the next games of these envs. Number 0 is no task, k the k-th of the constructor's."""
+        rows = np.arange(self.num_envs, dtype=np.int64)[envs]
+        self.tasks[1, rows] = numbers
+        for number in np.unique(numbers):
+            self._ask("set_options", self._task_options[number], rows[self.tasks[1, rows] == number])
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         if options:

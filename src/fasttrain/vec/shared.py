@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
-from fasttrain.batch import FinishedEpisode, Slots, select_rows
+from fasttrain.batch import FinishedEpisode, Int64Array, Slots, select_rows
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, episode_info
 from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
@@ -237,6 +237,10 @@ class SharedMemoryVecEnv(SlotVecEnv):
             warnings.warn(text, UserWarning, stacklevel=4)
 
     # --- calls
+
+    def set_tasks(self, numbers: Int64Array, envs: Int64Array | slice) -> None:
+        """Choose the tasks of the next episodes of these envs, at any time; see `envs/tasks.py`."""
+        self.crew.arrays.tasks[envs] = numbers
 
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
         return self._call("method", (name, args, kwargs), indices)

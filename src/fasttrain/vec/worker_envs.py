@@ -23,6 +23,7 @@ from fasttrain.envs.masks import (
     mask_width,
     told_mask,
 )
+from fasttrain.envs.tasks import task_options_of
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError
 from fasttrain.spec.infos import enemy_turn_ms
@@ -148,6 +149,8 @@ class EnvRows:
         self._guard = guard or ForkGuard()  # asked whenever an env returns, before anything is written
         count = len(envs)
         self._mask_methods = [masks.method_of(env) for env in envs]
+        for row, env in enumerate(envs):
+            self._show_task(row, env)
         self._seeds: list[int | None] = [None] * count
         self._steps = [0] * count
         self._records: list[Record] = []
@@ -176,6 +179,11 @@ class EnvRows:
         for row, why in self._bad_rows():
             raise NeedsRestartError(self._failure(row, None, BadDataError(why)))
         return infos
+
+    def _show_task(self, row: int, env: Env) -> None:
+        """Let an env with a curriculum read its next task where the trainer writes it."""
+        if (tasks := task_options_of(env)) is not None:
+            tasks.choice = self.arrays.tasks[row : row + 1]
 
     def step(self, buffer: int) -> list[Record]:
         """Apply the actions in the arrays; write every row. Returns the news of this step.
@@ -324,6 +332,7 @@ class EnvRows:
             self.envs[row].close()
         self.envs[row] = env = self.factories[row]()
         self._mask_methods[row] = self.masks.method_of(env)
+        self._show_task(row, env)
         self._seeds[row] = seed = successor_seed(self._seeds[row])
         first, unsent = self._wanted(self._begin(row, env.reset(seed=seed)))
         self._records.append(Record(failure.env_index, b"", first, failure, unsent))

@@ -48,6 +48,7 @@ class Arrays(NamedTuple):
     terminations: BoolArray
     truncations: BoolArray
     lost: BoolArray  # the episode was cut because its env or worker failed
+    tasks: Int64Array  # number of the next episode's task, which the trainer writes; 0: none
     opponents_turn: BoolArray  # of games with engines: the side to decide is not the learner's
     action_masks: BoolArray | None
     info_values: Float64Array  # (N, K) numbers under the K info keys asked for
@@ -101,6 +102,7 @@ class Layout:
             terminations=take(n, dtype=np.bool_),
             truncations=take(n, dtype=np.bool_),
             lost=take(n, dtype=np.bool_),
+            tasks=take(n, dtype=np.int64),
             opponents_turn=take(n, dtype=np.bool_),
             action_masks=take(n, self.mask_width, dtype=np.bool_) if self.mask_width else None,
             info_values=take(n, self.num_info_keys, dtype=np.float64),

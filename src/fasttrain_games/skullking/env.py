@@ -57,7 +57,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Float32Array, dict[str, Any]]:
-        """Start a game; returns its first observation and an empty info. `options` are not used."""
+        """Start a game; returns its first observation and an empty info. options={"rounds": [8, 10]} plays these."""
         self._before = None
         return super().reset(seed=seed, options=options)
 

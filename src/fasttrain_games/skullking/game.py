@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from fasttrain.batch import Float64Array, Int64Array, Slots
-from fasttrain.errors import ConfigError, EnvError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.native.batch import GameBatch
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
@@ -19,7 +19,7 @@ from fasttrain_games.skullking import kernels
 from fasttrain_games.skullking.bots import SEAT_NAMES
 from fasttrain_games.skullking.observation import observation_width
 from fasttrain_games.skullking.opponents import OpponentMix, cumulative_mix, level_of
-from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED
+from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED, NUM_ROUNDS
 from fasttrain_games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 
 _SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
@@ -101,6 +101,7 @@ class SkullKingGame(GameBatch):
         )
         self.num_players, self._remembers = num_players, card_memory
         self.records["num_players"] = num_players
+        self.records["next_rounds"] = 1, NUM_ROUNDS
         self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
         # The order is that of the W_ indices in state.py.
         self._weights = np.array(
@@ -207,6 +208,20 @@ class SkullKingGame(GameBatch):
             "turn": int(game["result_turn"]),
             "opponents_beaten": beaten / (self.num_players - 1),
         }
+
+    def set_options(self, options: Mapping[str, Any], indices: Int64Array) -> None:
+        """Choose the first and last round of the next games: {"rounds": [8, 10]}. {} plays rounds 1 to 10.
+
+        Raises:
+            EnvSpecError: another option, or no such rounds.
+        """
+        if unknown := [key for key in options if key != "rounds"]:
+            raise EnvSpecError(f"Skull King has no reset option {unknown[0]!r}: it takes rounds, for example [8, 10]")
+        rounds = options.get("rounds", (1, NUM_ROUNDS))
+        whole = isinstance(rounds, (list, tuple)) and len(rounds) == 2 and all(type(each) is int for each in rounds)
+        if not whole or not 1 <= rounds[0] <= rounds[1] <= NUM_ROUNDS:
+            raise EnvSpecError(f"Skull King: rounds={rounds}: expected the first and the last of 1 to {NUM_ROUNDS}")
+        self.records["next_rounds"][indices] = rounds
 
     def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
         """Change the opponents of all or the listed envs, from each env's next game on.

@@ -75,6 +75,8 @@ GAME = np.dtype(
         ("result_totals", "i4", (MAX_PLAYERS,)),  # of the last game that ended
         ("result_bids_made", "i4"),
         ("result_turn", "i4"),
+        ("last_round", "i4"),  # of the present game
+        ("next_rounds", "i4", (2,)),  # first and last round of the next game
     ],
     align=True,
 )
@@ -87,7 +89,8 @@ RANGES = {
     "played": (0, MAX_PLAYERS), "trick": (0, NUM_ROUNDS), "lead": (LEAD_OPEN, LEAD_NONE), "tigress": (-1, 1),
     "num_plays": (0, MAX_PLAYS), "num_allied": (0, 2), "ally_player": (0, MAX_PLAYERS - 1),
     "ally_winner": (0, MAX_PLAYERS - 1), "bids": (0, NUM_ROUNDS), "tricks": (0, NUM_ROUNDS),
-    "codes": (0, NUM_CODES - 1), "plays": (0, NUM_CODES - 1),
+    "codes": (0, NUM_CODES - 1), "plays": (0, NUM_CODES - 1), "last_round": (0, NUM_ROUNDS),
+    "next_rounds": (1, NUM_ROUNDS),
 }  # fmt: skip
 
 
@@ -162,9 +165,10 @@ def deal_round(game: Record) -> None:
 
 @njit
 def start_game(game: Record) -> None:
-    """Begin a new game on the game's own stream: first dealer at random, round 1 dealt."""
+    """Begin a new game on the game's own stream: first dealer at random, its first round dealt."""
     num_players = np.int64(game.num_players)
-    game.round = 1
+    game.round = game.next_rounds[0]
+    game.last_round = game.next_rounds[1]
     game.turn = 0
     game.bids_made = 0
     game.reward = 0.0
@@ -251,7 +255,7 @@ def finish_round(game: Record, weights: Float64Array) -> None:
         game.bids_made += 1
         game.reward += weights[W_BID_MADE]
     game.reward -= weights[W_BID_ERROR] * miss
-    if game.round < NUM_ROUNDS:
+    if game.round < game.last_round:
         game.round += 1
         game.dealer = (game.dealer + 1) % num_players
         deal_round(game)

@@ -1,0 +1,115 @@
+"""Tasks of a curriculum: each episode begins with the reset options of the task that the trainer chose for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from fasttrain.batch import Int64Array
+from fasttrain.errors import EnvSpecError
+from fasttrain.spec.setting import did_you_mean
+
+TASK = "task"  # entry of an episode's last info
+MOST_NAMED = 8
+
+
+class _WatchedOptions(dict[Any, Any]):
+    """Reset options that note which keys were looked up; whoever iterates over them reads all."""
+
+    def __init__(self, options: Mapping[Any, Any]) -> None:
+        super().__init__(options)
+        self.read: set[Any] = set()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self.read.add(key)
+        return super().__contains__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self.read.add(key)
+        return super().pop(key, *default)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.read |= super().keys()
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self.read |= super().keys()
+        return super().keys()
+
+    def items(self) -> Any:
+        self.read |= super().keys()
+        return super().items()
+
+    def values(self) -> Any:
+        self.read |= super().keys()
+        return super().values()
+
+
+class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds the options of the chosen task to every `reset`, and names the task in the last info of the episode.
+
+    Args:
+        tasks: reset options by the name of the task.
+
+    Raises:
+        EnvSpecError: the environment does not read an option in the first `reset` with a task.
+
+    `choice` is an int64 array (1,) with the number of the next episode's task: 0 adds no options, k stands for task
+    k - 1. It may be a view of memory that the trainer writes.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], tasks: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(env)
+        self.choice: Int64Array = np.zeros(1, np.int64)
+        self._names, self._options = [*tasks], [*tasks.values()]
+        self._task = 0
+        self._seen: set[int] = set()  # tasks whose options were seen to be read
+
+    def set_task(self, number: int) -> None:
+        """Choose the task of the next episode: the way of vectorized environments without shared memory."""
+        self.choice[0] = number
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._task = int(self.choice[0])
+        if not self._task:
+            return self.env.reset(seed=seed, options=options)
+        own = self._options[self._task - 1]
+        if self._task in self._seen:
+            return self.env.reset(seed=seed, options={**(options or {}), **own})
+        self._seen.add(self._task)
+        watched = _WatchedOptions({**(options or {}), **own})
+        answer = self.env.reset(seed=seed, options=watched)
+        if unread := [key for key in own if key not in watched.read]:
+            asked = sorted(map(str, watched.read - {*own})) if len(watched.read) <= MOST_NAMED else []
+            raise EnvSpecError(
+                f"curriculum.tasks.{self._names[self._task - 1]}: reset(options=…) of this environment did not read "
+                f"{', '.join(map(str, unread))}{did_you_mean(str(unread[0]), asked)}; the task would change nothing. "
+                + (f"It looked for {', '.join(asked)}" if asked else "Read the entries of `options` in reset()")
+            )
+        return answer
+
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._task and (terminated or truncated):
+            info = {**info, TASK: self._names[self._task - 1]}
+        return observation, reward, terminated, truncated, info
+
+
+def task_options_of(env: gymnasium.Env[Any, Any]) -> TaskOptions | None:
+    """The `TaskOptions` among the wrappers of an environment."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, TaskOptions):
+            return env
+        env = env.env
+    return None

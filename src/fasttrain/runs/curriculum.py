@@ -1,0 +1,297 @@
+"""The curriculum of a run: which task each training episode begins with, and how well each task is played.
+
+The task of the next episode must be known before the present one ends, because environments reset by themselves. So
+each environment always has one task in advance: what a curriculum learns from an episode changes the task after next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
+
+from fasttrain.batch import Int64Array
+from fasttrain.envs.tasks import TASK
+from fasttrain.errors import ConfigError, EnvError
+from fasttrain.runs.loggers import instance_of
+from fasttrain.spec.config import Config
+from fasttrain.spec.curriculum import LEARNABILITY, WEIGHTS, CurriculumConfig, stages_of
+from fasttrain.spec.infos import win_of
+from fasttrain.spec.setting import named
+
+T = TypeVar("T")
+RECENT = 100  # episodes of a mean
+FLOOR = 0.1  # share of the draws that learnability spreads over all tasks by their weights
+STREAM = 0x7A5C  # parts the draws from all else that is seeded with the run's seed
+
+
+class TaskCurriculum(Protocol):
+    """What draws tasks. A class of yours for `curriculum.by=module:Class` has the same four members.
+
+    Its constructor gets `tasks`, the list of names, and `seed`, where it has parameters of these names.
+    """
+
+    state: Any  # plain values that JSON holds: read at a checkpoint, assigned when the run is resumed
+
+    def sample(self) -> str:
+        """The name of the task of a coming episode."""
+
+    def on_step(self, env_steps: int) -> None:
+        """Called after each vector step with the number of env steps so far."""
+
+    def on_episode(self, task: str, episode_return: float, length: int, won: bool | None) -> None:
+        """Called at the end of each episode; `won` is None where the environment does not say."""
+
+
+class TaskSampler:
+    """Draws by weight among the tasks of the present stage, and by learnability where that is asked for.
+
+    Learnability is p(1 - p), where p is the share of wins among the last 100 episodes of a task: tasks that are always
+    or never won teach nothing (Tzannetos et al. 2023, https://arxiv.org/abs/2304.12877).
+    """
+
+    def __init__(self, config: CurriculumConfig, seed: int) -> None:
+        self._names = [*config.tasks]
+        self._weights = np.array([config.weights.get(name, 1.0) for name in self._names])
+        self._stages, self._stage = stages_of(config), 0
+        self._wins: dict[str, deque[bool]] | None = None
+        if config.by == LEARNABILITY:
+            self._wins = {name: deque(maxlen=RECENT) for name in self._names}
+        self._recent: dict[str, deque[float]] = {name: deque(maxlen=RECENT) for name in ("win_rate", "reward")}
+        self._random = np.random.default_rng((seed, STREAM))
+        self._bounds: np.ndarray[Any, np.dtype[np.float64]] | None = None  # (K,) cumulative probabilities
+
+    @property
+    def stage(self) -> int:
+        """The number of the present stage of the schedule, from 0."""
+        return self._stage
+
+    def probabilities(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """(K,) with which each task is drawn now."""
+        tasks = self._stages[self._stage].tasks
+        chances: np.ndarray[Any, np.dtype[np.float64]] = self._weights * [name in tasks for name in self._names]
+        chances = chances / chances.sum()
+        if self._wins is not None:
+            shares = np.array([(sum(won) + 1) / (len(won) + 2) for won in self._wins.values()])
+            learnable = chances * shares * (1 - shares)
+            chances = (1 - FLOOR) * learnable / learnable.sum() + FLOOR * chances
+        return chances
+
+    def sample(self) -> str:
+        if (
+            self._bounds is None
+        ):  # until something changes: a draw costs 1 µs, and games end thousands of times a second
+            self._bounds = np.cumsum(self.probabilities())
+        drawn = int(np.searchsorted(self._bounds, self._random.random() * self._bounds[-1], side="right"))
+        return self._names[drawn]
+
+    def on_step(self, env_steps: int) -> None:
+        following = self._stage + 1
+        if following < len(self._stages):
+            stage = self._stages[following]
+            if stage.metric is None:
+                reached = env_steps >= stage.begins
+            else:
+                reached = (mean := self._mean(stage.metric)) is not None and mean >= stage.begins
+            if reached:
+                self._enter(following)
+                return
+        present = self._stages[self._stage]
+        if present.metric is not None and (mean := self._mean(present.metric)) is not None and mean < present.back:
+            self._enter(self._stage - 1)
+
+    def on_episode(self, task: str, episode_return: float, length: int, won: bool | None) -> None:
+        self._recent["reward"].append(episode_return)
+        if won is not None:
+            self._recent["win_rate"].append(float(won))
+        elif self._wins is not None or any(stage.metric == "win_rate" for stage in self._stages):
+            raise EnvError(
+                "the curriculum goes by wins, and the environment does not say whether an episode was won: give its "
+                "last info an entry is_success, or name one by env.result.win=…"
+            )
+        if self._wins is not None and won is not None:
+            self._wins[task].append(won)
+            self._bounds = None
+
+    def _mean(self, metric: str) -> float | None:
+        values = self._recent[metric]
+        return sum(values) / RECENT if len(values) == RECENT else None
+
+    def _enter(self, stage: int) -> None:
+        self._stage, self._bounds = stage, None
+        for values in self._recent.values():
+            values.clear()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Plain values."""
+        wins = None if self._wins is None else {name: list(won) for name, won in self._wins.items()}
+        recent = {name: list(values) for name, values in self._recent.items()}
+        return {"stage": self._stage, "wins": wins, "recent": recent, "random": self._random.bit_generator.state}
+
+    @state.setter
+    def state(self, stored: Mapping[str, Any]) -> None:
+        self._stage = min(int(stored["stage"]), len(self._stages) - 1)
+        for name, won in (stored["wins"] or {}).items():
+            if self._wins is not None and name in self._wins:
+                self._wins[name].extend(won)
+        for name, values in stored["recent"].items():
+            self._recent[name].extend(values)
+        self._random.bit_generator.state = stored["random"]
+        self._bounds = None
+
+
+@dataclass(slots=True)
+class TaskFigures:
+    """How a task is played: its episodes so far, and the last ones."""
+
+    episodes: int = 0
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    wins: deque[bool] = field(default_factory=lambda: deque(maxlen=RECENT))
+    value_error: float | None = None  # mean absolute error of the predicted values in the last rollout
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "episodes": self.episodes,
+            "mean_reward": sum(self.returns) / len(self.returns) if self.returns else None,
+            "win_rate": sum(self.wins) / len(self.wins) if self.wins else None,
+            "value_error": self.value_error,
+        }
+
+
+class Curriculum:
+    """Hands each environment the task of its next episode and counts how each task is played."""
+
+    def __init__(self, config: Config, num_envs: int) -> None:
+        settings = config.curriculum
+        self.names = [*settings.tasks]
+        self.draws: TaskCurriculum
+        if settings.by in (WEIGHTS, LEARNABILITY):
+            self.draws = TaskSampler(settings, config.seed)
+        else:
+            name, given = named(settings.by, "curriculum", "curriculum.by")
+            kind: Any = object
+            supplied = {"tasks": lambda: list(self.names), "seed": lambda: config.seed}
+            self.draws = instance_of(name, given, "curriculum.by", kind, supplied)
+            if missing := [each for each in ("sample", "on_step", "on_episode") if not hasattr(self.draws, each)]:
+                raise ConfigError(f"curriculum.by={name}: it has no method {', '.join(missing)}")
+        self.figures = {name: TaskFigures() for name in self.names}
+        self.present: Int64Array = np.zeros(num_envs, np.int64)  # numbers of tasks, from 1; 0: none
+        self.following: Int64Array = np.zeros(num_envs, np.int64)
+        self._rows: list[Int64Array] = []  # of each vector step of the rollout, for the errors of values
+
+    def begin(self, env: VecEnv) -> None:
+        """Draw the first task of every environment; its next `reset` begins with it."""
+        self.present[:] = [self._draw() for _ in self.present]
+        set_tasks(env, self.present)
+
+    def prepare(self, env: VecEnv) -> None:
+        """After the first reset: draw the second tasks, unless a resumed run has them."""
+        if not self.following.any():
+            self.following[:] = [self._draw() for _ in self.following]
+        set_tasks(env, self.following)
+
+    @contextmanager
+    def set_aside(self, env: VecEnv, lent: AbstractContextManager[T]) -> Iterator[T]:
+        """While an evaluation plays the training's own environments, their episodes begin without tasks. The unfinished
+        ones are played again with theirs when `lent` ends."""
+        with lent as played:
+            set_tasks(env, np.zeros_like(self.present))
+            try:
+                yield played
+            finally:
+                set_tasks(env, self.present)
+        set_tasks(env, self.following)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures of every task, for JSON."""
+        return {name: each.to_dict() for name, each in self.figures.items()}
+
+    def _draw(self) -> int:
+        name = self.draws.sample()
+        if name not in self.figures:
+            raise ConfigError(f"curriculum.by: sample() answered {name!r}; the tasks are {', '.join(self.names)}")
+        return 1 + self.names.index(name)
+
+    def step(self, env: VecEnv, ended: Sequence[int], env_steps: int) -> None:
+        """After each vector step: in the environments `ended` the next episode has begun already."""
+        self._rows.append(self.present.copy())
+        self.draws.on_step(env_steps)
+        if ended:
+            rows = np.asarray(ended, np.int64)
+            self.present[rows] = self.following[rows]
+            self.following[rows] = [self._draw() for _ in ended]
+            set_tasks(env, self.following[rows], rows)
+
+    def take_value_errors(self, model: Any) -> None:
+        """Of the rollout that was learned from: how far the predicted values were from the returns, task by task.
+
+        Only of fasttrain's PPO in lockstep, whose rollout has a row for each vector step.
+        """
+        rows, self._rows = self._rows, []
+        storage = getattr(getattr(model, "rollout_buffer", None), "storage", None)
+        if not rows or storage is None or storage.values.shape != (len(rows), len(self.present)):
+            return
+        tasks, errors = np.stack(rows), np.abs(np.asarray(storage.returns) - np.asarray(storage.values))
+        for number, figures in enumerate(self.figures.values(), 1):
+            if (played := tasks == number).any():
+                figures.value_error = float(errors[played].mean())
+
+    def count(self, info: Mapping[str, Any], episode_return: float, length: int) -> None:
+        """An episode ended, with the info that `InfoReader.read` made of its last one."""
+        figures = self.figures.get(str(info.get(TASK)))
+        if figures is None:  # began without a task: after the restart of an environment
+            return
+        won = win_of(info)
+        figures.episodes += 1
+        figures.returns.append(episode_return)
+        if won is not None:
+            figures.wins.append(won)
+        self.draws.on_episode(str(info[TASK]), episode_return, length, won)
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        figures = {
+            name: {"episodes": each.episodes, "returns": list(each.returns), "wins": list(each.wins)}
+            for name, each in self.figures.items()
+        }
+        tasks = {"present": self.present.tolist(), "following": self.following.tolist()}
+        return {**tasks, "figures": figures, "draws": getattr(self.draws, "state", None)}
+
+    def load(self, stored: Mapping[str, Any]) -> None:
+        """Continue from there."""
+        for name, each in stored["figures"].items():
+            if (figures := self.figures.get(name)) is not None:
+                figures.episodes = int(each["episodes"])
+                figures.returns.extend(each["returns"])
+                figures.wins.extend(each["wins"])
+        self.present[:], self.following[:] = stored["present"], stored["following"]
+        if stored["draws"] is not None:
+            self.draws.state = stored["draws"]
+
+    def line(self) -> str:
+        """`early 62 %, late 31 %`: win rates, or mean rewards where nobody wins."""
+        shown = []
+        for name, each in self.figures.items():
+            told = each.to_dict()
+            if told["win_rate"] is not None:
+                shown.append(f"{name} {100 * told['win_rate']:.0f} %")
+            elif told["mean_reward"] is not None:
+                shown.append(f"{name} {told['mean_reward']:.3g}")
+        return ", ".join(shown)
+
+
+def set_tasks(env: VecEnv, numbers: Int64Array, envs: Int64Array | None = None) -> None:
+    """Choose the next tasks (M,) of these environments (M,), or of all."""
+    base: Any = env.unwrapped
+    if hasattr(base, "set_tasks"):
+        base.set_tasks(numbers, slice(None) if envs is None else envs)
+        return
+    for index, number in zip(range(env.num_envs) if envs is None else envs.tolist(), numbers.tolist(), strict=True):
+        env.env_method("set_task", number, indices=[index])
