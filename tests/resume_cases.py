@@ -34,9 +34,15 @@ LSTM = ("algo.lstm_hidden_size=16",)
 SELF = ("opponent=self", "self_play.every=4", "self_play.pool=2")
 GRU = (*LSTM, "algo.cell=gru", "algo.memory_inputs=[action,reward]", "algo.n_lstm_layers=2")
 WRAPPED = ("env.normalize=[obs,reward]", "env.frame_stack=3")
+CORRIDOR = ("env.entry_point=toys:Corridor", "algo=ppo", "num_envs=4", "curriculum.by=learnability",
+            "curriculum.tasks={short: {length: 3}, long: {length: 15}}")  # fmt: skip
+ROUNDS = ("curriculum.tasks={early: {rounds: [1, 2]}, late: {rounds: [4, 5]}}", "curriculum.weights={late: 4}")
 PYTHON_GAME = "env.entry_point=reference.skirmish_python.env:SkirmishPythonEnv"
 CASES = {
     "maskable-native": SMALL_PPO,
+    "maskable-native-curriculum": (*SMALL_PPO, *ROUNDS),
+    "ppo-dummy-curriculum": (*SMALL_PPO, *CORRIDOR, "vec_env=dummy"),
+    "ppo-shared-curriculum": (*SMALL_PPO, *CORRIDOR, *SHARED),
     "maskable-native-eager": (*SMALL_PPO, "fused_update=off"),
     "maskable-skirmish": (*SMALL_PPO, "env=skirmish"),
     "maskable-self-play": (*SMALL_PPO, *SELF),

@@ -182,3 +182,29 @@ def single_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+class Corridor(gym.Env[NDArray[np.float32], int]):
+    """Walk right for `length` cells, in twice as many steps at most. The reset option `length` is for one episode."""
+
+    def __init__(self, length: int = 8, reads: bool = True) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (3,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self.usual, self.reads = length, reads
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.length = (options or {}).get("length", self.usual) if self.reads else self.usual
+        self.place, self.steps = 0, 0
+        return self._observation(), {}
+
+    def step(self, action: int) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        self.place, self.steps = max(0, self.place + (1 if action else -1)), self.steps + 1
+        won, late = self.place == self.length, self.steps == 2 * self.length
+        info = {"is_success": won} if won or late else {}
+        return self._observation(), float(won), won, late and not won, info
+
+    def _observation(self) -> NDArray[np.float32]:
+        return np.array([self.place, self.length, self.steps], np.float32) / 60

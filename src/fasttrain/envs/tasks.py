@@ -94,8 +94,9 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
             asked = sorted(map(str, watched.read - {*own})) if len(watched.read) <= MOST_NAMED else []
             raise EnvSpecError(
                 f"curriculum.tasks.{self._names[self._task - 1]}: reset(options=…) of this environment did not read "
-                f"{', '.join(map(str, unread))}{did_you_mean(str(unread[0]), asked)}; the task would change nothing. "
+                f"{', '.join(map(str, unread))}, so the task changes nothing. "
                 + (f"It looked for {', '.join(asked)}" if asked else "Read the entries of `options` in reset()")
+                + did_you_mean(str(unread[0]), asked)
             )
         return answer
 

@@ -83,9 +83,7 @@ class TaskSampler:
         return chances
 
     def sample(self) -> str:
-        if (
-            self._bounds is None
-        ):  # until something changes: a draw costs 1 µs, and games end thousands of times a second
+        if self._bounds is None:  # until they change: games end thousands of times a second
             self._bounds = np.cumsum(self.probabilities())
         drawn = int(np.searchsorted(self._bounds, self._random.random() * self._bounds[-1], side="right"))
         return self._names[drawn]

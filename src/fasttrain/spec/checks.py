@@ -59,6 +59,11 @@ def check(config: Config) -> None:
         rule(config)
     check_backend(config)
     check_curriculum(config.curriculum)
+    if config.curriculum.tasks and (config.vec_env == "vector" or backend_of(config.env) is not None):
+        raise ConfigError(
+            "curriculum.tasks are options for the reset of single environments, and here one object resets all "
+            f"(env.backend={config.env.backend}, vec_env={config.vec_env}): use single environments, or a native game"
+        )
     _ = config.checkpoint_interval  # says what it may be
 
 

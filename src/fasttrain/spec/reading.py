@@ -139,7 +139,7 @@ def against_bots(config: Config) -> Config:
 
 
 def evaluated(config: Config) -> Config:
-    """As quality is measured: with `eval.env_kwargs` over `env.kwargs`, against fixed opponents, without a curriculum."""
+    """As quality is measured: with `eval.env_kwargs` over `env.kwargs`, against fixed opponents, without tasks."""
     kwargs = {**config.env.kwargs, **config.eval.env_kwargs}
     whole = replace(config, env=replace(config.env, kwargs=kwargs), curriculum=CurriculumConfig())
     return against_bots(whole)
