@@ -128,3 +128,49 @@ def test_occur_once_leaves_no_mark(listed: list[int], fine: bool) -> None:
     marks = np.zeros(3, np.bool_)
     assert occur_once(np.array(listed, np.int64), marks) is fine
     assert not marks.any()
+
+
+def test_records_of_before_a_field_was_added_are_read() -> None:
+    game, _ = bound(GAMES["skullking"])
+    game.reset(np.arange(N), [1, 2, 3, 4, 5])
+    arrays = {name: array.copy() for name, array in game.state_arrays().items()}
+    fields = [name for name in game.records.dtype.names or () if name not in ("last_round", "next_rounds")]
+    older = np.zeros(N, [(name, game.records.dtype[name]) for name in fields])
+    for name in fields:
+        older[name] = arrays["games"][name]
+    other, _ = bound(GAMES["skullking"])
+    other.load_state_arrays({**arrays, "games": older})
+    assert (other.records["hand_numbers"] == game.records["hand_numbers"]).all()
+    assert other.records["next_rounds"].tolist() == [[1, 10]] * N
+    with pytest.raises(ConfigError, match="games of the checkpoint"):
+        other.load_state_arrays({**arrays, "games": older[:2]})
+
+
+def test_reset_options_of_a_game_that_has_none_are_refused() -> None:
+    with pytest.raises(EnvSpecError, match=r"takes no reset options, got \{'size': 3\}"):
+        SkirmishGame(N).set_options({"size": 3}, np.arange(N))
+
+
+def test_skull_king_plays_the_rounds_that_were_chosen_from_the_next_game_on() -> None:
+    game, slots = bound(GAMES["skullking"])
+    assert isinstance(game, SkullKingGame)
+    game.set_options({"rounds": [2, 3]}, np.array([1, 3]))
+    game.reset(np.arange(N), [1, 2, 3, 4, 5])
+    assert [game.peek(index).round_number for index in range(N)] == [1, 2, 1, 2, 1]
+    game.set_options({}, np.array([3]))
+    lengths = np.zeros(N, np.int64)
+    rounds = [list[int]() for _ in range(N)]
+    for _ in range(20):
+        slots.actions[:] = slots.action_masks.argmax(axis=1)  # type: ignore[union-attr]
+        game.step()
+        for index in range(N):
+            lengths[index] += 1
+            if slots.terminations[index]:
+                rounds[index] += [int(lengths[index]), game.peek(index).round_number]
+                lengths[index] = 0
+    assert rounds[1][:2] == [2 + 2 + 3, 2], "a bid a round, and its cards; then the same rounds again"
+    assert rounds[3] == [7, 1], "the whole game after it"
+    assert rounds[0] == []
+    for wrong in ([0, 3], [3, 2], [8, 11], [3], "3", [1.0, 2]):
+        with pytest.raises(EnvSpecError, match="expected the first and the last of 1 to 10"):
+            game.set_options({"rounds": wrong}, np.arange(N))

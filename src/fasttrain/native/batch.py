@@ -162,11 +162,14 @@ class GameBatch(ABC):
 
     def _with_new_fields(self, games: NDArray[Any]) -> NDArray[Any]:
         """Records of an older version: a field that they lack keeps the value of a new game."""
-        whole = self.records.copy()
-        known = {*whole.dtype.names} & {*games.dtype.names}  # type: ignore[misc]
-        if games.shape != whole.shape or any(whole.dtype[name] != games.dtype[name] for name in games.dtype.names):
-            return games
-        for name in known:
+        whole: NDArray[Any] = self.records.copy()
+        names = games.dtype.names or ()
+        own = whole.dtype.names or ()
+        if games.shape != whole.shape or any(
+            name not in own or games.dtype[name] != whole.dtype[name] for name in names
+        ):
+            return games  # of another game
+        for name in names:
             whole[name] = games[name]
         return whole
 
