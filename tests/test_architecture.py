@@ -42,7 +42,8 @@ LAYERS = {
 }  # fmt: skip
 # Within layer 1, where rooms otherwise do not know each other: what an env is, and what went wrong in one.
 SIDEWAYS = {
-    ("vec", f"fasttrain.envs.{name}") for name in ("answers", "names", "protocol", "masks", "retrace", "tasks", "user_code")
+    ("vec", f"fasttrain.envs.{name}")
+    for name in ("answers", "names", "protocol", "masks", "retrace", "tasks", "user_code")
 }
 # Algorithms see vector environments, never the games; rooms side by side do not know each other.
 FORBIDDEN_ROOMS = {(room, other) for room in ("algos", "accelerators") for other in ("envs", "native")} | {
