@@ -14,6 +14,7 @@ COPY constraints.txt /tmp/
 RUN /opt/fasttrain/bin/pip install "torch$(sed -n 's/^torch\(==[0-9.]*\).*/\1/p' /tmp/constraints.txt)" --index-url ${TORCH_INDEX}
 COPY pyproject.toml README.md LICENSE /source/
 COPY conf /source/conf
+COPY docs /source/docs
 COPY src /source/src
 RUN /opt/fasttrain/bin/pip install -c /tmp/constraints.txt "/source[tensorboard,onnx,metrics]"
 

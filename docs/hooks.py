@@ -13,6 +13,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation
 from mkdocs.structure.pages import Page
 
+from fasttrain.cli.profiles import STOCK, profiles, table
 from fasttrain.cli.settings import rows
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +32,15 @@ Type a setting as `key=value` after the command. This page is made from the decl
 *Class* says what a setting may change: [exact, rounding, trade-off](../concepts/classes.md).
 A setting of the first table can also be set by an environment variable: `FASTTRAIN_` and its name in capitals.
 """
+PROFILES = """# What profiles change
+
+A cell shows the value in stock SB3 (`+profile=baseline`) and the value under the profile.
+A value alone does not change. A dash means that the algorithm has no such setting or does not use it.
+The class is that of the value under the profile: [exact, rounding, trade-off](../concepts/classes.md).
+`fasttrain help speed` prints such a table in the terminal.
+
+A game may have its own number of environments, rollout, minibatch and learning rate. The plan of a run prints them.
+"""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -39,6 +49,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     newest = max((ROOT / "benchmarks" / "reports").glob("*.md"))
     pages["reference/benchmark_results.md"] = newest.read_text(encoding="utf-8")
     pages["reference/settings.md"] = settings_page()
+    pages["reference/profiles.md"] = "\n\n".join(
+        [PROFILES, *(f"## `{name}`\n\n{table(name)}" for name in profiles() if name != STOCK)]
+    )
     for path, text in pages.items():
         files.append(File.generated(config, path, content=_links_inside(text)))
     return files

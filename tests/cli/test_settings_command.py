@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from fasttrain.cli.settings import main, rows
+from fasttrain import cli
+from fasttrain.cli.settings import completions, main, rows
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.config import Config
@@ -61,3 +62,29 @@ def test_what_begins_no_key_is_refused():
         main(["settings", "nvm_envs"])
     with pytest.raises(ConfigError, match="expected one PREFIX"):
         main(["settings", "--yaml"])
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "left"),
+    [
+        ("fasttrain com", ["compare"], "fasttrain com"),
+        ("fasttrain compare gate.m", [], "fasttrain gate.m"),
+        ("fasttrain compare vec_env=d", ["vec_env=dummy", "vec_env=daemons"], "fasttrain vec_env=d"),
+        ("fasttrain +profile=speed lean_info=", ["lean_info=true", "lean_info=false"],
+         "fasttrain +profile=speed lean_info="),
+        ("fasttrain num_envs=4 ", [], "fasttrain num_envs=4 "),
+    ],
+)  # fmt: skip
+def test_completions_are_commands_and_values(line: str, words: list[str], left: str):
+    assert completions(line) == (words, left)
+
+
+def test_the_shell_gets_the_keys_of_a_command_and_no_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COMP_LINE", "fasttrain compare gate.m")
+    assert cli.main(["-sc", "query=bash"]) == 0
+    assert capsys.readouterr().out.split() == ["gate.margin=", "gate.metric="]
+    monkeypatch.setenv("COMP_LINE", "fasttrain algo=none num")
+    assert cli.main(["-sc", "query=bash"]) == 0
+    assert capsys.readouterr().err == ""

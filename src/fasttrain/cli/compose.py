@@ -32,6 +32,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fasttrain.cli.commands import read_options
+from fasttrain.cli.settings import completions
 from fasttrain.errors import ConfigError
 from fasttrain.runs.folders import flat
 from fasttrain.saving.files import yaml_values
@@ -268,10 +269,19 @@ class Composer:
             elif options.info:
                 self.hydra.show_info(options.info, **where)
             elif options.shell_completion:
-                self.hydra.shell_completion(**where)
+                self._complete(where)
             else:
                 return False
         return True
+
+    def _complete(self, where: dict[str, Any]) -> None:
+        """Print what may complete the line in the variable COMP_LINE, or the script that makes a shell ask for it."""
+        asked = "COMP_LINE" in os.environ
+        if asked:
+            words, os.environ["COMP_LINE"] = completions(os.environ["COMP_LINE"])
+            print("\n".join(words))
+        with suppress(*[Exception] * asked):  # what is typed may be wrong still; a message would stand in the prompt
+            self.hydra.shell_completion(**where)
 
     @contextmanager
     def telling(self, overrides: Sequence[str]) -> Iterator[None]:

@@ -1,52 +1,41 @@
-"""What `--help` and `fasttrain help COMMAND` print; of settings what their declarations say."""
+"""What `--help` and `fasttrain help COMMAND | PROFILE | TOPIC` print.
+
+Settings come from their declarations, the rest from the pages in docs/, which the wheel holds too.
+"""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-from dataclasses import MISSING, Field
-from importlib.util import find_spec
+import re
+from dataclasses import Field
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from textwrap import indent
+from typing import Any
 
 from fasttrain import __version__
-from fasttrain.cli.commands import COMMANDS, MODULES, OF_A_RUN, OTHER_WORDS, OWNERS, PLAIN, known
-from fasttrain.spec import plugins
+from fasttrain.cli.commands import COMMANDS, OF_A_RUN, OTHER_WORDS, OWNERS, PLAIN
+from fasttrain.cli.compose import conf_dir
+from fasttrain.cli.profiles import profiles, table
+from fasttrain.cli.settings import lines, rows
+from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.backends import backends
 from fasttrain.spec.checks import FLAGS
-from fasttrain.spec.config import AlgoConfig, Config
+from fasttrain.spec.config import Config
 from fasttrain.spec.games import DEFAULT
-from fasttrain.spec.setting import declared, settings_of
-from fasttrain.terminal import spelt
+from fasttrain.spec.setting import declared, did_you_mean, settings_of
 
 HELP = """fasttrain {version}: Stable-Baselines3 training several times faster, and where the time went.
 
-usage: fasttrain [train|resume|eval|check|export|play|compare|tune|doctor|report] [key=value …] [-m]
-       fasttrain watch [FOLDER] · new FOLDER · zoo import FILE.yml --env ID --algo NAME · help [COMMAND]
+usage: fasttrain [COMMAND] [+profile=NAME] [key=value …]      without a command: train
+       fasttrain help [COMMAND | PROFILE | TOPIC]
 
   fasttrain +profile=speed                                   the default game with MaskablePPO
   fasttrain +profile=speed env.id=CartPole-v1 algo=ppo       any registered Gymnasium environment
   fasttrain +profile=balance env.id=CartPole-v1 algo=dqn num_envs=16 updates_per_step=8
   fasttrain +profile=speed env.entry_point=my_game.envs:MyGame env.kwargs.size=5
   fasttrain -m +profile=speed num_envs=64,128,256 algo.n_epochs=2,4      a sweep, each cell in a fresh process
-  fasttrain resume run=outputs/2026-01-31/12-00-00_CartPole-v1_ppo_1     goes on after a stop or a crash
-  fasttrain eval run=outputs/2026-01-31/12-00-00_CartPole-v1_ppo_1 eval.episodes=5000
-  fasttrain export run=outputs/2026-01-31/12-00-00_CartPole-v1_ppo_1 format=onnx   (or torchscript)
-  fasttrain play run=outputs/2026-01-31/12-00-00_CartPole-v1_ppo_1       watch it; output=game.mp4: a video
-  fasttrain report outputs/2026-01-31/*                      report.html of runs, a sweep or a study
-  fasttrain watch                                            all runs below outputs/, multirun/ and studies/, live
-  fasttrain compare candidates=[baseline,speed] seeds=5      is it faster, does it learn as well? (exit code 3: no)
-  fasttrain compare candidates=ablate +profile=speed         which flags pay here (also: fasttrain ablate …)
-  fasttrain tune +profile=speed                              the fastest values here
-  fasttrain doctor +profile=speed                            where the bottleneck is, and what would pay
-  fasttrain check env.entry_point=my_game.envs:MyGame        looks for faults in an env and measures it
-  fasttrain new my_project                                   a folder with an env, a callback and tests to begin from
-  fasttrain train warmup=only +profile=speed                 compiles its kernels (also: fasttrain warmup …)
-  fasttrain help compare                                     a command and its settings
-  fasttrain zoo import ppo.yml --env CartPole-v1 --algo ppo  rl_zoo3's hyperparameters as a profile
   FASTTRAIN_NUM_ENVS=16 fasttrain +profile=speed             a flag from the environment
+
+{commands}
 
 profiles   baseline (stock SB3)  exact (same numbers, faster)  balance  speed  debug
 algo=      {algorithms}
@@ -55,14 +44,15 @@ env=       a game that a package offers ({game}, the default), or env.id=…, en
 flags (variable in the environment: FASTTRAIN_ and the name in capitals; command line > environment > profile > default)
 {flags}
 
+topics     {topics}
 more       --cfg job      print the configuration without running     --info searchpath   where it comes from
            --version      --config-dir DIR   your own profiles        FASTTRAIN_TRACEBACK=1   tracebacks for errors
            --trust   eval, play, export: load a model as SB3 does, running the code pickled in it
 exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal with everything saved
            130 stopped before there was anything to save"""
 
-USAGE_END = "\n\nfasttrain --help lists profiles, algorithms and flags; fasttrain help train: all settings"
-# What commands of a finished run take besides what they alone read; `resume`: what may change in a run that goes on.
+USAGE_END = "\n\nfasttrain --help lists profiles, algorithms, flags and topics; fasttrain help train: all settings"
+# Settings of a training that commands of a finished run read too. `resume` reads all that may change in a run as well.
 OF_RUNS = {
     "eval": ("opponent", "eval.", "env.kwargs"),
     "play": ("opponent",),
@@ -71,64 +61,103 @@ OF_RUNS = {
 
 
 def help_on(arguments: list[str]) -> str:
-    """Of the command among them; without one of all, in brief where nobody asked."""
-    own = (*COMMANDS[1:], *OTHER_WORDS)  # `train` alone has all of it
-    words = arguments[1:2] if arguments[:1] == ["help"] else [word for word in arguments[:1] if word in own]
-    if words:
-        return _of_command(known(words[0])[0])
+    """The page of the first word: a command, a profile or a topic; without one the page of all commands, which is in
+    brief where nobody asked for help.
+
+    Raises:
+        ConfigError: no page is about the word.
+    """
+    words = [word for word in arguments if word not in ("-h", "--help", "help")][:1]
+    if words and re.fullmatch(r"\w[\w-]*", words[0]):
+        return _page_of(words[0].replace("-", "_").lower())
+    commands = "\n".join(f"  {usage:<30} {does}" for usage, does, _ in _commands())
     if not {"-h", "--help", "help"} & {*arguments}:
-        return HELP.partition("\n\nprofiles")[0].format(version=__version__) + USAGE_END
+        return HELP.partition("\n\nprofiles")[0].format(version=__version__, commands=commands) + USAGE_END
     flags = "\n".join(f"  {flag.name:<22} {flag.class_text:<10} {flag.text}" for flag in FLAGS)
-    return HELP.format(version=__version__, flags=flags, algorithms="  ".join(ALGORITHMS), game=DEFAULT)
+    topics = " ".join(topic for topic in _topics() if topic not in COMMANDS)
+    facts = {"version": __version__, "commands": commands, "flags": flags, "topics": topics}
+    return HELP.format(**facts, algorithms="  ".join(ALGORITHMS), game=DEFAULT)
 
 
-def _of_command(command: str) -> str:
-    if not (module := MODULES.get(command) or PLAIN[command]):
-        return str(plugins.load(plugins.INTEGRATIONS, command).__doc__)
-    found = find_spec(module)
-    about = ast.get_docstring(ast.parse(Path(str(found and found.origin)).read_text(encoding="utf-8"))) or ""
-    if command in PLAIN:
-        return about
-    first = about.split("\n\n")[0].partition(". ")[0].rstrip(".").replace("\n", " ")
-    lines = [first if first.startswith("`fasttrain") else f"`fasttrain {command}`: {first}"]
-    lines += ["", *(_line(key, hint, one) for key, hint, one in _settings(Config) if _is_read(command, key, one))]
-    if command == "train":
-        lines += ["", "of every algorithm"]
-        lines += [_line(f"algo.{key}", hint, one) for key, hint, one in _settings(AlgoConfig) if key != "name"]
-        lines += ["", "SB3's names of the rest below algo.; algo=NAME chooses"]
-        lines += [f"  {name:<24} {', '.join(spec.keys())}" for name, spec in ALGORITHMS.items()]
-    elif command not in OF_A_RUN:
-        lines += ["", "and what a training takes: fasttrain help train"]
-    return "\n".join(lines)
+def _page_of(word: str) -> str:
+    if word in COMMANDS or word in OTHER_WORDS:
+        return _of_command(word)
+    if word in profiles():
+        return f"What {word} changes against stock SB3 (the profile baseline):\n\n{table(word)}"
+    topics = _topics()
+    near = [word] if word in topics else [name for name, page in topics.items() if word.rstrip("s") in _words(page)]
+    if len(near) == 1:
+        return about(topics[near[0]])
+    if near:
+        return "\n".join(f"fasttrain help {topic:<18} {title(topics[topic])}" for topic in near)
+    hint = did_you_mean(word, (*COMMANDS, *OTHER_WORDS, *profiles(), *topics))
+    raise ConfigError(f"help {word}: no command, profile or topic{hint}; fasttrain --help lists them")
 
 
-def _is_read(command: str, key: str, one: Field[Any]) -> bool:
+def _topics() -> dict[str, Path]:
+    """The pages of the documentation by their names."""
+    return {page.stem: page for page in sorted((conf_dir().parent / "docs").glob("[!p]*/*.md"))}  # without project/
+
+
+def title(page: Path) -> str:
+    """The heading of a page."""
+    return page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def _words(page: Path) -> set[str]:
+    """The words of a page's name and title, in the singular."""
+    return {word.rstrip("s") for word in re.findall(r"[a-z0-9]+", f"{page.stem} {title(page)}".lower())}
+
+
+def about(page: Path) -> str:
+    """The title, first paragraph, first command and sections of a page, and where the page is."""
+    text = page.read_text(encoding="utf-8")
+    commands = re.findall(r"^fasttrain .+", text, re.MULTILINE)[:1]
+    sections = " · ".join(re.findall(r"^## (.+)", text, re.MULTILINE))
+    parts = [
+        title(page),
+        opening(text),
+        *(f"  {command}" for command in commands),
+        sections and f"Sections: {sections}",
+    ]
+    return "\n\n".join(filter(None, [*parts, f"The whole page: {page}"]))
+
+
+def opening(text: str) -> str:
+    """The first paragraph of a page in Markdown, without links; empty where there is none."""
+    plain = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    paragraph = re.search(r"^(?=[`\w])(?:.+\n)+", plain, re.MULTILINE)
+    return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", paragraph[0].strip()) if paragraph else ""
+
+
+def _commands() -> list[tuple[str, str, str]]:
+    """Each command of docs/reference/commands.md as it is typed, what it does, and the page about it."""
+    text = _topics()["commands"].read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.+?)` \| (.+) \| (?:\[.*\]\(.*?(\w+)\.md|below)", text, re.MULTILINE)
+    return [(usage, does.replace("`", ""), page) for usage, does, page in rows]
+
+
+def _of_command(word: str) -> str:
+    """What docs/reference/commands.md says of the command, its commands on the page named there, and its settings."""
+    topics = _topics()
+    usage, does, name = next(row for row in _commands() if row[0].split()[0] == word)
+    page = topics[name or "commands"]
+    begins = " ".join(OTHER_WORDS.get(word, [word])) if word != "train" else "+"
+    examples = re.findall(rf"^fasttrain {re.escape(begins)}.*", page.read_text(encoding="utf-8"), re.MULTILINE)
+    command = OTHER_WORDS.get(word, [word])[0]
+    parts = [f"fasttrain {usage}: {does}", "\n".join(f"  {line}" for line in examples)]
+    fields = dict(settings_of(Config, parts=True))
+    told = [lines(row) for row in rows() if _reads(command, row.key, fields.get(row.key))]
+    parts.append(indent("\n".join(told), "  ") if word != "warmup" else "")
+    trains = command not in (*OF_A_RUN, *PLAIN) and word != "train"
+    parts.append("The settings of a training: fasttrain help train" if trains else "")
+    return "\n\n".join(filter(None, [*parts, f"More: {page}"]))
+
+
+def _reads(command: str, key: str, one: Field[Any] | None) -> bool:
+    """Whether the command reads the setting and does not only pass it on to a training."""
     owner = OWNERS.get(key) or OWNERS.get(key.split(".")[0] + ".")
-    if declared(one).hidden:
-        return False
     if owner is not None:
         return command in owner.commands
-    of_run = key.startswith(OF_RUNS.get(command, "\n")) or (command == "resume" and declared(one).may_change)
-    return command == "train" or of_run
-
-
-def _settings(cls: type) -> Iterator[tuple[str, Any, Field[Any]]]:
-    """Key, type and declaration of each."""
-    for key, one in settings_of(cls, parts=True):
-        hint: Any = cls
-        for word in key.split("."):
-            hint = get_type_hints(hint)[word]
-        if not key.startswith("algo."):
-            yield key, hint, one
-
-
-def _line(key: str, hint: Any, one: Field[Any]) -> str:
-    it = declared(one)
-    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    words = [str(word) for each in hints if get_origin(each) is Literal for word in get_args(each)]
-    usual = [*one.default] if isinstance(one.default, tuple) else one.default
-    words = backends() if key == "env.backend" else words
-    default = "" if usual is MISSING else spelt(usual)
-    facts = filter(None, [" | ".join(words), it.flag_class and f"class {it.flag_class}"])
-    told = f"{it.text} ({'; '.join(facts)})" if words or it.flag_class else it.text
-    return f"  {key + ('=' + default if default and len(default) < 20 else ''):<34} {told}"
+    changes = command == "resume" and one is not None and declared(one).may_change
+    return command == "train" or changes or key.startswith(OF_RUNS.get(command, "\n"))

@@ -19,6 +19,7 @@ from importlib.resources import files
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+from fasttrain.cli.commands import COMMANDS, OTHER_WORDS
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS
 from fasttrain.spec.backends import backends
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--json" in arguments:
         print(json.dumps([_plain(row) for row in found], indent=2, ensure_ascii=False))
     else:
-        print(fitting("\n".join(map(_lines, found)), sys.stdout))
+        print(fitting("\n".join(map(lines, found)), sys.stdout))
     return EXIT_DONE
 
 
@@ -94,6 +95,23 @@ def algorithm_texts() -> dict[str, str]:
     """What each key below `algo.` means, those of the stock constructors among them."""
     text = files("fasttrain.spec").joinpath("algorithm_texts.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
+
+
+def completions(line: str) -> tuple[list[str], str]:
+    """The commands and values that may complete what is typed in a shell, and the line without its command, in which
+    Hydra completes keys and files."""
+    program, *words = line.split() or [""]
+    last = words.pop() if words and not line.endswith(" ") else ""
+    commands = [] if words else [*COMMANDS, *OTHER_WORDS, "help"]
+    key, equals, _ = last.partition("=")
+    values = [
+        f"{key}={value}"
+        for row in rows()
+        if row.key == key and equals
+        for value in (*row.choices, *("true", "false") * ("boolean" in row.types))
+    ]
+    words = words[1:] if words and words[0] in (*COMMANDS, *OTHER_WORDS) else words
+    return [word for word in (*commands, *values) if word.startswith(last)], " ".join([program, *words, last])
 
 
 def schema() -> dict[str, Any]:
@@ -164,7 +182,8 @@ def _jsonable(value: Any) -> Any:
     return [*value] if isinstance(value, tuple) else value
 
 
-def _lines(row: Row) -> str:
+def lines(row: Row) -> str:
+    """The setting with its default, its text, and its values, class and algorithms."""
     facts = [" | ".join(row.choices), row.flag_class and f"class {row.flag_class}", ", ".join(row.algorithms)]
     told = "; ".join(filter(None, facts))
     return f"{row.key}{'=' * bool(row.usual)}{row.usual}\n    {row.text}" + (f"\n    ({told})" if told else "")

@@ -1,0 +1,73 @@
+"""`fasttrain help PROFILE`: what a profile changes against stock SB3, for each algorithm. The documentation prints the
+same tables."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from fasttrain.cli.compose import conf_dir, configured
+from fasttrain.spec.algorithms import ALGORITHMS, own_values
+from fasttrain.spec.config import Config
+from fasttrain.spec.setting import declared, settings_of
+from fasttrain.terminal import spelt
+
+STOCK = "baseline"  # the profile with the classes and values of stock SB3
+NOTHING = "–"
+ALGOS = ("ppo", "maskable_ppo", "recurrent_ppo", "dqn", "sac")  # those with a fast class
+
+
+class Value(NamedTuple):
+    """The value of a setting, as it is typed, and the class of this value."""
+
+    text: str
+    flag_class: str
+
+
+def profiles() -> list[str]:
+    """The names of the shipped profiles."""
+    return sorted(file.stem for file in (conf_dir() / "profile").glob("*.yaml"))
+
+
+def table(profile: str) -> str:
+    """The settings that `profile` changes, as a table in Markdown whose columns are aligned for terminals.
+
+    A cell is `64 → 256`, the value alone where it stays, and – where the algorithm has no such setting.
+    """
+    stock, chosen = ([_values(name, algo) for algo in ALGOS] for name in (STOCK, profile))
+    rows = [("setting", "class", *ALGOS)]
+    for key in stock[0]:
+        values = [(old[key], new[key]) for old, new in zip(stock, chosen, strict=True)]
+        changed = [new for old, new in values if old.text != new.text]
+        if changed:
+            cells = [old.text if old.text == new.text else f"{old.text} → {new.text}" for old, new in values]
+            rows.append((key, changed[0].flag_class, *cells))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    rows.insert(1, tuple("-" * width for width in widths))
+    return "\n".join("| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in rows)
+
+
+@cache
+def _values(profile: str, algo: str) -> dict[str, Value]:
+    """The settings that mean something for the algorithm, in the order of their declarations; those of `algo.` last."""
+    spec = ALGORITHMS[algo]
+    env = "Pendulum-v1" if spec.actions == ("Box",) else "CartPole-v1"
+    config = configured([f"+profile={profile}", f"algo={algo}", f"env.id={env}"])
+    found = {}
+    for key, one in settings_of(Config):
+        it, value = declared(one), config
+        if key.startswith("algo.") or it.hidden:
+            continue
+        for name in key.split("."):
+            value = getattr(value, name)
+        value = own_values({}, spec, config.tier).batch_size if key == "batch_size" else value
+        means = it.fits(spec) and key not in spec.lacks
+        found[key] = Value(_spelt(value) if means else NOTHING, it.class_of(value) if it.flag_class else "")
+    own = {
+        f"algo.{name}": getattr(config.algo, name, NOTHING) for name in ("learning_rate", "n_epochs", "rollout_size")
+    }
+    return found | {key: Value(_spelt(value), "trade-off") for key, value in own.items()}
+
+
+def _spelt(value: Any) -> str:
+    return spelt([*value] if isinstance(value, tuple) else value)
