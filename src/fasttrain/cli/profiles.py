@@ -35,7 +35,7 @@ def table(profile: str) -> str:
     A cell is `64 → 256`, the value alone where it stays, and – where the algorithm has no such setting.
     """
     stock, chosen = ([_values(name, algo) for algo in ALGOS] for name in (STOCK, profile))
-    rows = [("setting", "class", *ALGOS)]
+    rows: list[tuple[str, ...]] = [("setting", "class", *ALGOS)]
     for key in stock[0]:
         values = [(old[key], new[key]) for old, new in zip(stock, chosen, strict=True)]
         changed = [new for old, new in values if old.text != new.text]
@@ -55,12 +55,12 @@ def _values(profile: str, algo: str) -> dict[str, Value]:
     config = configured([f"+profile={profile}", f"algo={algo}", f"env.id={env}"])
     found = {}
     for key, one in settings_of(Config):
-        it, value = declared(one), config
+        it = declared(one)
         if key.startswith("algo.") or it.hidden:
             continue
+        value: Any = config if key != "batch_size" else own_values({}, spec, config.tier)
         for name in key.split("."):
             value = getattr(value, name)
-        value = own_values({}, spec, config.tier).batch_size if key == "batch_size" else value
         means = it.fits(spec) and key not in spec.lacks
         found[key] = Value(_spelt(value) if means else NOTHING, it.class_of(value) if it.flag_class else "")
     own = {
