@@ -28,7 +28,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 672 and three modules, 19 of games, for tasks of a curriculum: their settings, draws, figures, and the way to workers.
 # 131 and a module for the help of profiles and topics, and for the shell's completion of commands and values.
 CEILINGS = {
-    "fasttrain": {"lines": 43_457, "modules": 192, ": Any": 516},
+    "fasttrain": {"lines": 43_463, "modules": 192, ": Any": 516},
     "fasttrain_engines": {"lines": 3_333, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
 }

@@ -13,7 +13,7 @@ from fasttrain.cli.commands import COMMANDS, OTHER_WORDS
         (["ablate", "--help"], ["candidates=null"], ["\n  num_envs="]),
         (["help", "eval"], ["  run=null", "  eval.episodes"], ["\n  num_envs=", "candidates"]),
         (["help", "resume"], ["  log_every=10", "  stop.patience"], ["\n  num_envs=", "\n  seed="]),
-        (["help", "watch"], ["fasttrain watch: a live table", "\n  fasttrain watch outputs --once"], ["\n  num_envs="]),
+        (["help", "watch"], ["fasttrain watch: a live table", "\n  fasttrain watch"], ["\n  num_envs="]),
         (["train", "-h"], ["\n  num_envs=8\n", "  algo.gae_lambda=0.95"], ["candidates"]),
         (["warmup", "--help"], ["\n  fasttrain train warmup=only +profile=speed\n"], ["\n  num_envs="]),
         (["help", "masks"], ["Action masks\n", "`True` or 1 is legal", "\n  fasttrain +profile=speed env.entry_point=",

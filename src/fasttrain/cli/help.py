@@ -112,7 +112,7 @@ def _words(page: Path) -> set[str]:
 def about(page: Path) -> str:
     """The title, first paragraph, first command and sections of a page, and where the page is."""
     text = page.read_text(encoding="utf-8")
-    commands = re.findall(r"^fasttrain .+", text, re.MULTILINE)[:1]
+    commands = _typed(page)[:1]
     sections = " · ".join(re.findall(r"^## (.+)", text, re.MULTILINE))
     parts = [
         title(page),
@@ -121,6 +121,12 @@ def about(page: Path) -> str:
         sections and f"Sections: {sections}",
     ]
     return "\n\n".join(filter(None, [*parts, f"The whole page: {page}"]))
+
+
+def _typed(page: Path) -> list[str]:
+    """The commands in the blocks of a page that are typed in a shell."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(r"^fasttrain .+", "".join(blocks), re.MULTILINE)
 
 
 def opening(text: str) -> str:
@@ -143,7 +149,7 @@ def _of_command(word: str) -> str:
     usage, does, name = next(row for row in _commands() if row[0].split()[0] == word)
     page = topics[name or "commands"]
     begins = " ".join(OTHER_WORDS.get(word, [word])) if word != "train" else "+"
-    examples = re.findall(rf"^fasttrain {re.escape(begins)}.*", page.read_text(encoding="utf-8"), re.MULTILINE)
+    examples = [line for line in _typed(page) if line.startswith(f"fasttrain {begins}")]
     command = OTHER_WORDS.get(word, [word])[0]
     parts = [f"fasttrain {usage}: {does}", "\n".join(f"  {line}" for line in examples)]
     fields = dict(settings_of(Config, parts=True))
