@@ -5,8 +5,10 @@ Also `llms.txt`, and every page as Markdown beside its HTML.
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -55,6 +57,29 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in pages.items():
         files.append(File.generated(config, path, content=_links_inside(text)))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Replaces `<!-- keys of summary -->` by a table of the keys in that schema."""
+    return re.sub(r"<!-- keys of (\w+) -->", lambda match: keys_of(match[1]), markdown)
+
+
+def keys_of(name: str) -> str:
+    """A table of key, type and meaning. The keys of an inner object are dotted; `[]` is each entry of a list."""
+    schema = json.loads((ROOT / f"docs/reference/schemas/{name}.schema.json").read_text(encoding="utf-8"))
+    lines = [schema["description"], "", "| key | type | meaning |", "|---|---|---|"]
+
+    def add(place: str, node: dict[str, Any]) -> None:
+        types = node.get("type", "any value")
+        words = types if isinstance(types, str) else " or ".join(types)
+        lines.append(f"| `{place}` | {words} | {node.get('description', '')} |")
+        inside = node.get("items", node)
+        for key, below in inside.get("properties", {}).items() if place.count(".") < 1 else ():
+            add(f"{place}{'[]' if inside is not node else ''}.{key}", below)
+
+    for key, node in schema["properties"].items():
+        add(key, node)
+    return "\n".join(lines)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

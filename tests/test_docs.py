@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FILES = (*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "AGENTS.md")), *(ROOT / "docs").rglob("*.md"))
 PAGES = {path: path.read_text(encoding="utf-8") for path in sorted(FILES)}
+SCHEMAS = {
+    file.name.removesuffix(".schema.json"): json.loads(file.read_text(encoding="utf-8"))
+    for file in sorted((ROOT / "docs" / "reference" / "schemas").glob("*.json"))
+}
+TYPES = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
+         "null": type(None)}  # fmt: skip
 BLOCKS = [block for text in PAGES.values() for block in re.findall(r"```(\w*)\n(.*?)```", text, flags=re.DOTALL)]
 
 
@@ -36,9 +45,38 @@ def test_the_example_env_trains_with_masks(fasttrain: RunCommand, tmp_path: Path
     done = fasttrain(*command.split(), "total_timesteps=16000", "algo.rollout_size=3000", "batch_size=300")
     assert done.exit_code == 0, done.err
     quality = done.json("summary.json")["quality"]
+    assert [problem for name in SCHEMAS for problem in misfits(SCHEMAS[name], done.json(f"{name}.json"), name)] == []
     assert quality["mean_length"] == 4.0, "an illegal pick would end no episode after four steps"
     assert quality["win_rate"] is not None
     assert quality["mean_reward"] > 2.083 + 0.2, "random play takes the heaviest 1 + 1/2 + 1/3 + 1/4 times"
+
+
+def misfits(schema: dict[str, Any], value: Any, place: str) -> Iterator[str]:
+    """Where a file does not fit its JSON schema, of what the schemas in docs/reference/schemas use."""
+    types = schema.get("type", [])
+    if types and not any(isinstance(value, TYPES[name]) for name in ([types] if isinstance(types, str) else types)):
+        yield f"{place}: {value!r} is no {types}"
+    elif value not in schema.get("enum", [value]):
+        yield f"{place}: {value!r} is none of {schema['enum']}"
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            yield from misfits(schema.get("items", {}), entry, f"{place}[{index}]")
+    elif isinstance(value, dict):
+        yield from (f"{place}: {key} is missing" for key in schema.get("required", ()) if key not in value)
+        for key, entry in value.items():
+            below = schema.get("properties", {}).get(key, schema.get("additionalProperties", {}))
+            yield from [f"{place}: unknown {key}"] if below is False else misfits(below, entry, f"{place}.{key}")
+
+
+def test_the_files_of_an_off_policy_run_with_workers_fit_their_schemas(fasttrain: RunCommand):
+    short = ("total_timesteps=600", "warmup_steps=100", "eval.episodes=2", "eval_every=300", "prefetch=on")
+    shared = ("num_envs=2", "workers=1", "vec_env=shared")
+    done = fasttrain("+profile=balance", "env.id=CartPole-v1", "algo=dqn", *shared, *short)
+    assert done.exit_code == 0, done.err
+    files = {name: done.json(f"{name}.json") for name in SCHEMAS}
+    assert files["summary"]["perf"]["workers"]["num_workers"] == 1
+    assert files["summary"]["replay"]["prefetch"]["hits"] >= 0
+    assert [problem for name in SCHEMAS for problem in misfits(SCHEMAS[name], files[name], name)] == []
 
 
 def test_the_drop_in_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
