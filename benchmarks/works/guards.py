@@ -43,7 +43,7 @@ def measure(job: str) -> Sample:
     from fasttrain.runs import callbacks, train
     from fasttrain.runs.envs import env_facts, this_machine
     from fasttrain.spec.plan import resolve
-    from fasttrain.vec.stock import NotedVecEnv
+    from fasttrain.vec.stock import ActionLogVecEnv
 
     class Alternate(BaseCallback):
         """Stands first: ends a stretch where a rollout begins, and says how the next one goes."""
@@ -91,7 +91,7 @@ def measure(job: str) -> Sample:
             self.model.engine.guard = self._guard if self._guarded else None  # type: ignore[attr-defined]
             self._run.checkpoints._too_large = not self._guarded  # nothing is kept then
             if isinstance(self._run.env, DummyVecEnv):  # without guards it notes nothing
-                self._run.env.__class__ = NotedVecEnv if self._guarded else DummyVecEnv
+                self._run.env.__class__ = ActionLogVecEnv if self._guarded else DummyVecEnv
 
         def _on_step(self) -> bool:
             return len(self.times) < PAIRS

@@ -26,7 +26,7 @@ class GamesProcess(PipedProcess):
         Raises:
             FastTrainError: the game could not be made.
         """
-        answer = self.said(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
+        answer = self.use_pipe(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
         if isinstance(answer, FastTrainError):
             raise answer
         if answer is None:
@@ -36,10 +36,10 @@ class GamesProcess(PipedProcess):
 
     def send(self, command: str, content: object) -> None:
         """Tell the worker."""
-        self.said(lambda: self.connection.send_bytes(pickle.dumps((command, content))))
+        self.use_pipe(lambda: self.connection.send_bytes(pickle.dumps((command, content))))
 
     def hear(self) -> tuple[str, Any]:
         """The next message."""
-        message: tuple[str, Any] = pickle.loads(self.said(self.connection.recv_bytes))
+        message: tuple[str, Any] = pickle.loads(self.use_pipe(self.connection.recv_bytes))
         self.silent_s = 0.0
         return message

@@ -25,7 +25,7 @@ from fasttrain.algos.fast import Collector, bootstrap_truncated, clip_actions, f
 from fasttrain.batch import FinishedEpisode
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.vec.base import EmptyMasks, opened, stuck_envs
+from fasttrain.vec.base import EmptyMasks, stuck_envs, unblock_masks
 from toys import ToyGame, toy_gym_vec
 
 ENGINES: dict[str, tuple[type[Any], type[Any]]] = {
@@ -280,12 +280,12 @@ def test_slots_are_kept_per_env():
 def test_empty_masks_are_counted_told_once_and_may_be_an_error():
     masks = np.ones((5, 4), np.bool_)
     said: list[str] = []
-    empty = EmptyMasks(say=said.append)
-    empty.look(masks, [4], 10)
+    empty = EmptyMasks(warn=said.append)
+    empty.check(masks, [4], 10)
     masks[[1, 3]] = False
     assert stuck_envs(masks, [4]).tolist() == stuck_envs(masks, [2, 2]).tolist() == [1, 3]
-    empty.look(masks, [4], 812)
-    empty.look(masks, [2, 2], 813, np.arange(10, 15))
+    empty.check(masks, [4], 812)
+    empty.check(masks, [2, 2], 813, np.arange(10, 15))
     assert empty.count == 4
     assert len(said) == 1
     assert "no legal action in env 1, 3 at step 812" in said[0]
@@ -293,11 +293,11 @@ def test_empty_masks_are_counted_told_once_and_may_be_an_error():
     assert stuck_envs(masks, [4]).tolist() == [1]
     assert stuck_envs(masks, [3, 1]).tolist() == [1, 3]
     with pytest.raises(EnvError, match=r"env 11 \(head 0, 1\), 13 \(head 1\) at step 9"):
-        EmptyMasks(raises=True).look(masks, [2, 2], 9, np.arange(10, 15))
-    filled = opened(masks, [2, 2])
+        EmptyMasks(raises=True).check(masks, [2, 2], 9, np.arange(10, 15))
+    filled = unblock_masks(masks, [2, 2])
     assert filled.all()
     assert not masks[1].any(), "a copy"
-    assert opened(filled, [4]) is filled
+    assert unblock_masks(filled, [4]) is filled
 
 
 def test_masks_of_another_width_are_refused():

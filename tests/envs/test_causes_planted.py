@@ -79,7 +79,7 @@ def looked_at(fault: str, **limits: Any) -> CheckupResult:
         ("not put back", "state_left_over", "depends on the actions of the episode before"),
         ("equal copies", "unseeded_randomness", "a generator that the constructor makes.*"),
         ("constructor draws", "unseeded_randomness", "its constructor draws from the global `random`"),
-        ("counts steps", "unseeded_randomness", "the cause is not known"),
+        ("counts steps", "unseeded_randomness", "the cause is unknown"),
         ("renumbered", "renumbered", "1.1?.* → .*"),
         ("shared", "copies_not_independent", "two copies of the env on this machine influence each other"),
         ("column", "odd_shape", r"has shape \(1, 4\), declared \(4,\)"),
@@ -190,7 +190,7 @@ class Writing(Room):
 @pytest.mark.parametrize(
     ("make", "code", "text"),
     [
-        (lambda: Own("always 42"), "unseeded_randomness", "seeds np_random with 42 whatever it is given"),
+        (lambda: Own("always 42"), "unseeded_randomness", "seeds np_random with 42 for any seed"),
         (lambda: Own("seeds the global stream"), "unseeded_randomness", "reset.* seeds the global `random` or"),
         (Writing, "changed_action", r"first at step \d+ .*\(last action \[\d \d\]\)"),
     ],

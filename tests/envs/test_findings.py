@@ -12,10 +12,10 @@ from gymnasium import spaces
 from fasttrain.envs.findings import (
     REMEDIES,
     WARNINGS,
-    Witness,
+    AnswerCheck,
     empty_heads,
     fingerprint,
-    found,
+    make_finding,
     not_picklable,
     single_valued,
 )
@@ -31,7 +31,7 @@ def moment(action: Any = None, observation: Any = None, **changes: Any) -> Momen
 
 
 def test_a_misfit_is_counted_and_its_worst_case_shown() -> None:
-    witness = Witness(BOX, spaces.Discrete(2))
+    witness = AnswerCheck(BOX, spaces.Discrete(2))
     witness(moment())
     for value in (1.5, 3.0, 2.0, 0.0):
         witness(moment(1, np.array([0, value, 0])))
@@ -106,8 +106,8 @@ def test_single_valued() -> None:
 
 
 def test_severity_and_remedy_are_the_codes_unless_given() -> None:
-    assert found("never_done", "x").severity == "warning"
-    assert found("bad_mask", "x", "do that").severity == "error"
-    assert found("stale_mask", "x", severity="warning").severity == "warning"
-    assert str(found("empty_mask", "x", "do that")) == "x; do that"
+    assert make_finding("never_done", "x").severity == "warning"
+    assert make_finding("bad_mask", "x", "do that").severity == "error"
+    assert make_finding("stale_mask", "x", severity="warning").severity == "warning"
+    assert str(make_finding("empty_mask", "x", "do that")) == "x; do that"
     assert set(WARNINGS) <= set(REMEDIES)

@@ -154,9 +154,9 @@ def test_observation_of_nothing_but_the_mask() -> None:
         ([1, 0], r"expected 3 entries, got 2 \(action space Discrete\(3\)\)"),
         (([1, 0], [1, 1]), r"expected 3 entries, got 4 \(2 \+ 2 per head\)"),
         ({}, "expected 3 entries, got 0"),
-        (np.array([0.0, -1.0, 0.0]), "booleans or 0 and 1"),
-        ([0, 2, 1], "booleans or 0 and 1"),
-        (["a", "b", "c"], "booleans or 0 and 1"),
+        (np.array([0.0, -1.0, 0.0]), "booleans, 0 and 1"),
+        ([0, 2, 1], "booleans, 0 and 1"),
+        (["a", "b", "c"], "booleans, 0 and 1"),
         ([[1, [1, 2], 0]], "not an array"),
         (None, r"no action mask in action_masks\(\)"),
     ],
@@ -271,7 +271,7 @@ def test_masks_of_another_name_are_a_method_a_property_or_an_attribute() -> None
     inner = gymnasium.wrappers.TimeLimit(Named(), 9)
     for name in ("valid_action_mask", "get_valid_actions", "current"):
         assert find_mask_convention(inner, name) == "method"
-        env = ActionMasks(inner, "method", named=name)
+        env = ActionMasks(inner, "method", name=name)
         env.reset()
         assert env.action_masks().tolist() == [True, False, True]
     env.step(0)

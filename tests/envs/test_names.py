@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from stable_baselines3.common.logger import KVWriter
 
-from fasttrain.envs.names import arguments, callable_at, resolved
+from fasttrain.envs.names import arguments, callable_at, resolve_argument
 from fasttrain.errors import EnvSpecError
 
 SOURCE = """
@@ -46,12 +46,12 @@ def test_names_and_calls_inside_lists_and_mappings(folder: str):
         "first": {"call": "31_parts_names:doubled", "value": 3},
         "second": ["math:pi"],
     }
-    found = resolved({"a": "31_parts_names:doubled", "b": [call, 1], 5: (call,)}, "env.kwargs.x", folder)
+    found = resolve_argument({"a": "31_parts_names:doubled", "b": [call, 1], 5: (call,)}, "env.kwargs.x", folder)
     assert found["a"](4) == 8
     assert (found["b"], found[5]) == ([(6, [math.pi]), 1], ((6, [math.pi]),))
     given = [1, [2]]
-    assert resolved(given, "x") == given
-    assert resolved(given, "x")[1] is not given[1]  # envs of one process share nothing
+    assert resolve_argument(given, "x") == given
+    assert resolve_argument(given, "x")[1] is not given[1]  # envs of one process share nothing
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_names_and_calls_inside_lists_and_mappings(folder: str):
     ],
 )
 def test_plain_texts_stay_texts(folder: str, text: str):
-    assert resolved(text, "env.kwargs.x", folder) == text
-    assert resolved({"call": 3, "x": text}, "x", folder) == {"call": 3, "x": text}
+    assert resolve_argument(text, "env.kwargs.x", folder) == text
+    assert resolve_argument({"call": 3, "x": text}, "x", folder) == {"call": 3, "x": text}
 
 
 @pytest.mark.parametrize(
@@ -90,17 +90,17 @@ def test_plain_texts_stay_texts(folder: str, text: str):
 )
 def test_what_is_told_in_place_of_a_call(folder: str, value: Any, text: str):
     with pytest.raises(EnvSpecError, match=text):
-        resolved(value, "x", folder)
+        resolve_argument(value, "x", folder)
 
 
 def test_plain_data_types_are_called():
-    assert resolved({"call": "collections:OrderedDict", "a": 1}, "x") == collections.OrderedDict(a=1)
+    assert resolve_argument({"call": "collections:OrderedDict", "a": 1}, "x") == collections.OrderedDict(a=1)
 
 
 def test_what_a_call_lacks_is_supplied(folder: str):
     call = {"call": "31_parts_names:Settings", "size": 3}
-    assert resolved([call], "x", folder, {"env": lambda: "made"})[0].env == "made"
-    assert resolved(call | {"env": "mine"}, "x", folder, {"env": lambda: "made"}).env == "mine"
+    assert resolve_argument([call], "x", folder, {"env": lambda: "made"})[0].env == "made"
+    assert resolve_argument(call | {"env": "mine"}, "x", folder, {"env": lambda: "made"}).env == "mine"
     assert arguments({"size": 1}, "x.", folder, {"env": lambda: "made"}) == {"size": 1}
 
 

@@ -155,7 +155,7 @@ def test_time_without_a_core_is_no_time_of_the_step(
     now = {"wall": 0.0, "cpu": 0.0, "off": 0.0}
     monkeypatch.setattr(probing.time, "perf_counter", lambda: now["wall"])
     monkeypatch.setattr(probing.time, "process_time", lambda: now["cpu"])
-    monkeypatch.setattr(probing.KeptOff, "seconds", lambda _: now["off"])
+    monkeypatch.setattr(probing.RunDelay, "seconds", lambda _: now["off"])
     env = Watched()
 
     def step(_: Any) -> Any:
@@ -169,6 +169,6 @@ def test_time_without_a_core_is_no_time_of_the_step(
 
 
 def test_where_no_run_delay_is_counted_there_is_none(tmp_path: Path):
-    assert probing.KeptOff(str(tmp_path / "none")).seconds() == 0.0
+    assert probing.RunDelay(str(tmp_path / "none")).seconds() == 0.0
     (tmp_path / "schedstat").write_text("829382 57004 2\n")
-    assert probing.KeptOff(str(tmp_path / "schedstat")).seconds() == pytest.approx(57004e-9)
+    assert probing.RunDelay(str(tmp_path / "schedstat")).seconds() == pytest.approx(57004e-9)

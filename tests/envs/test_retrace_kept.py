@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from fasttrain.envs.retrace import kept_things
+from fasttrain.envs.retrace import attribute_digests
 
 
 class Level(gymnasium.Env[Any, Any]):
@@ -21,7 +21,7 @@ def test_what_an_env_keeps_differs_by_name():
     def changed(change: Any) -> list[str]:
         one, other = Level(), Level()
         change(other)
-        before, after = kept_things(one), kept_things(gymnasium.wrappers.RecordEpisodeStatistics(other))
+        before, after = attribute_digests(one), attribute_digests(gymnasium.wrappers.RecordEpisodeStatistics(other))
         assert before.keys() == after.keys() == {"rng", "plan", "same", "best"}
         return [name for name in before if before[name] != after[name]]
 

@@ -47,7 +47,7 @@ SAME = pair(frames([0, 1, 0]), frames([0, 1, 0]))
 
 
 def test_ignored_action() -> None:
-    assert "8 episodes played again" in ignored_action([SAME] * 8)
+    assert "8 episodes were played again" in ignored_action([SAME] * 8)
     assert "of 24 steps" in ignored_action([SAME] * 8)
     assert ignored_action([SAME] * 6) == ""  # 18 steps: too few to say so
     assert ignored_action([SAME] * 7 + [pair(frames([0, 1, 0]), frames([0, 1, 0], "0x23"))]) == ""
@@ -64,14 +64,14 @@ def test_ignored_action_needs_more_where_the_reward_never_varies() -> None:
 
 def test_independent_reward() -> None:
     moved = pair(frames([0, 1, 0]), frames([0, 1, 0], "0x23"))
-    assert "2 different rewards" in independent_reward([moved] * 30)
+    assert "2 different ones" in independent_reward([moved] * 30)
     assert independent_reward([moved] * 29) == "", "an action that matters in one of ten episodes may look so"
     assert independent_reward([moved] * 30 + [pair(frames([0, 1, 0]), frames([0, 0, 0]))]) == ""
 
 
 def test_independent_reward_of_episodes_whose_length_depends_on_the_action() -> None:
     shorter = pair(frames([0.3, 0.1, 0.5, 0.7]), frames([0.3, 0.1]))
-    assert "only how long they last" in independent_reward([shorter] * 30)
+    assert "only the length of episodes" in independent_reward([shorter] * 30)
     constant = pair(frames([1, 1, 1, 1]), frames([1, 1]))
     assert independent_reward([constant] * 30) == "", "CartPole: the length is the return"
 
@@ -95,7 +95,7 @@ def test_late_masks() -> None:
 
 def test_a_first_mask_that_comes_twice() -> None:
     repeated = frames([0] * 5, "012345", "aabcde")
-    assert "in each of 8 episodes the first mask came twice" in late_masks([], [repeated] * 8)
+    assert "in each of 8 episodes the second mask was equal to the first" in late_masks([], [repeated] * 8)
     assert late_masks([], [repeated] * 7) == ""
     assert late_masks([], [*[repeated] * 8, frames([0] * 5, "012345", "abcdef")]) == ""
     assert late_masks([], [frames([0] * 5, "012345", "aaabbb")] * 8) == "", "masks that often stay"

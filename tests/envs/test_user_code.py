@@ -22,7 +22,7 @@ from fasttrain.envs.user_code import (
     _is_ours,
     blame,
     import_user_module,
-    kept_random_state,
+    preserve_random_state,
 )
 
 
@@ -74,7 +74,7 @@ def test_random_state_is_put_back_even_after_an_error() -> None:
     np.random.seed(3)
 
     def draws_and_fails() -> None:
-        with kept_random_state():
+        with preserve_random_state():
             random.random()
             np.random.random(5)
             raises_with_text()

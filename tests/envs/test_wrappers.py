@@ -238,9 +238,9 @@ def test_envs_that_cannot_be_played_against_oneself_are_refused():
             super().__init__()
             self.action_space = NUMBERS
 
-    with pytest.raises(EnvSpecError, match="cannot be played against oneself: it has no property opponents_turn"):
+    with pytest.raises(EnvSpecError, match="does not support self-play: it has no property opponents_turn"):
         TwoSided(gymnasium.make("CartPole-v1"))
-    with pytest.raises(EnvSpecError, match="cannot be played against oneself: Box"):
+    with pytest.raises(EnvSpecError, match="does not support self-play: its actions are Box"):
         TwoSided(Continuous())
 
 

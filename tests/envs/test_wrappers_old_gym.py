@@ -173,7 +173,7 @@ def test_one_of_gymnasiums_class_is_adapted_by_a_wrapper() -> None:
 
 def test_many_envs_in_one_are_not_adapted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Old, "num_envs", 4, raising=False)
-    with pytest.raises(EnvSpecError, match="built Old, which is many envs; name what builds one"):
+    with pytest.raises(EnvSpecError, match="built Old, a vector of many envs; name a class that builds one env"):
         made()
 
 

@@ -219,7 +219,7 @@ def stepped(env: SharedMemoryVecEnv, last: Any, actions: Any, doomed: set[int]) 
 @pytest.mark.parametrize("count", [12, pytest.param(200, marks=[pytest.mark.campaign, pytest.mark.timeout(280)])])
 def test_faults_in_one_run(count: int, monkeypatch: pytest.MonkeyPatch):
     """It ends normally, no wrong transition gets through and nothing is left. The seed replays a failure."""
-    monkeypatch.setattr("fasttrain.vec.process.LOOK_EVERY_S", 0.02)  # a death is noticed sooner
+    monkeypatch.setattr("fasttrain.vec.process.POLL_EVERY_S", 0.02)  # a death is noticed sooner
     num_envs, rng = 6, np.random.default_rng(20260)
     kinds = [*IN_PROCESS, "os_exit", "kill", "between steps", *(["hang", "stop"] if count > 100 else [])]
 

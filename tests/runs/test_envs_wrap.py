@@ -19,7 +19,7 @@ from fasttrain.saving.archives import read_arrays
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import SlotAdapter, slots_of
 from fasttrain.vec.native import NativeVecEnv
-from fasttrain.vec.stock import NotedVecEnv
+from fasttrain.vec.stock import ActionLogVecEnv
 from toys import RandomEnv, ToyGame
 
 
@@ -41,7 +41,7 @@ def test_what_is_named_is_normalised_and_nothing_else(what: str, obs: bool, rewa
         observations, rewards, _, _ = env.step(np.zeros(2, np.int64))
     assert (np.abs(np.asarray(observations)).max() > 1.0) == obs
     assert (rewards.tolist() != [1.0, 1.0]) == reward
-    assert type(build_vec_env(normalised(), 2, 0)) is NotedVecEnv
+    assert type(build_vec_env(normalised(), 2, 0)) is ActionLogVecEnv
 
 
 def test_frames_are_stacked_inside_and_the_slots_are_those_of_the_outermost_env():

@@ -27,7 +27,7 @@ from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import resolve
 from fasttrain.vec.native import NativeVecEnv
-from fasttrain.vec.stock import NotedVecEnv
+from fasttrain.vec.stock import ActionLogVecEnv
 from toys import RandomEnv
 
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=2")
@@ -174,9 +174,9 @@ def built(*arguments: str, native: bool = False) -> Iterator[Any]:
     ("arguments", "expected", "env"),
     [
         ((*CARTPOLE, "engine=stock", "algo=ppo"), stable_baselines3.PPO, None),
-        ((*CARTPOLE, "engine=fast", "algo=ppo"), fasttrain.PPO, NotedVecEnv),
+        ((*CARTPOLE, "engine=fast", "algo=ppo"), fasttrain.PPO, ActionLogVecEnv),
         ((*CARTPOLE, "engine=stock", "algo=dqn", "algo.buffer_size=100"), stable_baselines3.DQN, None),
-        ((*CARTPOLE, "engine=fast", "algo=dqn", "algo.buffer_size=100"), fasttrain.DQN, NotedVecEnv),
+        ((*CARTPOLE, "engine=fast", "algo=dqn", "algo.buffer_size=100"), fasttrain.DQN, ActionLogVecEnv),
         (("+profile=speed", "engine=stock", "fused_update=off"), sb3_contrib.MaskablePPO, None),
         (("+profile=speed", "engine=fast", "fused_update=off"), fasttrain.MaskablePPO, NativeVecEnv),
     ],

@@ -17,7 +17,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecNormalize
 from traced_envs import Hidden, Parts, Slow
 
-from fasttrain.envs.retrace import Retraced
+from fasttrain.envs.retrace import RetraceFactory
 from fasttrain.errors import ConfigError
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import (
@@ -53,13 +53,13 @@ BUILDS: dict[str, Callable[[], VecEnv]] = {
     "skull king": lambda: NativeVecEnv(SkullKingGame(5)),
     "skirmish": lambda: NativeVecEnv(SkirmishGame(5)),
     "self-play": lambda: SelfPlayVecEnv(NativeVecEnv(SkullKingGame(3, opponents="self"))),
-    "dummy": lambda: DummyVecEnv([Retraced(cart)] * 3),
-    "subproc": lambda: SubprocVecEnv([Retraced(cart)] * 2),
-    "shared": lambda: SharedMemoryVecEnv([Retraced(cart)] * 3, 1),
-    "dummy, Dict": lambda: DummyVecEnv([Retraced(lambda: Monitor(Parts()))] * 2),
-    "subproc, Dict": lambda: SubprocVecEnv([Retraced(lambda: Monitor(Parts()))] * 2),
-    "shared, Dict": lambda: SharedMemoryVecEnv([Retraced(Parts)] * 3, 2),
-    "wrapped": lambda: VecNormalize(VecFrameStack(DummyVecEnv([Retraced(cart)] * 3), 2)),
+    "dummy": lambda: DummyVecEnv([RetraceFactory(cart)] * 3),
+    "subproc": lambda: SubprocVecEnv([RetraceFactory(cart)] * 2),
+    "shared": lambda: SharedMemoryVecEnv([RetraceFactory(cart)] * 3, 1),
+    "dummy, Dict": lambda: DummyVecEnv([RetraceFactory(lambda: Monitor(Parts()))] * 2),
+    "subproc, Dict": lambda: SubprocVecEnv([RetraceFactory(lambda: Monitor(Parts()))] * 2),
+    "shared, Dict": lambda: SharedMemoryVecEnv([RetraceFactory(Parts)] * 3, 2),
+    "wrapped": lambda: VecNormalize(VecFrameStack(DummyVecEnv([RetraceFactory(cart)] * 3), 2)),
 }
 
 
@@ -111,7 +111,7 @@ def test_both_go_on_alike(name: str):
 
 def test_envs_that_cannot_be_brought_back_begin_anew_alone():
     def build() -> VecEnv:
-        return VecNormalize(VecFrameStack(DummyVecEnv([Retraced(cart), Retraced(Hidden)][1:] * 2), 3))
+        return VecNormalize(VecFrameStack(DummyVecEnv([RetraceFactory(cart), RetraceFactory(Hidden)][1:] * 2), 3))
 
     env, other = build(), build()
     state, arrays = env_state(begun(env, 4), traced=True)
@@ -123,7 +123,7 @@ def test_envs_that_cannot_be_brought_back_begin_anew_alone():
 
 
 def test_an_episode_that_takes_longer_than_a_step_may_begins_anew():
-    envs = [SharedMemoryVecEnv([Retraced(Slow)], 1, step_timeout_s=timeout) for timeout in (60.0, 1.0)]
+    envs = [SharedMemoryVecEnv([RetraceFactory(Slow)], 1, step_timeout_s=timeout) for timeout in (60.0, 1.0)]
     try:
         state, arrays = env_state(begun(envs[0], 70), traced=True)
         found = load_env_state(envs[1], state, arrays, 50, traced=True)

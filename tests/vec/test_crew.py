@@ -162,10 +162,10 @@ def test_a_call_while_a_step_is_under_way_keeps_what_the_step_brings():
         started.crew.arrays.actions[:] = (GO, END, action_of("raise"), GO)
         started.crew.post_step()
         assert started.crew.call("get", {1: ("number", [1])}) == [[3]]
-        assert started.crew.under_way == {0, 1}
+        assert started.crew.stepping == {0, 1}
         records = started.crew.wait_step()
         assert sorted(record.env_index for record in records) == [1, 2]
-        assert started.crew.under_way == set()
+        assert started.crew.stepping == set()
         assert started.crew.restarts == 1
 
 
@@ -271,7 +271,7 @@ def test_when_failures_are_raised_all_replies_are_collected_first():
     with Started(on_env_error="raise") as started:
         with pytest.raises(EnvError, match=r"env 0 \(worker 0, seed 50, last action 3\) failed at its step 1"):
             started.step(action_of("raise"), GO, GO, action_of("nan_reward"))
-        assert started.crew.under_way == set()
+        assert started.crew.stepping == set()
         started.crew.reset([1, 2, 3, 4], [{}] * 4)
         started.step()
         assert started.now[:, 2].tolist() == [1, 1, 1, 1]

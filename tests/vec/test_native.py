@@ -128,7 +128,7 @@ def test_an_illegal_action_is_named(env: NativeVecEnv):
     ("change", "told"),
     [
         ({"episode_info": None}, "ToyGame lacks episode_info: see fasttrain.envs.protocol.NativeGame"),
-        ({"observation_space": spaces.Discrete(3)}, "ToyGame: observations are a Box"),
+        ({"observation_space": spaces.Discrete(3)}, "ToyGame: observations must be a Box"),
         ({"final_observations": np.zeros((2, 3))}, "final_observations has shape .2, 3., expected .5, "),
     ],
 )

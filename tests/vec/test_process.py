@@ -1,4 +1,4 @@
-"""One worker process from outside, and the one before the crew: deadlines, a word on how it ended, errands."""
+"""One worker process from outside, and the one before the crew: deadlines, a word on how it ended, tasks."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_whole_life(start: Callable[..., WorkerProcess], tmp_path: Path):
     worker.post()
     assert worker.pending
     assert worker.wait(time.monotonic() + 20.0) is None
-    assert worker.replied()
+    assert worker.has_replied()
     assert not worker.pending
     ask(worker, "method", "write_when_closed", (str(tmp_path / "closed"),), {}, [0, 1])
     worker.ask_to_end()
@@ -158,20 +158,20 @@ def scout() -> Iterator[Scout]:
     assert [process for process in processes_left() if process not in before] == []
 
 
-def test_errands_are_done_by_one_process_that_shares_memory(scout: Scout):
-    assert scout.ask(note, never) == scout.ask(note, never) == scout.pid
+def test_tasks_are_run_by_one_process_that_shares_memory(scout: Scout):
+    assert scout.run(note, never) == scout.run(note, never) == scout.pid
     assert scout.memory[0] == 2
-    for errand, said, spec in ((wrong, "it cannot be", True), (broken, "of ours", False)):
+    for task, said, spec in ((wrong, "it cannot be", True), (broken, "of ours", False)):
         with pytest.raises(WorkerLostError, match=said) as caught:
-            scout.ask(errand, never)
+            scout.run(task, never)
         assert caught.value.failure is not None
-        assert caught.value.failure.spec is spec
-    assert scout.ask(note, never) == scout.pid, "the process goes on"
+        assert caught.value.failure.is_spec_error is spec
+    assert scout.run(note, never) == scout.pid, "the process goes on"
 
 
 def test_the_end_of_the_process_is_told_with_its_code(scout: Scout):
     with pytest.raises(ScoutLostError) as caught:
-        scout.ask(leave, never)
+        scout.run(leave, never)
     assert caught.value.exit_code == 3
 
 
@@ -185,14 +185,14 @@ def test_who_looks_can_end_it(scout: Scout):
             raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        scout.ask(sleep, look)
+        scout.run(sleep, look)
     assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_crew_takes_it_as_its_first_worker(scout: Scout, keeps: bool):
     pid = scout.pid
-    scout.ask(build, never)
+    scout.run(build, never)
     scout.keeps = keeps
     env = SharedMemoryVecEnv([Factory()] * 4, 2, scout=scout)
     try:

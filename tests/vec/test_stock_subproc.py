@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv
 
 import worker_toys
 from fasttrain.vec import stock
-from fasttrain.vec.stock import start_subproc, workers_ended
+from fasttrain.vec.stock import killing_workers, start_subproc
 from worker_toys import Walker, signals_rained
 
 pytestmark = [
@@ -107,7 +107,7 @@ def test_after_an_error_nobody_waits_for_an_answer_that_was_taken(capfd: pytest.
     env.reset()
     for _ in range(2):
         env.step([0, 0])
-    with pytest.raises(EOFError), workers_ended(env):
+    with pytest.raises(EOFError), killing_workers(env):
         env.step([0, 0])
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         env.close()

@@ -8,7 +8,7 @@ from counting_vector import RESET_REWARD, Counting, InTurn, Mute
 
 from fasttrain import DQN, PPO, MaskablePPO
 from fasttrain.errors import EnvSpecError
-from fasttrain.vec.base import rests_of, slots_of
+from fasttrain.vec.base import resets_and_rests, slots_of
 from fasttrain.vec.vector import GymVecEnv, registered
 
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -146,7 +146,7 @@ def test_what_lies_around_it_knows_the_rows_too():
     source.reset()  # type: ignore[attr-defined]
     for _ in range(4):
         source.step_slots(np.zeros(2, np.int64))
-    assert source.slots.resets is rests_of(env)[0] is env.unwrapped.slots.resets  # type: ignore[attr-defined]
+    assert source.slots.resets is resets_and_rests(env)[0] is env.unwrapped.slots.resets  # type: ignore[attr-defined]
     assert source.slots.resets is not None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fasttrain.envs.user_code import kept_random_state
+from fasttrain.envs.user_code import preserve_random_state
 from fasttrain.vec.worker import (
     CALL,
     CLOSE,
@@ -92,7 +92,7 @@ class Trainer:
 
 @pytest.fixture(autouse=True)
 def _random_state() -> Iterator[None]:
-    with kept_random_state():
+    with preserve_random_state():
         yield
 
 

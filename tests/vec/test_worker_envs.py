@@ -166,8 +166,8 @@ class Given(Walker):
     ("actions", "mask", "message"),
     [
         ("discrete", np.ones(4, np.bool_), "wrong length: expected 5 entries, got 4"),
-        ("discrete", [0.0, -1.0, 0, 0, 0], "must hold booleans or 0 and 1"),
-        ("discrete", ["a"] * 5, "must hold booleans or 0 and 1"),
+        ("discrete", [0.0, -1.0, 0, 0, 0], "must hold booleans, 0 and 1"),
+        ("discrete", ["a"] * 5, "must hold booleans, 0 and 1"),
     ],
 )
 def test_masks_that_are_refused(actions: str, mask: Any, message: str):

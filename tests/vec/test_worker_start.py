@@ -33,9 +33,9 @@ from fasttrain.vec.worker_start import (
     DeadlineError,
     NamelessSemaphore,
     acquire,
-    inherited,
+    child_environment,
+    forget_name,
     make_semaphore,
-    opened,
     safe_path,
 )
 from worker_toys import Engine, echo, signals_rained, walkers
@@ -53,11 +53,11 @@ def test_the_trainers_environment_is_put_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     monkeypatch.setenv(SAFE_PATH, "1")
     before = dict(os.environ)
-    with inherited(ONE_THREAD):
+    with child_environment(ONE_THREAD):
         assert all(os.environ[name] == "1" for name in ONE_THREAD)
         del os.environ["OMP_NUM_THREADS"], os.environ["MKL_NUM_THREADS"]  # as an env may
     assert dict(os.environ) == before
-    with suppress(KeyError), inherited(ONE_THREAD):
+    with suppress(KeyError), child_environment(ONE_THREAD):
         raise KeyError
     with safe_path():
         assert dict(os.environ) == before
@@ -154,8 +154,8 @@ def test_two_processes_wake_each_other(method: str) -> None:
         assert not bell.acquire(True, 0.01)
         assert not done.acquire(False)
         assert gone(before), "the names go when the process has both"
-        opened(go)
-        opened(done)
+        forget_name(go)
+        forget_name(done)
     finally:
         process.kill()
         process.join()
@@ -179,7 +179,7 @@ def test_a_bell_that_nobody_hears_blocks_nobody() -> None:
     for _ in range(30_000):
         bell.release()
     assert bell.acquire(False)
-    bell.hush()
+    bell.clear()
     assert not bell.acquire(False)
     bell.release()
     assert bell.acquire(False)

@@ -33,7 +33,7 @@ from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import refuse_foreign_buffer
 from fasttrain.errors import ConfigError, EnvError
-from fasttrain.vec.base import SlotSource, copy_observations, opened
+from fasttrain.vec.base import SlotSource, copy_observations, unblock_masks
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
 CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # whose methods `_choose` reproduces
@@ -111,7 +111,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         collector, count, masks = self.collector, source.num_envs, None
         if self.use_masking and source.masked:
             collector.clock.enter("env_step")  # reading the masks is the env's work
-            masks = opened(read_masks(collector, source, self.dims, self.num_timesteps), self.dims)
+            masks = unblock_masks(read_masks(collector, source, self.dims, self.num_timesteps), self.dims)
             collector.clock.enter("action")
         asked = (self._sample_action, self.predict, self.policy._predict)
         if masks is None and any(getattr(method, "__module__", "") not in CHOOSING for method in asked):
@@ -232,7 +232,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
             return super().predict(observation, state, episode_start, deterministic)
         self.policy.set_training_mode(False)
         tensor, vectorized = self.policy.obs_to_tensor(observation)
-        masks = opened(np.asarray(action_masks, np.bool_).reshape(-1, sum(self.dims)), self.dims)
+        masks = unblock_masks(np.asarray(action_masks, np.bool_).reshape(-1, sum(self.dims)), self.dims)
         if not deterministic and np.random.rand() < self.exploration_rate:
             actions = random_actions(self.action_space, self.dims, len(masks), masks)
         else:
@@ -279,4 +279,4 @@ def next_states(
             each_array(lambda part, row, env=env: part.__setitem__(env, row), observations, last)
         if masks is not None and legal is not None and episode.truncated:
             masks[env] = legal
-    return observations, None if masks is None or dims is None else opened(masks, dims)
+    return observations, None if masks is None or dims is None else unblock_masks(masks, dims)

@@ -189,7 +189,7 @@ def read_masks(
             f"action_masks() returned {masks.shape[1]} entries per env at step {step}, but the action space "
             f"needs {sum(dims)}: one per choice, the choices of all sub-actions one after the other"
         )
-    collector.empty_masks.look(masks, dims, step)
+    collector.empty_masks.check(masks, dims, step)
     if place is None:
         return np.array(masks)
     np.copyto(place, masks)

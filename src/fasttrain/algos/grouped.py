@@ -88,7 +88,7 @@ class GroupedRollout:
         masks, now = None, self.begun + (int(self.taken[rows].max()) + 1) * self.storage.num_envs
         if self.masked:
             masks = slots.action_masks[rows]
-            self.model.collector.empty_masks.look(masks, self.dims, now - self.storage.num_envs, self.every[rows])
+            self.model.collector.empty_masks.check(masks, self.dims, now - self.storage.num_envs, self.every[rows])
         self.clock.enter("action")
         memory = None if self.memory is None else self.memory.of(rows)
         acted = self.engine.act(select_rows(self.observations, rows), masks, memory)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.recurrent import step_outputs
-from fasttrain.vec.base import opened
+from fasttrain.vec.base import unblock_masks
 
 Arrays = dict[str, NDArray[Any]]
 MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action
@@ -270,7 +270,7 @@ def best_choices(
         return []
     if action_masks is not None:
         sizes = [part.shape[1] for part in scores]
-        legal = torch.split(torch.from_numpy(opened(action_masks, sizes)), sizes, dim=1)
+        legal = torch.split(torch.from_numpy(unblock_masks(action_masks, sizes)), sizes, dim=1)
         scores = [part.masked_fill(~mask, -torch.inf) for part, mask in zip(scores, legal, strict=True)]
     choices = []
     for places, total in _best_combinations([part[0].tolist() for part in scores], count):

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.envs.make import make_env
 from fasttrain.envs.masks import property_of
-from fasttrain.envs.retrace import closed
+from fasttrain.envs.retrace import close_env
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
@@ -59,7 +59,7 @@ def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
     spec = dataclasses.replace(env_spec(config), lean_info=False, two_sided=False)
     env = make_env(spec)
     modes = list((env.metadata or {}).get("render_modes") or [])
-    closed(env)
+    close_env(env)
     if mode not in modes:
         have = f"only as {', '.join(map(str, modes))}" if modes else "not at all"
         raise ConfigError(
@@ -95,7 +95,7 @@ def check_every(config: Config) -> None:
     if config.video.every:
         check_packages(f"video.every={config.video.every}")
         with own_random_state(config.seed):
-            closed(drawn_env(against_bots(config), "rgb_array"))
+            close_env(drawn_env(against_bots(config), "rgb_array"))
 
 
 class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):

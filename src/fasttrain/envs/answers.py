@@ -1,5 +1,8 @@
-"""How answers of an env differ from what it declares, and what it may answer where Stable-Baselines3 is patient: any
-number as a reward, no info from a reset, anything as the last observation of an episode that its own rules ended."""
+"""Compares what an env returns with the spaces it declares.
+
+It accepts what Stable-Baselines3 accepts too: any number as a reward, no info from `reset`, and any last observation of
+an episode that was terminated.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from fasttrain.errors import EnvError
 
 
 def as_reward(reward: Any) -> float:
-    """`reward` as a float: a number of NumPy's, an array of one entry, a Decimal, …
+    """Convert a reward to float: a NumPy number, an array with one entry, a Decimal, …
 
     Raises:
-        EnvError: it is no number; a text is none, though `float` takes it.
+        EnvError: it is not a number. Text is refused even if `float` accepts it.
     """
     try:
         number = reward.item() if isinstance(reward, np.ndarray) else reward
@@ -30,45 +33,46 @@ def as_reward(reward: Any) -> float:
 
 
 def first_info(answer: object) -> Mapping[str, Any] | None:
-    """The info of what `reset()` answered, empty where it gave None; None: the answer is not (observation, info)."""
+    """The info in the answer of `reset()`; {} if it is None. Returns None if the answer is not (observation, info)."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         return None
     info = {} if answer[1] is None else answer[1]
     return info if isinstance(info, Mapping) else None
 
 
-def last_observation(space: spaces.Space[Any], seen: Any, terminated: bool, finite: bool = True) -> Any:
-    """What an episode ended with, as learning may read it.
+def last_observation(space: spaces.Space[Any], observation: Any, terminated: bool, finite: bool = True) -> Any:
+    """The last observation of an episode, in a form that a buffer can store.
 
-    Zeros, or what `space` has nearest to them, stand for what does not fit where the env's own rules ended the episode:
-    no policy acts there, and its value counts nothing.
+    If the episode terminated, an observation that does not fit `space` is replaced by zeros, or by the value of the
+    space that is nearest to zeros: no policy acts on it, and its value is not used.
 
     Args:
-        finite: NaN and infinity do not fit.
+        finite: observations with NaN or infinity do not fit.
 
     Raises:
-        EnvError: it does not fit and a limit cut the episode, so that the value of its last state is learned from.
+        EnvError: the observation does not fit and the episode was truncated, so that its value is used.
     """
-    fast = type(seen) is np.ndarray and seen.shape == space.shape and seen.dtype.kind in "biuf"
-    if fast and (seen.dtype.kind != "f" or not finite or math.isfinite(np.vdot(seen, seen))):  # 1 µs instead of 3
-        return seen
-    spoiling = {"wrong_shape", "odd_shape", *(["observation_not_finite"] if finite else [])}
-    wrong = (misfit for misfit in misfits(space, seen, "the last observation") if misfit[0] in spoiling)
+    fast = type(observation) is np.ndarray and observation.shape == space.shape and observation.dtype.kind in "biuf"
+    # 1 µs instead of 3
+    if fast and (observation.dtype.kind != "f" or not finite or math.isfinite(np.vdot(observation, observation))):
+        return observation
+    fatal = {"wrong_shape", "odd_shape", *(["observation_not_finite"] if finite else [])}
+    wrong = (misfit for misfit in misfits(space, observation, "the last observation") if misfit[0] in fatal)
     if (first := next(wrong, None)) is None:
-        return seen
+        return observation
     if terminated:
         return create_zero_array(space)
     raise EnvError(
         f"{first[1]} of the episode {first[2]}; the episode was truncated, so that learning needs the value of that "
-        "state: let the observation fit observation_space, or return terminated=True where the rules end the episode"
+        "state: let the observation fit observation_space, or return terminated=True if the rules end the episode"
     )
 
 
-Misfit = tuple[str, str, str, float]  # code, where, what, by how much
+Misfit = tuple[str, str, str, float]  # code of the finding, which part, text, size of the deviation
 
 
 def misfits(space: spaces.Space[Any], value: object, where: str = "the observation") -> Iterator[Misfit]:
-    """How `value` differs from its declared `space`, part by part."""
+    """The differences between `value` and its declared `space`, part by part."""
     if isinstance(space, spaces.Dict):
         if not isinstance(value, Mapping):
             yield "wrong_shape", where, f"is a {type(value).__name__}, declared {space}", 0
@@ -109,7 +113,7 @@ def _array_misfits(space: Any, value: object, where: str) -> Iterator[Misfit]:
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int, ...]) -> bool:
-    """Whether NumPy writes an array of that shape into one of the declared shape, as vectorized envs do."""
+    """Whether NumPy can broadcast an array of this shape into one of the declared shape, as vectorized envs do."""
     extra = len(shape) - len(declared)
     shape = shape[extra:] if extra > 0 and set(shape[:extra]) == {1} else shape
     return len(shape) <= len(declared) and all(

@@ -1,6 +1,6 @@
-"""Why an env does not repeat an episode or refuses an action, and whether two copies of it are independent.
+"""Experiments with new envs that find the cause of a finding of the checkup.
 
-Each question is answered by an experiment with fresh envs. Where it leaves several causes, the text says so.
+Why does an env not repeat an episode from its seed? Why does it refuse an action? Do two copies influence each other?
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 from numpy.typing import NDArray
 
-from fasttrain.envs.findings import Finding, found
+from fasttrain.envs.findings import Finding, make_finding
 from fasttrain.envs.masks import is_legal
 from fasttrain.envs.probe import ACTIONS_SEED, SEED, Moment, Play, PlayError
 from fasttrain.envs.second_play import HORIZON, Difference, Frame, differing_part, first_difference, frame_of
-from fasttrain.envs.user_code import kept_random_state
+from fasttrain.envs.user_code import preserve_random_state
 
-Playing = Callable[[], AbstractContextManager[Play]]  # a fresh env
-Beside = Callable[[], AbstractContextManager[None]]  # another process plays a copy meanwhile
+Playing = Callable[[], AbstractContextManager[Play]]  # plays a new env
+Beside = Callable[[], AbstractContextManager[None]]  # another process plays a copy during the block
 Again = Callable[[int, int, int, bool], Difference | None]
 PAST_STEPS = 20  # of an episode before the one that is compared
 HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 14, 8, 4
-BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # the longest that another process plays beside; and that it takes to begin
-PLAYING = b"fasttrain: playing beside"  # what it says then
+BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # the longest time of another process's play, and of its start
+PLAYING = b"fasttrain: playing beside"  # its first output when it plays
 
 
 def unseeded(difference: Difference, again: Again) -> Finding:
-    """The finding that the same seed and the same actions gave another trajectory in another env, with its cause.
+    """The finding that the same seed and actions gave different trajectories in two envs, with its cause.
 
-    `again(seed, python, numpy, in_constructor)` plays the recorded actions in a fresh env with the global streams of
-    `random` and NumPy put so while it is built, and while it is played too unless `in_constructor`. The recorded play
-    had (SEED, 1, 1).
+    `again(seed, python, numpy, in_constructor)` plays the recorded actions in a new env. `python` and `numpy` seed the
+    global generators of `random` and NumPy before it is built; with `in_constructor` they get other seeds before it is
+    played. The recorded play had (SEED, 1, 1).
     """
     cause = (
-        "the cause is not known: neither reset(seed=…) nor the global streams of `random` and NumPy decide it (perhaps "
-        "a generator of its own, the clock or another process)"
+        "the cause is unknown. It is neither reset(seed=…) nor the global generators `random` and `np.random`; perhaps "
+        "the env has a generator of its own, reads the clock, or depends on another process"
     )
     if again(SEED, 1, 1, False) is None:
         streams = "`random` and `np.random`"
@@ -55,14 +55,14 @@ def unseeded(difference: Difference, again: Again) -> Finding:
             streams = "`np.random`"
         who = "its constructor" if again(SEED, 1, 1, True) is None else "it"
         cause = f"{who} draws from the global {streams}"
-    text = f"the same seed and the same actions gave two trajectories, first {difference}: {cause}"
-    return found("unseeded_randomness", text)
+    text = f"the same seed and the same actions gave two different trajectories, first in {difference}: {cause}"
+    return make_finding("unseeded_randomness", text)
 
 
-def carried_over(difference: Difference, seed_decides: bool, playing: Playing) -> Finding:
-    """The finding that reset(seed=…) gave another start the second time on the same env, with its cause.
+def carried_over(difference: Difference, seed_matters: bool, playing: Playing) -> Finding:
+    """The finding that a second reset with the same seed gave another start on the same env, with its cause.
 
-    `seed_decides`: two seeds gave two trajectories in fresh envs.
+    `seed_matters`: two seeds gave two trajectories in new envs.
     """
     with playing() as play:
         redrawn = differing_part(frame_of(play.reset(SEED)), frame_of(play.reset(SEED)))
@@ -70,36 +70,36 @@ def carried_over(difference: Difference, seed_decides: bool, playing: Playing) -
         start, steps = _start_after(play, ACTIONS_SEED, PAST_STEPS)
     with playing() as play:
         other, other_steps = _start_after(play, ACTIONS_SEED + 1, steps)
-    second = f"reset(seed=…) gave another start the second time on the same env (first {difference})"
+    text = f"on the same env, reset(seed=…) gave another start the second time (first difference: {difference})"
     if not redrawn and steps == other_steps and differing_part(start, other):
-        return found("state_left_over", f"{second}, and which one depends on the actions of the episode before")
-    if renamed := _renamed(playing):
-        return found("renumbered", f"{second}: the same game with other numbers ({renamed})")
+        return make_finding("state_left_over", f"{text}, and the start depends on the actions of the episode before")
+    if renumbered := _renumbered(playing):
+        return make_finding("renumbered", f"{text}: the same game with other numbers ({renumbered})")
     cause = (
-        "a generator that the constructor makes and reset(seed=…) does not seed, or a count of episodes"
+        "a generator that the constructor makes and reset(seed=…) does not seed, or a counter of episodes"
         if redrawn
-        else "the cause is not known (perhaps a generator that step() draws from, or a count of steps)"
+        else "the cause is unknown; perhaps a generator that step() draws from, or a counter of steps"
     )
-    if redrawn and not seed_decides:
-        cause = f"{cause}; two seeds gave the same trajectory in fresh envs, so all copies of the env play the same"
-    return found("unseeded_randomness", f"{second}: {cause}")
+    if redrawn and not seed_matters:
+        cause = f"{cause}; two seeds gave the same trajectory in new envs, so all copies of the env play the same"
+    return make_finding("unseeded_randomness", f"{text}: {cause}")
 
 
-def _start_after(play: Play, choices: int, steps: int) -> tuple[Frame, int]:
-    """The start from SEED after `steps` random steps at most of another episode, and how many those were."""
-    play.rng = np.random.default_rng(choices)
-    play.action_space.seed(choices)
+def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]:
+    """The start from SEED after at most `steps` random steps of another episode, and the number of these steps."""
+    play.rng = np.random.default_rng(actions_seed)
+    play.action_space.seed(actions_seed)
     for _ in play.episode(SEED + 1, steps):
         pass
-    taken = play.length
-    return frame_of(play.reset(SEED)), taken
+    count = play.length
+    return frame_of(play.reset(SEED)), count
 
 
-def _renamed(playing: Playing) -> str:
-    """How whole numbers of the observation were others the second time, one for one; empty where they were not."""
+def _renumbered(playing: Playing) -> str:
+    """Examples of whole numbers in the observation that a second play replaces one for one by others; or empty."""
     with playing() as play:
-        first, actions = _numbers(play, PAST_STEPS)
-        second, _ = _numbers(play, len(actions), lambda _: actions[play.length])
+        first, actions = _flat_observations(play, PAST_STEPS)
+        second, _ = _flat_observations(play, len(actions), lambda _: actions[play.length])
     if len(first) != len(second) or any(one.shape != other.shape for one, other in zip(first, second, strict=True)):
         return ""
     pairs = {(one, other) for one, other in zip(np.concatenate(first), np.concatenate(second), strict=True)}
@@ -111,28 +111,28 @@ def _renamed(playing: Playing) -> str:
     return ", ".join(f"{one:g} → {other:g}" for one, other in changed[:3])
 
 
-def _numbers(
+def _flat_observations(
     play: Play, steps: int, choose: Callable[[Moment], Any] | None = None
 ) -> tuple[list[np.ndarray[Any, Any]], list[Any]]:
-    """The observations of an episode from SEED, flat, and its actions."""
-    seen, taken = list[np.ndarray[Any, Any]](), list[Any]()
+    """The flattened observations of an episode from SEED, and its actions."""
+    observations, actions = list[np.ndarray[Any, Any]](), list[Any]()
     for moment in play.episode(SEED, steps, choose):
         flat: Any = spaces.flatten(play.env.observation_space, moment.observation)
-        seen.append(np.ravel(flat))
-        taken.append(moment.action)
-    return seen, taken[1:]
+        observations.append(np.ravel(flat))
+        actions.append(moment.action)
+    return observations, actions[1:]
 
 
 # --- a refused action
 
 
 def refused(play: Play, what: str, deadline: float) -> Finding:
-    """The finding that step() raised at an action that its mask allows: is the mask one step late, or else wrong?
+    """The finding that step() raised at an action that its mask allows: the mask is late, it is wrong, or neither.
 
-    In replays with another action in that place, a late mask forbids the refused one a step later, every time. Where
-    other actions raise too, it is not about the mask.
+    Each replay makes another action instead. A late mask forbids the refused action one step later, in every replay. If
+    other actions raise too, the mask is not the cause.
     """
-    passed = cases = late = 0
+    accepted = cases = late = 0
     for seed in range(SEED + 1, SEED + 31):
         if cases >= 6 or time.perf_counter() > deadline:
             break
@@ -144,21 +144,21 @@ def refused(play: Play, what: str, deadline: float) -> Finding:
                     break
         except PlayError:
             action = play.action
-            after = _instead(play, seed, moments, action)
-            passed += after is not None
+            after = _play_another(play, seed, moments, action)
+            accepted += after is not None
             if after is not None and after.mask is not None:
                 cases += 1
                 late += not is_legal(play.action_space, after.mask, action)
     if cases >= 3 and late == cases:
-        late_text = f"in {cases} of {cases} replays the mask one step later forbids what was refused: it comes late"
-        return found("stale_mask", f"{what}; {late_text}")
-    if passed:
-        return found("mask_not_respected", f"{what}, at an action that the mask allows, and at no other")
-    return found("raised", what)
+        late_text = f"in {cases} of {cases} replays the mask one step later forbids this action: masks come too late"
+        return make_finding("stale_mask", f"{what}; {late_text}")
+    if accepted:
+        return make_finding("mask_not_respected", f"{what}, at an action that the mask allows; other actions work")
+    return make_finding("raised", what)
 
 
-def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: object) -> Moment | None:
-    """The moment after another action than the refused one in the same state; None if that raised too."""
+def _play_another(play: Play, seed: int, moments: Sequence[Moment], refused_action: object) -> Moment | None:
+    """The moment after an action other than the refused one, in the same state; None if it raised too."""
     try:
         *_, moment = play.episode(seed, len(moments) - 1, lambda _: moments[play.length + 1].action)
         action = play.draw_another(moment.mask, refused_action)
@@ -171,14 +171,16 @@ def _instead(play: Play, seed: int, moments: Sequence[Moment], refused_action: o
 
 
 def interference(playing: Playing, recorded: Sequence[Frame], deadline: float, streams_apart: bool = False) -> str:
-    """How a second copy that is played in turns with the first changes what the first does; empty: it does not. With
-    `streams_apart` each has the global streams of `random` and NumPy for itself."""
+    """The difference that a second copy makes to the first when both are played in turns; empty if there is none.
+
+    `streams_apart`: each copy has its own state of the global generators of `random` and NumPy.
+    """
     try:
         with playing() as one, playing() as other:
-            turns = _endless(other)
+            turns = _endless_play(other)
 
             def turn() -> None:
-                with kept_random_state() if streams_apart else nullcontext():
+                with preserve_random_state() if streams_apart else nullcontext():
                     next(turns)
 
             difference = first_difference(one, recorded, SEED, deadline, between=turn)
@@ -190,16 +192,16 @@ def interference(playing: Playing, recorded: Sequence[Frame], deadline: float, s
 
 
 def interference_from_outside(beside: Beside, playing: Playing, recorded: Sequence[Frame], deadline: float) -> bool:
-    """Whether a copy that another process plays at the same time changes what this one does."""
+    """Whether a copy in another process, played at the same time, makes a difference to this one."""
     try:
         with playing() as one, beside():
             return first_difference(one, recorded, SEED, deadline, len(recorded)) is not None
-    except Exception:  # one of both cannot be built or played
+    except Exception:  # one of the two cannot be built or played
         return True
 
 
-def _endless(play: Play) -> Iterator[None]:
-    """Random play, a step at a time, of other episodes than those that are recorded."""
+def _endless_play(play: Play) -> Iterator[None]:
+    """Random play without an end, one step per item, with other seeds than the recorded play."""
     for seed in itertools.count(SEED + 1):
         for _ in play.episode(seed, sys.maxsize):
             yield
@@ -207,7 +209,7 @@ def _endless(play: Play) -> Iterator[None]:
 
 @contextmanager
 def played_beside(spec: object, folder: str) -> Iterator[None]:
-    """Another process plays a copy of the env (an `EnvSpec`) while the block runs.
+    """Another process plays a copy of the env during the block. `spec` is an `EnvSpec`.
 
     Raises:
         EnvSpecError: it could not build its copy.
@@ -218,30 +220,30 @@ def played_beside(spec: object, folder: str) -> Iterator[None]:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path}, cwd=folder,
     )  # fmt: skip
-    waiting = threading.Timer(BUILT_BESIDE_S, process.kill)  # for a port, or a licence that this process has
-    waiting.start()
+    timer = threading.Timer(BUILT_BESIDE_S, process.kill)  # it may wait for a port or licence that this process has
+    timer.start()
     try:
-        with suppress(OSError):  # it ended; what it says tells why
+        with suppress(OSError):  # it has ended: its output is empty
             process.stdin.write(pickle.dumps((spec, folder)))  # type: ignore[union-attr]
             process.stdin.close()  # type: ignore[union-attr]
-        if not any(PLAYING in line for line in process.stdout or ()):  # between lines that the env prints
+        if not any(PLAYING in line for line in process.stdout or ()):  # the env may print other lines
             raise PlayError("raised", "another process could not play a second copy")
-        waiting.cancel()
+        timer.cancel()
         yield
     finally:
-        waiting.cancel()
+        timer.cancel()
         process.kill()
         process.wait()
         process.stdout.close()  # type: ignore[union-attr]
 
 
 def play_beside() -> None:
-    """What the other process does: build the env that stdin names and play it, until it is killed or time is up."""
+    """The other process: builds the env whose spec it reads from stdin, and plays it for `BESIDE_S`."""
     from fasttrain.envs.make import make_env
 
     spec, folder = pickle.load(sys.stdin.buffer)
     play, until = Play(lambda: make_env(spec, folder)), time.monotonic() + BESIDE_S
-    turns = _endless(play)
+    turns = _endless_play(play)
     next(turns)
     sys.stdout.buffer.write(b"\n" + PLAYING + b"\n")
     sys.stdout.flush()
@@ -250,35 +252,36 @@ def play_beside() -> None:
 
 
 def always_one_seed(play: Play) -> Iterator[Finding]:
-    """Whether reset() seeds `np_random`, which the env draws from, with the same number always."""
+    """A finding if reset() always seeds `np_random` with the same number, and the env draws from it."""
     states, inner = list[Any](), play.env.unwrapped
     for seed in (SEED, SEED + 1):
         list(play.episode(seed, 1))
         number, generator = (getattr(inner, name, None) for name in ("_np_random_seed", "_np_random"))
         if number in (None, -1, seed) or not isinstance(generator, np.random.Generator):
             return
-        states.append((number, str(generator.bit_generator.state)))  # of some kinds it holds arrays
-        generator.random()  # one that reset() does not seed is in another state the second time
-    undrawn = str(seeding.np_random(number)[0].bit_generator.state)
-    if states[0] == states[1] != (number, undrawn):
-        text = f"reset(seed=…) seeds np_random with {number} whatever it is given, so all episodes begin alike"
-        yield found("unseeded_randomness", text)
+        states.append((number, str(generator.bit_generator.state)))  # some generators have arrays in their state
+        generator.random()  # so that the state differs the second time if reset() does not seed it
+    unused = str(seeding.np_random(number)[0].bit_generator.state)
+    if states[0] == states[1] != (number, unused):
+        text = f"reset(seed=…) seeds np_random with {number} for any seed, so all episodes begin alike"
+        yield make_finding("unseeded_randomness", text)
 
 
 # --- the declared range of actions
 
 
 def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
-    """Whether the outer part of a Box of actions changes nothing.
+    """A finding if the outer part of a Box of actions has the same effect as its bounds.
 
-    From one start, an action at the bounds is held, then one half as far from the middle of the Box, and so on: whether
-    the episodes are the same. A start that is not through at the deadline does not count.
+    Several episodes begin from the same seed. The first repeats an action at the bounds, the second an action half as
+    far from the middle of the Box, and so on, and they are compared. A seed that is not finished at the deadline does
+    not count.
     """
     space = play.action_space
     if not isinstance(space, spaces.Box) or not np.isfinite([space.low, space.high]).all():
         return
 
-    def held(seed: int, action: NDArray[Any]) -> list[tuple[Any, ...]]:
+    def repeat(seed: int, action: NDArray[Any]) -> list[tuple[Any, ...]]:
         moments = play.episode(seed, HELD_STEPS, lambda _: action.astype(space.dtype))
         return [frame_of(moment)[1:4] for moment in itertools.takewhile(in_time, moments)]
 
@@ -288,18 +291,20 @@ def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
     rng, alike, tried = np.random.default_rng(SEED), list[int](), 0
     for seed in itertools.takewhile(in_time, range(SEED + 1, SEED + 1 + STARTS)):
         corner = np.where(rng.random(space.shape) < 0.5, space.low, space.high)
-        first, middle = held(seed, corner), (space.low + space.high) / 2  # of a Box around 0: 0
-        towards = (middle + (corner - middle) * 0.5**half for half in range(1, HALVINGS + 1))
-        other = (half for half, action in enumerate(towards, 1) if not in_time() or held(seed, action) != first)
-        half = next(other, 0)
+        first, middle = repeat(seed, corner), (space.low + space.high) / 2
+        actions = (middle + (corner - middle) * 0.5**half for half in range(1, HALVINGS + 1))
+        differs = (half for half, action in enumerate(actions, 1) if not in_time() or repeat(seed, action) != first)
+        half = next(differs, 0)
         if not in_time():
             break
         tried += 1
-        alike += [half] if half else []  # else the action does not matter there, or only its sign
+        alike += [half] if half else []  # 0: the action has no effect here, or only its sign has
         if min(alike, default=2) < 2:
             break
     if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:
         declared, share = f"{space.low.min():g} to {space.high.max():g}", 0.5 ** (min(alike) - 1)
-        same = f"in {len(alike)} of {tried} episodes, actions at the bounds of the declared Box ({declared}) had the"
-        text = f"{same} same effect as actions {share:g} times as far from its middle: what lies beyond changes nothing"
-        yield found("unused_range", text)
+        text = (
+            f"in {len(alike)} of {tried} episodes, actions at the bounds of the declared Box ({declared}) had the same "
+            f"effect as actions {share:g} times as far from its middle"
+        )
+        yield make_finding("unused_range", text)

@@ -1,8 +1,8 @@
-"""The checkup: a few hundred steps by random legal actions, played again from the same seed, before training starts.
+"""The checkup: before training, play a few hundred random legal steps, and play them again from the same seed.
 
-What it cannot see: a mask that forbids a legal action; a wrong mask that no step() refuses and that changes neither
-with the action nor over time; a reward that depends on the action wrongly, or that random play never meets; that two
-seeds give the same episodes (deterministic envs do), unless np_random is given a seed of its own; faults beyond the
+It cannot find these faults: a mask that forbids a legal action; a wrong mask that step() accepts and that never
+changes; a wrong reward that depends on the action; a reward that random play never reaches; episodes that are the same
+for all seeds (deterministic envs are so), unless reset() seeds np_random with a number of its own; faults after the
 first few hundred steps.
 """
 
@@ -17,39 +17,39 @@ from typing import Any, NamedTuple
 import gymnasium
 
 from fasttrain.envs import causes
-from fasttrain.envs.findings import Finding, Witness, found, without_echoes
+from fasttrain.envs.findings import AnswerCheck, Finding, make_finding, without_repetitions
 from fasttrain.envs.make import Env
 from fasttrain.envs.masks import MASKABLE_SPACES, layers, sounds_like_masks
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult, Watch
 from fasttrain.envs.second_play import Branches, Difference, Recorder, first_difference, not_fresh
-from fasttrain.envs.user_code import CLOSING, Place, kept_random_state, seed_streams
-from fasttrain.envs.wrappers import keeps_means
+from fasttrain.envs.user_code import CLOSING, Place, preserve_random_state, seed_streams
+from fasttrain.envs.wrappers import has_running_statistics
 
 EnvMaker = Callable[[], Env]
-# After these nothing that a replay shows would be a finding of its own.
-SPOILING = frozenset({
+# After one of these, findings of a second play would have the same cause.
+DECISIVE = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
     "bad_mask", "mask_not_respected", "done_for_ever",
 })  # fmt: skip
-PATIENCE_STEPS = 20_000  # of further play, where time allows, for an end or a reward that may just be rare
+PATIENCE_STEPS = 20_000  # more steps, if time allows, to wait for an end or a reward that may be rare
 ENOUGH_ENDLESS_STEPS = 1_000
 MOST_FRAMES_BESIDE = 100  # compared while another process plays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckupResult:
-    """What was found and what the env costs."""
+    """The findings, and the costs of the env."""
 
     findings: tuple[Finding, ...]
-    costs: ProbeResult | None  # None where it did not get as far as a step
-    steps: int  # played in all, replays included
+    costs: ProbeResult | None  # None if no step was made
+    steps: int  # of all plays
     seconds: float
     reward_range: tuple[float, float] | None  # lowest and highest reward of a step
-    returns: tuple[float, ...]  # of the episodes that ended in the first pass
-    not_checked: tuple[str, ...]  # what there was no time for
-    masks_ignored: bool = False  # the env has some, `use_masks` was false
-    not_fresh: str = ""  # why the env that was lent and stays is not like a fresh one after a seeded reset
-    shares: str = ""  # copies of one "process", or even of one "machine", influence each other
+    returns: tuple[float, ...]  # of the episodes that ended in the first play
+    not_checked: tuple[str, ...]  # checks for which there was no time
+    masks_ignored: bool = False  # the env has masks, but `use_masks` was false
+    not_fresh: str = ""  # why a lent env that stays differs from a new one after a seeded reset
+    shares: str = ""  # "process" or "machine": copies in one process, or on one machine, influence each other
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -69,13 +69,13 @@ class CheckupResult:
         }
 
 
-class Lent(NamedTuple):
-    """An env that was built before, to be played first and left open."""
+class LentEnv(NamedTuple):
+    """An env that exists already. It is played first and not closed."""
 
     env: Env
-    build_s: float  # what building it took
-    stays: bool  # somebody continues it: does it repeat, after all play, what it did when it was new?
-    let_go: Callable[[], object] | None = None  # closes it before another is built: there may be room for one alone
+    build_s: float
+    stays: bool  # training will use it: check whether it still repeats, from the seed, what it did when it was new
+    close: Callable[[], object] | None = None  # called before another env is built, if only one can exist
 
 
 def checkup(
@@ -84,93 +84,99 @@ def checkup(
     max_steps: int = 300,
     max_seconds: float = 1.5,
     use_masks: bool = True,
-    lent: Lent | None = None,
+    lent: LentEnv | None = None,
     place: Place | None = None,
     copies: bool = True,
     beside: causes.Beside | None = None,
 ) -> CheckupResult:
-    """Build the env, play it, look at what it answers, build it again and play the same actions and others.
+    """Build the env and play it, then build it again and play the same and other actions.
 
-    `max_steps` bounds the first pass, `max_seconds` all play together (not building the env, which happens twice, up to
-    six times where the same seed gives another trajectory). Python's and NumPy's global random streams are left as they
-    were. With `use_masks=False` actions are drawn from the whole space, as an algorithm without masks will. `lent` is
-    played in place of the first build; `place` is told where the play is. With `copies` it is tried whether two copies
-    are independent; `beside` plays one in another process for that.
+    The global random state of Python and NumPy is restored.
+
+    Args:
+        max_steps: of the first play.
+        max_seconds: of all plays together. Building the env is not counted: it is built twice, or up to six times if
+            the same seed gives different trajectories.
+        use_masks: draw only legal actions. False: draw from the whole space, as an algorithm without masks does.
+        lent: is played in place of the first env.
+        place: receives which call of the env is running.
+        copies: check whether two copies are independent.
+        beside: plays a copy in another process, for that check.
 
     Raises:
-        EnvSpecError: the env cannot be built. What it does wrong while playing is a finding.
+        EnvSpecError: the env cannot be built. Errors while playing are findings.
     """
-    with kept_random_state():
+    with preserve_random_state():
         return _Checkup(env_factory, max_steps, max_seconds, use_masks, lent, place or Place(), copies, beside).result()
 
 
 @dataclass
 class _Checkup:
-    """The passes of play, one after another, within one budget of time."""
+    """Several plays, one after another, with one limit of time."""
 
     env_factory: EnvMaker
     max_steps: int
     max_seconds: float
     use_masks: bool
-    lent: Lent | None
+    lent: LentEnv | None
     place: Place
     copies: bool
     beside: causes.Beside | None
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     steps: int = 0
-    spent_s: float = 0.0  # playing; builds and the first step, which may compile, do not count
+    spent_s: float = 0.0  # playing, without builds and without the first step, which may compile
     recorder: Recorder = field(default_factory=Recorder)
     costs: ProbeResult | None = None
-    spoilt: bool = False  # the first pass broke off
+    failed: bool = False  # the first play ended with an error
     masks_ignored: bool = False
-    statistics: str = ""  # the wrapper that keeps running ones
+    statistics: str = ""  # name of a wrapper with running statistics
 
     def result(self) -> CheckupResult:
         began = time.perf_counter()
-        witness, shares = self._first_pass(), ""
-        if self.costs is not None and not self.spoilt and not SPOILING & {finding.code for finding in self.findings}:
+        answers, shares = self._first_play(), ""
+        if self.costs is not None and not self.failed and not DECISIVE & {finding.code for finding in self.findings}:
             if self.costs.build_s > self.max_seconds:
                 self.not_checked.append(f"seeds and other actions: building the env takes {self.costs.build_s:.1f} s")
             elif self.statistics:
                 self.not_checked.append(f"seeds and other actions: {self.statistics} carries statistics over episodes")
-            elif self._same_again():
+            elif self._repeats():
                 if self.copies:
                     shares = self._independent()
-                if shares != "machine":  # else the first env was put out
+                if shares != "machine":  # otherwise a second env has broken the first one
                     self._other_actions(self.costs)
         lent = self.lent
         return CheckupResult(
-            findings=tuple(without_echoes(self.findings)),
+            findings=tuple(without_repetitions(self.findings)),
             costs=self.costs,
             steps=self.steps,
             seconds=time.perf_counter() - began,
-            reward_range=witness.reward_range,
-            returns=tuple(end.episode_return for end in witness.ends),
+            reward_range=answers.reward_range,
+            returns=tuple(end.episode_return for end in answers.ends),
             not_checked=tuple(self.not_checked),
             masks_ignored=self.masks_ignored,
             not_fresh=self._not_fresh(lent) if lent is not None and lent.stays else "",
             shares=shares,
         )
 
-    def _not_fresh(self, lent: Lent) -> str:
-        if self.spoilt or self.statistics:
-            return f"{self.statistics} carries statistics over episodes" if self.statistics else "it broke off"
+    def _not_fresh(self, lent: LentEnv) -> str:
+        if self.failed or self.statistics:
+            return f"{self.statistics} carries statistics over episodes" if self.statistics else "its play failed"
         with self._playing(2, 2, lent) as play:
             return not_fresh(play, self.recorder.frames)
 
     @contextlib.contextmanager
     def _playing(
-        self, python: int = 1, numpy: int = 1, lent: Lent | None = None, in_constructor: bool = False
+        self, python: int = 1, numpy: int = 1, lent: LentEnv | None = None, in_constructor: bool = False
     ) -> Iterator[Play]:
-        """A fresh env (or the one that was lent), played with the global streams in a known state.
+        """Play a new env, or the lent one, after seeding the global generators with `python` and `numpy`.
 
-        `in_constructor`: they are in that state while it is built only, and in another one while it is played.
+        `in_constructor`: seed them differently once the env is built.
         """
         seed_streams(python, numpy)
-        if lent is None and self.lent is not None and self.lent.let_go is not None:
+        if lent is None and self.lent is not None and self.lent.close is not None:
             self.place.enter(CLOSING)
-            self.lent.let_go()
+            self.lent.close()
             self.lent = None
         if lent is None:
             play = Play(self.env_factory, self.use_masks, lenient=True, place=self.place)
@@ -186,7 +192,7 @@ class _Checkup:
             self.steps += play.total_steps
             if lent is None:
                 self.place.enter(CLOSING)
-                with contextlib.suppress(Exception, SystemExit):  # an env that cannot close has shown what it can
+                with contextlib.suppress(Exception, SystemExit):  # errors of close() are no finding
                     play.env.close()
 
     def _later(self, share: float) -> float:
@@ -195,50 +201,51 @@ class _Checkup:
     def _deadline(self, until_share: float = 1.0) -> float:
         return time.perf_counter() + max(until_share * self.max_seconds - self.spent_s, 0.0)
 
-    def _first_pass(self) -> Witness:
+    def _first_play(self) -> AnswerCheck:
         fault: PlayError | None = None
         with self._playing(lent=self.lent) as play:
-            witness = Witness(play.env.observation_space, play.action_space)
+            answers = AnswerCheck(play.env.observation_space, play.action_space)
             maskable = isinstance(play.action_space, MASKABLE_SPACES)
             self.masks_ignored = not self.use_masks and maskable and play.env.has_wrapper_attr("action_masks")
-            self.statistics = next((type(layer).__name__ for layer in layers(play.env) if keeps_means(layer)), "")
+            with_statistics = (type(layer).__name__ for layer in layers(play.env) if has_running_statistics(layer))
+            self.statistics = next(with_statistics, "")
 
             def watch(moment: Moment) -> None:
                 self.recorder(moment)
-                witness(moment)
+                answers(moment)
 
             try:
                 moment = play.run(0.35 * self.max_seconds, self.max_steps, watch)
                 limited = any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in layers(play.env))
-                if not witness.ends and not limited:
+                if not answers.ends and not limited:
                     self._wait_for_an_end(play, moment)
-                elif witness.reward_seems_constant():
-                    self._wait(play, moment, lambda: not witness.reward_seems_constant(), witness.outcome)
+                elif answers.reward_seems_constant():
+                    self._play_on(play, moment, lambda: not answers.reward_seems_constant(), answers.outcome)
             except PlayError as error:
                 fault = error
-            self.findings += [*witness.findings(), *(found(code, text) for code, text in play.faults.items())]
+            self.findings += [*answers.findings(), *(make_finding(code, text) for code, text in play.faults.items())]
             if play.steps_s and play.resets_s:
                 self.costs = play.costs()
         if fault is not None:
-            self.spoilt = True
-            self._note(fault)
-        return witness
+            self.failed = True
+            self._add_fault(fault)
+        return answers
 
     def _wait_for_an_end(self, play: Play, moment: Moment) -> None:
-        if 0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s:  # else it would prove nothing
-            self._wait(play, moment, lambda: bool(play.lengths))
+        if 0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s:  # fewer steps would prove nothing
+            self._play_on(play, moment, lambda: bool(play.lengths))
         if not play.lengths and play.length >= ENOUGH_ENDLESS_STEPS:
             text = f"no episode ended in {play.length:,} steps of random play, and no limit is set"
-            self.findings.append(found("never_done", text))
+            self.findings.append(make_finding("never_done", text))
         elif not play.lengths:
             self.not_checked.append(f"whether episodes end: none did in {play.length:,} steps")
 
-    def _wait(self, play: Play, moment: Moment, over: Callable[[], bool], watch: Watch = lambda _: None) -> None:
+    def _play_on(self, play: Play, moment: Moment, enough: Callable[[], bool], watch: Watch = lambda _: None) -> None:
         deadline, most = self._later(0.35), play.total_steps + PATIENCE_STEPS
-        play.go_on(moment, lambda: over() or play.total_steps >= most or time.perf_counter() > deadline, watch)
+        play.go_on(moment, lambda: enough() or play.total_steps >= most or time.perf_counter() > deadline, watch)
 
-    def _note(self, fault: PlayError) -> None:
-        """A fault that ended a pass, as a finding."""
+    def _add_fault(self, fault: PlayError) -> None:
+        """Add a finding about a fault that ended a play."""
         remedy = fault.remedy
         if fault.at_action:
             with self._playing() as play:
@@ -248,8 +255,8 @@ class _Checkup:
                 if play.env.has_wrapper_attr("action_masks"):
                     remedy = "the env offers masks and this algorithm ignores them: use algo=maskable_ppo"
                 elif isinstance(play.action_space, MASKABLE_SPACES) and (known := sounds_like_masks(play.env)):
-                    remedy = f"if {known[0]} says what is legal, use algo=maskable_ppo with env.masks={known[0]}"
-        self.findings.append(found(fault.code, fault.what, remedy))
+                    remedy = f"if {known[0]} gives the legal actions, use algo=maskable_ppo with env.masks={known[0]}"
+        self.findings.append(make_finding(fault.code, fault.what, remedy))
 
     def _again(
         self, seed: int, python: int, numpy: int, deadline: float, at_least: int = 1, in_constructor: bool = False
@@ -257,8 +264,8 @@ class _Checkup:
         with self._playing(python, numpy, in_constructor=in_constructor) as play:
             return first_difference(play, self.recorder.frames, seed, deadline, at_least)
 
-    def _same_again(self) -> bool:
-        """Whether the same seed gives the same trajectory, in another env and with other global streams."""
+    def _repeats(self) -> bool:
+        """Whether the same seed gives the same trajectory in a new env, with other seeds of the global generators."""
         try:
             difference = self._again(SEED, 2, 2, self._deadline(0.8))
             if difference is None:
@@ -270,16 +277,16 @@ class _Checkup:
 
             self.findings.append(causes.unseeded(difference, again))
         except PlayError as fault:
-            self._note(fault)
+            self._add_fault(fault)
         return False
 
     def _other_actions(self, costs: ProbeResult) -> None:
         try:
-            with self._playing(3, 3, self.lent) as play:  # one build less; fresh or not, its seeds must do the same
+            with self._playing(3, 3, self.lent) as play:  # the lent env saves a build
                 deadline = self._deadline()
                 branches = Branches(play, costs, deadline)
                 branches.run(self.recorder.frames[0])
-                if any(not pair.rewards_identical for pair in branches.pairs):  # though all episodes return the same
+                if any(not pair.rewards_identical for pair in branches.pairs):  # although all returns are the same
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
                 unused = [*causes.unused_range(play, deadline)]
@@ -289,39 +296,38 @@ class _Checkup:
                     and not unused
                     and deadline < time.perf_counter()
                 ):
-                    self.not_checked.append("whether all of the action range has an effect: there was no time")
+                    self.not_checked.append("whether the whole range of actions has an effect: there was no time")
                 if not branches.in_time:
-                    self.not_checked.append(f"what other actions change: time for {len(branches.pairs)} comparisons")
+                    self.not_checked.append(
+                        f"what other actions change: there was time for {len(branches.pairs)} comparisons only"
+                    )
             if branches.carries_over is not None:
-                self._not_put_back(branches.carries_over)
+                self._add_carry_over(branches.carries_over)
         except PlayError as fault:
-            self._note(fault)
+            self._add_fault(fault)
 
-    def _not_put_back(self, difference: Difference) -> None:
-        """An env whose episode from a seed differed the second time."""
+    def _add_carry_over(self, difference: Difference) -> None:
+        """Report that an episode from a seed differed the second time on the same env."""
         if difference.step == 0:
             other_seed = self._again(SEED + 1, 1, 1, self._later(0.1))
             self.findings.append(causes.carried_over(difference, other_seed is not None, self._playing))
-        else:  # physics engines keep caches: Gymnasium's BipedalWalker differs in the last bits
-            differs = f"the second time on the same env a seed gave another episode ({difference})"
+        else:  # caches of physics engines: Gymnasium's BipedalWalker differs in the last bits
+            differs = f"on the same env a seed gave another episode the second time ({difference})"
             self.not_checked.append(f"what other actions change: {differs}")
 
     def _independent(self) -> str:
-        """Whether copies of the env influence each other: not at all (""), those of one "process", or of one "machine".
-
-        It is a finding where they do.
-        """
+        """Find out whether copies influence each other: "" for no, or those of one "process", or of one "machine"."""
         what = causes.interference(self._playing, self.recorder.frames, self._later(0.2))
         if not what:
             return ""
         if not causes.interference(self._playing, self.recorder.frames, self._later(0.2), streams_apart=True):
             text = "reset(seed=…) seeds the global `random` or `np.random`, from which all copies in a process draw"
-            self.findings.append(found("unseeded_randomness", text))
+            self.findings.append(make_finding("unseeded_randomness", text))
             return ""
         outside = self.beside is None or causes.interference_from_outside(
             self.beside, self._playing, self.recorder.frames[:MOST_FRAMES_BESIDE], time.perf_counter() + causes.BESIDE_S
         )
         where = "on this machine" if outside else "in one process"
         text = f"two copies of the env {where} influence each other: when both are played in turns, {what}"
-        self.findings.append(found("copies_not_independent", text))
+        self.findings.append(make_finding("copies_not_independent", text))
         return "machine" if outside else "process"

@@ -1,4 +1,4 @@
-"""What is wrong with what an env answered: findings from the moments of one pass of play, each with its figures."""
+"""Findings of the checkup about an env's answers in one play, each with numbers, and the remedies of all findings."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from fasttrain.envs.probe import Moment
 from fasttrain.errors import EnvError
 
 Severity = Literal["warning", "error"]
-# error: training stops there, or what is learned means nothing. warning: it may be meant so.
+# error: training would stop, or would learn nothing useful. warning: it may be intended.
 WARNINGS = frozenset({
     "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
     "reward_ignores_action", "unseeded_randomness", "one_step_episodes", "reused_array", "odd_shape", "unused_range",
     "state_left_over", "renumbered", "copies_not_independent", "empty_mask", "lost_games", "changed_action",
 })  # fmt: skip
-ENOUGH_OBSERVATIONS = 50  # before "constant" is said: an env may well stand still for a moment
+ENOUGH_OBSERVATIONS = 50  # for "constant": an env may not change for some steps
 ENOUGH_EPISODES = 10
-ENOUGH_ONES = 30  # episodes of one step in a row, after several longer ones, that are no chance
+ENOUGH_ONES = 30  # episodes of one step in a row, after several longer ones: no coincidence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing found: a short code, what was seen with figures, and what to do about it."""
+    """A problem of the env: a short code, what happened with numbers, and what to do about it."""
 
     severity: Severity
     code: str
@@ -41,28 +41,31 @@ class Finding:
         return f"{self.message}; {self.remedy}"
 
 
-def found(code: str, message: str, remedy: str = "", severity: Severity | None = None) -> Finding:
-    """A finding with the usual severity and remedy of its code, unless others are given."""
+def make_finding(code: str, message: str, remedy: str = "", severity: Severity | None = None) -> Finding:
+    """A finding with the usual severity and remedy of its code, unless others are passed."""
     usual: Severity = "warning" if code in WARNINGS else "error"
     return Finding(severity=severity or usual, code=code, message=message, remedy=remedy or REMEDIES[code])
 
 
-def without_echoes(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Ignored actions explain what was said of the reward. Of one code the gravest, else the last."""
+def without_repetitions(findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Drop findings about rewards if actions are ignored, and keep one finding of those codes that tests share.
+
+    Of several it keeps an error before a warning, and else the last.
+    """
     ignored = any(finding.code == "action_ignored" for finding in findings)
-    kept: dict[str, Finding] = {}
+    chosen: dict[str, Finding] = {}
     for finding in findings:
         if ignored and finding.code in ("reward_ignores_action", "constant_reward"):
             continue
         key = finding.code if finding.code in ("reward_ignores_action", "stale_mask") else finding.message
-        if key not in kept or finding.severity == "error" or kept[key].severity == "warning":
-            kept[key] = finding
-    yield from kept.values()
+        if key not in chosen or finding.severity == "error" or chosen[key].severity == "warning":
+            chosen[key] = finding
+    yield from chosen.values()
 
 
 @dataclass(slots=True)
-class _Seen:
-    """One kind of misfit in one place: how often, and the first (or worst) case."""
+class _Cases:
+    """All cases of one misfit in one part of the answers: their number, and the first (or largest) one."""
 
     count: int
     text: str
@@ -70,13 +73,13 @@ class _Seen:
 
 
 def fingerprint(value: object) -> object:
-    """Something hashable that differs where `value` does in any bit; arrays are not kept alive."""
+    """A hashable value that is different if `value` differs in any bit. It does not refer to arrays in `value`."""
     if isinstance(value, Mapping):
         return tuple((key, fingerprint(value[key])) for key in sorted(value, key=str))
     if isinstance(value, (tuple, list)) and any(isinstance(part, (Mapping, tuple, np.ndarray)) for part in value):
         return tuple(fingerprint(part) for part in value)
     if isinstance(value, (bool, int, float, str, type(None))):
-        return repr(value)  # NaN is not equal to itself, its text is
+        return repr(value)  # the text of NaN is equal to itself
     try:
         array = np.asarray(value)
     except ValueError:
@@ -85,44 +88,44 @@ def fingerprint(value: object) -> object:
 
 
 def empty_heads(space: spaces.Space[Any], mask: BoolArray) -> list[int]:
-    """The heads (of a Discrete space: head 0; of a MultiBinary one: the bits) in which `mask` allows nothing."""
+    """Indices of the sub-actions (0 for a Discrete space) for which `mask` allows nothing."""
     return [index for index, head in enumerate(head_masks(space, mask)) if not head.any()]
 
 
 def not_picklable(info: Mapping[Any, Any]) -> str:
-    """The first entry that cannot travel to another process, as text; empty if all can."""
-    if not info or not _why_not(info):
+    """Text about the first entry that cannot be pickled; empty if all can."""
+    if not info or not (whole := _pickle_error(info)):
         return ""
     for key, value in info.items():
-        if why := _why_not(value):
-            return f"info[{key!r}] holds a {type(value).__module__}.{type(value).__qualname__} ({why})"
-    return f"info ({_why_not(info)})"
+        if reason := _pickle_error(value):
+            return f"info[{key!r}] holds a {type(value).__module__}.{type(value).__qualname__} ({reason})"
+    return f"info ({whole})"
 
 
-def _why_not(value: object) -> str:
+def _pickle_error(value: object) -> str:
     try:
         pickle.loads(pickle.dumps(value))
-    except Exception as error:  # whatever the user's class raises on either side
+    except Exception as error:  # the user's class may raise anything
         return f"{type(error).__name__}: {error}"[:120]
     return ""
 
 
 class End(NamedTuple):
-    """How an episode ended."""
+    """An episode that ended."""
 
     episode_return: float
     length: int
     terminated: bool
 
 
-class Witness:
-    """Watches a pass of play and says what was wrong with the answers themselves."""
+class AnswerCheck:
+    """Receives all moments of a play and finds what is wrong with the answers themselves."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self._observation_space, self._action_space = observation_space, action_space
-        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._cases: dict[tuple[str, str], _Cases] = {}
         self._first_observation: object = None
-        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # and what it held when it was returned
+        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # with its fingerprint when it was returned
         self._observation_varied = False
         self._only_zeros = False
         self._observations = self._decisions = self._choices = 0
@@ -136,14 +139,14 @@ class Witness:
         if moment.action is not None:
             for name, value in (("terminated", moment.terminated), ("truncated", moment.truncated)):
                 if not isinstance(value, (bool, np.bool_)) and getattr(value, "dtype", None) != np.bool_:
-                    self._note("ends_not_bool", name, f"is {value!r:.40} of type {type(value).__name__}")
-        if not (moment.ended and moment.terminated):  # no policy sees that one
+                    self._add("ends_not_bool", name, f"is {value!r:.40} of type {type(value).__name__}")
+        if not (moment.ended and moment.terminated):  # no policy acts on that one
             self._observe(moment.observation)
         self._info(moment)
         self._mask(moment)
 
     def outcome(self, moment: Moment) -> None:
-        """Rewards and ends alone, cheaply."""
+        """Look at rewards and ends only, which is cheap."""
         if moment.action is None:
             self._episode += 1
             self._length, self._return = 0, 0.0
@@ -155,28 +158,28 @@ class Witness:
             self.ends.append(End(self._return, self._length, bool(moment.terminated)))
 
     def _observe(self, observation: object) -> None:
-        last, held = self._last_observation
-        if fingerprint(last) != held:
-            self._note("reused_array", "the observation", "was changed by the env after the env had returned it")
-        mark = fingerprint(observation)
-        self._last_observation = (observation, mark)
+        last, last_print = self._last_observation
+        if fingerprint(last) != last_print:
+            self._add("reused_array", "the observation", "was changed by the env after the env had returned it")
+        this_print = fingerprint(observation)
+        self._last_observation = (observation, this_print)
         if self._observations == 0:
-            self._first_observation = mark
+            self._first_observation = this_print
             self._only_zeros = isinstance(observation, np.ndarray) and not observation.any()
         self._observations += 1
-        self._observation_varied |= mark != self._first_observation
+        self._observation_varied |= this_print != self._first_observation
         for code, where, text, excess in misfits(self._observation_space, observation):
-            self._note(code, where, text, excess)
+            self._add(code, where, text, excess)
 
     def _reward(self, reward: Any) -> None:
         try:
             value = as_reward(reward)
         except EnvError:
             shape = f" of shape {np.shape(reward)}" if np.ndim(reward) else ""
-            self._note("reward_not_scalar", "the reward", f"is {reward!r:.40}, a {type(reward).__name__}{shape}")
+            self._add("reward_not_scalar", "the reward", f"is {reward!r:.40}, a {type(reward).__name__}{shape}")
             return
         if not np.isfinite(value):
-            self._note("reward_not_finite", "the reward", f"is {value}")
+            self._add("reward_not_finite", "the reward", f"is {value}")
         else:
             self._return += value
             low, high = self.reward_range or (value, value)
@@ -184,10 +187,10 @@ class Witness:
 
     def _info(self, moment: Moment) -> None:
         if not isinstance(moment.info, dict):
-            self._note("info_not_dict", "info", f"is {moment.info!r:.40} of type {type(moment.info).__name__}")
+            self._add("info_not_dict", "info", f"is {moment.info!r:.40} of type {type(moment.info).__name__}")
             return
-        if culprit := not_picklable(moment.info):
-            self._note("unpicklable_info", culprit, "")
+        if entry := not_picklable(moment.info):
+            self._add("unpicklable_info", entry, "")
 
     def _mask(self, moment: Moment) -> None:
         if moment.mask is None:
@@ -197,48 +200,48 @@ class Witness:
         if heads := empty_heads(self._action_space, moment.mask):
             several = isinstance(self._action_space, spaces.MultiDiscrete)
             text = f"allows none of {len(moment.mask)} actions"
-            self._note("empty_mask", "the action mask", f"{text} in head {heads}" if several else text)
+            self._add("empty_mask", "the action mask", f"{text} in head {heads}" if several else text)
 
-    def _note(self, code: str, where: str, text: str, excess: float = 0.0) -> None:
+    def _add(self, code: str, where: str, text: str, excess: float = 0.0) -> None:
         at = f"{text} ({'reset' if self._length == 0 else f'step {self._length}'} of episode {self._episode})".strip()
-        seen = self._seen.setdefault((code, where), _Seen(0, at, excess))
-        seen.count += 1
-        if excess > seen.excess:
-            seen.text, seen.excess = at, excess
+        cases = self._cases.setdefault((code, where), _Cases(0, at, excess))
+        cases.count += 1
+        if excess > cases.excess:
+            cases.text, cases.excess = at, excess
 
     def findings(self) -> Iterator[Finding]:
-        """What was wrong, the plain misfits first."""
-        for (code, where), seen in self._seen.items():
+        """All findings. Misfits come first."""
+        for (code, where), cases in self._cases.items():
             total, of = (self._decisions, "masks") if code == "empty_mask" else (self._observations, "answers")
-            yield found(code, f"{where} {seen.text}, in {seen.count:,} of {total:,} {of}")
+            yield make_finding(code, f"{where} {cases.text}, in {cases.count:,} of {total:,} {of}")
         constant = not self._observation_varied and self._observations >= ENOUGH_OBSERVATIONS and self._longest > 1
         if constant and not single_valued(self._observation_space) and not single_valued(self._action_space):
             zeros = ", all zeros" if self._only_zeros else ""
-            yield found("constant_observation", f"all {self._observations:,} observations were the same{zeros}")
+            yield make_finding("constant_observation", f"all {self._observations:,} observations were the same{zeros}")
         longer = [number for number, end in enumerate(self.ends, 1) if end.length > 1]
         ones = len(self.ends) - (longer[-1] if longer else 0)
         if longer and ones >= (ENOUGH_EPISODES if longer[-1] == 1 else ENOUGH_ONES):
             before = f"episode {longer[-1]} ({self.ends[longer[-1] - 1].length} steps)"
-            yield found("done_for_ever", f"after {before} each of {ones:,} episodes ended at its first step")
+            yield make_finding("done_for_ever", f"after {before} each of {ones:,} episodes ended at its first step")
         elif not longer and ones >= ENOUGH_EPISODES:
-            yield found("one_step_episodes", f"each of {ones:,} episodes ended at its first step")
+            yield make_finding("one_step_episodes", f"each of {ones:,} episodes ended at its first step")
         elif (
             self._terminated()
             and (self._choices or not self._decisions)
             and len({end.episode_return for end in self.ends}) == 1
         ):
             always = self.ends[0].episode_return
-            if always > 0:  # random play may always lose, or never find what pays
+            if always > 0:  # with 0 or less, random play may always lose, or never reach a reward
                 text = f"each of {len(self.ends)} episodes of random play returned {always:g}, whatever the actions"
-                yield found("reward_ignores_action", text)
+                yield make_finding("reward_ignores_action", text)
             elif self.reward_seems_constant():
                 text = f"the reward was {always / self.ends[0].length:g} at each step of {len(self.ends):,} episodes"
-                yield found("constant_reward", text)
+                yield make_finding("constant_reward", text)
 
     def reward_seems_constant(self) -> bool:
-        """Whether no step paid or all cost the same, and every episode had one length, ended by the env itself.
+        """Whether all rewards were the same (0 or a cost), and all episodes terminated after the same number of steps.
 
-        Where a time limit ends them, or they end sooner or later, random play may just never meet the reward.
+        If a time limit ends episodes, or their lengths differ, random play may just never reach a reward.
         """
         constant = self.reward_range is not None and self.reward_range[0] == self.reward_range[1] <= 0
         return constant and self._terminated() and len({end.length for end in self.ends}) == 1
@@ -248,7 +251,7 @@ class Witness:
 
 
 def single_valued(space: spaces.Space[Any]) -> bool:
-    """Whether the space has one value only: an observation that is declared constant, no choice of action."""
+    """Whether the space has only one value."""
     if isinstance(space, spaces.Dict):
         return all(single_valued(part) for part in space.spaces.values())
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
@@ -257,35 +260,35 @@ def single_valued(space: spaces.Space[Any]) -> bool:
 
 
 REMEDIES = {
-    "reused_array": "it returns the same array each time and writes into it: return observation.copy()",
-    "changed_action": "copy it first: an algorithm may learn from the changed one (vec_env=dummy hands out its own)",
-    "odd_shape": "NumPy makes it fit; let observation_space say what reset() and step() return",
-    "unused_range": "declare the range that step() uses, or most of what the policy explores is one action",
-    "state_left_over": "let reset() set anew all that step() changes, with a copy of each array that it deals out; a "
-    "curriculum may be meant so",
+    "reused_array": "the env returns the same array each time and writes into it; return observation.copy()",
+    "changed_action": "copy the action first: an algorithm may learn from the changed one (vec_env=dummy copies it)",
+    "odd_shape": "NumPy makes it fit; set observation_space to what reset() and step() return",
+    "unused_range": "declare the range that step() uses, or most of what the policy explores has the same effect",
+    "state_left_over": "let reset() set all that step() changes, and copy each array that it starts from; if this is "
+    "a curriculum, it is fine",
     "renumbered": "number units, cards and places from the same first number in each episode",
     "copies_not_independent": "keep the state of a game in the env itself, not in a module, a class, a file or a port",
-    "raised": "training would stop there: make that line work in every state that random play reaches",
-    "wrong_shape": "make observation_space say what reset() and step() return",
-    "wrong_dtype": "declare a float32 Box, or return whole numbers: the fractions are cut off",
-    "out_of_bounds": "widen the Box or scale the value; where bounds are used (images), it is scaled wrongly",
-    "observation_not_finite": "find where it divides or overflows: one such value destroys the network",
-    "constant_observation": "the policy sees nothing to act on: look whether the env deals, loads or copies its state",
+    "raised": "training would stop there; make that line work in every state that random play reaches",
+    "wrong_shape": "set observation_space to what reset() and step() return",
+    "wrong_dtype": "declare a float32 Box, or return whole numbers: the fractions are lost",
+    "out_of_bounds": "widen the Box or scale the value: where bounds are used (images), it is scaled wrongly",
+    "observation_not_finite": "find the division or overflow: one such value destroys the network",
+    "constant_observation": "the policy sees nothing to act on; check that the env deals, loads or copies its state",
     "ends_not_bool": "return bool(…) of it",
     "reward_not_scalar": "return one number, float(…) of it",
-    "reward_not_finite": "find where it divides or overflows: one such value destroys the network",
-    "info_not_dict": "return a dict, {} if there is nothing to say",
+    "reward_not_finite": "find the division or overflow: one such value destroys the network",
+    "info_not_dict": "return a dict; {} if there is no info",
     "unpicklable_info": "remove it or turn it into plain values: a worker process cannot send it (lean_info=true "
-    "drops it between episode ends only)",
-    "empty_mask": "any action counts as legal there; offer a pass, or end the episode where the game is over",
+    "drops it only between the ends of episodes)",
+    "empty_mask": "every action counts as legal there; offer a pass action, or end the episode when the game is over",
     "stale_mask": "compute the mask from the present state, after the step and after reset()",
-    "mask_not_respected": "let the mask and step() use the same rules, or mend what step() does there",
-    "lost_games": "an engine's fault ended them, no rule: see its log, and failed_games.jsonl of a run",
+    "mask_not_respected": "use the same rules for the mask and for step(), or mend step() for this action",
+    "lost_games": "a fault of an engine ended them, not a rule; see its log, and failed_games.jsonl of a run",
     "done_for_ever": "reset() must clear what ends the episode",
-    "one_step_episodes": "look at what ends an episode, if this is meant to be no bandit",
-    "constant_reward": "look whether any is paid; if it is only rare, fine",
-    "never_done": "look at what ends an episode, or set env.max_episode_steps=1000, say",
-    "action_ignored": "look whether step() uses its argument",
-    "reward_ignores_action": "look whether the reward is computed from what the action did",
-    "unseeded_randomness": "draw everything from self.np_random, which super().reset(seed=seed) seeds",
+    "one_step_episodes": "check what ends an episode, unless the env is a bandit",
+    "constant_reward": "check that rewards are given at all; if they are only rare, it is fine",
+    "never_done": "check what ends an episode, or set for example env.max_episode_steps=1000",
+    "action_ignored": "check that step() uses its argument",
+    "reward_ignores_action": "check that the reward is computed from the effect of the action",
+    "unseeded_randomness": "draw all random numbers from self.np_random, which super().reset(seed=seed) seeds",
 }

@@ -1,4 +1,4 @@
-"""From a name to an env: a registered Gymnasium id, `module:Id-v0`, or a class or function as `module:Name`."""
+"""Builds an env from its name: a registered Gymnasium id, `module:Id-v0`, or a class or function `module:Name`."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ _MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker")  # of `gymnasium.ma
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvSpec:
-    """What to build. Plain values only, so that it travels to worker processes."""
+    """Which env to build, and how. Plain values only, so that it can be pickled."""
 
     id: str | None = None  # "CartPole-v1", "my_game.envs:MyGame-v0"
     entry_point: str | None = None  # "my_game.envs:MyGame"
-    maker: str | None = None  # the same, for which an id of a game's is registered
+    maker: str | None = None  # an entry point that is registered under `id`, for games by entry points
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the constructor
-    wrappers: tuple[Named, ...] = ()  # module:Name, each called with the env so far
-    info_keys: tuple[str, ...] = ()  # kept on every step where `lean_info` drops the rest
+    wrappers: tuple[Named, ...] = ()  # module:Name, the innermost first
+    info_keys: tuple[str, ...] = ()  # info entries to keep on every step with `lean_info`
     lean_info: bool = False
-    needs_masks: bool = False  # the algorithm cannot do without
-    use_masks: bool = True  # False leaves observation and info as the env made them, masks or not
-    masks: str | None = None  # what gives them, where it is not called action_masks
-    max_episode_steps: int | None = None  # adds a truncation, counted in steps of the env itself
-    action_repeat: int = 1  # steps of the env per decision
-    two_sided: bool = False  # the trainer decides for both sides
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # reset options by name, of a curriculum
-    memory_inputs: tuple[str, ...] = ()  # what is shown beside observations: "action", "reward"
+    needs_masks: bool = False  # the algorithm needs masks
+    use_masks: bool = True  # False: observations and infos stay as they are, even if they contain masks
+    masks: str | None = None  # the masks' name, if it is not action_masks
+    max_episode_steps: int | None = None  # adds a truncation, counted in steps of the innermost env
+    action_repeat: int = 1  # env steps per decision
+    two_sided: bool = False  # self-play: the trainer acts for both sides
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a curriculum: reset options by name
+    memory_inputs: tuple[str, ...] = ()  # what to add to observations: "action", "reward"
 
     def __post_init__(self) -> None:
         if (self.id is None) == (self.entry_point is None):
@@ -64,7 +64,7 @@ class EnvSpec:
 
 
 class EnvFactory:
-    """Builds the env wherever it is called: it pickles as plain values and takes the working directory along."""
+    """Builds the env of a spec, also in other processes: it can be pickled and remembers the working directory."""
 
     def __init__(self, spec: EnvSpec) -> None:
         self.spec = spec
@@ -74,7 +74,7 @@ class EnvFactory:
         return make_env(self.spec, self.folder)
 
     def around(self, core: Env) -> Env:
-        """The same, from a `core_env` that was built before."""
+        """The same around a `core_env` that exists already."""
         return wrapped_core(core, self.spec)
 
     def __repr__(self) -> str:
@@ -82,20 +82,22 @@ class EnvFactory:
 
 
 def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
-    """Build the env and wrap it as the spec asks, from inside: the user's env, `OldGym`, `TimeLimit`, the user's
-    wrappers, `DictActions`, `ActionMasks` where it offers masks, `ActionRepeat`, `MemoryInputs`, `LeanInfo`,
-    `TwoSided`.
+    """Build the env and wrap it as the spec says.
 
-    `folder` (the working directory by default) is where modules are looked for besides the installed packages.
+    The order, from inside: the user's env, `OldGym`, `TimeLimit`, the user's wrappers, `DictActions`, `ActionMasks` if
+    it offers masks, `ActionRepeat`, `MemoryInputs`, `LeanInfo`, `TwoSided`.
+
+    Args:
+        folder: where to look for modules besides the installed packages; None: the working directory.
 
     Raises:
-        EnvSpecError: it cannot be built, or offers no masks although `needs_masks`; says why and what to change.
+        EnvSpecError: it cannot be built, or has no masks although `needs_masks` is set. The message says what to do.
     """
     return wrapped_core(core_env(spec, folder), spec)
 
 
 def import_env(spec: EnvSpec, folder: str) -> None:
-    """Import the module that builds the env. Raises EnvSpecError: it cannot be imported, or has no such name."""
+    """Import the module that builds the env. Raises EnvSpecError: the import fails, or the name is not in it."""
     if spec.entry_point is not None:
         callable_at(spec.entry_point, spec.option, folder)
         return
@@ -106,7 +108,7 @@ def import_env(spec: EnvSpec, folder: str) -> None:
 
 
 def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
-    """The user's env in the user's wrappers: what can take long to build, and can be wrapped by us more than once.
+    """The user's env inside the user's wrappers. `wrapped_core` can wrap it several times, as building may be slow.
 
     Raises:
         EnvSpecError: it cannot be built.
@@ -119,10 +121,10 @@ def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
 
 
 def wrapped_core(env: Env, spec: EnvSpec) -> Env:
-    """A `core_env` with what the spec asks for around it, our own wrappers.
+    """Put the wrappers of fasttrain around a `core_env`.
 
     Raises:
-        EnvSpecError: it offers no masks although `needs_masks`.
+        EnvSpecError: it has no masks although `needs_masks` is set.
     """
     with _closed_on_error(env):
         if spec.tasks:
@@ -133,7 +135,7 @@ def wrapped_core(env: Env, spec: EnvSpec) -> Env:
             except EnvSpecError as error:
                 raise EnvSpecError(f"{spec.option}: {error}") from None
         elif isinstance(space := env.action_space, (spaces.Discrete, spaces.MultiDiscrete)) and space.dtype != np.int64:
-            # A space of int32 contains none of the int64 that SB3 hands it.
+            # SB3 passes int64 actions, which an int32 space does not contain.
             env = gymnasium.wrappers.TransformAction(env, lambda action: np.asarray(action, space.dtype)[()], space)
         env = _with_masks(env, spec)
         if spec.action_repeat > 1:
@@ -148,14 +150,14 @@ def _closed_on_error(env: Env) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to see
+        with contextlib.suppress(Exception):  # the first error is the one to show
             env.close()
         raise
 
 
 def _from_id(spec: EnvSpec, folder: str) -> Env:
     module_name, _, name = (spec.id or "").rpartition(":")
-    if name.startswith("ALE/") and not module_name:  # registered when its package is imported
+    if name.startswith("ALE/") and not module_name:  # importing ale_py registers these ids
         module_name = "ale_py"
     if not module_name and name not in gymnasium.registry and (maker := spec.maker or maker_of(name)):
         gymnasium.register(name, maker)
@@ -171,7 +173,7 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
     kwargs = arguments(spec.kwargs, "env.kwargs.", folder)
     if spec.max_episode_steps is not None:
         kwargs["max_episode_steps"] = spec.max_episode_steps
-    kwargs.setdefault("disable_env_checker", True)  # it warns on every process; the checkup reports once and more
+    kwargs.setdefault("disable_env_checker", True)  # it would warn in every process; the checkup tests more
     try:
         return _with_whole_reset(gymnasium.make(name, **kwargs))
     except gymnasium.error.DependencyNotInstalled as error:
@@ -185,21 +187,23 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
 
 
 def _with_kwargs(spec: EnvSpec) -> str:
-    given = ", ".join(f"env.kwargs.{key}={value!r:.60}" for key, value in spec.kwargs.items())
-    return f" with {given}" if given else ""
+    kwargs = ", ".join(f"env.kwargs.{key}={value!r:.60}" for key, value in spec.kwargs.items())
+    return f" with {kwargs}" if kwargs else ""
 
 
 def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
-    """An env that the old gym package knows by that id; None where it does not, or is not there. Raises EnvSpecError:
-    it knows the env and cannot build it.
+    """The env that is registered with the old gym package; None if it is not, or if gym is not installed.
+
+    Raises:
+        EnvSpecError: gym cannot build the env.
     """
     try:
         old_gym = import_module("gym")
         old_gym.spec(name)
-    except Exception:  # whatever a package raises that nobody maintains
+    except Exception:  # the package is not maintained and may raise anything
         return None
     try:
-        # Its checker of 0.26 asks NumPy for names that NumPy 2 does not have.
+        # The env checker of gym 0.26 uses names that NumPy 2 does not have.
         unchecked = {"disable_env_checker": True} if "disable_env_checker" in signature(old_gym.make).parameters else {}
         return old_gym.make(name, **unchecked, **arguments(spec.kwargs, "env.kwargs.", folder))
     except Exception as error:
@@ -207,15 +211,19 @@ def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
 
 
 def _adapted(env: Any, spec: EnvSpec) -> Env:
-    """What the user's class or function built, as a Gymnasium env: one of the old gym interface is no `gymnasium.Env`.
-    Raises EnvSpecError: it is nothing that could be played.
+    """Return what the user's class or function built as a `gymnasium.Env`. Adapts envs of the old gym interface.
+
+    Raises:
+        EnvSpecError: it is no env.
     """
     if isinstance(env, gymnasium.Env):
         return _with_whole_reset(env)
     if not all(callable(getattr(env, name, None)) for name in ("step", "reset")):
         raise EnvSpecError(_not_an_env(spec, type(env)))
     if isinstance(getattr(env, "num_envs", None), int):
-        raise EnvSpecError(f"{spec.option} built {type(env).__qualname__}, which is many envs; name what builds one")
+        raise EnvSpecError(
+            f"{spec.option} built {type(env).__qualname__}, a vector of many envs; name a class that builds one env"
+        )
     try:
         return wrappers.OldGym(env)
     except (EnvSpecError, AttributeError) as error:
@@ -223,14 +231,14 @@ def _adapted(env: Any, spec: EnvSpec) -> Env:
 
 
 def _with_whole_reset(env: Env) -> Env:
-    """`env` with a `PlainReset` around its innermost env, where that needs one."""
+    """`env` with a `PlainReset` around its innermost env, if its `reset` does not accept `seed` and `options`."""
     inner = outer = env
     while isinstance(inner, gymnasium.Wrapper):
         outer, inner = inner, inner.env
     try:
         if len(wrappers.reset_takes(inner)) == 2:
             return env
-    except (TypeError, ValueError):  # compiled, without a signature to show
+    except (TypeError, ValueError):  # compiled code without a signature
         return env
     if not isinstance(outer, gymnasium.Wrapper):
         return wrappers.PlainReset(inner)
@@ -245,10 +253,10 @@ def _time_limited(env: Env, spec: EnvSpec) -> Env:
 def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
     creator = callable_at(spec.entry_point or "", spec.option, folder)
     _check_kwargs(creator, spec.kwargs, spec)
-    kwargs = arguments(spec.kwargs, "env.kwargs.", folder)  # anew: envs of one process must not share a list
+    kwargs = arguments(spec.kwargs, "env.kwargs.", folder)  # copies: envs in one process must not share a list
     try:
         env = creator(**kwargs)
-    except EnvSpecError:  # a class of ours, which says it all
+    except EnvSpecError:  # a class of fasttrain, with a complete message
         raise
     except (Exception, SystemExit) as error:
         raise EnvSpecError(f"{spec.option} could not be built{_with_kwargs(spec)}: {blame(error)}") from error
@@ -257,10 +265,10 @@ def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
 
 def _with_users_wrappers(env: Env, spec: EnvSpec, folder: str) -> Env:
     for entry in spec.wrappers:
-        name, given = named(entry, "wrapper", "env.wrappers")
+        name, kwargs = named(entry, "wrapper", "env.wrappers")
         option = f"env.wrappers entry {name}"
         wrapper = callable_at(name, option, folder, gymnasium.Env)
-        kwargs = arguments(given, f"{option}, ", folder)
+        kwargs = arguments(kwargs, f"{option}, ", folder)
         try:
             wrapped = wrapper(env, **kwargs)
         except (Exception, SystemExit) as error:
@@ -282,8 +290,8 @@ def _with_masks(env: Env, spec: EnvSpec) -> Env:
     if convention is not None:
         heads = env.action_heads if isinstance(env, wrappers.DictActions) else None
         return masks.ActionMasks(env, convention, heads, spec.masks)
-    if lost := masks.lost_mask(env):
-        raise EnvSpecError(f"{spec.option}: {lost}")
+    if error := masks.hidden_mask_error(env):
+        raise EnvSpecError(f"{spec.option}: {error}")
     if spec.masks is not None:
         raise EnvSpecError(
             f"env.masks={spec.masks}: {spec.option} has no such method, nor info or Dict observation of that name"
@@ -301,7 +309,7 @@ def _with_masks(env: Env, spec: EnvSpec) -> Env:
 
 
 def _creator_of(registered: object, folder: str, spec: EnvSpec) -> Callable[..., Any] | None:
-    """What the registry would call, if that can be found out without an error; `gymnasium.make` reports the others."""
+    """The class or function that the registry would call, if it can be imported. `gymnasium.make` reports errors."""
     entry_point = getattr(registered, "entry_point", None)
     if isinstance(entry_point, str):
         module_name, _, attribute = entry_point.partition(":")
@@ -312,7 +320,7 @@ def _creator_of(registered: object, folder: str, spec: EnvSpec) -> Callable[...,
 def _check_kwargs(creator: Callable[..., Any], kwargs: Mapping[str, Any], spec: EnvSpec) -> None:
     try:
         parameters = signature(creator).parameters.values()
-    except (TypeError, ValueError):  # some compiled constructors have none to show
+    except (TypeError, ValueError):  # some compiled constructors have no signature
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     accepted = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in named]
@@ -331,8 +339,8 @@ def _check_spaces(env: Env, spec: EnvSpec) -> None:
     for name in ("observation_space", "action_space"):
         space = getattr(env, name, None)
         if not isinstance(space, gymnasium.spaces.Space):
-            found = "nothing" if space is None else f"{type(space).__module__}.{type(space).__qualname__}"
-            raise EnvSpecError(f"{spec.option}: {name} must be a gymnasium.spaces.Space, found {found}")
+            what = "nothing" if space is None else f"{type(space).__module__}.{type(space).__qualname__}"
+            raise EnvSpecError(f"{spec.option}: {name} must be a gymnasium.spaces.Space, found {what}")
 
 
 def _unknown_id(spec: EnvSpec, name: str, module: ModuleType | None, before: set[str], error: Exception) -> str:
@@ -350,14 +358,14 @@ def _unknown_id(spec: EnvSpec, name: str, module: ModuleType | None, before: set
     return message + (hint or f"; if a package registers it, name that too: env.id=package:{name}")
 
 
-def _not_an_env(spec: EnvSpec, found: type) -> str:
-    message = f"{spec.option} is not a gymnasium.Env but {found.__module__}.{found.__qualname__}"
-    roots = {base.__module__.partition(".")[0] for base in found.__mro__}
-    if "gym" in roots or (hasattr(found, "step") and hasattr(found, "reset")):
+def _not_an_env(spec: EnvSpec, cls: type) -> str:
+    message = f"{spec.option} is not a gymnasium.Env but {cls.__module__}.{cls.__qualname__}"
+    roots = {base.__module__.partition(".")[0] for base in cls.__mro__}
+    if "gym" in roots or (hasattr(cls, "step") and hasattr(cls, "reset")):
         return (
             f"{message}. If it follows the old gym interface (step returns 4 values, reset only the observation): "
             "name it by env.entry_point=module:Class, where it is adapted; or derive from gymnasium.Env, return "
             "(observation, reward, terminated, truncated, info) from step and (observation, info) from reset(seed=, "
             "options=)"
         )
-    return f"{message}; the name must lead to a gymnasium.Env class or a function that returns one"
+    return f"{message}; name a gymnasium.Env class or a function that returns one"

@@ -1,8 +1,8 @@
-"""The ways an env can say which actions are legal, brought to one: a method `action_masks()`.
+"""Action masks: finds how an env offers them, and gives every env the method `action_masks()`.
 
-True means legal. A mask is flat: one entry per action of a Discrete space, the heads of a MultiDiscrete space one
-after another, and for MultiBinary two entries (may be 0, may be 1) per bit, as sb3-contrib expects them. A mask that
-allows nothing stays as it is: what is made of it is the algorithm's affair (`vec/base.EmptyMasks`).
+True means legal. A mask is flat, as sb3-contrib expects it: one entry per action of a Discrete space, the sub-actions
+of a MultiDiscrete space one after another, and two entries (may be 0, may be 1) per bit of a MultiBinary space. A mask
+that allows nothing stays as it is; algorithms handle it (`vec/base.EmptyMasks`).
 """
 
 from __future__ import annotations
@@ -23,27 +23,31 @@ from gymnasium.vector import VectorWrapper
 from numpy.typing import NDArray
 
 from fasttrain.batch import LAST_MASKS, BoolArray
-from fasttrain.envs.user_code import blame, kept_random_state
+from fasttrain.envs.user_code import blame, preserve_random_state
 from fasttrain.errors import EnvError, EnvSpecError
 
 MaskConvention = Literal["method", "info", "observation"]
 METHOD = "action_masks"
-KEYS = ("action_mask", METHOD)  # in an info, or of a Dict observation
+KEYS = ("action_mask", METHOD)  # in an info or a Dict observation
 KEY = KEYS[0]
 MASKABLE_SPACES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 LOOKED_FOR = f"a method {METHOD}(), info[{KEY!r}], a key {KEY!r} in a Dict observation"
-ADDED = -1e3  # to a logit: what is that low or lower forbids, as -inf does
+ADDED = -1e3  # a mask of numbers to add to logits: this or less forbids an action, as -inf does
 _SOUNDS_LIKE = re.compile(r"mask|(valid|legal|available|avail|possible|allowed|feasible)_?(action|move)", re.IGNORECASE)
 
 
 class AdaptsOld:
-    """What an adapter of the old gym is: its reset returns the observation alone, so that masks come with steps."""
+    """Base of the adapter for old gym envs. Their `reset` returns no info, so masks in infos begin with the first step.
+
+    Attributes:
+        old: the env with the old interface.
+    """
 
     old: Any
 
 
 def layers(env: object) -> Iterator[Any]:
-    """The env and what it wraps, from outside; at the end what is adapted."""
+    """The env and all envs inside it, from the outermost wrapper on; at the end the old gym env of an adapter."""
     yield env
     while isinstance(env, (gymnasium.Wrapper, VectorWrapper)):
         env = env.env
@@ -53,38 +57,38 @@ def layers(env: object) -> Iterator[Any]:
 
 
 def property_of(env: object, name: str) -> Callable[[], Any] | None:
-    """What reads such a property of the env or of a layer of it, with whatever error is the property's own."""
+    """A function that reads this property of the first layer of `env` that has it; None if no layer has it."""
     owner = next((layer for layer in layers(env) if getattr(type(layer), name, None) is not None), None)
     return partial(getattr, owner, name) if isinstance(getattr(type(owner), name, None), property) else None
 
 
 def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
-    """What to call for the mask of the present state: a method of that name, or what reads such an attribute anew.
+    """A function that returns the mask of the present state: the method `name`, or one that reads the attribute.
 
     Raises:
-        EnvSpecError: it is a method that wants arguments.
+        EnvSpecError: the method needs arguments.
     """
-    get = env.get_wrapper_attr if isinstance(env, gymnasium.Env) else lambda one: getattr(env, one)
-    if (read := property_of(env, name)) is not None:  # not asked now: it may be none before the first reset
+    get = env.get_wrapper_attr if isinstance(env, gymnasium.Env) else lambda attribute: getattr(env, attribute)
+    if (read := property_of(env, name)) is not None:  # not read now: it may have no value before the first reset
         return read
     try:
-        found = get(name)
+        method = get(name)
     except AttributeError:
         return None
-    if not callable(found):
+    if not callable(method):
         return lambda: get(name)
     try:
-        inspect.signature(found).bind()
+        inspect.signature(method).bind()
     except TypeError:
-        given = f"{name}{inspect.signature(found)}"
-        raise EnvSpecError(f"env {env}: {name} must be a method without arguments, it is {given}") from None
-    except ValueError:  # some compiled ones have no signature to show
+        signature = f"{name}{inspect.signature(method)}"
+        raise EnvSpecError(f"env {env}: {name} must be a method without arguments, it is {signature}") from None
+    except ValueError:  # some compiled methods have no signature
         pass
-    return found  # type: ignore[no-any-return]
+    return method  # type: ignore[no-any-return]
 
 
 def sounds_like_masks(env: object) -> list[str]:
-    """Methods of an env that may give its masks, going by their names."""
+    """Names of methods that may return the env's masks, judged by their names."""
     names = {
         name
         for layer in layers(env)
@@ -99,25 +103,24 @@ def mask_key(space: spaces.Space[Any], keys: tuple[str, ...] = KEYS) -> str | No
     return next((key for key in keys if key in space.spaces), None) if isinstance(space, spaces.Dict) else None
 
 
-def find_mask_convention(env: gymnasium.Env[Any, Any], named: str | None = None) -> MaskConvention | None:
-    """Return how `env` offers masks, or None.
+def find_mask_convention(env: gymnasium.Env[Any, Any], name: str | None = None) -> MaskConvention | None:
+    """How `env` offers masks; None if it does not.
 
-    Looks for the method first, then at the observation space, and resets the env once, without a seed, only if neither
-    answers; the global random streams are put back. An env of the old gym, whose reset tells nothing, is stepped once.
+    Looks for the method first, then at the observation space. Only if both have none, it resets the env once, without a
+    seed, and looks at the info. An env of the old gym is also stepped once. The global random state is restored.
 
     Args:
-        named: what the masks are called where that is not `action_masks` or `action_mask`.
+        name: the masks' name, if it is not `action_masks` or `action_mask`.
 
     Raises:
-        EnvSpecError: that reset raised or returned something other than (observation, info), or the method wants
-            arguments.
+        EnvSpecError: the reset raised, it did not return (observation, info), or the method needs arguments.
     """
-    keys = KEYS if named is None else (named,)
-    if mask_method(env, named or METHOD) is not None:
+    keys = KEYS if name is None else (name,)
+    if mask_method(env, name or METHOD) is not None:
         return "method"
     if mask_key(env.observation_space, keys) is not None:
         return "observation"
-    with kept_random_state():
+    with preserve_random_state():
         try:
             answer = env.reset()
         except Exception as error:
@@ -135,29 +138,29 @@ def find_mask_convention(env: gymnasium.Env[Any, Any], named: str | None = None)
     return "info" if isinstance(info, Mapping) and any(key in info for key in keys) else None
 
 
-def lost_mask(env: object) -> str:
-    """Which wrapper hides the mask that an env's Dict observation has; empty if there is no such."""
+def hidden_mask_error(env: object) -> str:
+    """The message about a wrapper that hides the mask in a Dict observation; empty if no wrapper does so."""
     for outer, inner in itertools.pairwise(layers(env)):
-        seen, space = getattr(inner, "observation_space", None), outer.observation_space
-        key = mask_key(seen) if isinstance(seen, spaces.Dict) else None
-        if key is None or seen is None or mask_key(space) is not None:
+        inner_space, space = getattr(inner, "observation_space", None), outer.observation_space
+        key = mask_key(inner_space) if isinstance(inner_space, spaces.Dict) else None
+        if key is None or inner_space is None or mask_key(space) is not None:
             continue
-        whole = spaces.utils.flatdim(space) == spaces.utils.flatdim(seen)
-        what = (
-            f"put the mask {key!r} into the observation" if whole else f"took the mask {key!r} out of the observation"
-        )
+        if spaces.utils.flatdim(space) == spaces.utils.flatdim(inner_space):
+            what = f"merged the mask {key!r} into the observation"
+        else:
+            what = f"took the mask {key!r} out of the observation"
         return (
-            f"the wrapper {type(outer).__name__} {what}, where nobody finds it; let it keep that key, or use an "
-            "algorithm that reads no masks (algo=ppo, or dqn with algo.use_masking=false)"
+            f"the wrapper {type(outer).__name__} {what}, so that it cannot be found; let the wrapper keep that key, or "
+            "use an algorithm without masks (algo=ppo, or dqn with algo.use_masking=false)"
         )
     return ""
 
 
 def head_sizes(space: spaces.Space[Any]) -> list[int]:
-    """How many choices each sub-action has; their sum A is the number of mask entries that `space` needs.
+    """The number of choices of each sub-action. Their sum A is the number of mask entries that `space` needs.
 
     Raises:
-        EnvSpecError: masks make no sense for this kind of space.
+        EnvSpecError: this kind of space cannot have masks.
     """
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
@@ -169,25 +172,31 @@ def head_sizes(space: spaces.Space[Any]) -> list[int]:
 
 
 def mask_width(space: spaces.Space[Any]) -> int:
-    """Return A, the number of mask entries that `space` needs; as `head_sizes`."""
+    """A, the number of mask entries that `space` needs. Raises as `head_sizes`."""
     return sum(head_sizes(space))
 
 
 class FlatMasks:
-    """Makes the masks of one env, or of envs of one kind, flat and boolean.
+    """Converts the masks of one env, or of several envs of one kind, to flat boolean arrays.
 
-    Remembers whether they are to be added to logits (0 legal, -inf or the like not): of such a one that holds 0 alone
-    everything is legal, where elsewhere nothing is.
+    It remembers whether the masks are numbers to add to logits (0 legal, -inf illegal): then a mask of zeros allows
+    everything. In any other mask of numbers, zeros allow nothing.
+
+    Args:
+        width: A, the number of entries.
+        heads: the env's Dict action space: masks given by name are put into the order of its keys. None: the order of
+            the mask itself.
     """
 
     def __init__(self, width: int, heads: spaces.Dict | None = None) -> None:
-        """`heads`: the env's own Dict action space, whose order heads by name are laid in; None: the mask's."""
         self.width, self.heads = width, heads
-        self.is_added: bool | None = None  # not known yet
+        self.is_added: bool | None = None  # None: not known yet
 
     def __call__(self, mask: object) -> BoolArray:  # (A,) bool
-        """A fresh flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict of heads. Raises
-        EnvError: wrong length, other names than the space's, or entries that are no mask's.
+        """A flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict with a mask per head.
+
+        Raises:
+            EnvError: wrong length, names other than the space's, or entries that are no mask.
         """
         if isinstance(mask, Mapping):
             rows = list(mask.values()) if self.heads is None else _by_name(mask, self.heads)
@@ -204,31 +213,31 @@ class FlatMasks:
             )
         return self.legal(flat)
 
-    def legal(self, given: NDArray[Any]) -> BoolArray:
-        """A boolean copy of masks of any shape. Raises EnvError: their entries are no mask's."""
-        if given.dtype.kind == "O":
-            given = np.array(given.tolist())
-        if given.dtype.kind == "b":
-            return given.astype(np.bool_)
-        if given.dtype.kind in "iuf":
-            zero: BoolArray = given == 0
+    def legal(self, masks: NDArray[Any]) -> BoolArray:
+        """A boolean copy of masks of any shape. Raises EnvError: their entries are no mask."""
+        if masks.dtype.kind == "O":
+            masks = np.array(masks.tolist())
+        if masks.dtype.kind == "b":
+            return masks.astype(np.bool_)
+        if masks.dtype.kind in "iuf":
+            zero: BoolArray = masks == 0
             if zero.all():
-                unsure = self.is_added is None and given.dtype.kind == "f"
-                return zero if self.is_added or unsure else ~zero
-            if np.all(zero | (given == 1)):
+                unknown = self.is_added is None and masks.dtype.kind == "f"
+                return zero if self.is_added or unknown else ~zero
+            if np.all(zero | (masks == 1)):
                 self.is_added = False
                 return ~zero
-            if np.all(zero | (given <= ADDED)):
+            if np.all(zero | (masks <= ADDED)):
                 self.is_added = True
                 return zero
         raise EnvError(
-            f"the action mask must hold booleans or 0 and 1 (1 = legal), or 0 and -inf as what is added to logits; got "
-            f"{given.dtype} {given.ravel()[:8]}"
+            f"the action mask must hold booleans, 0 and 1 (1 = legal), or numbers to add to logits (0 = legal, -inf = "
+            f"illegal); got {masks.dtype} {masks.ravel()[:8]}"
         )
 
 
 def _by_name(mask: object, heads: spaces.Dict) -> list[Any]:
-    """The masks of the heads in the order of the space's keys. Swapped heads would pass a check of the sum alone."""
+    """The masks of the heads in the order of the space's keys. Checks each length: two heads may be swapped."""
     if not isinstance(mask, Mapping) or set(mask) != set(heads.spaces):
         names = ", ".join(map(str, mask)) if isinstance(mask, Mapping) else "none"
         raise EnvError(f"the action mask names the heads {names}; the action space has {', '.join(heads)}")
@@ -247,7 +256,7 @@ def _by_name(mask: object, heads: spaces.Dict) -> list[Any]:
 
 
 def head_masks(space: spaces.Space[Any], mask: BoolArray) -> list[BoolArray]:
-    """The parts of a flat mask: of a Discrete space itself, else one per head, or of two entries per bit."""
+    """Split a flat mask into one mask per sub-action."""
     if isinstance(space, spaces.Discrete):
         return [mask]
     if isinstance(space, spaces.MultiDiscrete):
@@ -256,7 +265,7 @@ def head_masks(space: spaces.Space[Any], mask: BoolArray) -> list[BoolArray]:
 
 
 def is_legal(space: spaces.Space[Any], mask: BoolArray, action: Any) -> bool:
-    """Whether the flat `mask` allows `action`, in every head if there are several."""
+    """Whether the flat `mask` allows every sub-action of `action`."""
     if isinstance(space, spaces.Discrete):
         return bool(mask[int(action) - int(space.start)])
     if isinstance(space, spaces.MultiDiscrete):
@@ -268,16 +277,16 @@ def is_legal(space: spaces.Space[Any], mask: BoolArray, action: Any) -> bool:
 
 
 def random_legal_action(space: spaces.Space[Any], mask: BoolArray | None, rng: np.random.Generator) -> Any:
-    """Draw uniformly among the legal actions; without a mask from the whole space (its own, seeded, stream).
+    """Draw uniformly among the legal actions. Without a mask, `space` draws with its own generator.
 
-    Where none is legal, in a head if there are several, all are.
+    If a sub-action has no legal choice, all its choices are legal.
     """
     if mask is None:
         return space.sample()
-    drawn = [_draw(head, rng) for head in head_masks(space, mask)]
+    choices = [_draw(head, rng) for head in head_masks(space, mask)]
     if isinstance(space, spaces.Discrete):
-        return np.int64(space.start + drawn[0])
-    return (np.reshape(drawn, space.shape or ()) + getattr(space, "start", 0)).astype(space.dtype)
+        return np.int64(space.start + choices[0])
+    return (np.reshape(choices, space.shape or ()) + getattr(space, "start", 0)).astype(space.dtype)
 
 
 def _draw(mask: BoolArray, rng: np.random.Generator) -> int:
@@ -286,10 +295,14 @@ def _draw(mask: BoolArray, rng: np.random.Generator) -> int:
 
 
 class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives an env of any convention a method `action_masks()` with a flat boolean answer for the present state.
+    """Gives an env of any convention a method `action_masks()`: the flat boolean mask of the present state.
 
-    A mask that comes inside a Dict observation is taken out of it, so that the net does not see it twice. If one key
-    remains, the observation becomes that key's bare value (`{"observation": x, "action_mask": m}` becomes `x`).
+    A mask inside a Dict observation is removed from it, because a policy needs no mask as input. If only one other key
+    remains, the observation becomes the value of that key: `{"observation": x, "action_mask": m}` becomes `x`.
+
+    Args:
+        heads: as in `FlatMasks`.
+        name: as in `find_mask_convention`.
     """
 
     def __init__(
@@ -297,25 +310,24 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: gymnasium.Env[Any, Any],
         convention: MaskConvention,
         heads: spaces.Dict | None = None,
-        named: str | None = None,
+        name: str | None = None,
     ) -> None:
-        """`heads` of an env with named heads: the order of a mask by name; `named` as in `find_mask_convention`."""
         super().__init__(env)
         self._convention = convention
-        self._keys = KEYS if named is None else (named,)
+        self._keys = KEYS if name is None else (name,)
         self._flat = FlatMasks(mask_width(env.action_space), heads)
-        self._latest: object = None  # as the env gave it; made flat when asked for
-        self._tells_late = isinstance(env.unwrapped, AdaptsOld)
-        self._method = mask_method(env, named or METHOD) if convention == "method" else None
+        self._latest: object = None  # as the env returned it
+        self._no_reset_info = isinstance(env.unwrapped, AdaptsOld)
+        self._method = mask_method(env, name or METHOD) if convention == "method" else None
         self._key = self._keys[0]
         if convention == "observation":
             self._key, self._only_key, self.observation_space = without_mask(env.observation_space, self._keys)
 
     def action_masks(self) -> BoolArray:  # (A,) bool
-        """Return which actions are legal now.
+        """The mask of the present state.
 
         Raises:
-            EnvError: the env gave no mask for this state, or one of the wrong length or kind.
+            EnvError: the env gave no mask for this state, or one of the wrong length or type.
         """
         mask = self._latest if self._method is None else self._method()
         if mask is None:
@@ -325,28 +337,28 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
             return self._flat(mask)
         except EnvError as error:
             raise EnvError(f"env {self.unwrapped}: {error} (action space {self.action_space})") from None
-        except ValueError as error:  # NumPy's, of lists that are ragged inside a head
+        except ValueError as error:  # NumPy's, for ragged lists
             raise EnvError(f"env {self.unwrapped}: the action mask is not an array: {error}") from error
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
         observation = self._take_mask(observation, info)
-        if self._latest is None and self._tells_late:
+        if self._latest is None and self._no_reset_info:
             self._latest = np.ones(self._flat.width, np.bool_)
         return observation, info
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         observation = self._take_mask(observation, info)
-        if truncated and not terminated:  # DQN bootstraps from what is legal there
-            with suppress(Exception):  # the episode is over: an env owes no answer any more
+        if truncated and not terminated:  # DQN bootstraps from the last state and needs its mask
+            with suppress(Exception):  # after the end of an episode an env need not have a mask
                 info = {**info, LAST_MASKS: self.action_masks()}
         return observation, reward, terminated, truncated, info
 
     def _take_mask(self, observation: object, info: dict[str, Any]) -> object:
         if self._convention == "info":
-            self._latest = told_mask(info, self._keys)
-        elif self._convention == "observation" and isinstance(observation, Mapping):  # else the last of an episode
+            self._latest = mask_entry(info, self._keys)
+        elif self._convention == "observation" and isinstance(observation, Mapping):  # the last one may be anything
             self._latest = observation.get(self._key)
             if self._only_key is not None:
                 return observation.get(self._only_key)
@@ -354,22 +366,22 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
         return observation
 
 
-def told_mask(told: Mapping[str, Any], keys: tuple[str, ...] = KEYS) -> Any:
-    """What an info or a Dict observation holds under the first of `keys` that it has; None without."""
-    return next((told[key] for key in keys if key in told), None) if told else None
+def mask_entry(source: Mapping[str, Any], keys: tuple[str, ...] = KEYS) -> Any:
+    """The mask in an info or a Dict observation: the value of the first of `keys` in it, or None."""
+    return next((source[key] for key in keys if key in source), None) if source else None
 
 
 def without_mask(space: spaces.Space[Any], keys: tuple[str, ...] = KEYS) -> tuple[str, str | None, spaces.Space[Any]]:
-    """The key of a Dict space that holds the mask, the only other key if there is but one, and the space without it.
+    """The key of the mask in a Dict space, the other key if there is only one, and the space without the mask.
 
     Raises:
-        EnvSpecError: there is no such key, or nothing else.
+        EnvSpecError: there is no such key, or no other key.
     """
-    found = mask_key(space, keys)
-    if found is None or not isinstance(space, spaces.Dict):
-        raise EnvSpecError(f"{keys[0]!r} was looked for in a Dict observation, got {space}")
-    rest = {key: value for key, value in space.spaces.items() if key != found}
-    if not rest:
-        raise EnvSpecError(f"the observation holds {found!r} and nothing else")
-    only = next(iter(rest)) if len(rest) == 1 else None
-    return found, only, spaces.Dict(rest) if only is None else rest[only]
+    mask = mask_key(space, keys)
+    if mask is None or not isinstance(space, spaces.Dict):
+        raise EnvSpecError(f"expected a Dict observation with the key {keys[0]!r}, got {space}")
+    others = {key: value for key, value in space.spaces.items() if key != mask}
+    if not others:
+        raise EnvSpecError(f"the observation holds {mask!r} and nothing else")
+    only = next(iter(others)) if len(others) == 1 else None
+    return mask, only, spaces.Dict(others) if only is None else others[only]

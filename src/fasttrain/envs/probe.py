@@ -1,4 +1,4 @@
-"""Playing an env by random legal actions: every answer checked for its form, and what build, reset and step cost."""
+"""Plays an env by random legal actions: checks the form of every answer and measures build, reset and step."""
 
 from __future__ import annotations
 
@@ -21,23 +21,29 @@ from fasttrain.envs.masks import MASKABLE_SPACES, FlatMasks, mask_width, random_
 from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame
 from fasttrain.errors import EnvError, EnvSpecError
 
-SEED = 20_260_101  # of timing and checkup alone: other episodes than those of trainings seeded 0, 1, …
-ACTIONS_SEED = 7_919  # another one: an env that draws as random play does would be guessed right by it
+SEED = 20_260_101  # of the checkup and the measurement; training uses other seeds: 0, 1, …
+ACTIONS_SEED = 7_919  # differs from SEED: an env may draw its state in the same way as random play draws actions
 PROBE_SECONDS, PROBE_STEPS = 0.3, 500
 MANY_ACTIONS = 20
 
 
 class PlayError(EnvSpecError):
-    """The env broke its contract while being played: `code` for programs, what happened, what to do."""
+    """The env broke its contract while it was played.
+
+    Args:
+        code: of the finding.
+        what: what happened.
+        remedy: what to do; empty: the usual text of the code.
+        at_action: `step` raised.
+    """
 
     def __init__(self, code: str, what: str, remedy: str = "", at_action: bool = False) -> None:
         super().__init__(f"{what}; {remedy}" if remedy else what)
-        self.code, self.what, self.remedy = code, what, remedy
-        self.at_action = at_action  # step() raised
+        self.code, self.what, self.remedy, self.at_action = code, what, remedy, at_action
 
 
 class Moment(NamedTuple):
-    """One answer of the env and the mask that came with it."""
+    """One answer of the env, and the mask after it."""
 
     action: Any  # None after a reset
     observation: Any
@@ -45,7 +51,7 @@ class Moment(NamedTuple):
     terminated: Any
     truncated: Any
     info: Any
-    mask: BoolArray | None  # (A,) of the next decision; None without masks and after the end of an episode
+    mask: BoolArray | None  # (A,) of the next action; None without masks and after the end of an episode
     ended: bool
 
 
@@ -54,34 +60,31 @@ Watch = Callable[[Moment], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """Costs in seconds. The first reset and step are left out of the means: they compile, load and allocate."""
+    """Times in seconds. The first reset and step are not counted: they compile, load and allocate."""
 
     build_s: float  # constructing the env
     step_s: float  # mean
-    step_cv: float  # standard deviation / mean: what envs stepped together wait for each other
-    mask_s: float  # mean cost of `action_masks()`, 0 without masks
+    step_cv: float  # standard deviation / mean of a step: the larger, the longer envs wait for each other
+    mask_s: float  # mean of `action_masks()`, 0 without masks
     reset_s: float  # mean
-    steps: int  # measured
-    resets: int  # measured
+    steps: int  # number of measured steps
+    resets: int  # number of measured resets
     episode_steps: float | None  # mean length of the episodes that ended; None if none did
     has_masks: bool
-    cpu_share: float  # this process's CPU time / wall time inside `step`: near 0, the env waits; near 1, it computes
+    cpu_share: float  # CPU time / wall time of this process inside `step`: near 0 the env waits, near 1 it computes
     info_bytes: float  # mean pickled size of a step's info, 0 if it cannot be pickled
-    density: tuple[float, float]  # mean shares: of the numbers observed that are not 0, of the actions that are legal
+    density: tuple[float, float]  # mean share of non-zero numbers in an observation, and of legal actions
 
 
 class Play:
-    """One env being played, and the times taken.
+    """Plays one env and measures it. All methods that call the env raise PlayError if it raises or breaks its contract.
 
     Args:
-        env_factory: builds the env; the time is taken.
-        use_masks: choose among the actions that the env's masks allow, where it offers any.
-        lenient: every mask is read twice, every action is looked at after the step: `faults` says where one changed.
-        place: told what is about to be called.
-        build_s: what `env_factory` took, where it hands out an env that was built before.
-
-    Raises (all methods that call the env):
-        PlayError: the env raised or broke its contract.
+        env_factory: builds the env; the time is measured.
+        use_masks: draw only actions that the env's masks allow, if it has masks.
+        lenient: read every mask twice and compare every action after the step; `faults` holds what changed.
+        place: receives which call of the env is running.
+        build_s: the building time of an env that exists already, if `env_factory` only returns it.
     """
 
     def __init__(
@@ -98,19 +101,19 @@ class Play:
             self.place.enter(BUILDING)
         self.env = env = env_factory()
         self._build_s = time.perf_counter() - began if build_s is None else build_s
-        self.action_space = copy.deepcopy(env.action_space)  # some envs draw their states from their own action space
+        self.action_space = copy.deepcopy(env.action_space)  # some envs use the generator of their own action space
         self.action_space.seed(ACTIONS_SEED)
         self.has_masks = (
             use_masks and isinstance(env.action_space, MASKABLE_SPACES) and env.has_wrapper_attr("action_masks")
         )
         self.rng = np.random.default_rng(ACTIONS_SEED)
-        self.faults: dict[str, str] = {}  # by code, each once
+        self.faults: dict[str, str] = {}  # text of the first fault by code
         self.lengths: list[int] = []  # of the episodes that ended
-        self.steps_s: list[float] = []  # without the time in which other processes had the core
+        self.steps_s: list[float] = []  # without the time in which other processes used the core
         self.resets_s: list[float] = []
         self.total_steps = 0
-        self.length = 0  # steps of this episode that were begun
-        self.action: Any = None  # of the last of these
+        self.length = 0  # number of steps of this episode, including one that raises
+        self.action: Any = None  # of the last step
         self.warm_up_s = 0.0
         self._lenient = lenient
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
@@ -118,12 +121,12 @@ class Play:
         self._masks_s: list[float] = []
         self._infos_bytes: list[int] = []
         self._cpu_s: list[float] = []  # of steps
-        self._seen: list[float] = []  # see `ProbeResult.density`
+        self._nonzero: list[float] = []  # see `ProbeResult.density`
         self._legal: list[float] = []
-        self._kept_off = KeptOff()
+        self._run_delay = RunDelay()
 
     def run(self, max_seconds: float, max_steps: int, watch: Watch = lambda _: None) -> Moment:
-        """Play from a seeded reset; `watch` sees every moment. Returns the last, for `go_on`."""
+        """Play from a seeded reset, and pass every moment to `watch`. Returns the last moment, for `go_on`."""
         began = time.perf_counter()
         moment = self.reset(SEED)
         watch(moment)
@@ -137,7 +140,7 @@ class Play:
         return self.go_on(moment, lambda: len(self.steps_s) >= max_steps or time.perf_counter() >= deadline, watch)
 
     def go_on(self, moment: Moment, enough: Callable[[], bool], watch: Watch = lambda _: None) -> Moment:
-        """Play from `moment` on, at least one step, until `enough`."""
+        """Play from `moment` on, at least one step, until `enough()` is true."""
         while True:
             if moment.ended:
                 moment = self.reset()
@@ -148,7 +151,7 @@ class Play:
                 return moment
 
     def episode(self, seed: int, most: int, choose: Callable[[Moment], Any] | None = None) -> Iterator[Moment]:
-        """From a seeded reset on, `most` steps at most, by random legal actions or by those that `choose` gives."""
+        """The moments of one episode from a seeded reset, at most `most` steps. None for `choose`: random actions."""
         moment = self.reset(seed)
         yield moment
         while not moment.ended and self.length < most:
@@ -167,40 +170,40 @@ class Play:
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise PlayError(
                 "reset_answer",
-                f"env {self.env.unwrapped}: reset() returned {_shown(answer)} instead of (observation, info)",
+                f"env {self.env.unwrapped}: reset() returned {_short(answer)} instead of (observation, info)",
                 "return both, or adapt the old gym interface by env.wrappers=[fasttrain.envs.wrappers:OldGym]",
             )
         observation, info = answer
         return Moment(None, observation, 0.0, False, False, {} if info is None else info, self._mask(), False)
 
     def step(self, action: Any) -> Moment:
-        self.action, given = action, copy.copy(action)
-        self.length += 1  # before: a step that fails has its number too
+        self.action, passed = action, copy.copy(action)
+        self.length += 1  # a step that fails counts too
         self.place.step(self.length)
-        kept_off, cpu_began, began = self._kept_off.seconds(), time.process_time(), time.perf_counter()
+        delay_s, cpu_began, began = self._run_delay.seconds(), time.process_time(), time.perf_counter()
         try:
-            answer = self.env.step(given)
+            answer = self.env.step(passed)
         except (Exception, SystemExit) as error:
-            if "values to unpack (expected 5" in str(error):  # a wrapper took the answer apart before we could
+            if "values to unpack (expected 5" in str(error):  # raised by a wrapper, which unpacks the answer first
                 raise self._wrong_step(f"the wrong number of values ({error})") from error
             raise self._failed(error, at_action=True) from error
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
-        kept_off = self._kept_off.seconds() - kept_off
-        self.steps_s.append(max(wall_s - kept_off, 1e-9))  # clocks of two kinds: of a short step little may be left
+        delay_s = self._run_delay.seconds() - delay_s
+        self.steps_s.append(max(wall_s - delay_s, 1e-9))  # the two clocks differ: a short step might get a time below 0
         self._cpu_s.append(cpu_s)
         self.total_steps += 1
-        if self._lenient and not np.array_equal(action, given):
-            text = f"step() wrote into the array of actions that it was given, first at {self.position()}"
+        if self._lenient and not np.array_equal(action, passed):
+            text = f"step() wrote into the array of actions that it received, first at {self.position()}"
             self.faults.setdefault("changed_action", text)
         if not isinstance(answer, (tuple, list)) or len(answer) != 5:
-            raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _shown(answer))
+            raise self._wrong_step(f"{len(answer)} values" if isinstance(answer, (tuple, list)) else _short(answer))
         observation, reward, terminated, truncated, info = answer
         self._infos_bytes.append(_pickled_bytes(info))
-        self._seen.append(_share_not_zero(observation))
+        self._nonzero.append(_share_nonzero(observation))
         try:
             ended = bool(terminated or truncated)
-        except ValueError:  # NumPy's, of arrays
-            ends = f"{_shown((terminated, truncated))} as terminated, truncated"
+        except ValueError:  # NumPy's, for arrays
+            ends = f"{_short((terminated, truncated))} as terminated, truncated"
             what = f"env {self.env.unwrapped}: step() returned {ends}"
             raise PlayError("ends_not_bool", what, "return two bools") from None
         if ended:
@@ -212,13 +215,16 @@ class Play:
         return random_legal_action(self.action_space, mask, self.rng)
 
     def draw_another(self, mask: BoolArray | None, action: Any) -> Any:
-        """A legal action other than `action`, None if there is none (or luck did not find it). Of many every other
-        time the first, which often does nothing as no other one does, and which random play would hardly meet."""
-        drawn: Iterator[Any] = (self.draw(mask) for _ in range(20))
+        """A random legal action other than `action`; None if 20 draws find none.
+
+        With many actions it is every other time the first one: this often does nothing ("pass"), unlike all others,
+        and random play would rarely draw it.
+        """
+        draws: Iterator[Any] = (self.draw(mask) for _ in range(20))
         many = isinstance(self.action_space, spaces.Discrete) and self.action_space.n > MANY_ACTIONS
         if many and (mask is None or mask[0]) and self.rng.random() < 0.5:
-            drawn = itertools.chain([self.action_space.start], drawn)  # type: ignore[attr-defined]
-        return next((each for each in drawn if not np.array_equal(each, action)), None)
+            draws = itertools.chain([self.action_space.start], draws)  # type: ignore[attr-defined]
+        return next((draw for draw in draws if not np.array_equal(draw, action)), None)
 
     def position(self) -> str:
         if self.action is None:
@@ -226,7 +232,7 @@ class Play:
         return f"step {self.length} of an episode of random legal play (last action {self.action})"
 
     def costs(self) -> ProbeResult:
-        """What was measured; at least one step and one reset must have been."""
+        """The measurements. There must have been at least one step and one reset."""
         step_s = _mean(self.steps_s)
         return ProbeResult(
             build_s=self._build_s,
@@ -240,7 +246,7 @@ class Play:
             has_masks=self.has_masks,
             cpu_share=min(1.0, _mean(self._cpu_s) / step_s) if step_s > 0 else 0.0,
             info_bytes=_mean(self._infos_bytes),
-            density=(_mean(self._seen), _mean(self._legal) if self._legal else 1.0),
+            density=(_mean(self._nonzero), _mean(self._legal) if self._legal else 1.0),
         )
 
     def _mask(self) -> BoolArray | None:
@@ -253,11 +259,11 @@ class Play:
             self._masks_s.append(time.perf_counter() - began)
             mask = self._flat_mask(answer)
             self._legal.append(np.count_nonzero(mask) / max(len(mask), 1))
-            looks_again = self._lenient and "stale_mask" not in self.faults
-            if looks_again and not np.array_equal(mask, self._flat_mask(self._action_masks())):
-                text = f"action_masks() called twice without a step between gave two masks ({self.position()})"
+            reads_twice = self._lenient and "stale_mask" not in self.faults
+            if reads_twice and not np.array_equal(mask, self._flat_mask(self._action_masks())):
+                text = f"two calls of action_masks() without a step between them gave two masks ({self.position()})"
                 self.faults["stale_mask"] = text
-        except (EnvError, ValueError) as error:  # ValueError: NumPy's, of ragged lists
+        except (EnvError, ValueError) as error:  # ValueError: NumPy's, for ragged lists
             text = str(error) if str(error).startswith("env ") else f"env {self.env.unwrapped}: {error}"
             remedy = "give one entry per action, 1 = legal, after every reset and step"
             raise PlayError("bad_mask", f"{text}, at {self.position()}", remedy) from error
@@ -268,7 +274,7 @@ class Play:
     def _failed(self, error: BaseException, at_action: bool = False) -> PlayError:
         what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
         shape = isinstance(error, (TypeError, ValueError)) and re.search(r"unpack|unexpected keyword", str(error))
-        if self.action is None and shape:  # a wrapper found out
+        if self.action is None and shape:  # raised by a wrapper that unpacks the answer
             return PlayError("raised", what, "reset(self, *, seed=None, options=None) must return (observation, info)")
         return PlayError("raised", what, at_action=at_action)
 
@@ -281,16 +287,16 @@ class Play:
         )
 
 
-class KeptOff:
-    """How long this thread has been kept off the cores so far, ready to run: its run delay, as Linux counts it.
+class RunDelay:
+    """The time for which this thread was ready to run but had no core, as Linux counts it. Reading it takes 2 µs.
 
-    A step whose core another process took would else look like one that waits. Reading it takes 2 µs.
+    It is subtracted from the time of a step: otherwise a busy machine would make the env look slow.
     """
 
     def __init__(self, file: str = "/proc/thread-self/schedstat") -> None:
         try:
             self._file: int | None = os.open(file, os.O_RDONLY)
-        except OSError:  # another system, or a kernel that does not count it
+        except OSError:  # another operating system, or a kernel that does not count it
             self._file = None
 
     def seconds(self) -> float:
@@ -301,7 +307,7 @@ class KeptOff:
             os.close(self._file)
 
 
-def _share_not_zero(observation: Any) -> float:
+def _share_nonzero(observation: Any) -> float:
     parts = observation.values() if isinstance(observation, dict) else [observation]
     arrays = [part for part in parts if isinstance(part, np.ndarray) and part.dtype.kind in "fiub"]
     total = sum(part.size for part in arrays)
@@ -312,7 +318,7 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else 0.0
 
 
-def _shown(value: object) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"
 
@@ -320,5 +326,5 @@ def _shown(value: object) -> str:
 def _pickled_bytes(info: object) -> int:
     try:
         return len(pickle.dumps(info, pickle.HIGHEST_PROTOCOL)) if info or not isinstance(info, Mapping) else 0
-    except Exception:  # a lock, a lambda, a live generator: user objects may raise anything; the checkup names them
+    except Exception:  # user objects may raise anything; the checkup reports them
         return 0

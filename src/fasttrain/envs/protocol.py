@@ -1,4 +1,4 @@
-"""What a native game offers to `fasttrain.vec.NativeVecEnv`: N games stepped in place by compiled kernels."""
+"""The interface of a native game for `fasttrain.vec.NativeVecEnv`: N games that compiled code steps together."""
 
 from __future__ import annotations
 
@@ -13,69 +13,68 @@ from fasttrain.batch import Slots
 
 
 class NativeGame(Protocol):
-    """N independent games of one kind, stepped together, writing straight into the slots.
+    """N independent games of one kind, which are stepped together and write into the slots.
 
-    Any further public method (`set_opponents(mix, indices=None)` say) is reachable through `VecEnv.env_method`.
-    A game that can step on threads has an attribute `max_threads`, 1 as made; a run sets it to the machine's cores.
-    A game that lists its kernels (`kernel_calls`, see `GameBatch`) has them compiled before training, shown by name.
-    A two-sided game, where somebody outside may also decide for the opponent, is a `TwoSidedGame`.
+    `VecEnv.env_method` reaches its other public methods, for example `set_opponents(mix, indices=None)`. A game that
+    can use threads has an attribute `max_threads`, at first 1; a run sets it to the number of cores. If a game lists
+    its compiled functions (`kernel_calls`, see `GameBatch`), a run compiles them before training and shows their names.
+    A game for self-play is a `TwoSidedGame`.
     """
 
     num_envs: int
     observation_space: spaces.Box
     action_space: spaces.Discrete | spaces.MultiDiscrete  # actions are (N,) or (N, heads)
-    final_observations: NDArray[np.float32]  # (N, O): row i valid where env i ended in the last step
-    opponents_ns: int  # nanoseconds spent in opponents' turns since construction (part of the env step)
+    final_observations: NDArray[np.float32]  # (N, O): row i is valid if env i ended in the last step
+    opponents_ns: int  # time of the opponents' turns since construction, in ns; a part of the steps' time
 
     def bind(self, slots: Slots) -> None:
-        """Take the arrays to read actions from and to write everything else to."""
+        """Receive the arrays: the game reads actions from them and writes everything else."""
 
     def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         """Start a new game in each listed env and write its first observation and mask.
 
-        An env whose seed is None continues its own random stream, or begins one from entropy if it has none.
+        An env whose seed is None goes on with its random generator, or gets one with a random seed if it has none.
         """
 
     def step(self) -> None:
-        """Apply `slots.actions`, let opponents move until each learner must decide again, write all slots.
+        """Apply `slots.actions`, let opponents act until each learner must act again, and write all slots.
 
-        Envs that end keep their last observation in `final_observations` and are reset in the same step (autoreset),
-        going on with their own random stream.
+        Envs that end write their last observation to `final_observations` and are reset in the same step (autoreset).
+        They go on with their random generator.
 
         Raises:
-            EnvError: an action is illegal; names the env, the action and the legal ones.
+            EnvError: an action is illegal. The message names the env, the action and the legal actions.
         """
 
     def episode_info(self, index: int) -> dict[str, Any]:
-        """The end-of-episode info of env `index`, valid in the step in which it ended."""
+        """The info at the end of an episode of env `index`. It is called right after the step in which it ended."""
 
 
 class ResumableGame(NativeGame, Protocol):
-    """A native game whose state can be written to a checkpoint and read back; without, a resumed run starts again."""
+    """A native game whose state can be saved in checkpoints. With any other game a resumed run begins new episodes."""
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """Everything that decides how the games go on: views, not copies. What the game was made with stays out."""
+        """All state that determines how the games go on, as views. The constructor's arguments are not a part of it."""
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from there; of a game made with the same arguments, and bound. Slots are the caller's to fill.
+        """Load the state into a game with the same constructor arguments. The caller fills the slots.
 
         Raises:
-            ConfigError: an array is missing, of another shape or dtype, or holds what no game can hold.
+            ConfigError: an array is missing, has another shape or dtype, or has values that no game can have.
         """
 
 
 class TwoSidedGame(NativeGame, Protocol):
-    """A native game that can stop at the opponent's decisions too, for self-play.
+    """A native game for self-play: it can stop at the opponent's decisions too.
 
-    With the opponent "self" (`set_opponents("self")`, or as made) a step ends at the next decision of either side. The
-    slots then hold the observation and the mask of the side that must decide, as the learner would see them in its
-    place. Rewards are always the learner's, since the game's last decision of either side. A new game may begin with
-    the opponent's decision.
+    With the opponent "self" (`set_opponents("self")`) a step ends at the next decision of either side. The slots then
+    hold the observation and the mask of the side that must act, as if this side were the learner. Rewards are always
+    the learner's, since the last decision of either side. A new game may begin with a decision of the opponent.
 
-    With several opponents a game may have `seats_to_decide` (N,), numbers from 1 on: each remembers what itself saw.
+    A game with several opponents may have `seats_to_decide` (N,), the number of the opponent that acts, from 1.
     """
 
-    opponents_turn: NDArray[np.bool_]  # (N,): the side to decide is the opponent; written by reset and step
+    opponents_turn: NDArray[np.bool_]  # (N,): the opponent must act; written by reset and step
 
     def step_listed(self, indices: NDArray[np.int64]) -> None:
-        """`step` for the listed games alone, with their rows of `slots.actions`; only their rows are written."""
+        """`step` for these games only, with their rows of `slots.actions`. Only their rows are written."""

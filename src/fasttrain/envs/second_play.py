@@ -1,7 +1,7 @@
-"""What only a second play from the same seed shows: is it the same again, and what does another action change?
+"""Plays recorded episodes a second time: is the second play the same, and what does a different action change?
 
-`Branches` are pairs of episodes that part at one action: what the action changes, and whether masks keep up with the
-state.
+`Branches` plays pairs of episodes that are equal up to one action. They show what the action changes, and whether the
+masks belong to the present state.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasttrain.envs.findings import ENOUGH_EPISODES, Finding, fingerprint, found
+from fasttrain.envs.findings import ENOUGH_EPISODES, Finding, fingerprint, make_finding
 from fasttrain.envs.masks import is_legal
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult
 
 HORIZON = 200  # steps of an episode that are compared
 RECORDED_STEPS = 300
 MAX_PAIRS, MAX_SHORT_PAIRS = 60, 80
-ENOUGH_TELLING = 30  # else an action that matters in one of ten episodes would be missed too often
-UNTOUCHED_PAIRS = 6  # without any varying reward: playing on would teach nothing about rewards (sparse ones)
+MIN_EPISODES = 30  # with an unusual reward; with fewer an action that matters in one of ten would be missed too often
+UNTOUCHED_PAIRS = 6  # if the reward (or mask) never varied in so many pairs, more pairs would show nothing new
 
 
 class Frame(NamedTuple):
-    """A moment as far as two plays are compared: bit for bit."""
+    """The parts of a moment that two plays must have in common, bit for bit."""
 
     action: object
     observation: Any
@@ -47,7 +47,7 @@ def frame_of(moment: Moment) -> Frame:
 
 
 class Recorder:
-    """Keeps the first moments of a pass of play, resets included, to be played again."""
+    """Records the first moments of a play, including resets, so that they can be played again."""
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -59,7 +59,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where a second play from the same seed first differed."""
+    """The first difference of a second play from the same seed."""
 
     index: int  # among the recorded frames
     part: str  # "observation", "reward", "end of the episode" or "action mask"
@@ -78,9 +78,11 @@ def first_difference(
     at_least: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> Difference | None:
-    """Play `recorded` again from reset(seed); None if what there was time for came out the same.
+    """Play `recorded` again from reset(seed). Returns None if there was no difference before the deadline.
 
-    `between` is called after each reset and step.
+    Args:
+        at_least: number of steps to play even after the deadline.
+        between: called after each reset and step.
     """
     episode, step = 0, 0
     for index, frame in enumerate(recorded):
@@ -99,7 +101,7 @@ def first_difference(
 
 
 def not_fresh(play: Play, recorded: Sequence[Frame]) -> str:
-    """Why an env that was played does not repeat, from the seed, what it did when it was new; empty: it does."""
+    """Why an env that was played does not repeat the recorded play of a new env; empty if it does repeat it."""
     try:
         difference = first_difference(play, recorded, SEED, deadline=0.0, at_least=len(recorded))
     except PlayError as fault:
@@ -117,30 +119,33 @@ def differing_part(one: Frame, other: Frame) -> str:
     return "action mask" if one.mask != other.mask else ""
 
 
-# --- another action
+# --- a different action
 
 
 class Pair(NamedTuple):
-    """Two episodes from one seed: the same `parted` actions, then another action, then (if legal) the same one."""
+    """Two episodes from one seed. Their first `common` actions are the same, the next one differs.
+
+    The action after that is the same again if it is legal in both (`same_next`).
+    """
 
     one: list[Frame]  # [0] is the reset
     other: list[Frame]
-    parted: int
+    common: int
     same_next: bool
 
     @property
     def identical(self) -> bool:
-        """Whether the other action changed nothing that a learner can see."""
+        """Whether the different action changed neither observations nor rewards nor ends."""
         return [frame[1:4] for frame in self.one] == [frame[1:4] for frame in self.other]
 
     @property
     def rewards_identical(self) -> bool:
-        """Whether the steps that both took paid the same; how many there are may well depend on the action."""
+        """Whether the steps that both episodes have gave the same rewards. Their lengths may differ."""
         return all(one.reward == other.reward for one, other in zip(self.one, self.other, strict=False))
 
     def differs(self, part: str, delay: int) -> bool | None:
-        """Whether a part of the frame `delay` steps after the parting depends on the action there; None: unknown."""
-        at = self.parted + delay
+        """Whether a part of the frame `delay` steps after the common actions differs; None if that is unknown."""
+        at = self.common + delay
         if at >= min(len(self.one), len(self.other)) or (delay == 2 and not self.same_next):
             return None
         one, other = getattr(self.one[at], part), getattr(self.other[at], part)
@@ -148,22 +153,22 @@ class Pair(NamedTuple):
 
 
 class Branches:
-    """Pairs of episodes that part at one action, played on one env whose seeds are known to work."""
+    """Plays pairs of episodes on one env that is known to repeat an episode from its seed."""
 
     def __init__(self, play: Play, costs: ProbeResult, deadline: float) -> None:
         self.pairs: list[Pair] = []
-        self.short_pairs: list[Pair] = []  # end two steps after the parting: for masks
-        self.episodes: list[list[Frame]] = []  # the first of each pair, and those that offered no choice
-        self.wrong_mask = ""  # equal states, unequal masks
-        self.carries_over: Difference | None = None  # in an episode played again: earlier ones matter
+        self.short_pairs: list[Pair] = []  # end two steps after the common actions; for masks
+        self.episodes: list[list[Frame]] = []  # the first episode of each pair, and episodes without a choice
+        self.wrong_mask = ""  # text about two equal states with different masks
+        self.carries_over: Difference | None = None  # of an episode played again: earlier episodes influence it
         self.in_time = True
         self._play, self._costs, self._deadline = play, costs, deadline
         self._rng = np.random.default_rng(SEED)
 
     def run(self, first: Frame) -> None:
-        """Play until everything is seen to depend on the action, or the time or the pairs are used up.
+        """Play pairs until all questions are answered, or until the time or the number of pairs is used up.
 
-        `first` is the frame of a reset with `SEED` in a fresh env.
+        `first` is the frame of a reset with `SEED` of a new env.
         """
         self._compare_first_masks(first)
         without_choice = 0
@@ -183,21 +188,21 @@ class Branches:
                 (self.short_pairs if rewards_settled else self.pairs).append(pair)
 
     def _affordable_steps(self) -> int:
-        """How long the episodes of the next pair may be: it is three plays of that length at most."""
+        """The longest episodes for which there is time. A pair takes at most three plays of this length."""
         left_s = self._deadline - time.perf_counter() - 2 * self._costs.reset_s
         return int(min(HORIZON, left_s / 3 / max(self._costs.step_s + self._costs.mask_s, 1e-6)))
 
     def _compare_first_masks(self, first: Frame) -> None:
-        """A cache that reset() does not clear shows the mask of wherever the last episode stood."""
+        """Compare masks after a reset: a cache that `reset` does not clear shows the mask of the last episode."""
         for steps in (1, 2, 3, 5, 8) if self._play.has_masks else ():
             if self.wrong_mask or self.carries_over or self._affordable_steps() < steps:
                 return
             for _ in self._play.episode(SEED + steps, steps):
                 pass
-            self._replayed(SEED, [first])
+            self._replay(SEED, [first])
 
     def _rewards_settled(self) -> bool:
-        """The reward was seen to depend on the action, or there is nothing (more) to learn about it."""
+        """Whether the reward depends on the action, or more pairs would not show whether it does."""
         if len(self.pairs) >= MAX_PAIRS or any(not pair.rewards_identical for pair in self.pairs):
             return True
         rewards = {frame.reward for pair in self.pairs for frame in pair.one[1:]}
@@ -211,37 +216,37 @@ class Branches:
         return len(pairs) >= UNTOUCHED_PAIRS and not varied
 
     def _pair(self, seed: int, horizon: int, short: bool) -> Pair | None:
-        """One more pair; None if the episode offered no choice, or went otherwise the second time."""
+        """Play one pair; None if the episode had no choice, or differed before the different action."""
         usual = min((len(pair.one) for pair in self.pairs), default=0)
-        wanted_at = int(self._rng.integers(max(1, min(20, usual // 2))))  # early, so that much comes after
+        latest = int(self._rng.integers(max(1, min(20, usual // 2))))  # early, so that many steps come after it
         moments, one = list[Moment](), list[Frame]()
-        for moment in self._play.episode(seed, min(horizon, wanted_at + 2) if short else horizon):
+        for moment in self._play.episode(seed, min(horizon, latest + 2) if short else horizon):
             moments.append(moment)
-            one.append(frame_of(moment))  # at once: an env may write into the array that it returned
+            one.append(frame_of(moment))  # now: the env may write into the returned array later
         self.episodes.append(one)
-        changed = None
-        for parted in range(min(wanted_at, len(one) - 2), -1, -1):
-            if (changed := self._play.draw_another(moments[parted].mask, one[parted + 1].action)) is not None:
+        different = None
+        for common in range(min(latest, len(one) - 2), -1, -1):
+            if (different := self._play.draw_another(moments[common].mask, one[common + 1].action)) is not None:
                 break
-        if changed is None or (other := self._replayed(seed, one[: parted + 1])) is None:
+        if different is None or (other := self._replay(seed, one[: common + 1])) is None:
             return None
-        moment = self._play.step(changed)
+        moment = self._play.step(different)
         other.append(frame_of(moment))
         same_next = False
-        while not moment.ended and len(other) <= min(len(one), horizon):  # one step further, to see that it goes on
+        while not moment.ended and len(other) <= min(len(one), horizon):  # one step longer, to see whether it goes on
             action = self._play.draw(moment.mask)
-            if len(other) == parted + 2 < len(one):
-                wanted = one[parted + 2].action
-                same_next = moment.mask is None or is_legal(self._play.action_space, moment.mask, wanted)
-                action = wanted if same_next else action
+            if len(other) == common + 2 < len(one):
+                same_action = one[common + 2].action
+                same_next = moment.mask is None or is_legal(self._play.action_space, moment.mask, same_action)
+                action = same_action if same_next else action
             moment = self._play.step(action)
             other.append(frame_of(moment))
         if not moments[-1].ended and len(other) > len(one):
-            other.pop()  # the first was cut, not ended
-        return Pair(one, other, parted, same_next)
+            other.pop()  # the first episode did not end, we stopped it
+        return Pair(one, other, common, same_next)
 
-    def _replayed(self, seed: int, prefix: Sequence[Frame]) -> list[Frame] | None:
-        """The prefix played again; None, with the reason noted, if it came out otherwise."""
+    def _replay(self, seed: int, prefix: Sequence[Frame]) -> list[Frame] | None:
+        """Play these frames again. If they differ, set `wrong_mask` or `carries_over` and return None."""
         frames: list[Frame] = []
         for frame in prefix:
             moment = self._play.reset(seed) if frame.action is None else self._play.step(frame.action)
@@ -260,23 +265,23 @@ class Branches:
         return frames
 
     def findings(self) -> Iterator[Finding]:
-        """What the pairs say about masks, actions and rewards."""
+        """Findings about masks, actions and rewards."""
         if self.wrong_mask:
-            yield found("stale_mask", self.wrong_mask)
+            yield make_finding("stale_mask", self.wrong_mask)
         elif text := late_masks(self.pairs + self.short_pairs, self.episodes):
-            # A warning: where the rules let an action lock or free others a turn later, it looks the same from outside.
-            yield found("stale_mask", text, severity="warning")
+            # Only a warning: rules may allow or forbid actions one turn after the action that caused it.
+            yield make_finding("stale_mask", text, severity="warning")
         if text := ignored_action(self.pairs):
-            yield found("action_ignored", text)
+            yield make_finding("action_ignored", text)
         elif text := independent_reward(self.pairs):
-            yield found("reward_ignores_action", text)
+            yield make_finding("reward_ignores_action", text)
 
 
 def late_masks(pairs: Sequence[Pair], all_episodes: Sequence[Sequence[Frame]]) -> str:
-    """Evidence that every mask belongs to the state one step earlier; empty without.
+    """Evidence that every mask belongs to the state one step earlier; empty if there is none.
 
-    Either the masks depend on the action before the last and never on the last, while the observation depends on it;
-    or each episode's first mask comes twice, in an env whose masks otherwise nearly always change.
+    Either the observation depends on the last action, but the masks only on the action before it. Or each episode has
+    the same mask twice at its start, although later masks nearly always change.
     """
     known = [pair.differs("mask", 1) for pair in pairs]
     if any(known):
@@ -284,8 +289,8 @@ def late_masks(pairs: Sequence[Pair], all_episodes: Sequence[Sequence[Frame]]) -
     late = [pair for pair in pairs if pair.differs("observation", 1) and pair.differs("mask", 2)]
     if len(late) >= 5:
         return (
-            f"in {len(late)} of {len(pairs)} replays with one other action the observation differed at once and the "
-            "mask only a step later: each mask seems to belong to the state one step earlier"
+            f"in {len(late)} of {len(pairs)} replays with one different action the observation differed at once, but "
+            "the mask only a step later: each mask seems to belong to the state one step earlier"
         )
     repeated = changes = later = episodes = 0
     for frames in all_episodes:
@@ -297,49 +302,50 @@ def late_masks(pairs: Sequence[Pair], all_episodes: Sequence[Sequence[Frame]]) -
             changes += sum(one != two for one, two in itertools.pairwise(masks[1:]))
     if episodes >= 8 and repeated == episodes and later >= 16 and changes >= 0.8 * later:
         return (
-            f"in each of {episodes} episodes the first mask came twice, while {changes} of {later} later masks were "
-            "not the one before: each seems to belong to the state one step earlier"
+            f"in each of {episodes} episodes the second mask was equal to the first, while {changes} of {later} later "
+            "masks differed from the one before: each mask seems to belong to the state one step earlier"
         )
     return ""
 
 
 def ignored_action(pairs: Sequence[Pair]) -> str:
-    """Evidence that actions change nothing; empty without."""
+    """Evidence that actions change nothing; empty if there is none."""
     if len(pairs) < 4 or not all(pair.identical for pair in pairs):
         return ""
     frames = [frame for pair in pairs for frame in pair.one]
-    compared = sum(len(pair.one) - 1 - pair.parted for pair in pairs)
+    compared = sum(len(pair.one) - 1 - pair.common for pair in pairs)
     reward_varies = len({frame.reward for frame in frames if frame.action is not None}) > 1
     varies = reward_varies or len({frame.observation for frame in frames}) > 1
-    # Where the reward never varies either, a rare reward may be all that an action can change.
+    # If the reward never varies, the only effect of an action may be a rare reward. So compare more steps.
     if not varies or compared < (20 if reward_varies else 50):
         return ""
     return (
-        f"{len(pairs)} episodes played again with other actions came out bit for bit the same (observations, rewards "
-        f"and ends of {compared:,} steps)"
+        f"{len(pairs)} episodes were played again with different actions, and were the same bit for bit (observations, "
+        f"rewards and ends of {compared:,} steps)"
     )
 
 
 def independent_reward(pairs: Sequence[Pair]) -> str:
-    """Evidence that the reward does not depend on the action although it varies; empty without.
+    """Evidence that the reward varies but does not depend on the action; empty if there is none.
 
-    A reward that only comes with the last step, the same in all episodes, says nothing: random play may always lose.
+    A reward that comes only at the last step and is the same in all episodes is no evidence: random play may always
+    lose.
     """
     if not pairs or not all(pair.rewards_identical for pair in pairs):
         return ""
     counts = Counter(frame.reward for pair in pairs for frame in pair.one[1:])
     usual = counts.most_common(1)[0][0]
     finals = {pair.one[-1].reward for pair in pairs}
-    compared = list[list[Frame]]()  # the frames of each first episode that the other action could have changed
-    for one, other, parted, _ in pairs:
-        cut = len(other) < len(one)
-        compared.append(one[parted + 1 : len(other) if cut else len(one) - (len(finals) == 1)])
+    compared = list[list[Frame]]()  # the frames of each first episode that the different action could have changed
+    for one, other, common, _ in pairs:
+        shorter = len(other) < len(one)
+        compared.append(one[common + 1 : len(other) if shorter else len(one) - (len(finals) == 1)])
     unusual = [sum(frame.reward != usual for frame in frames) for frames in compared]
-    telling = sum(count > 0 for count in unusual)
-    if telling < ENOUGH_TELLING and not (telling >= 4 and sum(unusual) >= 40):
+    episodes = sum(count > 0 for count in unusual)
+    if episodes < MIN_EPISODES and not (episodes >= 4 and sum(unusual) >= 40):
         return ""
-    lengths = "; only how long they last depends on it" if any(len(p.one) != len(p.other) for p in pairs) else ""
+    lengths = "; only the length of episodes depends on them" if any(len(p.one) != len(p.other) for p in pairs) else ""
     return (
-        f"with other actions {sum(map(len, compared)):,} steps of {len(pairs)} episodes paid exactly what they paid "
-        f"before ({len(counts)} different rewards){lengths}"
+        f"with different actions {sum(map(len, compared)):,} steps of {len(pairs)} episodes gave exactly the same "
+        f"rewards as before ({len(counts)} different ones){lengths}"
     )

@@ -1,9 +1,8 @@
-"""Calling code that users wrote: find their modules, say where a call is and where an error comes from, leave random
-state alone."""
+"""Calling the user's code: import modules, report where an error comes from, and leave random state unchanged."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums, which takes longer than all the rest
+import _signal  # type: ignore[import-not-found]  # signal.getsignal makes enums, which is slow
 import importlib
 import importlib.util
 import mmap
@@ -41,8 +40,8 @@ PYTHONS_FOLDERS = _LIBRARY_FOLDERS[:2]
 
 
 @contextmanager
-def kept_random_state() -> Iterator[None]:
-    """Undo what the block draws from the global streams of `random` and NumPy: looking must not change a run."""
+def preserve_random_state() -> Iterator[None]:
+    """Restore the global random state of `random` and NumPy after the block, so that a check does not change a run."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         yield
@@ -52,11 +51,11 @@ def kept_random_state() -> Iterator[None]:
 
 
 def process_settings() -> dict[str, Any]:
-    """What an env may spoil in the process that also trains, 2 µs."""
+    """Settings of this process that an env may change and that training depends on. Reading them takes 2 µs."""
     torch = sys.modules.get("torch")
     return {
         "numpy.seterr": "raise" in np.geterr().values(),
-        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # more harms nobody
+        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # a higher limit does no harm
         "warnings.simplefilter": [each for each in warnings.filters[:1] if each[0] == "error"],
         "the handler of SIGINT": _signal.getsignal(signal.SIGINT),
         "sys.stdout": sys.stdout.closed,
@@ -65,18 +64,18 @@ def process_settings() -> dict[str, Any]:
     }
 
 
-def put_back(before: dict[str, Any]) -> list[str]:
-    """Undo what has changed since; its names."""
+def restore_settings(before: dict[str, Any]) -> list[str]:
+    """Undo changes since `process_settings` returned `before`. Returns the names of the changed settings."""
     now, torch = process_settings(), sys.modules.get("torch")
     changed = [name for name in now if now[name] != before[name]]
     undo: dict[str, Callable[[Any], Any]] = {
         "numpy.seterr": lambda _: np.seterr(all="warn", under="ignore"),
         "sys.setrecursionlimit": sys.setrecursionlimit,
         "warnings.simplefilter": lambda _: warnings.filters.remove(warnings.filters[0]),  # type: ignore[attr-defined]
-        "the handler of SIGINT": lambda kept: signal.signal(signal.SIGINT, kept),
+        "the handler of SIGINT": lambda handler: signal.signal(signal.SIGINT, handler),
         "sys.stdout": lambda _: setattr(sys, "stdout", open(os.dup(2), "w", 1)),  # noqa: SIM115 - as long as the process
-        "torch.set_default_dtype": lambda kept: torch.set_default_dtype(kept),  # type: ignore[union-attr]
-        "torch.set_grad_enabled": lambda kept: torch.set_grad_enabled(kept),  # type: ignore[union-attr]
+        "torch.set_default_dtype": lambda dtype: torch.set_default_dtype(dtype),  # type: ignore[union-attr]
+        "torch.set_grad_enabled": lambda enabled: torch.set_grad_enabled(enabled),  # type: ignore[union-attr]
     }
     for name in changed:
         undo[name](before[name])
@@ -84,22 +83,22 @@ def put_back(before: dict[str, Any]) -> list[str]:
 
 
 def seed_streams(python: int, numpy: int) -> None:
-    """Put the global streams, which no env should use, into a known state."""
+    """Seed the global generators of `random` and NumPy, which no env should use."""
     random.seed(python)
     np.random.seed(numpy)
 
 
 def blame(error: BaseException) -> str:
-    """Return "ValueError: text (my_game.py:12, in step)": the type, the text and the user's line that raised."""
+    """Return "ValueError: text (my_game.py:12, in step)": the type, the message and the user's line that raised."""
     while error.__cause__ is not None and _raised_by_us(error):  # Gymnasium wraps errors of constructors
         error = error.__cause__
     try:
-        words = str(error)
-    except Exception:  # the user's own class of errors may be broken too
-        words = ""
-    text = f"{type(error).__name__}: {words}" if words else type(error).__name__
+        message = str(error)
+    except Exception:  # the user's own class of exceptions may be broken
+        message = ""
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, SyntaxError):
-        return text  # carries file and line already
+        return text  # it has file and line already
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     if not frames:
         return text
@@ -108,32 +107,32 @@ def blame(error: BaseException) -> str:
 
 
 def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where an error came through, without our files and installed ones."""
-    others = (*_LIBRARY_FOLDERS, *_OUR_FOLDERS, "<")  # code that was generated, as a dataclass's, tells nothing
+    """The frames of an error that are in the user's files, not in installed packages."""
+    others = (*_LIBRARY_FOLDERS, *_OUR_FOLDERS, "<")  # "<": generated code, such as a dataclass's
     return [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
 
 
-def findable(folder: str) -> None:
+def make_importable(folder: str) -> None:
     """Let modules of `folder` be imported."""
     if folder not in sys.path and not (folder == os.getcwd() and "" in sys.path):
         fasttrain.put_behind_python(folder)
 
 
 def import_user_module(name: str, folder: str, option: str) -> ModuleType:
-    """Import `name` from an installed package or from `folder`, where SB3's algorithms do not learn meanwhile.
+    """Import `name` from an installed package or from `folder`. The import must not train a model.
 
     Raises:
-        EnvSpecError: the module is not there, is called as one of Python's own, trains, or its own code fails on
-            import; `option` is named as the one to change.
+        EnvSpecError: the module is not found, hides one of Python's own, trains a model, or fails on import. The
+            message names `option` as the one to change.
     """
-    findable(folder)
+    make_importable(folder)
     top = name.partition(".")[0]
     for file in (f"{top}.py", top) if top in sys.stdlib_module_names else ():
         if os.path.exists(os.path.join(folder, file)):
             raise EnvSpecError(f"{option}: {file} hides Python's own module of that name; rename it")
-    importlib.invalidate_caches()  # the file may be younger than the import system's view of its folder
+    importlib.invalidate_caches()  # the file may be newer than the import system's cache of its folder
     try:
-        with _NothingLearned():
+        with _TrainingForbidden():
             return importlib.import_module(name)
     except gymnasium.error.DependencyNotInstalled as error:
         raise EnvSpecError(f"{option} needs a package that is not installed: {error}") from error
@@ -142,30 +141,31 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
             raise EnvSpecError(_not_found(name, error.name, folder, option)) from error
         raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
     except FastTrainError as error:
-        told = blame(error).removeprefix(f"{type(error).__name__}: ")
-        raise EnvSpecError(f"{option}: importing module {name!r} {told}") from error
-    except (Exception, SystemExit) as error:  # SystemExit: a script that parses its arguments at import
+        text = blame(error).removeprefix(f"{type(error).__name__}: ")
+        raise EnvSpecError(f"{option}: importing module {name!r} {text}") from error
+    except (Exception, SystemExit) as error:  # SystemExit: a script that parses its arguments on import
         raise EnvSpecError(f"{option}: importing module {name!r} failed: {blame(error)}") from error
 
 
 BASE = "stable_baselines3.common.base_class"
-LEARNS = ("learn", "_setup_learn")  # the latter: `PPO.learn(model)` too
+LEARNS = ("learn", "_setup_learn")  # the latter is called by `PPO.learn(model)` too
 TRAINS = 'trains a model: put what trains under `if __name__ == "__main__":`'
 
 
 def is_importing() -> bool:
-    """Whether this is called by a module of the user's while it is imported."""
+    """Whether a module of the user's that is just being imported calls this."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not import_user_module.__code__:
         frame = frame.f_back
     return frame is not None
 
 
-class _NothingLearned(MetaPathFinder):
-    """Inside, no model of SB3's kind learns: a script that trains as it is imported would train in every process, and
-    write over its model. One that goes on after the error is told at its end.
+class _TrainingForbidden(MetaPathFinder):
+    """No SB3 model can learn inside the block.
 
-    A worker leaves it to the user's modules to import SB3, so that its base class may come in the middle.
+    A script that trains on import would train in every process, and overwrite its model. If the script catches the
+    error, the end of the block raises it again. A worker does not import SB3 itself, so the user's module may import it
+    inside the block: the import hook `find_spec` waits for that.
     """
 
     guarded: Any = None
@@ -189,8 +189,8 @@ class _NothingLearned(MetaPathFinder):
         if name != BASE:
             return None
         sys.meta_path.remove(self)
-        if (found := importlib.util.find_spec(name)) is not None:
-            loader: Any = found.loader
+        if (spec := importlib.util.find_spec(name)) is not None:
+            loader: Any = spec.loader
             execute = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
@@ -198,11 +198,11 @@ class _NothingLearned(MetaPathFinder):
                 self._guard(module)
 
             loader.exec_module = exec_module
-        return found
+        return spec
 
     def _guard(self, module: object) -> None:
         base = getattr(module, "BaseAlgorithm", None)
-        if base is None or base.__getattribute__ is not object.__getattribute__:  # one import within another
+        if base is None or base.__getattribute__ is not object.__getattribute__:  # guarded already, by an outer import
             return
 
         def refuse_to_learn(*_: object, **__: object) -> None:
@@ -216,26 +216,28 @@ class _NothingLearned(MetaPathFinder):
 
 
 def look_up(entry: str, option: str, folder: str | None = None) -> Any:
-    """What `module:Name` or `module:Outer.Name` leads to; the module is installed, or lies in `folder` (left out: the
-    working directory).
+    """The object that `module:Name` or `module:Outer.Name` names.
+
+    Args:
+        folder: where to look for modules besides the installed packages; None: the working directory.
 
     Raises:
-        EnvSpecError: it leads nowhere; `option` is named as the one to change.
+        EnvSpecError: there is no such object. The message names `option` as the one to change.
     """
     module_name, _, path = entry.partition(":")
     if not module_name or not path:
         head, _, last = entry.rpartition(".")
-        written = f"; did you mean {head}:{last}?" if head and last.isidentifier() else ""
-        raise EnvSpecError(f"{option}: expected module:Name, e.g. my_game.parts:Mine{written}")
-    found = import_user_module(module_name, os.getcwd() if folder is None else folder, option)
+        hint = f"; did you mean {head}:{last}?" if head and last.isidentifier() else ""
+        raise EnvSpecError(f"{option}: expected module:Name, e.g. my_game.parts:Mine{hint}")
+    value = import_user_module(module_name, os.getcwd() if folder is None else folder, option)
     try:
         for name in path.split("."):
-            found = getattr(found, name)
+            value = getattr(value, name)
     except AttributeError:
-        raise EnvSpecError(_missing_name(entry, option, found, name)) from None
-    except Exception as error:  # a package's own word on a name that it gave up, such as supersuit's
+        raise EnvSpecError(_missing_name(entry, option, value, name)) from None
+    except Exception as error:  # a package may explain itself why it has dropped a name, as supersuit does
         raise EnvSpecError(f"{option}: {blame(error)}") from error
-    return found
+    return value
 
 
 def _not_found(name: str, missing: str, folder: str, option: str) -> str:
@@ -270,8 +272,8 @@ def _missing_name(entry: str, option: str, owner: object, name: str) -> str:
     module_name, _, path = entry.partition(":")
     if path == name and name in gymnasium.registry:
         return f"{option}: {name!r} is a registered id, not a class: use env.id={entry}"
-    public = [known for known in vars(owner) if not known.startswith("_")]
-    classes = {known: value for known in public if isinstance(value := getattr(owner, known), type)}
+    public = {known: value for known, value in vars(owner).items() if not known.startswith("_")}
+    classes = {known: value for known, value in public.items() if isinstance(value, type)}
     envs = [
         known for known, value in classes.items() if issubclass(value, gymnasium.Env) and value is not gymnasium.Env
     ]
@@ -279,18 +281,18 @@ def _missing_name(entry: str, option: str, owner: object, name: str) -> str:
     return f"{option}: module {module_name!r} has no {name!r}{hint}"
 
 
-BEATS, PHASE, SEED, EPISODE, STEP = range(5)  # words of 8 bytes; BEATS: entries so far
+BEATS, PHASE, SEED, EPISODE, STEP = range(5)  # words of 8 bytes; BEATS: number of calls of `enter`
 WORDS = 5
 STARTING, BUILDING, LOOKING, RESETTING, STEPPING, MASKING, CLOSING = range(7)
 
 
 class Place:
-    """Where a play of an env is at this moment, in memory that another process reads.
+    """Which call of an env is running now, in memory that another process can read after a hang or a crash.
 
-    So that it can be named after a hang or a death. An entry costs 0.3 µs, which the time of a step does not contain.
+    An update costs 0.3 µs, which is not counted as time of the env.
 
     Args:
-        memory: at least `WORDS` words, zeroed; None: of its own, where nobody looks.
+        memory: at least `WORDS` words, zeroed; None: private memory.
     """
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
@@ -298,16 +300,16 @@ class Place:
 
     @property
     def beats(self) -> int:
-        """Changes with every entry."""
+        """A number that changes with every call of `enter`."""
         return self._words[BEATS]
 
     def enter(self, phase: int) -> None:
-        """The play is about to call the env."""
+        """To be called before a call of the env."""
         self._words[PHASE] = phase
         self._words[BEATS] += 1
 
     def reset(self, seed: int | None) -> None:
-        """It is about to call `reset(seed=seed)`."""
+        """To be called before `reset(seed=seed)`."""
         words = self._words
         if seed is None:
             words[EPISODE] += 1
@@ -317,13 +319,13 @@ class Place:
         self.enter(RESETTING)
 
     def step(self, step: int) -> None:
-        """It is about to call `step` for this step of the episode, counted from 1."""
+        """To be called before a step. `step` counts the steps of the episode from 1."""
         self._words[STEP] = step
         self.enter(STEPPING)
 
     @property
     def started(self) -> bool:
-        """Whether the process got as far as the env."""
+        """Whether the process has begun to call the env."""
         return self._words[PHASE] != STARTING
 
     def __str__(self) -> str:
@@ -335,7 +337,7 @@ class Place:
         return {
             STARTING: "the start of its process",
             BUILDING: "its constructor",
-            LOOKING: "its first reset",  # which looks for action masks
+            LOOKING: "its first reset",  # made to look for action masks
             RESETTING: step,
             STEPPING: step,
             MASKING: f"action_masks() after {step}",

@@ -1,4 +1,4 @@
-"""The wrappers that `make_env` puts around an env, so that the trainer finds the same in all of them."""
+"""The wrappers that `make_env` puts around an env, so that all envs look the same to the trainer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from fasttrain.spec.infos import enemy_turn_ms
 
 
 class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Takes the chosen action up to `times` times; rewards add up, observation and info are those of the last step.
+    """Makes each chosen action up to `times` times. Rewards are added up; observation and info are the last step's.
 
-    A repetition ends early where the episode does, and where `action_masks` (of an `ActionMasks` inside) no longer
-    allows the action. What `info["perf"]["enemy_turn_ms"]` reports is added up too: it is time, not state. Outside,
-    an env step is a decision: lengths, `total_timesteps` and rollouts count decisions.
+    The repetition ends early if the episode ends, or if the mask of an inner `ActionMasks` forbids the action. The time
+    `info["perf"]["enemy_turn_ms"]` is added up too. Outside of this wrapper a step is a decision: episode lengths,
+    `total_timesteps` and rollouts count decisions.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], times: int, masked: bool) -> None:
@@ -49,10 +49,10 @@ class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Heads in the order of the space's keys, which Gymnasium sorts; a Dict inside a Dict is walked through.
+    """Turns a Dict action space of Discrete spaces into a MultiDiscrete one, in the order of the (sorted) keys.
 
-    The env gets its own Dict back, each head counted from that head's `start`. `ActionMasks` outside reads
-    `action_heads` to lay masks given by name into the same order.
+    A Dict inside a Dict is flattened. The env receives its own Dict, with each value counted from its space's `start`.
+    An outer `ActionMasks` reads `action_heads` to bring masks given by name into the same order.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], action_heads: spaces.Dict) -> None:
@@ -75,9 +75,9 @@ def _heads(space: spaces.Dict, where: str) -> Iterator[spaces.Discrete]:
             yield part
         else:
             raise EnvSpecError(
-                f"the action space is a Dict whose head {where}{key} is {part}: only heads that are Discrete can be "
-                "chosen by one policy; make it Discrete (bins for a Box), or turn the actions into one space in a "
-                "wrapper (env.wrappers)"
+                f"the action space is a Dict whose head {where}{key} is {part}: one policy can only choose heads that "
+                "are Discrete; make it Discrete (bins for a Box), or turn the actions into one space in a wrapper "
+                "(env.wrappers)"
             )
 
 
@@ -88,16 +88,15 @@ def _named(space: spaces.Dict, values: Iterator[Any]) -> dict[str, Any]:
     }
 
 
-# `episode` is Monitor's return and length, `perf` the time a game spent in its opponents' turns.
+# `episode` has Monitor's return and length, `perf` the time of the opponents' turns.
 ALWAYS_KEPT = ("episode", "perf")
 
 
 class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Drops info entries that nobody asked for, before a worker pickles them.
+    """Drops all info entries except `keys`, so that a worker pickles less. The last info of an episode stays whole.
 
-    On the final step of an episode everything is kept, so that episode metrics survive; on the others, and on reset,
-    only `keys` are. Observations, rewards and ends of episodes pass unchanged: learning is exactly the same.
-    Put it outside whatever reads other entries (`ActionMasks` reads `action_mask`).
+    Observations, rewards and ends of episodes do not change, so learning is exactly the same. It must be outside of
+    wrappers that read other entries, such as `ActionMasks`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], keys: Iterable[str] = ()) -> None:
@@ -106,92 +105,97 @@ class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, self._cut(info)
+        return observation, self._select(info)
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         if not (terminated or truncated):
-            info = self._cut(info)
+            info = self._select(info)
         return observation, reward, terminated, truncated, info
 
-    def _cut(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _select(self, info: dict[str, Any]) -> dict[str, Any]:
         return {key: info[key] for key in self._keys if key in info} if info else info
 
 
 class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Shows the last action and what it gained beside the observation, zeros where an episode begins.
+    """Adds the last action and the last reward to the observation; zeros at the start of an episode.
 
-    They stand behind a Box with one axis, the action first, or as further keys `last_action` and `last_reward` of a
-    Dict. An action is shown as Gymnasium flattens it: a choice of n as n numbers of which one is 1, for each part of a
-    MultiDiscrete, bits as bits, numbers as they are. Who deploys a model that was trained so puts its env into the same
-    wrapper: `MemoryInputs(env, ("action", "reward"))`. Outside of whatever changes actions or rewards.
+    They are appended to a Box with one axis, the action first, or become the keys `last_action` and `last_reward` of a
+    Dict. The action is flattened as by Gymnasium: a Discrete action becomes one-hot. A model that was trained this way
+    needs an env in the same wrapper when it is deployed: `MemoryInputs(env, ("action", "reward"))`. The wrapper must be
+    outside of wrappers that change actions or rewards.
+
+    Args:
+        inputs: "action", "reward", or both.
 
     Raises:
-        EnvSpecError: the observations are of another kind, or the Dict has such keys.
+        EnvSpecError: the observation is neither a Dict nor a Box with one axis, or the Dict has such a key already.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], told: Iterable[str]) -> None:
+    def __init__(self, env: gymnasium.Env[Any, Any], inputs: Iterable[str]) -> None:
         super().__init__(env)
-        seen, what = env.observation_space, f"algo.memory_inputs={[*told]}: env {env.unwrapped}"
+        space, what = env.observation_space, f"algo.memory_inputs={[*inputs]}: env {env.unwrapped}"
         shapes = {"action": (spaces.flatdim(env.action_space),), "reward": (1,)}
-        parts = {f"last_{name}": spaces.Box(-np.inf, np.inf, shapes[name]) for name in told}
-        self._told = {name: np.zeros(part.shape, np.float32) for name, part in parts.items()}
-        if isinstance(seen, spaces.Dict):
-            if taken := {*seen.spaces} & {*parts}:
+        parts = {f"last_{name}": spaces.Box(-np.inf, np.inf, shapes[name]) for name in inputs}
+        self._zeros = {name: np.zeros(part.shape, np.float32) for name, part in parts.items()}
+        if isinstance(space, spaces.Dict):
+            if taken := {*space.spaces} & {*parts}:
                 raise EnvSpecError(f"{what} observes {min(taken)} already; rename that key in a wrapper (env.wrappers)")
-            self.observation_space = spaces.Dict({**seen.spaces, **parts})
-        elif isinstance(seen, spaces.Box) and len(seen.shape) == 1:
-            boxes, dtype = [seen, *parts.values()], np.result_type(seen.dtype, np.float32)
+            self.observation_space = spaces.Dict({**space.spaces, **parts})
+        elif isinstance(space, spaces.Box) and len(space.shape) == 1:
+            boxes, dtype = [space, *parts.values()], np.result_type(space.dtype, np.float32)
             low, high = (np.concatenate([getattr(box, side) for box in boxes]) for side in ("low", "high"))
             self.observation_space = spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
         else:
             raise EnvSpecError(
-                f"{what} observes {seen}; numbers are added to a Box with one axis or to a Dict: put images into a "
+                f"{what} observes {space}; numbers are added to a Box with one axis or to a Dict: put images into a "
                 "Dict, or gymnasium.wrappers:FlattenObservation into env.wrappers"
             )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return self._with({name: np.zeros_like(part) for name, part in self._told.items()}, observation), info
+        return self._with({name: np.zeros_like(part) for name, part in self._zeros.items()}, observation), info
 
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        known: dict[str, Any] = {"last_action": spaces.flatten(self.env.action_space, action), "last_reward": [reward]}
-        now = {name: np.asarray(known[name], np.float32) for name in self._told}
-        return self._with(now, observation), reward, terminated, truncated, info
+        last: dict[str, Any] = {"last_action": spaces.flatten(self.env.action_space, action), "last_reward": [reward]}
+        parts = {name: np.asarray(last[name], np.float32) for name in self._zeros}
+        return self._with(parts, observation), reward, terminated, truncated, info
 
-    def _with(self, told: dict[str, Any], observation: object) -> object:
+    def _with(self, parts: dict[str, Any], observation: object) -> object:
         if isinstance(observation, dict):
-            return {**observation, **told}
-        return np.concatenate([observation, *told.values()]).astype(self.observation_space.dtype, copy=False)
+            return {**observation, **parts}
+        return np.concatenate([observation, *parts.values()]).astype(self.observation_space.dtype, copy=False)
 
 
 def reset_takes(env: Any) -> set[str]:
-    """Which of `seed` and `options` the reset() of the innermost env takes; of the old gym's from 0.22 on."""
+    """Which of `seed` and `options` the innermost env's `reset` accepts."""
     parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
     both = {"seed", "options"}
     return both if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) else both & {*parameters}
 
 
 def _reset(env: Any, takes: set[str], seed: int | None, options: dict[str, Any] | None) -> Any:
-    given = {"seed": seed, "options": options}
+    arguments = {"seed": seed, "options": options}
     if seed is not None and "seed" not in takes:
         if callable(getattr(env, "seed", None)):
             env.seed(seed)
         elif isinstance(env, gymnasium.Env):
             gymnasium.Env.reset(env, seed=seed)
-    return env.reset(**{name: given[name] for name in takes if given[name] is not None})
+    return env.reset(**{name: arguments[name] for name in takes if arguments[name] is not None})
 
 
-def keeps_means(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether this layer normalises by running means and variances, as Gymnasium's wrappers keep them."""
-    means = (part for part in vars(env).values() if hasattr(part, "var") and hasattr(part, "count"))
-    return any(not callable(getattr(part, "mean", len)) for part in means)
+def has_running_statistics(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether this layer normalizes by running means and variances, as Gymnasium's NormalizeObservation does."""
+    statistics = (part for part in vars(env).values() if hasattr(part, "var") and hasattr(part, "count"))
+    return any(not callable(getattr(part, "mean", len)) for part in statistics)
 
 
 class PlainReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Around an env whose `reset` does not take both `seed` and `options`, which wrappers hand to it. A seed that it
-    does not take seeds `np_random`. A step is the env's own."""
+    """Makes `reset` accept `seed` and `options` for an env that does not accept both. The seed then seeds `np_random`.
+
+    A step is the env's own.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -203,9 +207,9 @@ class PlainReset(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
-    """Adapts `old`, whose other attributes and methods stay reachable; envs of gym 0.22 to 0.26 work too.
+    """Adapts an env of the old gym interface, up to gym 0.26. Its other attributes and methods stay reachable.
 
-    A `done` is a truncation where `info["TimeLimit.truncated"]` says so, as gym's own TimeLimit did.
+    A `done` is a truncation if `info["TimeLimit.truncated"]` is true, as in gym's own TimeLimit.
     """
 
     def __init__(self, old: Any) -> None:
@@ -243,14 +247,14 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
             self.old.close()
 
     def set_wrapper_attr(self, name: str, value: object, *, force: bool = True) -> bool:
-        """Set on the old env what is its own, so that `VecEnv.set_attr` reaches the game and not this adapter."""
+        """Set the attribute on the old env, so that `VecEnv.set_attr` reaches the game and not this adapter."""
         if not (hasattr(self.old, name) or force):
             return False
         setattr(self.old, name, value)
         return True
 
     def __getattr__(self, name: str) -> Any:
-        if name == "old":  # not there yet while unpickling
+        if name == "old":  # it is not set yet while unpickling
             raise AttributeError(name)
         return getattr(self.old, name)
 
@@ -259,10 +263,10 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
 
 
 def converted(space: spaces.Space[Any], what: str) -> spaces.Space[Any]:
-    """The Gymnasium space of a space of the old gym, recognised by the name of its class; Gymnasium's stay.
+    """Convert a space of the old gym, recognized by its class name, to Gymnasium. Gymnasium's own stay as they are.
 
     Raises:
-        EnvSpecError: it is of another kind.
+        EnvSpecError: it is another kind of object.
     """
     if isinstance(space, spaces.Space):
         return space
@@ -273,23 +277,23 @@ def converted(space: spaces.Space[Any], what: str) -> spaces.Space[Any]:
         "MultiDiscrete": lambda: spaces.MultiDiscrete(space.nvec),
         "MultiBinary": lambda: spaces.MultiBinary(space.n),
         "Tuple": lambda: spaces.Tuple(tuple(converted(part, what) for part in space.spaces)),
-        # OrderedDict: Gymnasium would sort the keys of a dict, and the order is that of the action's heads.
+        # OrderedDict: Gymnasium would sort the keys of a dict, but their order is the order of the action's heads.
         "Dict": lambda: spaces.Dict(OrderedDict((key, converted(part, what)) for key, part in space.spaces.items())),
     }
     if kind not in makers:
-        found = "nothing" if space is None else f"{type(space).__module__}.{kind}"
-        raise EnvSpecError(f"{what} must be a space of gym or gymnasium ({', '.join(makers)}), found {found}")
+        name = "nothing" if space is None else f"{type(space).__module__}.{kind}"
+        raise EnvSpecError(f"{what} must be a space of gym or gymnasium ({', '.join(makers)}), found {name}")
     return makers[kind]()
 
 
 class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Puts `opponents_turn` into every info, and takes a negative action for "leave this env as it is".
+    """For self-play: puts `opponents_turn` into every info, and does not step the env if the action is negative.
 
-    It is 0 at the learner's turn, else the opponent's `seat_to_decide`, a number from 1 on; 1 where there is none.
-    So that one side's decisions of some envs can be made while the others wait. Outermost wrapper.
+    The entry is 0 at the learner's turn, else the number of the opponent that acts: the env's `seat_to_decide`, or 1.
+    A negative action lets a vector env step some envs while the others wait. It is the outermost wrapper.
 
     Raises:
-        EnvSpecError: the env has no such property, or actions that may be negative.
+        EnvSpecError: the env has no property `opponents_turn`, or its actions may be negative.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -297,11 +301,11 @@ class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
         turn = property_of(env, TURN)
         if turn is None and not env.has_wrapper_attr(TURN):
             raise EnvSpecError(
-                f"env {env.unwrapped} cannot be played against oneself: it has no property {TURN} (true where the "
-                "next step is the opponent's decision)"
+                f"env {env.unwrapped} does not support self-play: it has no property {TURN} (True if the next step is "
+                "the opponent's decision)"
             )
         if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
-            raise EnvSpecError(f"env {env.unwrapped} cannot be played against oneself: {env.action_space} actions")
+            raise EnvSpecError(f"env {env.unwrapped} does not support self-play: its actions are {env.action_space}")
         self._turn = turn or partial(env.get_wrapper_attr, TURN)
         self._last: object = None
 

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from fasttrain.batch import Observations
 from fasttrain.envs.checkup import CheckupResult, checkup
-from fasttrain.envs.findings import found
+from fasttrain.envs.findings import make_finding
 from fasttrain.envs.masks import LOOKED_FOR, random_legal_action
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.errors import ConfigError
@@ -186,10 +186,10 @@ def checkup_of_game(games: SlotVecEnv, use_masks: bool, **limits: Any) -> Checku
     unseeded = len(findings) < len(result.findings)
     if game.lost:
         text = f"{len(game.lost)} of {game.played} games were lost ({', '.join(sorted({*game.lost}))})"
-        findings.append(found("lost_games", text))
+        findings.append(make_finding("lost_games", text))
     if games.masked and game.refused > MANY_REFUSED * game.decisions:
         text = f"the engine refused {game.refused} actions in {game.decisions} decisions that had named them legal"
-        findings.append(found("mask_not_respected", text, severity="warning"))
+        findings.append(make_finding("mask_not_respected", text, severity="warning"))
     unknown = "what other actions change: with the same seed the engine plays another game"
     not_checked = (*result.not_checked, *([unknown] if unseeded and not game.lost else []))
     return dataclasses.replace(result, findings=tuple(findings), not_checked=not_checked)

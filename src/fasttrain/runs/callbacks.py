@@ -285,7 +285,7 @@ def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
         model.collector.empty_masks = empty
     elif timed is not None and isinstance(model, sb3_contrib.MaskablePPO):
         dims = action_dims(model.action_space)
-        timed.look_at_masks = lambda masks: empty.look(np.stack(masks), dims, model.num_timesteps)
+        timed.look_at_masks = lambda masks: empty.check(np.stack(masks), dims, model.num_timesteps)
 
 
 def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:

@@ -76,8 +76,8 @@ def _alone(config: Config, for_algo: bool, folder: Path, console: Console) -> tu
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
     with Survey(spec, config.env.step_timeout_s, console) as survey:
         built = survey.build()
-        if built.lacks_masks:
-            raise EnvSpecError(built.lacks_masks)
+        if built.mask_error:
+            raise EnvSpecError(built.mask_error)
         if for_algo:
             check_spaces(config, spec.option, built.action_space, built.observation_space)
         look = partial(survey.checkup, LONG, False, config.num_envs > 1)

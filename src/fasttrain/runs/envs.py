@@ -23,7 +23,7 @@ from fasttrain.batch import OPPONENTS_TURN
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.probe import ProbeResult
-from fasttrain.envs.retrace import Retraced
+from fasttrain.envs.retrace import RetraceFactory
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError, NoMasksError
 from fasttrain.kernel_cache import KernelCall
@@ -42,7 +42,7 @@ from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.process import Scout
 from fasttrain.vec.self_play import RandomOpponent, SelfPlayVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
-from fasttrain.vec.stock import NotedVecEnv, start_subproc
+from fasttrain.vec.stock import ActionLogVecEnv, start_subproc
 
 Statistics = Path | VecNormalize
 MOST_STATISTICS_BYTES = 1 << 30  # three float64 a number of an observation
@@ -171,8 +171,8 @@ def env_facts(
         built = asked.build() if plays else asked.build_here()
         policy = check_spaces(config, asked.spec.option, built.action_space, built.observation_space)
         check_policy(config, built.observation_space)
-        if built.lacks_masks:
-            raise EnvSpecError(built.lacks_masks)
+        if built.mask_error:
+            raise EnvSpecError(built.mask_error)
         images = policy.startswith("Cnn")
         measured = measure()
         if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
@@ -231,7 +231,7 @@ def _stepped(
     if config.vec_env == "shared":
         return _shared(config, num_envs, scout)
     single = EnvFactory if tells_games(config) else MonitoredEnv
-    factory: Callable[[], Any] = Retraced(single(env_spec(config)), config.copy_final_observations)
+    factory: Callable[[], Any] = RetraceFactory(single(env_spec(config)), config.copy_final_observations)
     if config.vec_env == "subproc":
         return start_subproc([factory] * num_envs)
 
@@ -239,14 +239,14 @@ def _stepped(
         tell(f"env {index + 1} of {num_envs}")
         return factory()
 
-    return NotedVecEnv([partial(build, index) for index in range(num_envs)], told)
+    return ActionLogVecEnv([partial(build, index) for index in range(num_envs)], told)
 
 
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
     """Workers build plain envs: returns, lengths and lean infos are the vector env's own work."""
     spec = dataclasses.replace(env_spec(config), lean_info=False)
     env = SharedMemoryVecEnv(
-        [Retraced(EnvFactory(spec))] * num_envs,
+        [RetraceFactory(EnvFactory(spec))] * num_envs,
         config.workers if isinstance(config.workers, int) else None,
         info_keys=(*config.env.info_keys, *([OPPONENTS_TURN] if spec.two_sided else [])) if config.lean_info else None,
         on_env_error=config.env.on_env_error,

@@ -40,7 +40,7 @@ from fasttrain.spec.plain import from_dict
 from fasttrain.spec.reading import evaluated, evaluation_envs, from_mapping, tells_games, with_typed
 from fasttrain.spec.removed import rows_without_removed, without_removed
 from fasttrain.terminal import near, one_line
-from fasttrain.vec.base import close_envs, rests_of
+from fasttrain.vec.base import close_envs, resets_and_rests
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
 MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
@@ -89,7 +89,7 @@ def evaluate(
             )
             seen = observations
             observations, rewards, dones, infos = env.step(actions)
-            late = rests_of(env)[0]  # rows in which nothing was done: an action was refused, or they only reset
+            late = resets_and_rests(env)[0]  # rows in which nothing was done: an action was refused, or they only reset
             starts = dones if late is None else dones | (late & starts)
             if late is not None and before is not None:
                 states = each_array(partial(np.where, late[:, None]), before, states)  # (L, N, H)

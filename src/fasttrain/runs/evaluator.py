@@ -186,14 +186,14 @@ class BackgroundEvaluation:
         file.parent.mkdir(parents=True, exist_ok=True)
         self._save(file)
         self.waiting.append((env_steps, wall_s, file))
-        process.said(lambda: process.connection.send((file, measure, video)))
+        process.use_pipe(lambda: process.connection.send((file, measure, video)))
 
     def poll(self, timeout_s: float = 0.0) -> Result | None:
         """The next result within `timeout_s`, or None; its file is yours. WorkerLostError if the process died."""
         process = self._process
-        if not self.waiting or process is None or not process.said(lambda: process.connection.poll(timeout_s)):
+        if not self.waiting or process is None or not process.use_pipe(lambda: process.connection.poll(timeout_s)):
             return None
-        answer = process.said(process.connection.recv)
+        answer = process.use_pipe(process.connection.recv)
         env_steps, wall_s, file = self.waiting.pop(0)
         if "error" in answer:
             raise WorkerLostError(answer["error"])

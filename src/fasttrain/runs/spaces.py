@@ -17,7 +17,7 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
 
-from fasttrain.envs.names import callable_at, resolved
+from fasttrain.envs.names import callable_at, resolve_argument
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.spec.algorithms import ALGORITHMS, LSTM
 from fasttrain.spec.config import AlgoConfig, Config
@@ -211,7 +211,7 @@ def policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     for name, value in algo.policy_kwargs.items():
         option, kind = f"algo.policy_kwargs.{name}", CLASSES.get(name)
         named = kind is not None and isinstance(value, str)
-        kwargs[name] = callable_at(value, f"{option}={value}", kind=kind) if named else resolved(value, option)
+        kwargs[name] = callable_at(value, f"{option}={value}", kind=kind) if named else resolve_argument(value, option)
     if algo.net_arch is not None:
         arch = algo.net_arch
         kwargs["net_arch"] = {k: list(v) for k, v in arch.items()} if isinstance(arch, dict) else list(arch)

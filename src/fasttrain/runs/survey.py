@@ -15,11 +15,11 @@ from typing import Any
 from rich.console import Console
 
 from fasttrain.envs.checkup import CheckupResult
-from fasttrain.envs.errands import Build, Built, Look, Measure, Measured
 from fasttrain.envs.make import Env, EnvSpec
 from fasttrain.envs.probe import ProbeResult
-from fasttrain.envs.retrace import closed
-from fasttrain.envs.user_code import Place, findable, process_settings, put_back
+from fasttrain.envs.retrace import close_env
+from fasttrain.envs.scout_tasks import Build, BuildResult, Check, Measure, MeasureResult
+from fasttrain.envs.user_code import Place, make_importable, process_settings, restore_settings
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.machine import outgrows
 from fasttrain.runs.view import Activity, activity, say
@@ -47,7 +47,7 @@ class Survey:
         self._here, self._kept = here, list[Env]()
         self._timeout_s = timeout_s
         self._scout: Scout | None = None
-        self._built: Built | None = None
+        self._built: BuildResult | None = None
         self._played = False
         self._not_fresh = ""  # why, once it was played
         self.shares = ""  # copies of one "process", or even of one "machine", influence each other
@@ -61,66 +61,66 @@ class Survey:
     def close(self) -> None:
         """End the process, if no training has taken it over."""
         while self._kept:
-            closed(self._kept.pop())
+            close_env(self._kept.pop())
         if self._scout is not None:
             self._scout.close()
 
     # --- what is asked
 
-    def build(self) -> Built:
+    def build(self) -> BuildResult:
         """Build the env; its spaces. EnvSpecError if that fails, BrokenEnvError if it hangs, dies or fills memory."""
         if self._built is None:
-            self._built = self._told(self._ask(Build(self.spec), f"building {self.spec.option}"))
+            self._built = self._warn(self._ask(Build(self.spec), f"building {self.spec.option}"))
         return self._built
 
-    def build_here(self) -> Built:
+    def build_here(self) -> BuildResult:
         """The same in this process, where nothing is going to be played."""
         kept, before = list[Env](), process_settings()
         built = Build(self.spec)(None, kept)
-        put_back(before)
+        restore_settings(before)
         for env in kept:
-            closed(env)
-        return self._told(built)
+            close_env(env)
+        return self._warn(built)
 
-    def _told(self, built: Built) -> Built:
+    def _warn(self, built: BuildResult) -> BuildResult:
         if built.old_gym:
             say(self.console, f"{self.spec.option} has the old gym interface, which is adapted")
-        if built.keeps_means:
+        if built.normalizer:
             what = "its running statistics are each env's own, neither saved nor used in evaluation"
-            say(self.console, f"warning: {built.keeps_means} in env.wrappers: {what}; use env.normalize=[obs] instead")
+            say(self.console, f"warning: {built.normalizer} in env.wrappers: {what}; use env.normalize=[obs] instead")
         return built
 
     def checkup(self, limits: Mapping[str, Any], stays: bool, copies: bool = True) -> CheckupResult:
         """Play it; `stays`: a training may continue this env; `copies`: it plays several."""
         built = self.build()
-        look = Look(self.spec, built.build_s, stays and built.build_s >= DEAR_S, dict(limits), copies=copies)
+        look = Check(self.spec, built.build_s, stays and built.build_s >= DEAR_S, dict(limits), copies=copies)
         result: CheckupResult = self._ask(look, f"checkup of {self.spec.option}")
         self._played, self._not_fresh, self.shares = True, result.not_fresh, result.shares
         return result
 
     def costs(self) -> ProbeResult:
         """What a short play costs."""
-        measured: Measured = self._ask(Measure(self.spec, self.build().build_s), f"timing {self.spec.option}")
+        measured: MeasureResult = self._ask(Measure(self.spec, self.build().build_s), f"timing {self.spec.option}")
         self._played, self._not_fresh = True, measured.not_fresh
         return measured.costs
 
-    def _ask(self, errand: Callable[[Any, list[Any]], Any], title: str) -> Any:
+    def _ask(self, task: Callable[[Any, list[Any]], Any], title: str) -> Any:
         option = self.spec.option
         if self._here:
             with activity(self.console, title):
-                return errand(None, self._kept)
-        findable(os.getcwd())  # what comes back may be of classes of the user's
+                return task(None, self._kept)
+        make_importable(os.getcwd())  # what comes back may be of classes of the user's
         if self._scout is None:
             self._scout = Scout()
         place = Place(self._scout.memory)
         with activity(self.console, title) as doing:
             watch = _Watch(option, place, self._scout.pid, self._timeout_s, doing)
             try:
-                return self._scout.ask(errand, watch)
+                return self._scout.run(task, watch)
             except ScoutLostError as lost:
                 raise _death(option, place, lost.exit_code) from None
             except WorkerLostError as error:
-                if error.failure is not None and not error.failure.spec:  # not the user's: a fault of ours
+                if error.failure is not None and not error.failure.is_spec_error:  # not the user's: a fault of ours
                     raise EnvError(f"{option}: {error}") from error.cause
                 raise EnvSpecError(str(error)) from error.cause
 

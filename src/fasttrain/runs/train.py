@@ -57,7 +57,7 @@ from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import against_bots
 from fasttrain.vec.base import close_envs
 from fasttrain.vec.process import Scout
-from fasttrain.vec.stock import workers_ended
+from fasttrain.vec.stock import killing_workers
 
 Draw = Callable[[Path], str]  # report.html of a run's folder; why there is none
 
@@ -123,7 +123,7 @@ def _to_the_end(run: Parts, overrides: Sequence[str], draw: Draw) -> None:
             tell_loggers(run, summary)
     except BaseException as error:
         run.status.now("crashed")
-        with workers_ended(run.env):
+        with killing_workers(run.env):
             raise_crash(run, error, overrides)
     finally:
         if run.engine_switch is not None:

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack,
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
 
 from fasttrain.batch import each_array, inside, load_into, under
-from fasttrain.envs.user_code import kept_random_state
+from fasttrain.envs.user_code import preserve_random_state
 from fasttrain.errors import ConfigError
 from fasttrain.vec.native import NativeVecEnv
 from fasttrain.vec.self_play import SelfPlayVecEnv
@@ -102,7 +102,7 @@ def load_env_state(
         for name, array in _own_arrays(outer).items():
             load_into(array, inside(arrays, "self_play"), name)
         outer.slots.finished = []
-        outer._show()
+        outer._share_state()
     return None if begun is None or not begun[0] else _lifted(env, *begun)
 
 
@@ -333,7 +333,7 @@ def plain(value: object) -> Any:
 @contextmanager
 def own_random_state(seed: int) -> Iterator[None]:
     """Python's, NumPy's and torch's global streams seeded with `seed` inside, as they were before after it."""
-    with kept_random_state(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+    with preserve_random_state(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)

@@ -1,19 +1,18 @@
-"""Vector envs whose steps land in preallocated slots; SB3's copies and infos are built only on demand.
+"""Vector envs that write each step into preallocated slots. Copies and infos for SB3 are built only on demand.
 
-`SlotSource` is all that an algorithm sees of its envs. A `SlotVecEnv` is one by itself; any other SB3 `VecEnv` (stock
-classes, wrappers, third parties) becomes one through `SlotAdapter`, so that algorithms have one code path. What a
-wrapper does (normalise, stack frames) stays in force, because the outermost env decides:
-`VecNormalize(NativeVecEnv(...))` is adapted like a stock env, never bypassed.
+`SlotSource` is all that an algorithm sees of its envs. A `SlotVecEnv` is a SlotSource. `SlotAdapter` makes one of any
+other SB3 `VecEnv`: stock classes, wrappers, third-party classes. So algorithms have one code path. The outermost env
+decides, so that no wrapper is bypassed: `VecNormalize(NativeVecEnv(...))` is adapted like a stock env.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -23,32 +22,11 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnv, VecEnvIndices,
 
 from fasttrain.batch import NO_LEGAL_ACTION, BoolArray, FinishedEpisode, Int64Array, Observations, Slots
 from fasttrain.envs.masks import FlatMasks
-from fasttrain.envs.retrace import closed
+from fasttrain.envs.retrace import close_env
 from fasttrain.errors import EnvError
 from fasttrain.spec.infos import record_of, truth
 
 MASK_METHOD = "action_masks"
-
-
-class SlotSource(Protocol):
-    """N envs that step into slots."""
-
-    num_envs: int
-    slots: Slots
-    reuses_arrays: bool  # True: the next step overwrites the arrays in `slots`, so readers copy what they keep
-
-    @property
-    def masked(self) -> bool:
-        """Whether the envs have action masks."""
-
-    def step_slots(self, actions: NDArray[Any]) -> None:
-        """Apply one action per env, (N, ...), and fill the slots."""
-
-    def read_masks(self) -> BoolArray | None:
-        """Masks (N, A) of the states the next actions act on; None without masks."""
-
-    def infos(self) -> list[dict[str, Any]]:
-        """The last step's infos as SB3 callbacks expect them, one per env."""
 
 
 def copy_observations(observations: Observations) -> Observations:
@@ -59,8 +37,8 @@ def copy_observations(observations: Observations) -> Observations:
 
 
 def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
-    """Envs in which some sub-action has no legal choice. A product of booleans: 3 µs for 256 × 86, `any` takes 9."""
-    count, ones = len(action_masks), np.ones(max(dims), np.bool_)
+    """Indices of the envs in which some sub-action has no legal choice."""
+    count, ones = len(action_masks), np.ones(max(dims), np.bool_)  # a product takes 3 µs for 256 × 86, `any` takes 9
     if len(set(dims)) == 1:
         return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
     ends = list(accumulate(dims))
@@ -68,8 +46,8 @@ def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (
     return np.flatnonzero(~np.logical_and.reduce(free))
 
 
-def opened(action_masks: BoolArray, dims: Sequence[int]) -> BoolArray:  # (N, A), (K,)
-    """The masks, in which all choices are legal of a sub-action that had no legal one: a copy where there was such."""
+def unblock_masks(action_masks: BoolArray, dims: Sequence[int]) -> BoolArray:  # (N, A), (K,)
+    """Allow every choice of each sub-action that has no legal choice. Returns a copy if there is such a sub-action."""
     rows = stuck_envs(action_masks, dims)
     if not len(rows):
         return action_masks
@@ -81,50 +59,53 @@ def opened(action_masks: BoolArray, dims: Sequence[int]) -> BoolArray:  # (N, A)
 
 
 class EmptyMasks:
-    """Counts the masks that leave a (sub-)action without a legal choice, and tells of the first.
+    """Counts the masks in which some sub-action has no legal choice, and warns of the first one.
 
-    Any choice counts as legal there, as in sb3-contrib. Many games have such masks where they are over and the step
-    that ends the episode is still to come.
+    Every choice counts as legal there, as in sb3-contrib. Many games have such a mask in their last state, before the
+    step that ends the episode.
 
     Args:
-        raises: they are an error instead.
-        say: tells a person.
+        raises: raise an error instead.
+        warn: receives the warning.
     """
 
-    def __init__(self, raises: bool = False, say: Callable[[str], None] = warnings.warn) -> None:
-        self.raises, self.say, self.count, self.step = raises, say, 0, 0
+    def __init__(self, raises: bool = False, warn: Callable[[str], None] = warnings.warn) -> None:
+        self.raises, self.warn, self.count, self.step = raises, warn, 0, 0
 
-    def look(
+    def check(
         self,
-        action_masks: BoolArray,  # (N, A) of the states that are acted on
+        action_masks: BoolArray,  # (N, A) of the states that the next actions act on
         dims: Sequence[int],
-        step: int | None = None,  # env step; None: that of the last look
+        step: int | None = None,  # env step; None: that of the last check
         envs: Int64Array | None = None,  # (N,); None: all
         whose: str = "",
     ) -> None:
-        """Look at the masks of one decision in each of some envs. Raises EnvError: some allow nothing, and `raises`."""
+        """Check the masks of one decision in each of some envs. Raises EnvError: one is empty and `raises` is set."""
         self.step = self.step if step is None else step
         rows = stuck_envs(action_masks, dims)
         if not len(rows):
             return
-        of = rows if envs is None else envs[rows]
-        named = ", ".join(f"{env}{_head(action_masks[row], dims)}" for env, row in zip(of, rows, strict=True))
-        what = f"no legal action{whose} in env {named} at step {self.step:,}: the action mask is False for every choice"
+        indices = rows if envs is None else envs[rows]
+        names = ", ".join(f"{i}{_stuck_heads(action_masks[row], dims)}" for i, row in zip(indices, rows, strict=True))
+        what = f"no legal action{whose} in env {names} at step {self.step:,}: the action mask is False for every choice"
         if self.raises:
             raise EnvError(f"{what} there. {NO_LEGAL_ACTION}")
         if not self.count:
-            self.say(f"{what}; all count as legal there, as in sb3-contrib (env.on_empty_mask=raise: an error)")
+            self.warn(
+                f"{what}. Every choice counts as legal there, as in sb3-contrib. "
+                "Set env.on_empty_mask=raise to make this an error"
+            )
         self.count += len(rows)
 
 
-def _head(action_mask: BoolArray, dims: Sequence[int]) -> str:  # (A,), (K,)
-    """Which sub-action of several has no legal choice."""
+def _stuck_heads(action_mask: BoolArray, dims: Sequence[int]) -> str:  # (A,), (K,)
+    """Name the sub-actions without a legal choice; empty if the action has only one sub-action."""
     heads = [head for head, end in enumerate(accumulate(dims)) if not action_mask[end - dims[head] : end].any()]
     return f" (head {', '.join(map(str, heads))})" if len(dims) > 1 else ""
 
 
 def empty_observations(space: spaces.Space[Any], num_envs: int) -> Observations:
-    """Zeros (N, ...) in the space's dtype, or one such array per key of a Dict space."""
+    """Zeros (N, ...) in the space's dtype; a dict of such arrays for a Dict space."""
     if isinstance(space, spaces.Dict):
         return {key: np.zeros((num_envs, *(sub.shape or ())), sub.dtype) for key, sub in space.spaces.items()}
     return np.zeros((num_envs, *(space.shape or ())), space.dtype)
@@ -133,7 +114,7 @@ def empty_observations(space: spaces.Space[Any], num_envs: int) -> Observations:
 def empty_slots(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any], num_envs: int, mask_width: int = 0
 ) -> Slots:
-    """Zeroed slots for N envs; with a width A of masks everything is legal in them, without there are none."""
+    """Zeroed slots for N envs. Masks (N, A) of width A allow every action; width 0 means no masks."""
     return Slots(
         observations=empty_observations(observation_space, num_envs),
         actions=np.zeros((num_envs, *(action_space.shape or ())), action_space.dtype),
@@ -145,41 +126,59 @@ def empty_slots(
 
 
 def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool = True) -> dict[str, Any]:
-    """The info SB3 expects in the step in which an episode ended. `episode` is its record, as Monitor has it; that of a
-    Monitor in the env stays as it is.
+    """The info that SB3 expects in the step in which an episode ended.
 
-    Args:
-        keeps_records: False where a record of the env's own is the only one, because a life is no game.
+    `episode` has the return, length and time. The record of a Monitor in the env stays if it agrees with the counts,
+    or if `keeps_records` is False: then a Monitor counts whole games, and an episode may be one life.
     """
     info = {key: value for key, value in episode.info.items() if key != "episode"}
-    told, counted = record_of(episode.info), (episode.episode_return, episode.length)
-    exact = told is not None and np.allclose([told["r"], told["l"]], counted, 1e-5, 1e-5)
-    if keeps_records and not (episode.lost or exact):
-        told = {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s}
-    if told is not None:
-        info["episode"] = told
+    record, counted = record_of(episode.info), (episode.episode_return, episode.length)
+    agrees = record is not None and np.allclose([record["r"], record["l"]], counted, 1e-5, 1e-5)
+    if keeps_records and not (episode.lost or agrees):
+        record = {"r": round(episode.episode_return, 6), "l": episode.length, "t": elapsed_s}
+    if record is not None:
+        info["episode"] = record
     info["terminal_observation"] = episode.final_observation
     info["TimeLimit.truncated"] = episode.truncated
     return info
 
 
-class RunningEpisodes:
-    """Returns and lengths of the episodes that N envs are in, and the slots that their steps are read from."""
+class SlotSource(ABC):
+    """N envs that step into slots. It also counts returns and lengths of their running episodes."""
 
+    num_envs: int
     slots: Slots
+    reuses_arrays: bool  # True: the next step overwrites the arrays in `slots`, so readers copy what they keep
+
+    @property
+    @abstractmethod
+    def masked(self) -> bool:
+        """Whether the envs have action masks."""
+
+    @abstractmethod
+    def step_slots(self, actions: NDArray[Any]) -> None:
+        """Step every env with its action, (N, ...). Fill all slots and `slots.finished`. Build no infos."""
+
+    @abstractmethod
+    def read_masks(self) -> BoolArray | None:
+        """Masks (N, A) of the states that the next actions act on; None without masks."""
+
+    @abstractmethod
+    def infos(self) -> list[dict[str, Any]]:
+        """The last step's infos as SB3 callbacks expect them, one per env."""
 
     def count_episodes(self, num_envs: int) -> None:
-        """Begin with nothing: a constructor's part."""
+        """Create the counters. To be called in the constructor."""
         self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
         self._lengths: Int64Array = np.zeros(num_envs, np.int64)
 
     def begin_episodes(self, envs: BoolArray | Int64Array | slice | int | list[int] = slice(None)) -> None:
-        """Drop the unfinished records of these envs (BoolArray, indices or slice), which were reset."""
+        """Set the counters of these envs to zero. `envs` is a mask, indices or a slice."""
         self._returns[envs] = 0.0
         self._lengths[envs] = 0
 
     def clear_slots(self) -> None:
-        """What a reset leaves: no step, no episode."""
+        """Clear rewards, ends and episode counters, as after a reset of all envs."""
         slots = self.slots
         slots.rewards[:] = 0.0
         slots.terminations[:] = slots.truncations[:] = False
@@ -187,7 +186,7 @@ class RunningEpisodes:
         self.begin_episodes()
 
     def count_step(self) -> Int64Array:
-        """Add the rewards of a step of all envs; those (M,) whose episode ended in it."""
+        """Count one step of all envs. Returns the indices (M,) of the envs whose episode ended in it."""
         slots = self.slots
         self._returns += slots.rewards
         self._lengths += 1
@@ -196,7 +195,7 @@ class RunningEpisodes:
     def end_episode(
         self, index: int, final_observation: object, info: dict[str, Any], lost: bool = False
     ) -> FinishedEpisode:
-        """The record of an episode that ended in the last step; the next one begins."""
+        """Return the record of an episode that ended in the last step, and reset the counters of its env."""
         slots = self.slots
         episode = FinishedEpisode(
             env_index=index,
@@ -211,15 +210,15 @@ class RunningEpisodes:
         return episode
 
 
-class SlotVecEnv(RunningEpisodes, VecEnv):
+class SlotVecEnv(SlotSource, VecEnv):
     """Base of the vector envs that write slots. A subclass allocates `slots`, then calls this constructor.
 
-    `step_slots` serves fast readers. `step`, `reset` and the masks behind `env_method` serve any SB3 code: they hand
-    out copies, as SB3's own vector envs do.
+    Fast code reads the slots after `step_slots`. Other SB3 code uses `step`, `reset` and `env_method`, which return
+    copies, as SB3's own vector envs do.
     """
 
     reuses_arrays = True
-    keeps_records = True  # False: a Monitor in the envs tells of whole games, and what ends may be less than one
+    keeps_records = True  # see `episode_info`
 
     def __init__(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.count_episodes(num_envs)
@@ -227,10 +226,6 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
         super().__init__(num_envs, observation_space, action_space)
         self._started_at = time.monotonic()  # not the wall clock, which may be set
         self._pending_actions: NDArray[Any] | None = None
-
-    @abstractmethod
-    def step_slots(self, actions: NDArray[Any]) -> None:
-        """Step every env with its action, (N, ...), fill all slots and `slots.finished`; build no infos."""
 
     @property
     def masked(self) -> bool:
@@ -240,7 +235,7 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
         return self.slots.action_masks
 
     def infos(self) -> list[dict[str, Any]]:
-        """One info per env: content where an episode ended, elsewhere one empty dict that is shared for this step."""
+        """One info per env. Envs whose episode goes on share one empty dict."""
         infos: list[dict[str, Any]] = [{}] * self.num_envs
         if self.slots.finished:
             self._fill_infos(infos)
@@ -268,19 +263,19 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
     def env_method(
         self, method_name: str, *method_args: object, indices: VecEnvIndices = None, **method_kwargs: object
     ) -> list[Any]:
-        """Call a method of the envs. `action_masks` is read from the slots: no env is called, one copy is made."""
+        """Call a method of the envs. `action_masks` is copied from the slots, without a call into an env."""
         masks = self.slots.action_masks
         if method_name == MASK_METHOD and masks is not None:
             return list(masks.copy() if indices is None else masks[self.env_indices(indices)])
         return self.call_envs(method_name, method_args, method_kwargs, indices)
 
     def groups(self) -> Any:
-        """`groups.Groups` of rows that can step apart from each other; None: all step together."""
+        """`groups.Groups` of rows that can step independently; None if all envs step together."""
         return None
 
     @abstractmethod
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
-        """`env_method` for everything but the masks."""
+        """`env_method` for every method but `action_masks`."""
 
     def env_is_wrapped(
         self, wrapper_class: type[gym.Wrapper[Any, Any, Any, Any]], indices: VecEnvIndices = None
@@ -291,7 +286,7 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
         return [None] * self.num_envs
 
     def env_indices(self, indices: VecEnvIndices) -> list[int]:
-        """Env indices as a list, whatever form SB3 callers gave them in. `IndexError` if one is out of range."""
+        """SB3's env indices (None, int or iterable) as a list. Raises IndexError: one is out of range."""
         if indices is None:
             return list(range(self.num_envs))
         chosen = [int(i) for i in indices] if isinstance(indices, Iterable) else [int(indices)]
@@ -307,39 +302,34 @@ class SlotVecEnv(RunningEpisodes, VecEnv):
 
 
 def slots_of(env: VecEnv) -> SlotSource:
-    """The slots interface of `env`.
-
-    Decided by the type of the outermost env: a `VecEnvWrapper` forwards unknown attributes to the env inside, so that
-    `hasattr(env, "step_slots")` would be true for a wrapper and skip what it does.
-    """
+    """`env` itself if it writes slots, else an adapter around it."""
+    # The type decides: a VecEnvWrapper forwards unknown attributes to the env inside, so `hasattr(env, "step_slots")`
+    # would be true for a wrapper, and the wrapper would be bypassed.
     return env if isinstance(env, SlotVecEnv) else SlotAdapter(env)
 
 
 def close_envs(env: VecEnv) -> str:
-    """Close; what an env's own `close()` raised, in words."""
-    failed, inner = closed(env), env.unwrapped
-    return failed or getattr(getattr(inner, "inner", inner), "close_failed", "")
+    """Close all envs. Returns the error of an env's own `close()` as text, or an empty string."""
+    failure, inner = close_env(env), env.unwrapped
+    return failure or getattr(getattr(inner, "inner", inner), "close_failed", "")
 
 
-def rests_of(env: VecEnv) -> tuple[BoolArray | None, BoolArray | None]:
-    """`resets` and `rests` of the slots of `env`, whatever lies around it."""
+def resets_and_rests(env: VecEnv) -> tuple[BoolArray | None, BoolArray | None]:
+    """`resets` and `rests` of the slots below all wrappers of `env`; None where there are none."""
     inner = env.unwrapped
     return (inner.slots.resets, inner.slots.rests) if isinstance(inner, SlotVecEnv) else (None, None)
 
 
-class SlotAdapter(RunningEpisodes):
-    """Steps `env` by its SB3 interface and lays the outcome into slots. `infos()` gives the env's own infos.
-
-    The arrays in the slots are those the env returned: fresh ones each step with SB3's classes.
-    """
+class SlotAdapter(SlotSource):
+    """Steps any SB3 `VecEnv` and puts what it returns into slots. `infos()` returns the env's own infos."""
 
     reuses_arrays = False
 
     def __init__(self, env: VecEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
-        self._masked: bool | None = None  # asked once, when first needed: it is a call into every worker
-        self._flat_masks = FlatMasks(0)  # `legal` alone, which takes any width
+        self._masked: bool | None = None  # read once, when it is needed: it costs a call into every worker
+        self._flat_masks = FlatMasks(0)  # only `legal` is used, which takes any width
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self.slots = empty_slots(env.observation_space, env.action_space, self.num_envs)
         self.count_episodes(self.num_envs)
@@ -351,14 +341,13 @@ class SlotAdapter(RunningEpisodes):
         return self._masked
 
     def reset(self) -> Observations:
-        """Reset all envs and begin new episode records."""
         self.begin_episodes()
         self.slots.finished = []
         self.slots.observations = cast(Observations, self.env.reset())
         return self.slots.observations
 
     def read_masks(self) -> BoolArray | None:
-        """Ask every env for its mask, once per call: at the moment of acting, as sb3-contrib does."""
+        """Call `action_masks` of every env, right before the action is chosen, as sb3-contrib does."""
         if not self.masked:
             return None
         rows = self.env.env_method(MASK_METHOD)
@@ -379,7 +368,7 @@ class SlotAdapter(RunningEpisodes):
         slots.truncations = np.zeros(self.num_envs, np.bool_)
         ended = np.flatnonzero(slots.terminations)
         slots.finished = [self._finish(index) for index in ended.tolist()]
-        slots.resets, slots.rests = rests_of(self.env)
+        slots.resets, slots.rests = resets_and_rests(self.env)
 
     def infos(self) -> list[dict[str, Any]]:
         return self._infos
@@ -389,7 +378,7 @@ class SlotAdapter(RunningEpisodes):
         truncated = truth(info.get("TimeLimit.truncated")) or False
         self.slots.truncations[index] = truncated
         self.slots.terminations[index] = not truncated
-        record = record_of(info) or {}  # a Monitor below VecNormalize knows the raw return
+        record = record_of(info) or {}  # a Monitor below VecNormalize has the return before normalization
         self._returns[index] = record.get("r", self._returns[index])
         self._lengths[index] = record.get("l", self._lengths[index])
         return self.end_episode(index, info.get("terminal_observation"), info)

@@ -1,6 +1,6 @@
-"""Crew: the worker processes of one vector env, together. Starting, one step of all, calls, replacing, closing.
+"""Crew: all worker processes of one vector env. It starts them, steps them, calls, replaces and closes them.
 
-Knows nothing of SB3. Who fails is named: env, worker, seed, last action, step.
+It does not depend on SB3. Its errors name the env, the worker, the seed, the last action and the step.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
 CLOSE_TIMEOUT_S = 5.0
 GO_ON = "env.on_env_error=restart goes on without it"
-SPIN_S = 100e-6  # about what falling asleep and being woken cost together
+SPIN_S = 100e-6  # about the time that it takes to fall asleep and to be woken
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrewOptions:
-    """How a crew works; see `SharedMemoryVecEnv`."""
+    """Options of a crew, described in `SharedMemoryVecEnv`."""
 
     num_workers: int | None
     start_method: str | None
@@ -62,26 +62,26 @@ class CrewOptions:
 
 
 class Crew:
-    """K workers for N envs. Envs are split evenly, in order."""
+    """K workers for N envs. The envs are split evenly, in order."""
 
     def __init__(self, env_fns: Sequence[EnvFn], options: CrewOptions, scout: Scout | None = None) -> None:
         self.options, self.num_envs = options, len(env_fns)
         cores = usable_cores()
         self.num_workers = min(self.num_envs, options.num_workers or cores)
-        # The trainer spins only on a core of its own. A worker always does after its reply: the next request comes soon
-        # or not for a while, and 64 CartPoles on 2 cores step 1.2 to 1.6 times as fast if its core need not be woken.
+        # The trainer spins only if it has a core of its own. A worker always spins after its reply, because the next
+        # request usually comes at once: 64 CartPoles on 2 cores step 1.2 to 1.6 times as fast this way.
         self.spin_s = SPIN_S if cores > self.num_workers else 0.0
         self.restarts = 0
-        self.close_failed = ""  # what an env's `close()` raised, in words
+        self.close_failed = ""  # the error of an env's `close()`, as text
         self._restart_times: deque[float] = deque()
         self.seeds: list[int | None] = [None] * self.num_envs  # of the last seeded reset, or of one after a failure
-        self.under_way: set[int] = set()  # workers whose step was posted and not yet collected
-        self._early: dict[int, list[Record]] = {}  # what some of those brought already, because a call came between
-        # worker → observations and masks of fresh episodes that its next step is to tell of
-        self._untold: dict[int, tuple[Any, Any]] = {}
+        self.stepping: set[int] = set()  # workers whose step was started and not yet collected
+        self._collected: dict[int, list[Record]] = {}  # records of some of those steps, collected before a call
+        # Worker → first observations and masks after its replacement, which the next step is to report.
+        self._unreported: dict[int, tuple[Any, Any]] = {}
         self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
         self.context = scout.context if scout else get_context(options.start_method or START_METHOD)
-        self.notify = scout.notify if scout else Bell(self.context)  # any worker → who waits for the first of all
+        self.notify = scout.notify if scout else Bell(self.context)  # released by workers, for `first_ready`
         self.workers: list[WorkerProcess] = []
         # Runs before multiprocessing's own exit handler, which would wait for daemons that ignore SIGTERM.
         self._finalizer = Finalize(self, _close_workers, (self.workers,), exitpriority=100)
@@ -110,8 +110,8 @@ class Crew:
         for worker, other in zip(self.workers, ready, strict=True):
             if other != ready[0]:
                 raise EnvSpecError(
-                    f"the envs differ: env 0 has {_spell(ready[0])}, env {worker.first} has {_spell(other)}; a vector "
-                    "env needs the same spaces in all, and masks in all or in none"
+                    f"the envs differ: env 0 has {_describe(ready[0])}, env {worker.first} has {_describe(other)}; "
+                    "a vector env needs the same spaces in all, and masks in all or in none"
                 )
         check_spaces(ready[0].observation_space, ready[0].action_space)
         self.layout = Layout(
@@ -145,29 +145,29 @@ class Crew:
     # --- steps
 
     def post_step(self) -> None:
-        """Let every worker step with the actions in the arrays, into the other observation array."""
+        """Start a step of every worker, with the actions in the arrays, into the other observation array."""
         self.align()
         buffer = 1 - self.buffers[0]
         self.buffers = [buffer] * self.num_workers
         self.control[:, BUFFER] = buffer
-        self.under_way.update(range(self.num_workers))
+        self.stepping.update(range(self.num_workers))
         for index in range(self.num_workers):
             self._post(index)
 
     def post_worker(self, index: int) -> None:
-        """Let one worker step, which also tells whoever waits for the first of several."""
+        """Start a step of one worker, which will also release `notify`."""
         self.buffers[index] = 1 - self.buffers[index]
         self.control[index, BUFFER] = self.buffers[index]
         self.control[index, NOTIFY] = True
-        self.under_way.add(index)
+        self.stepping.add(index)
         self._post(index)
 
     def _post(self, index: int) -> None:
-        # An action for the state before a replacement says nothing about the first state of a fresh episode.
-        self.workers[index].post(HOLD if index in self._untold else STEP)
+        # The action was chosen for the state before a replacement. It must not act on the new episode.
+        self.workers[index].post(HOLD if index in self._unreported else STEP)
 
     def align(self) -> None:
-        """Workers that stepped more often than others may have written the other array: bring all into one."""
+        """Copy the last observations of all workers into the same one of the two arrays."""
         buffer = self.buffers[0]
         for index, worker in enumerate(self.workers):
             if self.buffers[index] != buffer:
@@ -176,104 +176,106 @@ class Crew:
                 self.buffers[index] = buffer
 
     def wait_step(self) -> list[Record]:
-        """Until every worker has stepped; the news of its envs.
+        """Wait until every worker has stepped. Returns the records of all envs.
 
         Raises:
-            EnvError: an env or a worker failed, and `on_env_error` is "raise" or too many did.
+            EnvError: an env or a worker failed, and `on_env_error` is "raise", or there were too many restarts.
         """
         deadline = time.monotonic() + self.options.step_timeout_s
-        news: list[Record] = []
-        failed: EnvError | None = None
+        records: list[Record] = []
+        first_error: EnvError | None = None
         for worker in self.workers:
             try:
-                news += self.wait_worker(worker, deadline)
-            except EnvError as error:  # noqa: PERF203 - the others have stepped: collect their replies too
-                failed = failed or error
-        if failed is not None:
-            raise failed
-        return news
+                records += self.wait_worker(worker, deadline)
+            except EnvError as error:  # noqa: PERF203 - the other workers have stepped: collect their replies too
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+        return records
 
     def wait_worker(self, worker: WorkerProcess, deadline: float) -> list[Record]:
-        """The same for one of them."""
+        """`wait_step` for one worker."""
         index = worker.settings.worker
-        self.under_way.discard(index)
-        if index in self._early:
-            return self._early.pop(index)
-        untold = self._untold.pop(index, None)
+        self.stepping.discard(index)
+        if index in self._collected:
+            return self._collected.pop(index)
+        unreported = self._unreported.pop(index, None)
         try:
-            news: list[Record] = worker.wait(deadline, self.spin_s) or []
+            records: list[Record] = worker.wait(deadline, self.spin_s) or []
         except WorkerLostError as error:
             self.replace(worker, error)
             return []
-        if untold is not None:
-            self._cut(worker)
-            self._begin(index, untold)
-        for record in news:
+        if unreported is not None:
+            self._truncate_episodes(worker)
+            self._write_state(index, unreported)
+        for record in records:
             if record.failure is not None:
                 self.seeds[record.env_index] = successor_seed(record.failure.seed)
                 self._count_restart(worker, WorkerLostError(record.failure.text, record.failure))
-        return news
+        return records
 
     def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]]) -> list[Packed]:
-        """Reset every env; the reset infos. Waits for a step that is under way and drops it."""
-        self.settle()
-        self.under_way.clear()
-        self._early.clear()
+        """Reset every env and return the reset infos. Waits for a step that has begun, and drops its results."""
+        self._collect_steps()
+        self.stepping.clear()
+        self._collected.clear()
         if any(seed is not None for seed in seeds):
             self.seeds = list(seeds)
         self.buffers = [0] * self.num_workers
         self.control[:, NOTIFY] = False
-        asked = {index: (seeds[w.first : w.stop], options[w.first : w.stop], 0) for index, w in enumerate(self.workers)}
-        self._untold.clear()
+        arguments = {i: (seeds[w.first : w.stop], options[w.first : w.stop], 0) for i, w in enumerate(self.workers)}
+        self._unreported.clear()
         infos: list[Packed] = []
-        for part in self.call("reset", asked):
-            if isinstance(part, Failure):  # options that the worker cannot read
+        for part in self.call("reset", arguments):
+            if isinstance(part, Failure):  # the worker cannot unpickle the options
                 raise EnvError(f"reset() failed: {part.text}")
             infos += part
-        for index, beginning in self._untold.items():  # of workers that failed in this call
-            self._begin(index, beginning)
-        self._untold.clear()
+        for index, state in self._unreported.items():  # of workers that failed in this call
+            self._write_state(index, state)
+        self._unreported.clear()
         return infos
 
     # --- calls
 
     def call(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
-        """Call `name` in the workers listed, all at once; their answers in order. A replaced worker is asked again.
+        """Call `name` in these workers at the same time, and return their answers in order.
 
-        Steps that are under way are waited for first; who waits for them later finds them done.
+        Waits for steps that have begun, and stores their results for `wait_step`. A worker that fails is replaced and
+        called again.
 
         Raises:
-            EnvError: a worker failed, as for steps.
+            EnvError: a worker failed, as in `wait_step`.
         """
         payloads = {index: pack((name, args)) for index, args in arguments.items()}
-        self.settle()
+        self._collect_steps()
         deadline = time.monotonic() + self.options.step_timeout_s
-        broken: dict[int, WorkerLostError] = {}
+        errors: dict[int, WorkerLostError] = {}
         answers: dict[int, Any] = {}
         for index, payload in payloads.items():
             try:
                 self.workers[index].call(name, payload, self.options.step_timeout_s)
-            except WorkerLostError as error:  # noqa: PERF203 - a broken worker must not keep the others
-                broken[index] = error
+            except WorkerLostError as error:  # noqa: PERF203 - the other workers must be called all the same
+                errors[index] = error
         for index in arguments:
             try:
-                if index not in broken:
+                if index not in errors:
                     answers[index] = self.workers[index].wait(deadline, self.spin_s)
             except WorkerLostError as error:  # noqa: PERF203
-                broken[index] = error
-        for index, lost in broken.items():
+                errors[index] = error
+        for index, lost in errors.items():
             answers[index] = self.replace(self.workers[index], lost, stepping=False)
-            if name != "reset":  # that one has been done, with seeds that may do better
-                answers[index] = self._again(index, name, payloads[index])
+            if name != "reset":  # `replace` has reset the envs
+                answers[index] = self._call_again(index, name, payloads[index])
         return [answers[index] for index in arguments]
 
-    def settle(self) -> None:
-        """Wait for the steps under way and keep what they brought."""
-        for index in sorted(self.under_way - set(self._early)):
-            self._early[index] = self.wait_worker(self.workers[index], time.monotonic() + self.options.step_timeout_s)
-            self.under_way.add(index)
+    def _collect_steps(self) -> None:
+        """Wait for the steps that have begun, and store their records for `wait_worker`."""
+        for index in sorted(self.stepping - set(self._collected)):
+            deadline = time.monotonic() + self.options.step_timeout_s
+            self._collected[index] = self.wait_worker(self.workers[index], deadline)
+            self.stepping.add(index)
 
-    def _again(self, index: int, name: str, payload: bytes) -> Any:
+    def _call_again(self, index: int, name: str, payload: bytes) -> Any:
         worker = self.workers[index]
         try:
             worker.call(name, payload, self.options.step_timeout_s)
@@ -283,39 +285,39 @@ class Crew:
 
     # --- failures
 
-    def replace(self, lost: WorkerProcess, why: WorkerLostError, stepping: bool = True) -> list[Packed]:
-        """A fresh worker in the place of `lost`: its episodes end as truncated and lost, at the state before.
+    def replace(self, worker: WorkerProcess, error: WorkerLostError, stepping: bool = True) -> list[Packed]:
+        """Replace a worker that failed. Its episodes end as truncated and lost, in the state before the step.
 
-        Between steps (`stepping=False`) nobody could be told of that: the arrays stay as they were, and the step that
-        follows says so instead of stepping these envs. Returns the infos of the resets.
+        Between two steps (`stepping=False`) the arrays stay as they are. The next step reports the ends of these
+        episodes instead of stepping these envs. Returns the infos of the resets.
 
         Raises:
-            EnvError: failures are to be raised, or there were too many.
+            EnvError: `on_env_error` is "raise", or there were too many restarts.
         """
-        index = lost.settings.worker
-        rows = self._rows(lost)
+        index = worker.settings.worker
+        rows = self._rows(worker)
         before = None if stepping else each_array(np.copy, rows)
         while True:
             if self.options.on_env_error == "raise":
-                lost.pending = False
-                if why.failure is None:  # a late reply must never be taken for the next one
-                    lost.process.kill()
-                raise self._env_error(lost, why) from why.cause
-            self._count_restart(lost, why)
-            lost.kill()
-            self.workers[index] = lost = self._process(lost.settings, lost.stop - lost.first)
+                worker.pending = False
+                if error.failure is None:  # a late reply must not be taken for the reply to the next request
+                    worker.process.kill()
+                raise self._env_error(worker, error) from error.cause
+            self._count_restart(worker, error)
+            worker.kill()
+            self.workers[index] = worker = self._process(worker.settings, worker.stop - worker.first)
             try:
-                lost.ready(self.options.start_timeout_s)
-                self._attach(lost)
-                lost.call("reset", self._fresh_reset(lost), self.options.step_timeout_s)
-                infos: list[Packed] = lost.wait(time.monotonic() + self.options.step_timeout_s)
+                worker.ready(self.options.start_timeout_s)
+                self._attach(worker)
+                worker.call("reset", self._reset_payload(worker), self.options.step_timeout_s)
+                infos: list[Packed] = worker.wait(time.monotonic() + self.options.step_timeout_s)
                 break
-            except WorkerLostError as again:
-                why = again
+            except WorkerLostError as next_error:
+                error = next_error
         if before is None:
-            self._cut(lost)
+            self._truncate_episodes(worker)
         else:
-            self._untold[index] = each_array(np.copy, (rows.observations[self.buffers[index]], rows.action_masks))
+            self._unreported[index] = each_array(np.copy, (rows.observations[self.buffers[index]], rows.action_masks))
             each_array(np.copyto, rows, before)
         return infos
 
@@ -323,12 +325,12 @@ class Crew:
         rows: Arrays = select_rows(self.arrays, slice(worker.first, worker.stop))
         return rows
 
-    def _begin(self, index: int, beginning: tuple[Any, Any]) -> None:
+    def _write_state(self, index: int, state: tuple[Any, Any]) -> None:
         rows = self._rows(self.workers[index])
-        each_array(np.copyto, (rows.observations[self.buffers[index]], rows.action_masks), beginning)
+        each_array(np.copyto, (rows.observations[self.buffers[index]], rows.action_masks), state)
 
-    def _cut(self, worker: WorkerProcess) -> None:
-        """End the episodes of a worker as lost, in the state before the last step."""
+    def _truncate_episodes(self, worker: WorkerProcess) -> None:
+        """End the worker's episodes as truncated and lost, in the state before the last step."""
         rows = self._rows(worker)
         rows.rewards[:] = 0.0
         rows.terminations[:] = False
@@ -336,8 +338,8 @@ class Crew:
         rows.info_kinds[:] = ABSENT
         each_array(np.copyto, rows.final_observations, rows.observations[1 - self.buffers[worker.settings.worker]])
 
-    def _fresh_reset(self, worker: WorkerProcess) -> bytes:
-        """Other seeds than the episodes that were lost had."""
+    def _reset_payload(self, worker: WorkerProcess) -> bytes:
+        """The call that resets a new worker's envs, with other seeds than those of the lost episodes."""
         mine = slice(worker.first, worker.stop)
         self.seeds[mine] = seeds = [successor_seed(seed, failures=31) for seed in self.seeds[mine]]
         return pack(("reset", (seeds, [{}] * len(seeds), self.buffers[worker.settings.worker])))
@@ -358,7 +360,7 @@ class Crew:
     def _env_error(self, worker: WorkerProcess, error: WorkerLostError) -> EnvError:
         failure, index = error.failure, worker.settings.worker
         row = int(worker.control[ROW]) if failure is None and hasattr(worker, "control") else NO_ROW
-        if row != NO_ROW:  # it hung or died inside an env
+        if row != NO_ROW:  # it hung or died in the code of one env
             env = worker.first + row
             seed = "" if self.seeds[env] is None else f", seed {self.seeds[env]}"
             action = f", last action {self.arrays.actions[env]}" if worker.control[COMMAND] == STEP else ""
@@ -373,10 +375,10 @@ class Crew:
             f"env {failure.env_index} (worker {index}{seed}{action}) failed at its step {failure.step}: {failure.text}"
         )
 
-    # --- the end
+    # --- closing
 
     def close(self) -> None:
-        """End all workers within `CLOSE_TIMEOUT_S`, whatever state they are in."""
+        """End all workers within `CLOSE_TIMEOUT_S`, even if they hang."""
         self.close_failed = self._finalizer() or self.close_failed
         self.notify.close()
         if hasattr(self, "_block"):
@@ -384,15 +386,15 @@ class Crew:
 
 
 def _close_workers(workers: list[WorkerProcess]) -> str:
-    """What an env's `close()` raised, in words."""
+    """Close all workers. Returns the error of an env's `close()` as text, or an empty string."""
     deadline = time.monotonic() + CLOSE_TIMEOUT_S
     for worker in workers:
         worker.ask_to_end()
-    failed = [worker.end(max(0.0, deadline - time.monotonic())) for worker in workers]
+    failures = [worker.end(max(0.0, deadline - time.monotonic())) for worker in workers]
     workers.clear()
-    return next(filter(None, failed), "")
+    return next(filter(None, failures), "")
 
 
-def _spell(ready: Ready) -> str:
+def _describe(ready: Ready) -> str:
     masks = f"masks of {ready.mask_width}" if ready.mask_width else "no masks"
     return f"({ready.observation_space}, {ready.action_space}, {masks})"

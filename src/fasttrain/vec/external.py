@@ -1,4 +1,4 @@
-"""ExternalVecEnv: what a run asks of a vectorized env whose games are played elsewhere, by engines of other people."""
+"""ExternalVecEnv: base of vectorized envs whose games are played by external engines, in other processes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fasttrain.vec.base import SlotVecEnv
 
 
 class Figure(NamedTuple):
-    """A number that can be watched while training goes on."""
+    """A metric that Prometheus can read while training runs."""
 
     kind: str  # counter, gauge or histogram
     name: str
     text: str
-    value: Any  # of several by `label` a mapping; of a histogram (count up to each edge by edge, count, sum in seconds)
+    value: Any  # a number; with `label` a mapping from label values; of a histogram (counts by upper edge, count, sum)
     label: str = ""
 
 
 class ExternalVecEnv(SlotVecEnv):
-    """A vectorized env that tells of its games, and lends games to evaluations.
+    """A vectorized env that reports on its games and lends games to evaluations.
 
     Attributes:
-        ended: evaluations found no place beside the training's games, which were ended for them.
+        ended: an evaluation needed the places of the training's games, and these were ended.
     """
 
     ended: bool
@@ -32,32 +32,32 @@ class ExternalVecEnv(SlotVecEnv):
     @property
     @abstractmethod
     def opponents_turn(self) -> BoolArray:
-        """(N,) whether the next decision is the other side's."""
+        """(N,) True where the next decision is the opponent's."""
 
     @abstractmethod
     def guests(self) -> ExternalVecEnv:
-        """An evaluation's games; to be closed."""
+        """A vectorized env with the games of one evaluation. The caller closes it."""
 
     @abstractmethod
     def step_listed(self, envs: Int64Array, actions: Any) -> list[FinishedEpisode]:
-        """One decision in these envs (M,) alone; the episodes that ended."""
+        """Make one decision in these envs (M,) only. Returns the episodes that ended."""
 
     @abstractmethod
     def env_times(self) -> dict[str, Any]:
-        """Of `perf.report.EnvTimes` what it knows: games, restarts, lost_steps."""
+        """The fields of `perf.report.EnvTimes` that it knows: games, restarts, lost_steps."""
 
     @abstractmethod
     def summary(self, wall_s: float, fresh: bool = False) -> dict[str, Any]:
-        """What perf.json says of the games; `fresh`: asked of the workers, from the trainer's own thread."""
+        """The games' part of perf.json. `fresh`: ask the workers; only the trainer's own thread may do so."""
 
     @abstractmethod
-    def lines(self, found: Mapping[str, Any]) -> list[str]:
-        """`summary` for a person."""
+    def lines(self, summary: Mapping[str, Any]) -> list[str]:
+        """The summary as lines of text."""
 
     @abstractmethod
-    def figures(self, found: Mapping[str, Any]) -> Iterator[Figure]:
-        """`summary` for Prometheus."""
+    def figures(self, summary: Mapping[str, Any]) -> Iterator[Figure]:
+        """The summary as metrics for Prometheus."""
 
     @abstractmethod
     def limits(self, play: Callable[[], object]) -> tuple[str, list[str]]:
-        """What limits the games while `play` plays them, and the overrides that would show it."""
+        """The bottleneck of the games while `play` plays them, and the overrides that would test it."""

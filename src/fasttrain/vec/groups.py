@@ -1,6 +1,6 @@
-"""WorkerGroups: the workers of a SharedMemoryVecEnv, each stepping its envs on its own.
+"""Groups: rows of a vector env that step independently. The first group that is ready gets its next actions first.
 
-Whichever is ready first is served first, so that nobody waits for the slowest (first-ready collecting).
+So no group waits for the slowest one. A group of a SharedMemoryVecEnv is one worker.
 """
 
 from __future__ import annotations
@@ -12,47 +12,49 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.batch import FinishedEpisode, Int64Array, select_rows
-from fasttrain.vec.process import LOOK_EVERY_S
+from fasttrain.vec.process import POLL_EVERY_S
 from fasttrain.vec.worker_envs import Record
 from fasttrain.vec.worker_memory import STEP_NS
 
 
 class GroupStep(NamedTuple):
-    """What a step of some rows brought. Rewards, ends and masks are in the env's slots, rows `rows`."""
+    """The outcome of one step of some rows. Rewards, ends and masks are in the env's slots, in these rows."""
 
     rows: slice | Int64Array
     finished: list[FinishedEpisode]
     records: list[Record]
-    observations: Any  # (n, ...) of these rows; a view that the next step but one may overwrite
+    observations: Any  # (n, ...) of these rows; a view that is overwritten two steps later
 
 
 class Groups(Protocol):
-    """Rows of a vector env that step apart from each other."""
+    """Groups of rows of a vector env. While a group steps, the env itself must not be used."""
 
     env: Any
     rows: list[slice]  # of each group
 
     def rows_of(self, groups: list[int]) -> Int64Array:
-        """The rows (n,) of these groups, one's after the other's."""
+        """The rows (n,) of these groups, in the order of `groups`."""
 
     def send_all(self, groups: list[int], actions: object) -> None:
-        """Let the envs of some groups step, with actions (n, ...), one group's after the other's."""
+        """Start a step of these groups. `actions` (n, ...) belong to `rows_of(groups)`."""
 
     def first_ready(self, groups: list[int]) -> list[int]:
-        """Those of `groups`, all under way, that have stepped, or have the same decision asked again; waits for the
-        first."""
+        """Wait until a group is ready. Returns all groups that have stepped, or whose game refused the action.
+
+        Every group of `groups` must be stepping.
+        """
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        """What the steps of these groups brought, once all of them are there. Who is asked again is in none."""
+        """Wait for the steps of these groups and return them. A row whose action was refused is in none of them."""
 
     def finish(self) -> None:
-        """Make the env usable as a whole again; no group is under way."""
+        """Make the env usable as a whole again. To be called when no group is stepping."""
 
 
 class WorkerGroups:
-    """A group is a worker. While one steps, the env itself must not be used.
+    """One group per worker.
 
-    `env.wait_ns` counts the time in `take` and `first_ready`, `env.slowest_ns` that of the workers' steps.
+    `env.wait_ns` adds up the time in `take` and `first_ready`, `env.slowest_ns` the time of the workers' steps.
     """
 
     def __init__(self, env: Any) -> None:
@@ -73,40 +75,39 @@ class WorkerGroups:
             begin = end
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        return [self._taken(group) for group in groups]
+        return [self._take(group) for group in groups]
 
-    def _taken(self, group: int) -> GroupStep:
-        """Wait until that worker has stepped. Raises EnvError: an env or a worker failed."""
+    def _take(self, group: int) -> GroupStep:
+        """Wait until this worker has stepped. Raises EnvError: an env or a worker failed."""
         env, crew = self.env, self.env.crew
         began = time.perf_counter_ns()
         deadline = time.monotonic() + crew.options.step_timeout_s
         records = crew.wait_worker(crew.workers[group], deadline)
         env.wait_ns += time.perf_counter_ns() - began
         env.slowest_ns += int(crew.control[group, STEP_NS])
-        rows, seen = self.rows[group], crew.arrays.observations[crew.buffers[group]]
-        return GroupStep(rows, env.close_episodes(rows, records), records, select_rows(seen, rows))
+        rows, observations = self.rows[group], crew.arrays.observations[crew.buffers[group]]
+        return GroupStep(rows, env.close_episodes(rows, records), records, select_rows(observations, rows))
 
     def first_ready(self, groups: list[int]) -> list[int]:
-        """Those of `groups`, all under way, that have stepped; waits for the first. Who is gone counts as ready."""
+        """Wait for the first of `groups`. A worker that has died counts as ready: `take` reports it."""
         crew = self.env.crew
         began = time.perf_counter_ns()
         deadline = time.monotonic() + crew.options.step_timeout_s
         while True:
-            crew.notify.hush()
-            ready = [group for group in groups if crew.workers[group].replied()]
+            crew.notify.clear()
+            ready = [group for group in groups if crew.workers[group].has_replied()]
             if ready or time.monotonic() > deadline:
                 break
-            # A token says that somebody may be ready; the control words say who.
-            if not crew.notify.acquire(True, LOOK_EVERY_S):
+            # The bell says that some worker may be ready; the control words say which one.
+            if not crew.notify.acquire(True, POLL_EVERY_S):
                 ready = [group for group in groups if not crew.workers[group].process.is_alive()]
                 if ready:
                     break
         self.env.wait_ns += time.perf_counter_ns() - began
-        return ready or groups[:1]  # after the deadline: `take` says who hangs
+        return ready or groups[:1]  # after the deadline: `take` reports the worker that hangs
 
     def finish(self) -> None:
-        """Make the env usable as a whole again; no group is under way."""
         crew = self.env.crew
         crew.align()
-        crew.notify.hush()
+        crew.notify.clear()
         self.env.slots.observations = crew.arrays.observations[crew.buffers[0]]

@@ -1,4 +1,4 @@
-"""NativeVecEnv: a `NativeGame` (N games in one process, stepped by compiled kernels) as an SB3 vector env."""
+"""NativeVecEnv: a `NativeGame` (N games in one process, stepped by compiled code) as an SB3 vector env."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
 
 def check_game(game: Any) -> None:
-    """Whether it has what a `NativeGame` needs. Raises EnvSpecError: names what it lacks."""
+    """Check that `game` has the members of a `NativeGame`. Raises EnvSpecError: one is missing or does not fit."""
     name, needed = type(game).__name__, ("num_envs", "observation_space", "action_space", "final_observations", "bind",
                                          "reset", "step", "episode_info", "opponents_ns")  # fmt: skip
-    if lacks := [one for one in needed if not hasattr(game, one)]:
-        raise EnvSpecError(f"the native game {name} lacks {', '.join(lacks)}: see fasttrain.envs.protocol.NativeGame")
+    if missing := [member for member in needed if not hasattr(game, member)]:
+        raise EnvSpecError(f"the native game {name} lacks {', '.join(missing)}: see fasttrain.envs.protocol.NativeGame")
     if not isinstance(game.observation_space, spaces.Box) or isinstance(game.action_space, spaces.Box):
-        raise EnvSpecError(f"the native game {name}: observations are a Box, actions Discrete or MultiDiscrete")
-    wanted = (game.num_envs, *game.observation_space.shape)
-    if np.shape(game.final_observations) != wanted:
-        found = np.shape(game.final_observations)
-        raise EnvSpecError(f"the native game {name}: final_observations has shape {found}, expected {wanted}")
+        raise EnvSpecError(f"the native game {name}: observations must be a Box, actions Discrete or MultiDiscrete")
+    shape, expected = np.shape(game.final_observations), (game.num_envs, *game.observation_space.shape)
+    if shape != expected:
+        raise EnvSpecError(f"the native game {name}: final_observations has shape {shape}, expected {expected}")
 
 
 class NativeVecEnv(SlotVecEnv):
-    """N games of one `NativeGame`; the kernels write straight into `slots`.
+    """N games of one `NativeGame`, which writes its steps into `slots`.
 
     Args:
-        game: the games. Its further public methods and attributes are reachable by `env_method` and `get_attr`.
-        seed: as `VecEnv.seed(seed)`: the next reset starts env i with seed + i.
-        tasks: reset options by name, of a game with a method `set_options`; `set_tasks` chooses among them.
+        game: the games. `env_method` and `get_attr` reach its other public methods and attributes.
+        seed: as in `VecEnv.seed(seed)`: the next reset starts env i with seed + i.
+        tasks: reset options by name, for a game with a method `set_options`; `set_tasks` chooses among them.
     """
 
     def __init__(
@@ -72,7 +71,7 @@ class NativeVecEnv(SlotVecEnv):
         self.slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
 
     def _ask(self, method: str, *arguments: object) -> None:
-        """What the game's own code raises is told in one line, with the place in it."""
+        """Call a method of the game. Raises EnvError: the game's own code raised; the message names the place in it."""
         try:
             getattr(self.game, method)(*arguments)
         except FastTrainError:
@@ -82,14 +81,15 @@ class NativeVecEnv(SlotVecEnv):
 
     @property
     def opponents_turn(self) -> BoolArray:
-        """(N,) whether the next decision is the opponent's, of a game that stops at either side's."""
+        """(N,) True where the next decision is the opponent's; only of a game that stops at both sides' decisions."""
         turn: BoolArray = self.game.opponents_turn  # type: ignore[attr-defined]
         return turn
 
     def step_listed(self, indices: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
-        """One decision in these envs (M,) alone, of a game that stops at either side's; the episodes that ended.
+        """Make one decision in these envs (M,) only, of a game that stops at both sides' decisions.
 
-        Only their slots are written. Lengths and returns of episodes are left to whoever knows whose decision it was.
+        Returns the episodes that ended. Writes only the slots of these envs, and does not count returns and lengths:
+        the caller knows whose decision it was.
         """
         slots = self.slots
         slots.actions[indices] = actions
@@ -119,8 +119,8 @@ class NativeVecEnv(SlotVecEnv):
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
         """Call a method of the game once.
 
-        A method with an `indices` parameter gets the list of env indices (None for all) and may answer with a list of
-        one entry per env listed; any other answer is repeated. A method without it acts on all envs, so that asking
+        A method with an `indices` parameter receives the list of env indices (None for all). It may return a list with
+        one entry per index; any other value is repeated. A method without this parameter acts on all envs: calling it
         for some of them is an error.
         """
         method = getattr(self.game, name)
@@ -132,7 +132,7 @@ class NativeVecEnv(SlotVecEnv):
         return result if isinstance(result, list) and len(result) == len(chosen) else [result] * len(chosen)
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        """The game's attribute per env: rows of an (N, ...) array, any other value repeated."""
+        """The game's attribute, one value per env: the rows of an (N, ...) array, or the same value repeated."""
         default = [None] if attr_name == "render_mode" else []  # SB3's constructor asks every env for its render mode
         value = getattr(self.game, attr_name, *default)
         chosen = self.env_indices(indices)
@@ -141,7 +141,7 @@ class NativeVecEnv(SlotVecEnv):
         return [value] * len(chosen)
 
     def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        """Set the game's attribute: rows of an (N, ...) array in place, any other attribute for all envs at once."""
+        """Set the game's attribute: in the rows of an (N, ...) array, or a plain attribute for all envs at once."""
         chosen = self.env_indices(indices)
         current = getattr(self.game, attr_name, None)
         if self._is_per_env(current):
@@ -151,7 +151,7 @@ class NativeVecEnv(SlotVecEnv):
         setattr(self.game, attr_name, value)
 
     def get_images(self) -> Sequence[NDArray[Any] | None]:
-        """One frame per env by the game's `render(index)`; SB3's `render()` tiles them."""
+        """One frame per env, from the game's `render(index)`."""
         if not hasattr(self.game, "render"):
             return super().get_images()
         return [self.game.render(index) for index in range(self.num_envs)]
@@ -166,6 +166,6 @@ class NativeVecEnv(SlotVecEnv):
     def _only_all(self, chosen: list[int], what: str) -> None:
         if len(set(chosen)) != self.num_envs:
             raise EnvError(
-                f"{what} is shared by all {self.num_envs} envs and cannot be changed for envs {chosen} alone: "
+                f"{what} is shared by all {self.num_envs} envs and cannot be used for envs {chosen} alone: "
                 "give it an `indices` parameter in the game, or call it for all envs"
             )

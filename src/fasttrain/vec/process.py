@@ -1,7 +1,7 @@
-"""Worker processes as the trainer sees them: started, spoken to with a deadline, ended, whatever their envs do.
+"""The trainer's side of a worker process: start it, send requests with a deadline, end it, whatever its envs do.
 
-A `Scout` is one before there is a crew. It tries an env for the trainer, and may then be the first worker: what an env
-does to its process (it hangs, ends it, dies, eats the memory) ends no trainer, which can say what it was.
+A `Scout` is a worker process that tries an env before training begins, and may become the first worker. An env may
+hang, crash or fill the memory there: the trainer survives that and can report it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 from fasttrain.batch import Int64Array
-from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Ready, TakeOn, pack
+from fasttrain.vec.worker import CALL, CLOSE, FAILED, NO_MAIL, RESULT, STEP, Assignment, Ready, pack
 from fasttrain.vec.worker_envs import Failure, Settings
 from fasttrain.vec.worker_memory import COMMAND, MAIL, NO_ROW, REPLY, REQUEST, ROW, STEP_NS, Layout, SharedBlock
 from fasttrain.vec.worker_start import (
@@ -28,18 +28,18 @@ from fasttrain.vec.worker_start import (
     Channel,
     DeadlineError,
     acquire,
-    inherited,
+    child_environment,
+    forget_name,
     make_semaphore,
-    opened,
     signals_held,
     start,
     start_function,
 )
 
-# Forking a process with threads (torch, CUDA) can deadlock, and a fork server is one process more that a signal to the
-# group ends: with it every worker looks dead. What it would save is 20 ms of 1 s; the imports are each worker's own.
+# "fork" can deadlock in a process with threads (torch, CUDA). A signal to the process group ends the process of
+# "forkserver", and then every worker looks dead. It would save only 20 ms of 1 s: each worker imports its own modules.
 START_METHOD = "spawn"
-LOOK_EVERY_S = 0.1  # whether a worker that is waited for still lives
+POLL_EVERY_S = 0.1  # how often to check whether a worker is alive while waiting for it
 T = TypeVar("T")
 
 
@@ -48,7 +48,11 @@ class WorkerTraceback(Exception):  # noqa: N818 - shown as the cause, as concurr
 
 
 class WorkerLostError(Exception):
-    """A worker died, hangs, or reported a failure that it cannot mend. `failure` says where, if that is known."""
+    """A worker died, hangs, or reported a failure that it cannot repair itself.
+
+    Attributes:
+        failure: the worker's report, if it sent one.
+    """
 
     def __init__(self, reason: str, failure: Failure | None = None) -> None:
         super().__init__(reason)
@@ -56,18 +60,18 @@ class WorkerLostError(Exception):
 
     @property
     def cause(self) -> Exception:
-        """What to raise an error from."""
+        """The exception to raise another error from."""
         return WorkerTraceback(f"\n{self.failure.traceback}") if self.failure else self
 
 
 class UnreadableError(WorkerLostError):
-    """Its message came whole, but its classes cannot be loaded here."""
+    """A worker's message arrived, but a class in it cannot be imported here."""
 
 
 class WorkerProcess:
-    """Envs `first` to `stop` of the vector env. One request at a time: `post` or `call`, then `wait`.
+    """The process with the envs `first` to `stop` (exclusive) of the vector env.
 
-    Without settings it runs errands until it is `take_on`.
+    It serves one request at a time: `post` or `call`, then `wait`. Without settings it runs tasks until `assign`.
     """
 
     settings: Settings
@@ -76,7 +80,7 @@ class WorkerProcess:
 
     def __init__(self, context: Any, notify: Bell, settings: Settings | None, num_envs: int) -> None:
         if settings is not None:
-            self._has(settings, num_envs)
+            self._set_envs(settings, num_envs)
         self.pending = False
         ours, theirs = context.Pipe(duplex=True)
         go, done = make_semaphore(context), make_semaphore(context)
@@ -85,34 +89,34 @@ class WorkerProcess:
             target=start, args=(Channel(theirs, go, done), notify, settings), daemon=True,
             name=f"fasttrain-worker-{0 if settings is None else settings.worker}",
         )  # fmt: skip
-        with inherited(ONE_THREAD), signals_held():
+        with child_environment(ONE_THREAD), signals_held():
             self.process.start()
         theirs.close()
-        # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever: kill it before.
+        # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever. So kill it first.
         self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)
 
-    def _has(self, settings: Settings, num_envs: int) -> None:
+    def _set_envs(self, settings: Settings, num_envs: int) -> None:
         self.settings = settings
         self.first, self.stop = settings.first, settings.first + num_envs
 
-    def take_on(self, settings: Settings, num_envs: int, keeps: bool, timeout_s: float) -> None:
-        """Give it its envs, after errands; with `keeps` it continues the one that it has."""
-        self._has(settings, num_envs)
-        with suppress(DeadlineError, OSError):  # `ready` says what became of it
-            self.channel.send(pack(TakeOn(settings, keeps)), timeout_s)
+    def assign(self, settings: Settings, num_envs: int, keeps: bool, timeout_s: float) -> None:
+        """Assign envs to a process that ran tasks. `keeps`: the env of the tasks becomes the first one."""
+        self._set_envs(settings, num_envs)
+        with suppress(DeadlineError, OSError):  # `ready` reports the failure
+            self.channel.send(pack(Assignment(settings, keeps)), timeout_s)
 
     def ready(self, timeout_s: float) -> Ready:
-        """The spaces of its envs, once they are built. Raises WorkerLostError: they could not be, or not in time."""
+        """Wait until its envs are built. Raises WorkerLostError: building failed, or took too long."""
         answer = self.receive(timeout_s, "building its envs")
-        opened(self.channel.go)
-        opened(self.channel.done)
+        forget_name(self.channel.go)
+        forget_name(self.channel.done)
         if isinstance(answer, Failure):
             raise WorkerLostError(answer.text, answer)
         return answer  # type: ignore[no-any-return]
 
     def attach(self, layout: Layout, block: SharedBlock, control: Int64Array, timeout_s: float) -> None:
-        """Give it the memory. `control` is the worker's row of control words."""
-        control[:STEP_NS] = 0  # what a worker before this one spent stays counted
+        """Send it the shared memory. `control` is the worker's row of control words."""
+        control[:STEP_NS] = 0  # the times after it go on from those of a replaced worker
         control[ROW] = NO_ROW
         self.control = control
         try:
@@ -125,14 +129,14 @@ class WorkerProcess:
         self.receive(timeout_s, "mapping its memory")
 
     def post(self, command: int = STEP) -> None:
-        """Start a step (or close). Costs one semaphore."""
+        """Start a request without arguments. It costs one semaphore operation."""
         self.control[REQUEST] += 1
         self.control[COMMAND] = command
         self.pending = True
         self.channel.go.release()
 
     def call(self, name: str, payload: bytes, timeout_s: float) -> None:
-        """Start a call of the worker's `_call_NAME`; `wait` has the answer. `payload` is `pack((name, arguments))`."""
+        """Start a call of the worker's `_call_NAME`. `wait` returns the answer. `payload` is `pack((name, args))`."""
         self.post(CALL)
         try:
             self.channel.send(payload, timeout_s)
@@ -141,25 +145,28 @@ class WorkerProcess:
         except OSError as error:
             raise WorkerLostError(self._state(f"called for {name}")) from error
 
-    def replied(self) -> bool:
-        """Whether the reply to the last request stands; does not wait."""
+    def has_replied(self) -> bool:
+        """Whether the last request has been answered. Does not wait."""
         return bool(self.control[REPLY] == self.control[REQUEST])
 
     def wait(self, deadline: float, spin_s: float = 0.0) -> Any:
-        """The mail of a step (None if none came), or the result of a call; `deadline` by `time.monotonic`.
+        """Wait for the answer: the records of a step (None if there are none), or the result of a call.
+
+        Args:
+            deadline: on the clock of `time.monotonic`.
 
         Raises:
-            WorkerLostError: it died, missed the deadline, or reported a failure.
+            WorkerLostError: the worker died, missed the deadline, or reported a failure.
         """
         done = self.channel.done
-        if not acquire(done, spin_s, LOOK_EVERY_S):
-            while not done.acquire(True, LOOK_EVERY_S):
+        if not acquire(done, spin_s, POLL_EVERY_S):
+            while not done.acquire(True, POLL_EVERY_S):
                 if not self.process.is_alive() and not done.acquire(False):
                     raise WorkerLostError(self._state())
                 if time.monotonic() > deadline:
                     raise WorkerLostError("it did not answer in time")
         self.pending = False
-        if not self.replied():
+        if not self.has_replied():
             raise WorkerLostError("it answered out of turn")
         kind = self.control[MAIL]
         if kind == NO_MAIL:
@@ -167,7 +174,7 @@ class WorkerProcess:
         try:
             answer = self.receive(max(1.0, deadline - time.monotonic()), "answering")
         except UnreadableError as error:
-            if kind == RESULT:  # of a class that only exists over there: the worker goes on
+            if kind == RESULT:  # a class that only the worker can import: the worker itself can go on
                 return Failure(0, str(error), "")
             raise WorkerLostError(str(error)) from error
         if kind == FAILED:
@@ -175,26 +182,26 @@ class WorkerProcess:
         return answer
 
     def ask_to_end(self) -> None:
-        """Let it close its envs, if it listens."""
+        """Ask it to close its envs, unless it is busy or dead."""
         with suppress(OSError, ValueError):
             if hasattr(self, "control") and not self.pending and self.process.is_alive():
                 self.post(CLOSE)
 
     def end(self, timeout_s: float) -> str:
-        """Wait for its end; kill it when that does not come. One that is busy with a request is killed at once.
+        """Wait for its end after `ask_to_end`, then kill it. A process that is busy is killed at once.
 
-        What an env's `close()` raised there, in words.
+        Returns the error of an env's `close()` as text, or an empty string.
         """
-        failed = ""
+        failure = ""
         with suppress(ValueError, WorkerLostError):
             if hasattr(self, "control") and self.pending and self.control[COMMAND] == CLOSE:
-                failed = str(self.receive(timeout_s, "closing its envs"))
-                ended(self.process, timeout_s)
+                failure = str(self.receive(timeout_s, "closing its envs"))
+                wait_for_end(self.process, timeout_s)
         self.kill()
-        return failed
+        return failure
 
     def kill(self) -> None:
-        """End it at once, and all that its envs started."""
+        """Kill it, and all processes that its envs started."""
         self._at_exit()
         self.channel.connection.close()
 
@@ -205,7 +212,7 @@ class WorkerProcess:
         except DeadlineError:
             raise WorkerLostError(f"it did not answer in {timeout_s:.3g} s, {doing}") from None
         except (EOFError, OSError) as error:
-            ended(self.process, 1.0)
+            wait_for_end(self.process, 1.0)
             raise WorkerLostError(self._state(doing)) from error
         try:
             return pickle.loads(payload)
@@ -213,8 +220,8 @@ class WorkerProcess:
             raise UnreadableError(f"what it sent cannot be read in the trainer: {error}") from error
 
     def _state(self, doing: str = "stepping") -> str:
-        """ "it was killed by SIGKILL, stepping"."""
-        ended(self.process, 0.1)
+        """How the process ended, as text: "it was killed by SIGKILL, stepping"."""
+        wait_for_end(self.process, 0.1)
         code = self.process.exitcode
         if code is None:
             return f"its pipe broke, {doing}"
@@ -226,8 +233,13 @@ class WorkerProcess:
 
 
 class PipedProcess:
-    """One that plays for the trainer: `place`, module:function, is called there with an end of a pipe and `arguments`.
-    `environment` is added to the trainer's."""
+    """A process with a pipe to the trainer, for evaluations and for games with engines.
+
+    Args:
+        name: for messages.
+        place: `module:function`, which is called in the process with its end of the pipe and `arguments`.
+        environment: environment variables to set besides those of the trainer.
+    """
 
     _context: Any = multiprocessing.get_context(START_METHOD)
     _lost: Callable[[str], Exception] = WorkerLostError
@@ -236,33 +248,36 @@ class PipedProcess:
         self.name = name
         self.connection, theirs = self._context.Pipe(duplex=True)
         self.process = self._context.Process(target=start_function, args=(place, theirs, *arguments), daemon=True)
-        with inherited(environment), signals_held():
+        with child_environment(environment), signals_held():
             self.process.start()
         theirs.close()
         self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)
 
-    def said(self, speak: Callable[[], T]) -> T:
-        """What came of speaking over the connection.
+    def use_pipe(self, action: Callable[[], T]) -> T:
+        """Run `action`, which uses the connection, and return its result.
 
         Raises:
-            WorkerLostError: it is gone (an EnvError where it plays for a training).
+            WorkerLostError: the process has ended. `GamesProcess` raises an EnvError instead.
         """
         try:
-            return speak()
+            return action()
         except (EOFError, OSError) as error:
-            ended(self.process, 1.0)
+            wait_for_end(self.process, 1.0)
             raise self._lost(f"{self.name} ended with exit code {self.process.exitcode}: {error!r}") from error
 
     def end(self, timeout_s: float) -> None:
-        """Close its pipe, at which it ends by itself, and kill it with all that it started after `timeout_s`."""
+        """Close the pipe, so that the process ends. After `timeout_s` kill it and all that it started."""
         self.connection.close()
         if self._at_exit.still_active():
-            ended(self.process, timeout_s)
+            wait_for_end(self.process, timeout_s)
             self._at_exit()
 
 
-def ended(process: BaseProcess, timeout_s: float) -> bool:
-    """Wait up to `timeout_s` for the process to end; whether it did. `join` would wait for its envs' children too."""
+def wait_for_end(process: BaseProcess, timeout_s: float) -> bool:
+    """Wait for the process to end. Returns False after `timeout_s`.
+
+    Unlike `join`, it does not wait for child processes of the envs, which inherit the process's pipe.
+    """
     deadline, pause_s = time.monotonic() + timeout_s, 0.001
     while process.is_alive():
         if time.monotonic() > deadline:
@@ -273,13 +288,13 @@ def ended(process: BaseProcess, timeout_s: float) -> bool:
 
 
 def kill_group(process: Any) -> None:
-    """End a process that `belong_to_the_trainer` was said in, dead or alive, and all that it started."""
+    """Kill a process that has called `bind_to_trainer`, and all that it started, even if it has ended itself."""
     with suppress(ValueError, AttributeError):  # closed already
         if sys.platform != "win32":
-            with suppress(ProcessLookupError, PermissionError):  # nobody is left, or it had not come so far
+            with suppress(ProcessLookupError, PermissionError):  # the group has ended, or does not exist yet
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
-        ended(process, 5.0)
+        wait_for_end(process, 5.0)
         process.close()
 
 
@@ -289,7 +304,11 @@ MEMORY_BYTES = 4096
 
 
 class ScoutLostError(WorkerLostError):
-    """The process is gone. `exit_code` as of multiprocessing: -11 for signal 11, None if it is not known."""
+    """The scout's process has ended.
+
+    Attributes:
+        exit_code: as in multiprocessing: -11 for signal 11, None if it is unknown.
+    """
 
     def __init__(self, exit_code: int | None) -> None:
         super().__init__(f"the process ended with exit code {exit_code}")
@@ -297,16 +316,16 @@ class ScoutLostError(WorkerLostError):
 
 
 class Scout:
-    """One process with one env at most, and memory that it and the trainer share."""
+    """A worker process that tries one env. It shares `memory` with the trainer."""
 
     def __init__(self, start_method: str | None = None) -> None:
         self.context = multiprocessing.get_context(start_method or START_METHOD)
         self.notify = Bell(self.context)
-        self.keeps = False  # whether its env is to be the crew's first
+        self.keeps = False  # whether its env becomes the first one of the vector env
         self._block = SharedBlock(MEMORY_BYTES)
         self.memory = self._block.memory
         self._worker: WorkerProcess | None = WorkerProcess(self.context, self.notify, None, 0)
-        with suppress(OSError):  # it is gone already: the first errand says so
+        with suppress(OSError):  # it has ended already, which the first task reports
             self._block.send(self._worker.channel.connection)
         self._idle = True
 
@@ -320,20 +339,20 @@ class Scout:
             raise RuntimeError("this scout belongs to a crew, or is closed")
         return self._worker
 
-    def ask(self, errand: Callable[[Any, list[Any]], Any], look: Callable[[], None]) -> Any:
-        """Let it do `errand(memory, kept)`; the answer. `look` is called ten times a second until that comes.
+    def run(self, task: Callable[[Any, list[Any]], Any], watch: Callable[[], None]) -> Any:
+        """Run `task(memory, envs)` in the process, and return its result. `watch` is called ten times a second.
 
         Raises:
-            ScoutLostError: it died.
-            WorkerLostError: the errand raised; `failure` says what. Or what came cannot be read here.
-            anything that `look` raises: the process is killed then.
+            ScoutLostError: the process died.
+            WorkerLostError: the task raised (see `failure`), or its result cannot be unpickled here.
+            Exception: any that `watch` raises; the process is killed then.
         """
         worker, self._idle = self._ours, False
         try:
             with suppress(DeadlineError, OSError):
-                worker.channel.send(pack(errand), SEND_TIMEOUT_S)
-            while not worker.channel.connection.poll(LOOK_EVERY_S):
-                look()
+                worker.channel.send(pack(task), SEND_TIMEOUT_S)
+            while not worker.channel.connection.poll(POLL_EVERY_S):
+                watch()
                 if not worker.process.is_alive() and not worker.channel.connection.poll(0):
                     raise self._lost()
             answer = worker.receive(SEND_TIMEOUT_S, "answering")
@@ -356,14 +375,14 @@ class Scout:
         return lost
 
     def hand_over(self, settings: Settings, num_envs: int) -> WorkerProcess:
-        """The process, as the worker of `settings`: it belongs to the crew from here on."""
+        """Turn the process into a worker, which belongs to the caller from then on."""
         worker, self._worker = self._ours, None
         self._block.close()
-        worker.take_on(settings, num_envs, self.keeps, SEND_TIMEOUT_S)
+        worker.assign(settings, num_envs, self.keeps, SEND_TIMEOUT_S)
         return worker
 
     def close(self) -> None:
-        """Let it close its env and end; a busy one is killed. Nothing happens to one that was handed over."""
+        """Close the env and end the process. A busy process is killed. Has no effect after `hand_over`."""
         if self._worker is None:
             return
         worker = self._worker
@@ -374,7 +393,6 @@ class Scout:
         self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.kill()

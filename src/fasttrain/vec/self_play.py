@@ -1,8 +1,8 @@
-"""SelfPlayVecEnv: envs in which somebody here decides for the opponents, many of them in one call.
+"""SelfPlayVecEnv: two-sided envs whose opponents are policies in the trainer's process.
 
-The envs below stop at the decisions of either side. One step of this vector env applies the learners' actions and then
-lets the opponents decide, in rounds over all envs where it is their turn, until every learner must decide again. So the
-opponents' policies run as batches in the trainer's process, wherever the envs are: no worker holds a network.
+The inner vector env stops at the decisions of both sides. One step of `SelfPlayVecEnv` applies the learner's actions.
+Then the opponent acts in all envs where it is its turn, again and again, until the learner must act in every env. So
+the opponent's policy gets whole batches, and no worker needs a network.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from fasttrain.batch import OPPONENTS_TURN as TURN
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array, Slots, draw_choices, select_rows
 from fasttrain.envs.masks import head_sizes
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain.vec.base import EmptyMasks, SlotSource, SlotVecEnv, copy_observations, opened, slots_of
+from fasttrain.vec.base import EmptyMasks, SlotSource, SlotVecEnv, copy_observations, slots_of, unblock_masks
 from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.native import NativeVecEnv
 
 
 @runtime_checkable
 class Opponent(Protocol):
-    """Decides for the other side."""
+    """Acts for the other side."""
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
-        """Actions (M, ...) for these envs (M,), from the other side's observations (M, ...) and masks (M, A)."""
+        """Actions (M, ...) for these envs (M,), from the opponent's observations (M, ...) and masks (M, A)."""
 
     def episode_over(self, env: int, info: dict[str, Any]) -> None:
-        """An episode of env `env` ended with this info; a new one has begun, and nobody has decided in it yet."""
+        """Called when an episode has ended with this info and the next one has begun, before the first action."""
 
 
 class RandomOpponent:
-    """Any legal action: until `set_opponent` is called."""
+    """Draws a legal action at random. It plays until `set_opponent` is called."""
 
     def __init__(self, action_space: Any, seed: int = 0) -> None:
         self.action_space, self._rng = action_space, np.random.default_rng(seed)
@@ -50,51 +50,51 @@ class RandomOpponent:
 
 
 class OwnTurns:
-    """Whose turn it is, and steps of some envs: of native games and games with engines, which know both."""
+    """The turns of native games and of games with engines, which know whose turn it is and can step some envs only."""
 
     def __init__(self, env: NativeVecEnv | ExternalVecEnv) -> None:
         if isinstance(env, NativeVecEnv) and not hasattr(env.game, "step_listed"):
-            raise EnvSpecError(f"{type(env.game).__name__} cannot be played against oneself: it has no step_listed")
+            raise EnvSpecError(f"{type(env.game).__name__} does not support self-play: it has no step_listed")
         self.env = env
-        self._first: NDArray[Any] = np.ones(env.num_envs, np.int64)
+        self._only_seat: NDArray[Any] = np.ones(env.num_envs, np.int64)
 
     @property
     def opponents(self) -> BoolArray:
-        """(N,) true where the opponent decides next."""
+        """(N,) True where the opponent acts next."""
         return self.env.opponents_turn
 
     @property
     def again(self) -> BoolArray | None:
-        """(N,) whether the decision before was refused and comes again; None where games refuse none."""
+        """(N,) True where the game refused the last action and asks again; None if games never do so."""
         return getattr(self.env, "again", None)
 
     @property
     def seats(self) -> NDArray[Any]:
-        """(N,) which opponent that is, a number from 1 on; always 1 where the game does not tell them apart."""
-        seats: NDArray[Any] = getattr(getattr(self.env, "game", None), "seats_to_decide", self._first)
+        """(N,) number of the opponent that acts next, from 1; always 1 if the game does not distinguish them."""
+        seats: NDArray[Any] = getattr(getattr(self.env, "game", None), "seats_to_decide", self._only_seat)
         return seats
 
     def begin(self) -> None:
-        """The envs were reset. Nothing to do: the game itself knows whose turn it is."""
+        """Called after a reset of all envs."""
 
     def step(self, actions: NDArray[Any]) -> list[FinishedEpisode]:
-        """One decision in every env."""
+        """Act in every env. Returns the episodes that ended."""
         self.env.step_slots(actions)
         return self.env.slots.finished
 
     def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
-        """One decision in these envs alone; only their slots count afterwards."""
+        """Act in these envs only. Afterwards only their slots are valid."""
         return self.env.step_listed(envs, actions)
 
 
 class InfoTurns:
-    """The same of any vector env whose envs wear `TwoSided`."""
+    """The turns of any other vector env, whose envs have the wrapper `TwoSided`. Same members as `OwnTurns`."""
 
     def __init__(self, env: VecEnv, source: SlotSource) -> None:
         self.env, self.source = env, source
-        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # as `OwnTurns` has it; 0 is the learner
+        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # 0: the learner acts next
         shape = env.action_space.shape or ()
-        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)
+        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)  # -1: TwoSided does not step
         self.again = None
 
     @property
@@ -120,33 +120,32 @@ class InfoTurns:
 
 
 class SelfPlayVecEnv(SlotVecEnv):
-    """Steps end where each learner must decide; episodes count the learner's decisions and rewards alone.
+    """A vector env of the learner's decisions: lengths and returns count only the learner's actions and rewards.
 
-    What opponents do before the learner's first decision counts with that decision. A truncation counts as an end: the
-    state it leaves may be one in which the opponent decides, whose view says nothing of the learner's future.
+    Rewards before the learner's first action of an episode are added to that action's. A truncation counts as a
+    termination: in the last state it may be the opponent's turn, and the learner cannot value the opponent's view.
 
     Args:
-        inner: a `NativeVecEnv` of a two-sided game, an `ExternalVecEnv` of one, or a vector env whose envs wear
+        inner: a `NativeVecEnv` or `ExternalVecEnv` of a two-sided game, or a vector env whose envs have the wrapper
             `TwoSided`.
     """
 
     def __init__(self, inner: VecEnv) -> None:
         self.inner = inner
         self.source: Any = slots_of(inner)
-        given: Slots = self.source.slots
+        inner_slots: Slots = self.source.slots
         self.turns: OwnTurns | InfoTurns = (
             OwnTurns(inner) if isinstance(inner, (NativeVecEnv, ExternalVecEnv)) else InfoTurns(inner, self.source)
         )
         self.opponent: Opponent = RandomOpponent(inner.action_space)
-        self.empty_masks = EmptyMasks()  # of opponents; a run's own, which is told each step of the learners
-        self.opponents_ns = 0  # spent on the opponents' decisions and what followed from them
-        self._next_rewards = np.zeros_like(given.rewards)  # of episodes that began in this step
-        own = {name: np.zeros_like(getattr(given, name)) for name in ("rewards", "terminations", "truncations")}
-        self.slots = replace(given, finished=[], **own)
+        self.empty_masks = EmptyMasks()  # of opponents; a run replaces it by its own, which knows the step
+        self.opponents_ns = 0  # time of the opponents' actions and of the env steps after them
+        self._next_rewards = np.zeros_like(inner_slots.rewards)  # of episodes that began in this step
+        own = {name: np.zeros_like(getattr(inner_slots, name)) for name in ("rewards", "terminations", "truncations")}
+        self.slots = replace(inner_slots, finished=[], **own)
         super().__init__(inner.num_envs, inner.observation_space, inner.action_space)
 
     def set_opponent(self, opponent: Opponent) -> None:
-        """Who decides for the other side from now on."""
         self.opponent = opponent
 
     @property
@@ -167,73 +166,80 @@ class SelfPlayVecEnv(SlotVecEnv):
         self.source.reset()
         self.reset_infos = self.inner.reset_infos
         self.turns.begin()
-        slots.terminations[:] = True  # so that what comes now counts with the learner's first decisions
-        self._let_opponents_decide([])
+        slots.terminations[:] = True  # so that rewards until then are added to the learner's first action
+        self._let_opponents_act([])
         self.clear_slots()
-        self._show()
+        self._share_state()
         return copy_observations(slots.observations)
 
     def step_slots(self, actions: NDArray[Any]) -> None:
         slots = self.slots
         finished = self.turns.step(actions)
-        given = self.source.slots
-        np.add(given.rewards, self._next_rewards, out=slots.rewards)
-        slots.resets = given.resets
+        inner_slots = self.source.slots
+        np.add(inner_slots.rewards, self._next_rewards, out=slots.rewards)
+        slots.resets = inner_slots.resets
         if slots.resets is None:
             self._next_rewards[:] = 0.0
             self._lengths += 1
-        else:  # an engine refused some actions: what these rows had is paid with the action that it takes
+        else:  # an engine refused the actions of these rows: their rewards wait for the action that it accepts
             slots.rewards[slots.resets] = 0.0
             self._next_rewards[~slots.resets] = 0.0
             self._lengths += ~slots.resets
-        slots.terminations[:] = given.terminations | given.truncations
+        slots.terminations[:] = inner_slots.terminations | inner_slots.truncations
         for episode in finished:
             self.opponent.episode_over(episode.env_index, episode.info)
-        slots.finished = self._let_opponents_decide(list(finished))
+        slots.finished = self._let_opponents_act(list(finished))
         self._returns += slots.rewards
-        slots.finished = [self._closed(episode) for episode in slots.finished]
-        self._show()
+        slots.finished = [self._as_learners(episode) for episode in slots.finished]
+        self._share_state()
 
-    def _let_opponents_decide(self, finished: list[FinishedEpisode]) -> list[FinishedEpisode]:
-        """Until every learner must decide; the episodes that ended, those in `finished` among them."""
+    def _let_opponents_act(self, finished: list[FinishedEpisode]) -> list[FinishedEpisode]:
+        """Let opponents act until the learner must act in every env. Returns `finished` and the episodes that ended."""
         slots, turn = self.slots, self.turns.opponents
-        begun = time.perf_counter_ns()
+        began = time.perf_counter_ns()
         while turn.any():
             envs = np.flatnonzero(turn)
             masks = self.source.read_masks()
             if masks is not None:
                 masks, dims = masks[envs], head_sizes(self.action_space)
-                self.empty_masks.look(masks, dims, envs=envs, whose=" of the opponent")
-                masks = opened(masks, dims)
-            seen = select_rows(self.source.slots.observations, envs)
-            actions = self.opponent.act(seen, masks, envs)
+                self.empty_masks.check(masks, dims, envs=envs, whose=" of the opponent")
+                masks = unblock_masks(masks, dims)
+            observations = select_rows(self.source.slots.observations, envs)
+            actions = self.opponent.act(observations, masks, envs)
             ended = self.turns.step_listed(envs, actions)
-            turn, given = self.turns.opponents, self.source.slots
+            turn, inner_slots = self.turns.opponents, self.source.slots
             over = slots.terminations[envs]
-            slots.rewards[envs[~over]] += given.rewards[envs[~over]]
-            self._next_rewards[envs[over]] += given.rewards[envs[over]]
-            finished += [each for each in ended if self._ends(each, over[np.searchsorted(envs, each.env_index)])]
-        self.opponents_ns += time.perf_counter_ns() - begun
+            slots.rewards[envs[~over]] += inner_slots.rewards[envs[~over]]
+            self._next_rewards[envs[over]] += inner_slots.rewards[envs[over]]
+            finished += [
+                episode
+                for episode in ended
+                if self._learner_acted(episode, over[np.searchsorted(envs, episode.env_index)])
+            ]
+        self.opponents_ns += time.perf_counter_ns() - began
         return finished
 
-    def _ends(self, episode: FinishedEpisode, again: bool) -> bool:
-        """Whether the learner had a decision in it, to which the end belongs."""
+    def _learner_acted(self, episode: FinishedEpisode, ended_before: bool) -> bool:
+        """Note the end of an episode. False if the learner had no action in it.
+
+        `ended_before`: another episode of this env ended since the learner's last action.
+        """
         index = episode.env_index
         self.opponent.episode_over(index, episode.info)
-        if again and not episode.lost:
+        if ended_before and not episode.lost:
             raise EnvError(f"env {index}: two episodes ended between two decisions of the learner")
         self.slots.terminations[index] = True
-        if again:  # its engine failed before the learner's first one: as if it had never begun
+        if ended_before:  # its engine failed before the learner's first action: drop the episode
             self._next_rewards[index] = 0.0
-        return not again
+        return not ended_before
 
-    def _closed(self, episode: FinishedEpisode) -> FinishedEpisode:
-        """With the learner's own return and length."""
+    def _as_learners(self, episode: FinishedEpisode) -> FinishedEpisode:
+        """The episode with the learner's return and length."""
         index = episode.env_index
         info = {key: value for key, value in episode.info.items() if key not in ("episode", TURN)}
         return self.end_episode(index, episode.final_observation, info, episode.lost)
 
-    def _show(self) -> None:
+    def _share_state(self) -> None:
         self.slots.observations = self.source.slots.observations
         self.slots.action_masks = self.source.read_masks()
 

@@ -1,7 +1,7 @@
-"""SharedMemoryVecEnv: envs in worker processes, several per worker, stepping into shared memory.
+"""SharedMemoryVecEnv: envs in worker processes, several per worker, that write each step into shared memory.
 
-A drop-in for SB3's `SubprocVecEnv` that also offers the slots. A step costs two semaphores per worker; masks come with
-it; a worker that dies, hangs or raises is named, and replaced if asked for.
+A drop-in for SB3's `SubprocVecEnv` that also offers the slots. A step costs two semaphores per worker. Action masks
+arrive with the step. A worker that dies, hangs or raises is named in the error, or replaced (`on_env_error`).
 """
 
 from __future__ import annotations
@@ -24,29 +24,32 @@ from fasttrain.vec.crew import Crew, CrewOptions, EnvFn, OnEnvError
 from fasttrain.vec.groups import WorkerGroups
 from fasttrain.vec.process import Scout, WorkerTraceback
 from fasttrain.vec.worker_envs import Failure, Record
-from fasttrain.vec.worker_memory import BOOL, BUSY_NS, INT, OPPONENTS_NS, STEP_NS
+from fasttrain.vec.worker_memory import BOOL, BUSY_NS, FLOAT, INT, OPPONENTS_NS, STEP_NS
+
+NUMBER_TYPES: dict[int, type] = {FLOAT: float, INT: int, BOOL: bool}  # of values in `info_values`
 
 
 class SharedMemoryVecEnv(SlotVecEnv):
     """Envs in worker processes that share memory with the trainer.
 
     Args:
-        env_fns: one function per env; pickled by cloudpickle, called in a worker. All envs need the same spaces.
-        num_workers: processes; None for one per usable core, at most one per env. Envs are split evenly.
-        start_method: of the processes; None for spawn.
-        info_keys: info entries that are kept at every step. Infos arrive whole when an episode ends and are otherwise
-            empty but for these; None keeps everything, as SB3's classes do.
-        on_env_error: "raise" ends with one `EnvError` when an env raises, breaks its contract or its worker dies;
-            "restart" rebuilds the env or the worker: the unfinished episodes end as truncated and `lost`.
-        step_timeout_s: a worker that takes longer for one request is taken for hung.
+        env_fns: one function per env. It is pickled by cloudpickle and called in a worker. All envs need the same
+            spaces.
+        num_workers: number of processes, at most one per env; None for one per usable core. Envs are split evenly.
+        start_method: multiprocessing's start method; None for spawn.
+        info_keys: info entries that arrive at every step. All other entries arrive only when an episode ends. None:
+            all entries arrive at every step, as with SB3's classes.
+        on_env_error: what happens when an env raises, breaks its contract, or its worker dies. "raise": an `EnvError`.
+            "restart": the env or the worker is built again; its unfinished episodes end as truncated and `lost`.
+        step_timeout_s: a worker that needs longer for one request counts as hung.
         start_timeout_s: the same for building the envs.
         use_masks: read action masks, of any of the three conventions, together with each step.
-        check_finite: NaN and infinity in observations and rewards are errors.
-        max_restarts: more restarts than this within `restart_window_s` end with an error in any case.
-        scout: a process that has looked at such an env already; it becomes the first worker, in its own start method.
+        check_finite: raise an error for NaN or infinity in observations and rewards.
+        max_restarts: with more restarts within `restart_window_s` an error is raised even under "restart".
+        scout: a process that has already tried such an env. It becomes the first worker and sets the start method.
 
     Raises:
-        EnvSpecError: an env cannot be built, or the envs' spaces differ or do not suit.
+        EnvSpecError: an env cannot be built, the envs' spaces differ, or shared memory cannot hold them.
 
     Envs of one worker share Python's and NumPy's global random streams, which a seeded reset seeds per worker.
     """
@@ -72,11 +75,11 @@ class SharedMemoryVecEnv(SlotVecEnv):
         if on_env_error not in ("raise", "restart"):
             raise EnvSpecError(f"on_env_error={on_env_error!r}: expected 'raise' or 'restart'")
         self._info_keys = None if info_keys is None else tuple(dict.fromkeys(info_keys))
-        self._records: list[Record] = []  # news of the last step
+        self._records: list[Record] = []  # of the last step
         self._warned: set[str] = set()
         self._closed = False
-        self.lost_steps = 0  # env steps of episodes that failures cut
-        self.wait_ns = self.slowest_ns = 0  # the trainer waiting; the slowest worker of each step, summed
+        self.lost_steps = 0  # env steps of episodes that a failure ended
+        self.wait_ns = self.slowest_ns = 0  # time the trainer waited; time of each step's slowest worker; summed
         options = CrewOptions(
             num_workers=num_workers,
             start_method=start_method,
@@ -138,7 +141,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         self._check_open()
         if self._stepping:
             raise RuntimeError("step_async() while a step is pending: call step_wait() first")
-        if np.size(actions) != self.slots.actions.size:  # NumPy would stretch one action over all envs
+        if np.size(actions) != self.slots.actions.size:  # NumPy would broadcast one action to all envs
             raise ValueError(
                 f"actions of shape {np.shape(actions)} for {self.num_envs} envs: expected {self.slots.actions.shape}"
             )
@@ -156,7 +159,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
 
     @property
     def _stepping(self) -> bool:
-        return bool(self.crew.under_way)
+        return bool(self.crew.stepping)
 
     def _finish_step(self) -> None:
         crew = self.crew
@@ -168,20 +171,20 @@ class SharedMemoryVecEnv(SlotVecEnv):
         self.slots.finished = self.close_episodes(slice(0, self.num_envs), self._records)
 
     def close_episodes(self, rows: slice, records: list[Record]) -> list[FinishedEpisode]:
-        """Add the last step of the envs in `rows` to their running episodes; those that ended."""
+        """Count the last step of the envs in `rows`. Returns the episodes that ended in it."""
         slots = self.slots
         self._returns[rows] += slots.rewards[rows]
         self._lengths[rows] += 1
         ended = rows.start + np.flatnonzero(slots.terminations[rows] | slots.truncations[rows])
         if not ended.size:
             return []
-        news = {record.env_index: record for record in records}  # one per env
-        return [self._finish(index, news.get(index, Record(index))) for index in ended.tolist()]
+        by_env = {record.env_index: record for record in records}
+        return [self._finish(index, by_env.get(index, Record(index))) for index in ended.tolist()]
 
-    def _finish(self, index: int, news: Record) -> FinishedEpisode:
-        info = self._unpack(news.info, index)
-        self.reset_infos[index] = self._unpack(news.reset_info, index)
-        self._warn_unsent(index, news.unsent)
+    def _finish(self, index: int, record: Record) -> FinishedEpisode:
+        info = self._unpack(record.info, index)
+        self.reset_infos[index] = self._unpack(record.reset_info, index)
+        self._warn_unsent(index, record.unsent)
         lost = bool(self.crew.arrays.lost[index])
         if lost:
             self.lost_steps += int(self._lengths[index])
@@ -190,7 +193,6 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return self.end_episode(index, final, info, lost)
 
     def infos(self) -> list[dict[str, Any]]:
-        """One info per env, as SB3 callbacks expect them."""
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self.fill_infos(infos, slice(0, self.num_envs), self._records, self.slots.finished)
         return infos
@@ -198,7 +200,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
     def fill_infos(
         self, infos: list[dict[str, Any]], rows: slice, records: list[Record], finished: list[FinishedEpisode]
     ) -> None:
-        """The infos of the last step of the envs in `rows` into the list of all."""
+        """Write the last step's infos of the envs in `rows` into `infos`, the list of all envs."""
         ended = {episode.env_index for episode in finished}
         for record in records:
             if record.info and record.env_index not in ended:
@@ -210,7 +212,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
                 index = rows.start + int(row)
                 if index not in ended:
                     value = self.crew.arrays.info_values[index, column]
-                    infos[index][self._info_keys[column]] = _number(value, kinds[row, column])
+                    infos[index][self._info_keys[column]] = NUMBER_TYPES[int(kinds[row, column])](value)
         if self._info_keys is None:  # whole infos have SB3's key at every step
             for index in range(rows.start, rows.stop):
                 infos[index]["TimeLimit.truncated"] = False
@@ -219,7 +221,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
 
     def _unpack(self, packed: bytes, index: int) -> dict[str, Any]:
-        """An info from a worker; empty, with one warning, if its class cannot be loaded here."""
+        """Unpickle an info from a worker. Empty, with one warning, if a class in it cannot be imported here."""
         try:
             return pickle.loads(packed) if packed else {}
         except Exception as error:
@@ -249,11 +251,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return self._call("get", (attr_name,), indices)
 
     def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        """Set the attribute where it is, a wrapper or the env itself; each worker reads it back.
-
-        Raises:
-            EnvError: an env does not have the value afterwards.
-        """
+        """Set the attribute in the wrapper that has it, or in the env. Raises EnvError: it reads differently then."""
         self._call("set", (attr_name, value), indices)
 
     def env_is_wrapped(
@@ -275,32 +273,31 @@ class SharedMemoryVecEnv(SlotVecEnv):
         )
 
     def _call(self, name: str, arguments: tuple[Any, ...], indices: VecEnvIndices) -> list[Any]:
-        """One message per worker that has any of the envs; answers in the order of `indices`."""
+        """Send one message to each worker that has any of the envs. Returns the answers in the order of `indices`."""
         self._check_open()
         chosen = self.env_indices(indices)
-        asked: dict[int, tuple[Any, ...]] = {}
+        requests: dict[int, tuple[Any, ...]] = {}
         places: list[list[int]] = []
         for number, worker in enumerate(self.crew.workers):
             mine = [place for place, env in enumerate(chosen) if worker.first <= env < worker.stop]
             if mine:
-                asked[number] = (*arguments, [chosen[place] - worker.first for place in mine])
+                requests[number] = (*arguments, [chosen[place] - worker.first for place in mine])
                 places.append(mine)
         answers: list[Any] = [None] * len(chosen)
-        for mine, part in zip(places, self.crew.call(name, asked), strict=True):
+        for mine, part in zip(places, self.crew.call(name, requests), strict=True):
             if isinstance(part, Failure):
                 raise _call_error(part, chosen[mine[0]])
             for place, value in zip(mine, part or [None] * len(mine), strict=True):
                 answers[place] = value
         return answers
 
-    # --- the rest
+    # --- groups, times, end
 
     def groups(self) -> WorkerGroups | None:
-        """Its workers, each by itself."""
         return WorkerGroups(self) if self.num_workers > 1 else None
 
     def times_ns(self) -> dict[str, int]:
-        """Where the steps' time went, in ns since construction: work of all envs, of the slowest worker, opponents'."""
+        """Time of the steps since construction, in ns: of all envs, of the slowest worker, waiting, of opponents."""
         control = self.crew.control
         return {
             "envs": int(control[:, BUSY_NS].sum()),
@@ -310,7 +307,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         }
 
     def close(self) -> None:
-        """End the workers; takes a few seconds at most, whatever state they are in. The slots stay readable."""
+        """End the workers, within seconds even if they hang. The slots stay readable."""
         self._closed = True
         self.crew.close()
         self.close_failed = self.crew.close_failed
@@ -320,14 +317,8 @@ class SharedMemoryVecEnv(SlotVecEnv):
             raise EnvError("this SharedMemoryVecEnv is closed: build a new one")
 
 
-def _number(value: float, kind: int) -> Any:
-    if kind == BOOL:
-        return bool(value)
-    return int(value) if kind == INT else float(value)
-
-
 def _call_error(error: Failure, env_index: int) -> Exception:
     kind = AttributeError if error.missing else EnvError
-    raised = kind(f"a call to env {env_index} or a later one of its worker failed: {error.text}")
-    raised.__cause__ = WorkerTraceback(f"\n{error.traceback}")
-    return raised
+    exception = kind(f"a call to env {env_index} or a later env of its worker failed: {error.text}")
+    exception.__cause__ = WorkerTraceback(f"\n{error.traceback}")
+    return exception

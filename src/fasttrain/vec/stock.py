@@ -1,15 +1,15 @@
-"""Stable-Baselines3's own vector envs with what a run of ours needs of them.
+"""Stable-Baselines3's own vector envs, with what a run needs beyond them.
 
-`SubprocVecEnv` is started so that signals to the whole group leave its workers alone; `NotedVecEnv` is a DummyVecEnv
-that notes the actions of its `Retrace` envs once per vector step.
+`start_subproc` starts a `SubprocVecEnv` whose workers ignore signals to the process group. `ActionLogVecEnv` is a
+`DummyVecEnv` that records the actions of its `Retrace` envs.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from typing import Any
@@ -22,28 +22,26 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from fasttrain.batch import select_rows
 from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
-from fasttrain.envs.user_code import process_settings, put_back
+from fasttrain.envs.user_code import process_settings, restore_settings
 from fasttrain.errors import EXIT_CRASHED, EnvSpecError, FastTrainError
 from fasttrain.terminal import tell
-from fasttrain.vec.process import START_METHOD, ended, kill_group
-from fasttrain.vec.worker_start import belong_to_the_trainer, end_at_once, hold_signals, safe_path
+from fasttrain.vec.process import START_METHOD, kill_group, wait_for_end
+from fasttrain.vec.worker_start import bind_to_trainer, hold_signals, safe_path, skip_shutdown
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
-
-
 WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
-CLOSE_S = 5.0  # for envs in workers to close, as in the workers of `vec_env=shared`
+CLOSE_S = 5.0  # timeout for closing the envs in workers, as with `vec_env=shared`
 
 
-class InWorker:
-    """Builds an env in a worker: the first code of ours that runs there."""
+class WorkerFactory:
+    """Builds an env in a worker process of SubprocVecEnv, after it has set up the process."""
 
     def __init__(self, factory: EnvFn) -> None:
         self._factory = factory
 
     def __call__(self) -> gym.Env[Any, Any]:
-        belong_to_the_trainer()
-        end_at_once()
+        bind_to_trainer()
+        skip_shutdown()
         try:
             env = self._factory()
         except FastTrainError as error:
@@ -53,7 +51,7 @@ class InWorker:
 
 
 class WorkersVecEnv(SubprocVecEnv):
-    """SB3's, of envs by `InWorker`, whose end waits for no env: its `close()` may hang, or leave threads that do."""
+    """SB3's SubprocVecEnv, whose `close()` has a timeout: an env's `close()` may hang, or leave threads that do."""
 
     close_failed = ""
 
@@ -68,45 +66,51 @@ class WorkersVecEnv(SubprocVecEnv):
                 remote.send(("env_method", ("end", (), {})))
                 remote.send(("close", None))
         for remote, process in zip(self.remotes, self.processes, strict=True):
-            with suppress(EOFError, OSError, ValueError):  # dead, or ended after an error
+            with suppress(EOFError, OSError, ValueError):  # dead, or closed after an error
                 if remote.poll(max(0.0, deadline - time.monotonic())):
                     self.close_failed = self.close_failed or str(remote.recv())
-                ended(process, max(0.0, deadline - time.monotonic()))
+                wait_for_end(process, max(0.0, deadline - time.monotonic()))
             remote.close()
         _kill_all(self.processes)
 
 
 def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
-    """One worker per env.
+    """SB3's SubprocVecEnv with one worker per env.
 
-    The constructor waits until the first worker has imported torch and built its env, seconds or for ever. So it runs
-    in a thread: signals are held back from there, and from the workers, while the main thread is open to Ctrl-C.
+    Its constructor waits until the first worker has imported torch and built its env. That takes seconds, or for ever.
+    So it runs in a thread. Signals are blocked in that thread and in the workers, and Ctrl-C reaches the main thread.
     """
-    others = set(multiprocessing.active_children())
+    other_processes = set(multiprocessing.active_children())
     with safe_path(), ThreadPoolExecutor(1, initializer=hold_signals) as thread:
-        made = thread.submit(WorkersVecEnv, [InWorker(factory) for factory in factories], START_METHOD)
+        future = thread.submit(WorkersVecEnv, [WorkerFactory(factory) for factory in factories], START_METHOD)
         try:
-            env = made.result()
+            env = future.result()
         except BaseException as error:
-            _kill_until(made, others)
+            while not future.done():
+                _kill_all(set(multiprocessing.active_children()) - other_processes)
+                time.sleep(0.01)
+            _kill_all(set(multiprocessing.active_children()) - other_processes)
             if isinstance(error, WORKER_ERRORS):
-                raise EnvSpecError("a worker could not build its env; what it said stands above") from error
+                raise EnvSpecError("a worker could not build its env; its error message stands above") from error
             raise
-    # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever: kill it before.
+    # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever. So kill it first.
     Finalize(env, _kill_all, (env.processes,), exitpriority=50)
     return env
 
 
-def _kill_all(processes: Sequence[Any]) -> None:
+def _kill_all(processes: Iterable[Any]) -> None:
     for process in processes:
         with suppress(ValueError):  # closed already
-            if process.is_alive():  # what was waited for gave its number back: somebody else may have it
+            if process.is_alive():  # the pid of a process that has been waited for may belong to another one
                 kill_group(process)
 
 
 @contextmanager
-def workers_ended(env: VecEnv) -> Iterator[None]:
-    """After an error: of workers that live on SB3's `close` would wait for answers that were taken already."""
+def killing_workers(env: VecEnv) -> Iterator[None]:
+    """At the end, kill the workers of a SubprocVecEnv.
+
+    After an error SB3's `close` would wait for answers of the workers that have been received already.
+    """
     try:
         yield
     finally:
@@ -114,47 +118,39 @@ def workers_ended(env: VecEnv) -> Iterator[None]:
             _kill_all(env.unwrapped.processes)
 
 
-def _kill_until(made: Future[Any], others: set[Any]) -> None:
-    """End what is started until nothing more is: nobody will use it."""
-    while True:
-        last = made.done()
-        _kill_all(list(set(multiprocessing.active_children()) - others))
-        if last:
-            return
-        time.sleep(0.01)
+MIN_ROWS = 1000  # rows of actions to collect before those of finished episodes are dropped
 
 
-ROWS = 1000  # kept at least, before those of finished episodes are dropped
+class ActionLogVecEnv(DummyVecEnv):
+    """A DummyVecEnv that records the actions of its envs, once per vector step.
 
-
-class NotedVecEnv(DummyVecEnv):
-    """Of PPO on CartPole noting env by env took 1.8 %, once per vector step 0.2 %.
+    Recording them env by env took 1.8 % of PPO's time on CartPole, recording them here 0.2 %.
 
     Args:
-        factories: of a `Retrace` around a `Monitor` each.
-        told: what was said already of this process; None: nothing.
+        factories: each builds a `Retrace` around a `Monitor`.
+        warned: process settings that the user has been warned about already.
     """
 
     envs: list[Retrace]  # type: ignore[assignment]
     close_failed = ""
 
-    def __init__(self, factories: Sequence[Callable[[], Retrace]], told: set[str] | None = None) -> None:
-        self.told = set[str]() if told is None else told
+    def __init__(self, factories: Sequence[Callable[[], Retrace]], warned: set[str] | None = None) -> None:
+        self.warned = set[str]() if warned is None else warned
         before = process_settings()
         super().__init__(list(factories))
-        self.put_back(before)
+        self.restore_settings(before)
         self.rows: list[NDArray[Any]] = []  # actions (N, ...) since the oldest running episode began
-        self._most = ROWS
+        self._most = MIN_ROWS
         for index, env in enumerate(self.envs):
-            env.noted_by(self, index)
+            env.log_actions_in(self, index)
 
-    def put_back(self, before: dict[str, Any]) -> None:
-        """Undo what an env has changed in this process since; say so once."""
-        if new := [name for name in put_back(before) if name not in self.told]:
-            self.told.update(new)
+    def restore_settings(self, before: dict[str, Any]) -> None:
+        """Undo changes that an env made to settings of this process. Warns once per setting."""
+        if new := [name for name in restore_settings(before) if name not in self.warned]:
+            self.warned.update(new)
             tell(
-                f"fasttrain: warning: an env changed {', '.join(new)} in the process that trains, which was put back; "
-                "vec_env=shared gives envs processes of their own"
+                f"fasttrain: warning: an env changed {', '.join(new)} in the training process; the change was undone. "
+                "With vec_env=shared envs run in processes of their own"
             )
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -166,19 +162,19 @@ class NotedVecEnv(DummyVecEnv):
     def close(self) -> None:
         self.close_failed = next(filter(None, [env.end() for env in self.envs]), "")
 
-    def seen(self, index: int) -> Any:
-        """The observation of one env, as the space has it."""
+    def observation_of(self, index: int) -> Any:
+        """The present observation of one env."""
         return select_rows(self._obs_from_buf(), index)
 
-    def total(self, index: int) -> float:
-        """The sum of the rewards of its running episode."""
+    def return_of(self, index: int) -> float:
+        """The sum of the rewards of one env's running episode."""
         monitor = self.envs[index].env
         return float(sum(monitor.rewards)) if isinstance(monitor, Monitor) else 0.0
 
     def _forget(self) -> None:
-        """Rows of episodes that are over, and of those that are too long to repeat."""
-        count = max(min(env.begun_at for env in self.envs), len(self.rows) - MOST_ACTIONS)
+        """Drop the rows of finished episodes, and rows of episodes that are too long to repeat."""
+        count = max(min(env.first_row for env in self.envs), len(self.rows) - MOST_ACTIONS)
         del self.rows[:count]
         for env in self.envs:
-            env.begun_at -= count
-        self._most = 2 * len(self.rows) + ROWS
+            env.first_row -= count
+        self._most = 2 * len(self.rows) + MIN_ROWS

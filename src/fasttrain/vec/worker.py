@@ -1,6 +1,6 @@
-"""What a worker process of `SharedMemoryVecEnv` does: build its envs, step them into shared memory, answer calls.
+"""The worker process of `SharedMemoryVecEnv`: it builds its envs, steps them into shared memory and answers calls.
 
-Free of torch and SB3, as long as the user's envs are.
+It does not import torch or SB3, unless the user's envs do.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import gymnasium
 import numpy as np
 
 from fasttrain.batch import select_rows
-from fasttrain.envs.retrace import closed
+from fasttrain.envs.retrace import close_env
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvSpecError
 from fasttrain.vec.worker_envs import EnvRows, MaskReader, NeedsRestartError, Settings, failure_of
@@ -43,55 +43,55 @@ from fasttrain.vec.worker_start import Bell, Channel, DeadlineError, acquire
 
 Env = gymnasium.Env[Any, Any]
 
-STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: no step this time, see `Crew.replace`
-CLOSE_S = 1.0  # for the trainer to hear what closing came to
-NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # what follows on the pipe
+STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: reply without a step, see `Crew.replace`
+CLOSE_S = 1.0  # timeout for sending the result of closing
+NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # the kind of message that follows on the pipe
 
 
 class Ready(NamedTuple):
-    """What a worker says once its envs are built."""
+    """A worker's message once its envs are built."""
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     mask_width: int
 
 
-class TakeOn(NamedTuple):
-    """The end of a worker's errands."""
+class Assignment(NamedTuple):
+    """Turns a process that runs tasks (`process.Scout`) into the worker of some envs."""
 
     settings: Settings
-    keeps: bool  # its first env is to be the one that it built for them, in the wrappers of its factory
+    keeps: bool  # use the env that the tasks built as the first env, inside the wrappers of its factory
 
 
 class Worker:
-    """Serves one channel."""
+    """Serves the requests of one channel."""
 
     def __init__(self, channel: Channel, notify: Bell, settings: Settings | None) -> None:
         self.channel = channel
-        self.notify = notify  # one semaphore of all workers, for a trainer that waits for whoever is first
+        self.notify = notify  # shared by all workers: the trainer waits here for the first one
         self._given = settings
         self.guard = ForkGuard()
 
-    def disown(self) -> None:
-        """In a child that an env has forked: it may live on, but not here, and nothing here is its own."""
+    def release_pipes(self) -> None:
+        """Runs in a child that an env has forked: it may live on, but must not use the worker's pipes."""
         self.guard.forked = True
         self.channel.connection.close()
         self.notify.close()
 
     def serve(self) -> None:
-        """Until CLOSE, or until the trainer is gone."""
-        kept: list[Env] = []
-        settings = self._errands(kept) if self._given is None else self._given
+        """Serve requests until CLOSE, or until the trainer has ended."""
+        built: list[Env] = []
+        settings = self._run_tasks(built) if self._given is None else self._given
         if settings is None:
-            _close(kept)
+            _close(built)
             return
         self.settings = settings
         try:
-            factories, envs, masks = self._build(kept)
+            factories, envs, masks = self._build(built)
         except BaseException as error:
             self.guard.check(error)
-            whole = str(error) if isinstance(error, EnvSpecError) else blame(error)  # ours is a whole message already
-            self._send(failure_of(error, env_index=self.settings.first)._replace(spec=True, text=whole))
+            text = str(error) if isinstance(error, EnvSpecError) else blame(error)
+            self._send(failure_of(error, env_index=self.settings.first)._replace(text=text))
             return
         try:
             env = envs[0]
@@ -103,36 +103,36 @@ class Worker:
             self.rows = EnvRows(settings, factories, envs, masks, mine, self.control[ROW : ROW + 1], self.guard)
             self._send(None)
             self._loop()
-        except (EOFError, OSError):  # the trainer is gone
+        except (EOFError, OSError):  # the trainer has ended
             pass
         finally:
             self.guard.check()
-            failed = [text for env in envs if (text := closed(env))]
-            with suppress(OSError, DeadlineError):  # the trainer is gone, or does not listen
-                self.channel.send(pack(failed[0] if failed else ""), CLOSE_S)
+            failures = [text for env in envs if (text := close_env(env))]
+            with suppress(OSError, DeadlineError):  # the trainer has ended, or does not read
+                self.channel.send(pack(failures[0] if failures else ""), CLOSE_S)
 
-    def _errands(self, kept: list[Env]) -> Settings | None:
-        """Do what the trainer asks for until it says which envs are this worker's. None: it needs no worker."""
-        with suppress(EOFError, OSError):  # it is gone
+    def _run_tasks(self, built: list[Env]) -> Settings | None:
+        """Run the trainer's tasks until an `Assignment` comes; its settings. None: no worker is needed."""
+        with suppress(EOFError, OSError):  # the trainer has ended
             memory = receive_block(self.channel.connection)
             while True:
-                work = pickle.loads(self.channel.receive())
-                if work is None:
+                message = pickle.loads(self.channel.receive())
+                if message is None:
                     return None
-                if isinstance(work, TakeOn):
-                    if not work.keeps:
-                        _close(kept)
-                    return work.settings
-                answer = _answer(work, memory, kept)
+                if isinstance(message, Assignment):
+                    if not message.keeps:
+                        _close(built)
+                    return message.settings
+                answer = _run_task(message, memory, built)
                 self.guard.check()
                 self.channel.send(answer)
         return None
 
-    def _build(self, kept: list[Env]) -> tuple[list[Callable[[], Env]], list[Env], MaskReader]:
+    def _build(self, built: list[Env]) -> tuple[list[Callable[[], Env]], list[Env], MaskReader]:
         factories = cloudpickle.loads(self.settings.factories)
-        random.seed()  # a forked process begins with its parent's streams, all workers with the same
+        random.seed()  # forked processes begin with copies of their parent's random state, all with the same
         np.random.seed()
-        first = factories[0].around(kept.pop()) if kept else factories[0]()
+        first = factories[0].around(built.pop()) if built else factories[0]()
         envs = [first, *(factory() for factory in factories[1:])]
         masks = MaskReader(envs[0], self.settings.use_masks)
         for row, env in enumerate(envs):
@@ -143,10 +143,10 @@ class Worker:
                     f"{(env.observation_space, env.action_space)}; a vector env needs the same spaces in all, and "
                     "masks in all or in none"
                 )
-        # A fresh one: its first episode is to be the one that a DummyVecEnv gets. Our own factories look for masks
-        # themselves wherever they build.
+        # The search for masks may have reset the env. Build a new one, so that its first episode is the same as in a
+        # DummyVecEnv. fasttrain's own factories search in every process, so nothing differs there.
         if masks.used_env and not hasattr(factories[0], "around"):
-            closed(envs[0])
+            close_env(envs[0])
             envs[0] = factories[0]()
         return factories, envs, masks
 
@@ -154,7 +154,7 @@ class Worker:
         control, channel = self.control, self.channel
         while True:
             acquire(channel.go, self.settings.spin_s)
-            # Read now: a trainer that gave up on this request may have posted another by the time of the reply.
+            # Read the request's number now: the trainer may give up waiting and post another request before the reply.
             command, request = control[COMMAND], control[REQUEST]
             if command == CLOSE:
                 return
@@ -189,7 +189,7 @@ class Worker:
         return kind, mail
 
     def _call(self) -> tuple[int, bytes]:
-        """A `Failure` as the result: the call raised, and the env goes on."""
+        """Run one call. If it raises, the result is a `Failure`, and the envs can go on."""
         payload = self.channel.receive()
         try:
             name, arguments = pickle.loads(payload)
@@ -202,7 +202,7 @@ class Worker:
             return RESULT, pack(failure_of(error, env_index=0)._replace(missing=missing))
 
     def _call_reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> object:
-        if seeds[0] is not None:  # envs that draw from the global streams are seeded too, each worker differently
+        if seeds[0] is not None:  # some envs draw from the global generators: seed these too, each worker differently
             random.seed(seeds[0])
             np.random.seed(seeds[0] % 2**32)
         return self.rows.reset(seeds, options, buffer)
@@ -214,7 +214,7 @@ class Worker:
         return [env.get_wrapper_attr(name) for env in self._envs(rows)]
 
     def _call_set(self, name: str, value: object, rows: Sequence[int]) -> None:
-        """Set where the attribute is (a wrapper or the env itself), and read it back."""
+        """Set the attribute in the wrapper that has it, or in the env, and read it back."""
         for env in self._envs(rows):
             env.set_wrapper_attr(name, value)
             if not _same(env.get_wrapper_attr(name), value):
@@ -234,49 +234,49 @@ class Worker:
 
 
 def serve(channel: Channel, notify: Bell, settings: Settings | None) -> None:
-    """All that a worker's process does."""
+    """The main function of a worker process."""
     worker = Worker(channel, notify, settings)
     if sys.platform != "win32":
-        os.register_at_fork(after_in_child=worker.disown)
+        os.register_at_fork(after_in_child=worker.release_pipes)
     worker.serve()
 
 
 def pack(value: object) -> bytes:
-    """Pickle `value`. Raises TypeError: it cannot be pickled; says what it is."""
+    """Pickle `value`. Raises TypeError, which names its type: it cannot be pickled."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
         raise TypeError(f"{type(value).__name__} cannot be sent to another process: {error}") from error
 
 
-def _answer(errand: Callable[[Any, list[Env]], Any], memory: object, kept: list[Env]) -> bytes:
+def _run_task(task: Callable[[Any, list[Env]], Any], memory: object, built: list[Env]) -> bytes:
     try:
-        answer: bytes = cloudpickle.dumps(errand(memory, kept))  # spaces may be of classes that pickle cannot name
+        answer: bytes = cloudpickle.dumps(task(memory, built))  # plain pickle cannot find some classes of spaces
         return answer
     except BaseException as error:
-        return pack(failure_of(error, env_index=0)._replace(spec=isinstance(error, EnvSpecError)))
+        return pack(failure_of(error, env_index=0)._replace(is_spec_error=isinstance(error, EnvSpecError)))
 
 
 def _close(envs: list[Env]) -> None:
     while envs:
-        closed(envs.pop())
+        close_env(envs.pop())
 
 
-def _same(found: Any, value: Any) -> bool:
-    if found is value:
+def _same(value: Any, expected: Any) -> bool:
+    if value is expected:
         return True
-    if isinstance(value, np.ndarray) and np.shape(found) != value.shape:
+    if isinstance(expected, np.ndarray) and np.shape(value) != expected.shape:
         return False
     try:
-        return bool(np.all(np.asarray(found == value)))
+        return bool(np.all(np.asarray(value == expected)))
     except Exception:
-        return True  # values that cannot be compared: that it can be read has to do
+        return True  # the two cannot be compared: it has to be enough that the attribute can be read
 
 
-def _is_wrapped(env: object, wanted: tuple[str, str]) -> bool:
-    """By name: unpickling SB3's wrapper classes here would load torch into the worker."""
+def _is_wrapped(env: object, wrapper: tuple[str, str]) -> bool:
+    """Whether `env` has the wrapper (module, class name). Unpickling SB3's classes here would import torch."""
     while isinstance(env, gymnasium.Wrapper):
-        if any((kind.__module__, kind.__qualname__) == wanted for kind in type(env).__mro__):
+        if any((kind.__module__, kind.__qualname__) == wrapper for kind in type(env).__mro__):
             return True
         env = env.env
     return False

@@ -1,4 +1,4 @@
-"""The envs of one worker and the rows they write: one step of each, episode ends, masks, infos, and what went wrong."""
+"""The envs of one worker process: they step, and write observations, masks, infos and failures for the trainer."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fasttrain.envs.masks import (
     MASKABLE_SPACES,
     FlatMasks,
     find_mask_convention,
+    mask_entry,
     mask_method,
     mask_width,
-    told_mask,
 )
 from fasttrain.envs.tasks import task_options_of
 from fasttrain.envs.user_code import blame
@@ -36,20 +36,20 @@ SEED_STRIDE = 1_000_003  # between the seeds of an env and of its successors aft
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What one worker must know. Plain values: it travels by pickle."""
+    """Settings of one worker, sent to it by pickle."""
 
     worker: int
     first: int  # index of its first env
     factories: bytes  # cloudpickle of the list of its env functions
-    info_keys: tuple[str, ...] | None  # kept at every step; None: the whole info
+    info_keys: tuple[str, ...] | None  # info entries to send at every step; None: all
     use_masks: bool
     check_finite: bool
     restart_envs: bool  # rebuild an env that fails, instead of reporting it
-    spin_s: float  # how long to look for the next request before sleeping
+    spin_s: float  # how long to spin for the next request before sleeping
 
 
 class Failure(NamedTuple):
-    """What went wrong in one env, in words that survive the process."""
+    """An error in one env, as text, so that it can be sent to the trainer."""
 
     env_index: int
     text: str  # "RuntimeError: the board fell (bad.py:17, in step)"
@@ -57,12 +57,12 @@ class Failure(NamedTuple):
     seed: int | None = None  # of its last seeded reset
     action: str = ""
     step: int = 0  # steps of this env, over all episodes
-    spec: bool = False  # it could not even be built: the user's input is wrong
-    missing: bool = False  # a call raised AttributeError: SB3's `has_attr` asks that way
+    is_spec_error: bool = False  # an EnvSpecError: the user's input is wrong
+    missing: bool = False  # a call raised AttributeError, which SB3's `has_attr` relies on
 
 
 class NeedsRestartError(Exception):
-    """This worker cannot go on by itself."""
+    """The worker cannot go on without help of the trainer."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
@@ -70,59 +70,62 @@ class NeedsRestartError(Exception):
 
 
 class BadDataError(EnvError):
-    """An env returned something that must not reach a buffer."""
+    """An env returned data that must not reach a buffer."""
 
 
 class Packed(NamedTuple):
-    """An info on its way to the trainer."""
+    """A pickled info, to be sent to the trainer."""
 
-    info: bytes = b""  # pickled
-    unsent: tuple[str, ...] = ()  # keys whose values cannot be
+    info: bytes = b""
+    unsent: tuple[str, ...] = ()  # keys whose values cannot be pickled
 
 
 class Record(NamedTuple):
-    """News of one env that no array carries."""
+    """What one env sends after a step besides the arrays."""
 
     env_index: int
-    info: bytes = b""  # pickled: the last step's; between ends only what was asked for and is no number
-    reset_info: bytes = b""  # pickled: of the episode that began
-    failure: Failure | None = None  # the env was rebuilt because of it
+    info: bytes = b""  # pickled. At an episode's end the whole info, else the wanted entries that are not numbers
+    reset_info: bytes = b""  # pickled; of the reset after an episode's end
+    failure: Failure | None = None  # the error after which the env was rebuilt
     unsent: tuple[str, ...] = ()  # info keys whose values cannot be pickled
 
 
 def failure_of(error: BaseException, env_index: int) -> Failure:
-    """`error` in words."""
+    """Describe an exception of an env."""
     ours = isinstance(error, EnvError)
     return Failure(env_index, str(error) if ours else blame(error), "".join(traceback.format_exception(error)))
 
 
 class MaskReader:
-    """Reads the mask of any of the three conventions; observations and infos stay as the env made them."""
+    """Reads action masks in any of the three conventions. It leaves observations and infos as they are."""
 
     def __init__(self, env: Env, use_masks: bool) -> None:
         space = env.action_space
         self.convention = find_mask_convention(env) if use_masks and isinstance(space, MASKABLE_SPACES) else None
         self.width = mask_width(space) if self.convention else 0
-        # Whether the search had to reset the env, see `find_mask_convention`.
+        # Whether the search for masks had to reset the env, see `find_mask_convention`.
         self.used_env = use_masks and isinstance(space, MASKABLE_SPACES) and self.convention in (None, "info")
         self._kind = (env.observation_space, space)
         self._flat = FlatMasks(self.width)
 
     def suits(self, env: Env) -> bool:
-        """Whether `env` has the same spaces, and a method for masks if this one reads a method."""
+        """Whether `env` has the same spaces as the first env, and the mask method if the first env has one."""
         same: bool = (env.observation_space, env.action_space) == self._kind
         return same and (self.convention != "method" or self.method_of(env) is not None)
 
     def method_of(self, env: Env) -> Callable[[], Any] | None:
-        """What to call for a mask; looked up once per env: the way through its wrappers is longer than most masks."""
+        """The env's mask method, if masks come from methods.
+
+        Look it up once per env: the search through the wrappers takes longer than most masks.
+        """
         return mask_method(env) if self.convention == "method" else None
 
     def read(self, method: Callable[[], Any] | None, observation: Any, info: Mapping[str, Any]) -> Any:
-        """The flat mask of the present state. `EnvError` if there is none or it does not fit."""
+        """The mask (A,) of the present state. Raises EnvError: there is none, or it does not fit the action space."""
         if method is not None:
             mask = method()
         else:
-            mask = told_mask(info if self.convention == "info" else observation)
+            mask = mask_entry(info if self.convention == "info" else observation)
             if mask is None:
                 raise BadDataError(f"no action mask in {self.convention}[{KEY!r}]; every reset and step must give one")
         if type(mask) is np.ndarray and mask.dtype == np.bool_ and mask.shape == (self.width,):
@@ -131,7 +134,7 @@ class MaskReader:
 
 
 class EnvRows:
-    """The envs and their rows in the shared arrays."""
+    """The envs of one worker, and their rows in the shared arrays."""
 
     def __init__(
         self,
@@ -144,9 +147,9 @@ class EnvRows:
         guard: ForkGuard | None = None,
     ) -> None:
         self.settings, self.factories, self.envs, self.masks, self.arrays = settings, factories, envs, masks, arrays
-        self.current = current  # (1,): the row in whose step or reset this worker is, for who finds it hung or dead
+        self.current = current  # (1,) row of the env that is in its step or reset: the trainer reads it after a hang
         self.opponents_ns = 0
-        self._guard = guard or ForkGuard()  # asked whenever an env returns, before anything is written
+        self._guard = guard or ForkGuard()  # checked whenever an env returns, before anything is written
         count = len(envs)
         self._mask_methods = [masks.method_of(env) for env in envs]
         for row, env in enumerate(envs):
@@ -158,7 +161,7 @@ class EnvRows:
         self._shapes = each_array(lambda part: part.shape[1:], arrays.final_observations)
 
     def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> list[Packed]:
-        """Reset every env as SB3's DummyVecEnv does; returns the reset infos."""
+        """Reset every env as SB3's DummyVecEnv does. Returns the reset infos."""
         arrays = self.arrays
         arrays.rewards[:] = 0.0
         arrays.terminations[:] = arrays.truncations[:] = arrays.lost[:] = False
@@ -171,13 +174,13 @@ class EnvRows:
                 self._seeds[row] = seeds[row]
             try:
                 extra = {"options": options[row]} if options[row] else {}
-                info = self._begin(row, env.reset(seed=seeds[row], **extra))
+                info = self._store_reset(row, env.reset(seed=seeds[row], **extra))
             except BaseException as error:
                 raise NeedsRestartError(self._failure(row, None, error)) from error
-            infos.append(_packed(info))
+            infos.append(_pack_info(info))
         self.current[0] = NO_ROW
-        for row, why in self._bad_rows():
-            raise NeedsRestartError(self._failure(row, None, BadDataError(why)))
+        for row, reason in self._bad_rows():
+            raise NeedsRestartError(self._failure(row, None, BadDataError(reason)))
         return infos
 
     def _show_task(self, row: int, env: Env) -> None:
@@ -186,10 +189,10 @@ class EnvRows:
             tasks.choice = self.arrays.tasks[row : row + 1]
 
     def step(self, buffer: int) -> list[Record]:
-        """Apply the actions in the arrays; write every row. Returns the news of this step.
+        """Step every env with its action in the arrays, and write its row. `buffer`: which observations to write.
 
         Raises:
-            NeedsRestartError: an env failed, and failed envs are not to be rebuilt here or cannot be.
+            NeedsRestartError: an env failed, and it cannot or shall not be rebuilt here.
         """
         arrays, actions = self.arrays, self.arrays.actions
         self._into, self._before = arrays.observations[buffer], arrays.observations[1 - buffer]
@@ -200,23 +203,23 @@ class EnvRows:
         for row, env in enumerate(self.envs):
             action = actions[row].copy() if self._copies_actions else actions[row]
             self.current[0] = row
-            self._steps[row] += 1  # before: a step that fails has its number too
+            self._steps[row] += 1  # a step that fails counts too
             try:
-                self._take(row, env, env.step(action))
+                self._store_step(row, env, env.step(action))
             except BaseException as error:
-                self._fail(row, action, error)
+                self._handle_failure(row, action, error)
         self.current[0] = NO_ROW
-        bad = self._bad_rows()
-        for row, why in bad:
-            self._fail(row, actions[row], BadDataError(why))
-        for row, _ in self._bad_rows() if bad else ():  # a rebuilt env that is no better
+        bad_rows = self._bad_rows()
+        for row, reason in bad_rows:
+            self._handle_failure(row, actions[row], BadDataError(reason))
+        for row, _ in self._bad_rows() if bad_rows else ():  # the rebuilt env returns bad data too
             raise NeedsRestartError(self._failure(row, actions[row], BadDataError("bad data right after a rebuild")))
         return self._records
 
-    def _take(self, row: int, env: Env, answer: Any) -> None:
+    def _store_step(self, row: int, env: Env, answer: Any) -> None:
         if self._guard.forked:  # 20 ns
             self._guard.check()
-        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns, not 400
+        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns; the call takes 400
             _check_answer(answer)
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
@@ -226,46 +229,46 @@ class EnvRows:
         if "perf" in info:
             self.opponents_ns += int(1e6 * enemy_turn_ms(info))
         if terminated or truncated:
-            self._end(row, env, observation, info)
+            self._end_episode(row, env, observation, info)
             return
-        self._write(row, self._into, observation)
+        self._write_observation(row, self._into, observation)
         if self.masks.width:
             arrays.action_masks[row] = self.masks.read(self._mask_methods[row], observation, info)  # type: ignore[index]
         keys = self.settings.info_keys
         if keys is None:
             if info:
-                self._note(row, info)
+                self._add_record(row, info)
         elif keys:
-            self._keep(row, info, keys)
+            self._send_entries(row, info, keys)
 
-    def _end(self, row: int, env: Env, observation: object, info: dict[str, Any]) -> None:
-        """Same-step autoreset, as SB3: the last observation is kept apart, the next episode's first takes its place."""
+    def _end_episode(self, row: int, env: Env, observation: object, info: dict[str, Any]) -> None:
+        """Reset the env in the same step, as SB3 does. The last observation goes to `final_observations`."""
         terminated = bool(self.arrays.terminations[row])
         observation = last_observation(env.observation_space, observation, terminated, self.settings.check_finite)
-        self._write(row, self.arrays.final_observations, observation)
-        last, unsent = _packed(info)  # before the reset, which may change the lists in it
-        first, unsent_too = self._wanted(self._begin(row, env.reset()))
+        self._write_observation(row, self.arrays.final_observations, observation)
+        last, unsent = _pack_info(info)  # before the reset, which may change lists inside it
+        first, unsent_too = self._pack_reset_info(self._store_reset(row, env.reset()))
         if last or first or unsent or unsent_too:
             self._records.append(Record(self.settings.first + row, last, first, None, (*unsent, *unsent_too)))
 
-    def _begin(self, row: int, answer: Any) -> Mapping[str, Any]:
-        """Write what `reset()` answered; its info."""
+    def _store_reset(self, row: int, answer: Any) -> Mapping[str, Any]:
+        """Write the observation and the mask of a reset. Returns its info."""
         self._guard.check()
         info = first_info(answer)
         if info is None:
             raise BadDataError(f"reset() returned {answer!r:.80}, expected (observation, info) ({OLD_GYM})")
         observation = answer[0]
-        self._write(row, self._into, observation)
+        self._write_observation(row, self._into, observation)
         if self.masks.width:
             self.arrays.action_masks[row] = self.masks.read(self._mask_methods[row], observation, info)  # type: ignore[index]
         return info
 
-    def _wanted(self, reset_info: Mapping[str, Any]) -> Packed:
+    def _pack_reset_info(self, info: Mapping[str, Any]) -> Packed:
         keys = self.settings.info_keys
-        return _packed(reset_info if keys is None else {key: reset_info[key] for key in keys if key in reset_info})
+        return _pack_info(info if keys is None else {key: info[key] for key in keys if key in info})
 
-    def _write(self, row: int, into: Any, observation: Any) -> None:
-        """Assign one observation. NumPy would stretch a wrong shape silently, (1,) into (3,) say."""
+    def _write_observation(self, row: int, into: Any, observation: Any) -> None:
+        """Write one observation. Its shape is checked: NumPy would broadcast a wrong one, such as (1,), silently."""
         try:
             if isinstance(into, dict):
                 for key, part in into.items():
@@ -276,9 +279,9 @@ class EnvRows:
             text = f"the observation, {observation!s:.80}, does not fit its space: {blame(error)}"
             raise BadDataError(text) from error
 
-    def _keep(self, row: int, info: dict[str, Any], keys: tuple[str, ...]) -> None:
-        """Numbers travel in the arrays, anything else as a record."""
-        rest = {}
+    def _send_entries(self, row: int, info: dict[str, Any], keys: tuple[str, ...]) -> None:
+        """Send these info entries: numbers in the arrays, other values in a record."""
+        others = {}
         for column, key in enumerate(keys):
             if key in info:
                 value = info[key]
@@ -287,16 +290,16 @@ class EnvRows:
                     self.arrays.info_values[row, column] = value
                     self.arrays.info_kinds[row, column] = kind
                 else:
-                    rest[key] = value
-        if rest:
-            self._note(row, rest)
+                    others[key] = value
+        if others:
+            self._add_record(row, others)
 
-    def _note(self, row: int, info: dict[str, Any]) -> None:
-        packed, unsent = _packed(info)
+    def _add_record(self, row: int, info: dict[str, Any]) -> None:
+        packed, unsent = _pack_info(info)
         self._records.append(Record(self.settings.first + row, packed, unsent=unsent))
 
     def _bad_rows(self) -> list[tuple[int, str]]:
-        """Rows with data that must not travel on, and why."""
+        """Rows with NaN or infinity, and the reason as text."""
         bad: dict[int, str] = {}
         if self.settings.check_finite:
             parts = self._into.items() if isinstance(self._into, dict) else [("", self._into)]
@@ -310,7 +313,7 @@ class EnvRows:
                 bad |= dict.fromkeys(rows, "the reward is not finite (NaN or infinite)")
         return sorted(bad.items())
 
-    def _fail(self, row: int, action: object, error: BaseException) -> None:
+    def _handle_failure(self, row: int, action: object, error: BaseException) -> None:
         failure = self._failure(row, action, error)
         if not self.settings.restart_envs:
             raise NeedsRestartError(failure) from error
@@ -320,7 +323,7 @@ class EnvRows:
             raise NeedsRestartError(self._failure(row, action, again)) from again
 
     def _rebuild(self, row: int, failure: Failure) -> None:
-        """A fresh env in the place of a broken one. Its unfinished episode ends as truncated, at the state before."""
+        """Replace an env that failed. Its episode ends as truncated in the state before this step."""
         arrays = self.arrays
         self._records = [record for record in self._records if record.env_index != failure.env_index]
         arrays.rewards[row], arrays.terminations[row], arrays.truncations[row] = 0.0, False, True
@@ -334,47 +337,50 @@ class EnvRows:
         self._mask_methods[row] = self.masks.method_of(env)
         self._show_task(row, env)
         self._seeds[row] = seed = successor_seed(self._seeds[row])
-        first, unsent = self._wanted(self._begin(row, env.reset(seed=seed)))
+        first, unsent = self._pack_reset_info(self._store_reset(row, env.reset(seed=seed)))
         self._records.append(Record(failure.env_index, b"", first, failure, unsent))
 
     def _failure(self, row: int, action: object, error: BaseException) -> Failure:
         self._guard.check(error)
         failure = failure_of(error, self.settings.first + row)
-        shown = "" if action is None else str(action)
-        return failure._replace(seed=self._seeds[row], action=shown, step=self._steps[row])
+        action_text = "" if action is None else str(action)
+        return failure._replace(seed=self._seeds[row], action=action_text, step=self._steps[row])
 
 
 def successor_seed(seed: int | None, failures: int = 1) -> int | None:
-    """Of the env that takes the place of a failed one: another seed, because the fault might be in that episode."""
+    """The seed of the env that replaces a failed one. It differs, so that the same failure need not come again."""
     return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
 
 
 def _check_answer(answer: object) -> None:
     if not isinstance(answer, tuple | list) or len(answer) != 5:
-        found = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
-        raise BadDataError(f"step() returned {found}, expected 5 values ({OLD_GYM})")
+        what = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
+        raise BadDataError(f"step() returned {what}, expected 5 values ({OLD_GYM})")
     if not isinstance(answer[4], Mapping):
         raise BadDataError(f"step() returned an info of type {type(answer[4]).__name__}, expected a dict")
 
 
 def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) -> None:
-    found = value.shape if type(value) is np.ndarray else np.shape(value)
-    if found != shape:
-        raise BadDataError(f"the observation{name} has shape {found}, its space says {shape}")
+    value_shape = value.shape if type(value) is np.ndarray else np.shape(value)
+    if value_shape != shape:
+        raise BadDataError(f"the observation{name} has shape {value_shape}, its space says {shape}")
     into[row] = value
 
 
 def _kind_of(value: object) -> int:
-    """How a number travels; ABSENT for what is no plain number."""
-    if type(value) is bool:  # NumPy's numbers would come back as another type
+    """The kind of a number in `info_kinds`; ABSENT for any other value.
+
+    NumPy's numbers count as other values: they would arrive as another type.
+    """
+    if type(value) is bool:
         return BOOL
     if type(value) is float:
         return FLOAT
     return INT if type(value) is int and abs(value) < 2**53 else ABSENT
 
 
-def _packed(info: Mapping[str, Any]) -> Packed:
-    """`info` pickled without what cannot be, and the names of that; nothing for an empty one."""
+def _pack_info(info: Mapping[str, Any]) -> Packed:
+    """Pickle an info without the entries that cannot be pickled."""
     if not info:
         return Packed()
     try:

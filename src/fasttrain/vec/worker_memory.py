@@ -1,7 +1,7 @@
-"""Shared memory of a vector env: one anonymous block, and the arrays that trainer and workers see in it.
+"""Shared memory of a vector env: one anonymous block of memory, and the arrays of trainer and workers in it.
 
-The block has no name in the file system, so that nothing is left behind however the processes end: a named segment
-outlives a process group that is killed at once (Python's resource tracker dies with it).
+The block has no name in the file system, so the operating system frees it however the processes end. A named segment
+would stay when the whole process group is killed: Python's resource tracker is killed with it.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from numpy.typing import DTypeLike, NDArray
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Observations
 from fasttrain.errors import EnvSpecError
 
-ALIGNMENT = 64  # bytes of a cache line: two workers never write the same one in the control words
+ALIGNMENT = 64  # bytes of a cache line: no two workers write control words in the same line
 CONTROL_WORDS = 16  # int64 words per worker, two cache lines
 
-# Meaning of a worker's control words. The trainer writes the first group, the worker the second.
+# A worker's control words. The trainer writes those of the first line, the worker those of the second.
 REQUEST, COMMAND, BUFFER, NOTIFY = range(4)
 REPLY, MAIL, STEP_NS, BUSY_NS, OPPONENTS_NS, ROW = range(8, 14)
-NO_ROW = -1  # in ROW: the worker is in no env's step or reset
+NO_ROW = -1  # in ROW: no env of the worker is in its step or reset
 
-# How an info value travelled in `info_values`.
+# The type of a value in `info_values`.
 ABSENT, FLOAT, INT, BOOL = range(4)
 
 Space = spaces.Space[Any]
@@ -41,23 +41,23 @@ Space = spaces.Space[Any]
 class Arrays(NamedTuple):
     """Views into the block: of all N envs, or of the rows of one worker."""
 
-    observations: tuple[Observations, Observations]  # steps write them in turn, so that the state before stays whole
-    final_observations: Observations  # row i valid where env i ended in the last step
+    observations: tuple[Observations, Observations]  # steps write the two in turn: the other has the state before
+    final_observations: Observations  # row i is valid if env i ended in the last step
     actions: NDArray[Any]
     rewards: Float32Array
     terminations: BoolArray
     truncations: BoolArray
-    lost: BoolArray  # the episode was cut because its env or worker failed
+    lost: BoolArray  # the episode ended because its env or worker failed
     tasks: Int64Array  # number of the next episode's task, which the trainer writes; 0: none
-    opponents_turn: BoolArray  # of games with engines: the side to decide is not the learner's
+    opponents_turn: BoolArray  # games with engines: the next decision is the opponent's
     action_masks: BoolArray | None
-    info_values: Float64Array  # (N, K) numbers under the K info keys asked for
+    info_values: Float64Array  # (N, K) numbers under the K info keys
     info_kinds: NDArray[np.uint8]  # (N, K) ABSENT, FLOAT, INT, BOOL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What lies where. Plain and picklable: both sides compute the same offsets from it."""
+    """Where each array lies in the block. Trainer and workers compute the same offsets from it."""
 
     num_envs: int
     num_workers: int
@@ -68,15 +68,16 @@ class Layout:
 
     @property
     def size_bytes(self) -> int:
-        return self._laid(None)[2]
+        return self._arrange(None)[2]
 
     def views(self, block: mmap.mmap) -> tuple[Arrays, Int64Array]:
-        """The arrays of all envs and the control words (num_workers, CONTROL_WORDS)."""
-        arrays, control, _ = self._laid(block)
+        """The arrays of all envs, and the control words (num_workers, CONTROL_WORDS)."""
+        arrays, control, _ = self._arrange(block)
         return arrays, control
 
-    def _laid(self, block: mmap.mmap | None) -> tuple[Arrays, Int64Array, int]:
-        """The arrays one after another and the bytes that they take, which is all that counts without a block."""
+    def _arrange(self, block: mmap.mmap | None) -> tuple[Arrays, Int64Array, int]:
+        """The arrays one after another, the control words, and the size in bytes. Without a block only the size is
+        valid."""
         n, end = self.num_envs, 0
 
         def take(*shape: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -112,11 +113,7 @@ class Layout:
 
 
 def check_spaces(observation_space: Space, action_space: Space) -> None:
-    """Refuse spaces that have no fixed shape or that SB3 cannot take.
-
-    Raises:
-        EnvSpecError: a Tuple, Text, Graph, Sequence or nested Dict space.
-    """
+    """Raises EnvSpecError: a space has no fixed shape, or SB3 does not support it."""
     parts = list(observation_space.spaces.values()) if isinstance(observation_space, spaces.Dict) else []
     for space in (*(parts or [observation_space]), action_space):
         if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
@@ -127,7 +124,7 @@ def check_spaces(observation_space: Space, action_space: Space) -> None:
 
 
 class SharedBlock:
-    """`size_bytes` of zeroed memory that other processes can map once its handle was sent to them."""
+    """`size_bytes` of zeroed memory, which other processes can map after `send`."""
 
     def __init__(self, size_bytes: int) -> None:
         size_bytes = max(size_bytes, mmap.PAGESIZE)
@@ -137,7 +134,7 @@ class SharedBlock:
             self._handle = f"fasttrain-{uuid4().hex}"  # a kernel object: gone with its last user
             self.memory = mmap.mmap(-1, size_bytes, tagname=self._handle)
             return
-        if hasattr(os, "memfd_create"):  # not limited by the size of /dev/shm, 64 MB in a container
+        if hasattr(os, "memfd_create"):  # not limited by the size of /dev/shm, which is 64 MB in a container
             self._handle = os.memfd_create("fasttrain", os.MFD_CLOEXEC)
         else:
             with tempfile.TemporaryFile() as file:
@@ -145,11 +142,11 @@ class SharedBlock:
         os.ftruncate(self._handle, size_bytes)
         self.memory = mmap.mmap(self._handle, size_bytes)
 
-    def __del__(self) -> None:  # a vector env that was dropped without close()
+    def __del__(self) -> None:  # of a vector env that was deleted without close()
         self.close()
 
     def send(self, connection: Connection) -> None:
-        """Give the process at the other end what `receive_block` needs."""
+        """Send the block to the process at the other end, which calls `receive_block`."""
         if isinstance(self._handle, str):
             connection.send((self._handle, self.size_bytes))
         else:
@@ -157,7 +154,7 @@ class SharedBlock:
             reduction.send_handle(connection, self._handle, None)
 
     def close(self) -> None:
-        """Give the handle back. The memory lives as long as arrays look at it."""
+        """Close the handle. The memory lives as long as arrays refer to it."""
         handle = getattr(self, "_handle", None)
         if isinstance(handle, int) and handle >= 0:
             self._handle = -1
@@ -165,7 +162,7 @@ class SharedBlock:
 
 
 def receive_block(connection: Connection) -> mmap.mmap:
-    """The other end of `SharedBlock.send`."""
+    """Map the block that the other process sends by `SharedBlock.send`."""
     name, size_bytes = connection.recv()
     if sys.platform == "win32":
         return mmap.mmap(-1, size_bytes, tagname=name)
@@ -174,23 +171,22 @@ def receive_block(connection: Connection) -> mmap.mmap:
         memory = mmap.mmap(handle, size_bytes)
     finally:
         os.close(handle)
-    if hasattr(mmap, "MADV_DONTFORK"):  # Linux: what an env forks, by whatever means, has none of it
+    if hasattr(mmap, "MADV_DONTFORK"):  # Linux: a process that an env forks does not get this memory
         memory.madvise(mmap.MADV_DONTFORK)
     return memory
 
 
 class ForkGuard:
-    """What becomes of a child that an env forks when it comes back into the worker that it is a copy of: it ends.
+    """Ends a child process that an env has forked, when the child returns from the env's code into the worker's.
 
-    Two processes that read the same commands and write the same slots would be wrong data. The child of a pool, or one
-    that just lives on, is the env's own business; it has neither the worker's pipes (`Worker.disown`) nor its memory.
-    One guard a worker; `forked` is set in every child that an env forks from it.
+    Otherwise two processes would read the same commands and write the same slots. A child that stays inside the env's
+    code may live on, for example in a process pool. `Worker.release_pipes` sets `forked` in every child.
     """
 
     forked = False
 
     def check(self, error: BaseException | None = None) -> None:
-        """Return in the worker, end in a fork of it; with the exit code of a `sys.exit` that would have ended it."""
+        """End a forked child, with the exit code of `error` if that is a SystemExit. Return in the worker itself."""
         if self.forked:
             code = error.code if isinstance(error, SystemExit) else 1
             os._exit(code if isinstance(code, int) else int(code is not None))

@@ -1,17 +1,19 @@
-"""A process that a trainer starts: how it begins, and the line between the two.
+"""How a worker process starts, and how trainer and worker communicate.
 
-Its module is the first of ours that runs there, so it imports nothing heavy: number libraries read their settings on
-import.
+This module is the first code of fasttrain that runs in a worker. It imports nothing heavy, because numeric libraries
+read their settings on import.
 
-A signal to the whole group, or to every process of a job, is the trainer's business. A process is deaf to it from its
-first instruction on: it inherits a mask that holds SIGINT and SIGTERM back, and lets them through when they do nothing.
-With all that its env starts it is a process group of its own, which ends as one.
+Signals: only the trainer reacts to a signal that is sent to the whole process group or to every process of a job. A
+worker inherits a mask that blocks SIGINT and SIGTERM, and unblocks them once its handlers ignore them. A worker and all
+processes that its env starts form a process group of their own, which is killed as a whole.
 
-The line is two semaphores for steps, and a pipe for everything that is no number. A step costs two semaphore operations
-and no message. Messages go in pieces small enough that neither side ever blocks inside one: a worker that is stopped or
-killed half-way cannot hang the trainer. A semaphore of multiprocessing has a name (/dev/shm/sem.mp-…) until its last
-user ends in order; a process group that is killed, as a container's or a job's is, leaves it there for ever. Here the
-name goes as soon as both sides have it open.
+Communication: two semaphores for steps, and a pipe for all other data. A step costs two semaphore operations and no
+message. Messages are sent in pieces so small that neither side ever blocks inside one: a worker that is stopped or
+killed in the middle cannot hang the trainer.
+
+A semaphore of multiprocessing has a name (/dev/shm/sem.mp-…) until its last user ends normally. When a process group is
+killed, as with a container or a job, the name stays for ever. So here the name is removed as soon as both processes
+have opened the semaphore.
 """
 
 from __future__ import annotations
@@ -48,38 +50,41 @@ ONE_THREAD = dict.fromkeys(
 
 
 @contextmanager
-def inherited(values: Mapping[str, str]) -> Iterator[None]:
-    """Child processes started inside inherit these values: a spawned one imports the main script before `start`."""
+def child_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the child processes that are started inside the block.
+
+    They must be set this early: a spawned process imports the user's main script before it calls `start`.
+    """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name, None)  # an env may have cleared them all
+            os.environ.pop(name, None)  # an env may have removed it
             os.environ.update({} if value is None else {name: value})
 
 
 def hold_signals() -> Any:
-    """Hold back SIGINT and SIGTERM from this thread and the processes that it starts from now on; the mask before."""
+    """Block SIGINT and SIGTERM in this thread and in processes that it starts from now on. Returns the mask before."""
     if sys.platform == "win32":
         return None
-    resource_tracker.ensure_running()  # where it starts later, it lets them through again
+    resource_tracker.ensure_running()  # if it started later, it would unblock the signals again
     return signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
-SAFE_PATH = "PYTHONSAFEPATH"  # from Python 3.11 on: the working directory hides no module of Python's own
-OURS = "fasttrain"  # its value, where the user has set none: any text will do
+SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11: files in the working directory cannot hide Python's own modules
+OURS = "fasttrain"  # its value if the user has set none; Python accepts any text
 
 
 def safe_path() -> AbstractContextManager[None]:
-    """Of the processes that are started inside."""
-    return inherited({SAFE_PATH: os.environ.get(SAFE_PATH) or OURS})
+    """Processes started inside the block run with PYTHONSAFEPATH."""
+    return child_environment({SAFE_PATH: os.environ.get(SAFE_PATH) or OURS})
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Processes started inside must say `belong_to_the_trainer` before a signal can reach them."""
+    """No signal reaches processes started inside the block before they call `bind_to_trainer`."""
     with safe_path():
         before = hold_signals()
         try:
@@ -90,74 +95,74 @@ def signals_held() -> Iterator[None]:
 
 
 def start(*arguments: object) -> None:
-    """Run a worker until it is told to close or the trainer is gone."""
-    os.environ.update(ONE_THREAD)  # under start_method=forkserver, one that was there before us has other values
+    """Run a worker until it is asked to close, or until the trainer has ended."""
+    os.environ.update(ONE_THREAD)  # a fork server that was started earlier has other values
     if "torch" in sys.modules:  # the user's main script imports it
         sys.modules["torch"].set_num_threads(1)
-    for stream in (sys.stdout, sys.stderr):  # what an env prints must not wait in a process that may be killed
+    for stream in (sys.stdout, sys.stderr):  # an env's output must not be lost when the process is killed
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
     start_function("fasttrain.vec.worker:serve", *arguments)
 
 
 def start_function(place: str, *arguments: object) -> None:
-    """Call `module:function`, imported here: that takes seconds, within which the trainer may be killed."""
-    belong_to_the_trainer()
+    """Call `module:function`. The import takes seconds, so the process is bound to the trainer before it."""
+    bind_to_trainer()
     let_output_end()
     module, _, name = place.partition(":")
     getattr(import_module(module), name)(*arguments)
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        os._exit(0)  # an env's threads, which the interpreter would wait for
-    end_at_once()
+        os._exit(0)  # the interpreter would wait for the threads of an env
+    skip_shutdown()
 
 
-def belong_to_the_trainer() -> None:
-    """From here on signals do nothing, and the trainer's end is the end of this process and of all that it starts."""
+def bind_to_trainer() -> None:
+    """From now on ignore signals, and end with the trainer: this process and all that it starts are killed then."""
     if os.environ.get(SAFE_PATH) == OURS:
-        del os.environ[SAFE_PATH]  # what an env starts begins as everywhere
+        del os.environ[SAFE_PATH]  # programs that an env starts shall not inherit it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A program that an env starts inherits what is ignored, but not a handler: its `terminate()` must work.
-    signal.signal(signal.SIGTERM, _do_nothing)
+    # A program that an env starts would inherit SIG_IGN, and then its `terminate()` would not work. A handler is not
+    # child_environment.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
     current_process().daemon = False  # an env may have a pool of processes
     if sys.platform != "win32":
         _let_sigterm_end_forks()
         os.setpgid(0, 0)
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a group in the background may print, whatever `stty` says
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a background process group may print, even with `stty tostop`
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     if not _die_with_the_trainer():
         threading.Thread(target=_end_with_the_trainer, name="fasttrain-parent-watch", daemon=True).start()
 
 
-def end_at_once() -> None:
-    """When all has been closed: taking the interpreter's modules down is 0.6 s of waiting for nothing."""
+def skip_shutdown() -> None:
+    """End the process without the interpreter's shutdown, which takes 0.6 s. All must be closed before."""
     atexit.register(os._exit, 0)
 
 
-def _do_nothing(number: int, frame: object) -> None:
-    """A handler, where SIG_IGN would be inherited."""
-
-
 def _let_sigterm_end_forks() -> None:
-    """`terminate()` is how a pool ends a process that it has forked, be it a moment ago: until then it waits."""
+    """Let SIGTERM end processes that this one forks: a process pool uses `terminate()`.
 
-    def obey() -> None:
+    SIGTERM is blocked during a fork, so that one sent right after it waits until the child's handler is set.
+    """
+
+    def in_child() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        hear()
+        unblock()
 
-    def hear() -> None:
+    def unblock() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
 
-    def wait() -> None:
+    def block() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
 
-    os.register_at_fork(before=wait, after_in_parent=hear, after_in_child=obey)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=in_child)
 
 
 def _die_with_the_trainer() -> bool:
-    """Let Linux kill this process's group when the trainer's end of the pipe between them closes; False elsewhere.
+    """Let Linux kill this process group when the trainer's end of the pipe between them closes. False elsewhere.
 
-    It need not run for that: an env may hold the interpreter in a long call, the process may be stopped, or have ended
-    and left others behind. PR_SET_PDEATHSIG would not do: it tells of the end of the thread that started it.
+    The kernel does it, so this process need not run: an env may hold the interpreter in a long call, or the process
+    may be stopped. PR_SET_PDEATHSIG would not do: it reacts to the end of the thread that started the process.
     """
     parent = parent_process()
     if parent is None or not sys.platform.startswith("linux"):
@@ -167,17 +172,17 @@ def _die_with_the_trainer() -> bool:
     pipe = parent.sentinel
     try:
         fcntl.fcntl(pipe, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(pipe, 10, signal.SIGKILL)  # F_SETSIG, which Python does not name
+        fcntl.fcntl(pipe, 10, signal.SIGKILL)  # 10 is F_SETSIG, which Python does not define
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
     except OSError:
         return False
-    if wait([pipe], 0):  # it ended before
+    if wait([pipe], 0):  # the trainer has ended already
         os._exit(1)
     return True
 
 
 def _end_with_the_trainer() -> None:
-    """Wait for the end of the trainer's process, in a thread that costs nothing: a worker in a long step ends too."""
+    """Wait in a thread for the end of the trainer, then kill this process group, even during a long step."""
     parent = parent_process()
     if parent is None:
         return
@@ -187,28 +192,29 @@ def _end_with_the_trainer() -> None:
     os._exit(1)
 
 
-# --- the line
+# --- communication
 
-_COUNTING = 1  # multiprocessing's own word for "semaphore, no mutex"
-_MOST = 2**15 - 1  # the least that POSIX lets a semaphore count
+_COUNTING = 1  # multiprocessing's number for a counting semaphore
+_MOST = 2**15 - 1  # the highest count that POSIX guarantees
 
 
 class NamelessSemaphore:
-    """Of one trainer and one process that it starts; POSIX. `acquire(block, timeout)` and `release()` of the C class.
+    """A semaphore of the trainer and one process that it starts, on POSIX systems.
 
-    The started process takes the name away when it opens it, a forked one needs none.
+    `acquire(block, timeout)` and `release()` are those of multiprocessing's C class. The started process removes the
+    name when it opens the semaphore. A forked process needs no name.
     """
 
     def __init__(self, context: multiprocessing.context.BaseContext) -> None:
         name, forked = f"/ft-{secrets.token_hex(8)}", context.get_start_method() == "fork"
         self._lock: Any = _multiprocessing.SemLock(_COUNTING, 0, _MOST, name, forked)
-        self._take_methods()
+        self._bind_methods()
         if not forked:
-            with safe_path():  # the tracker may begin here
-                resource_tracker.register(name, "semaphore")  # for a trainer that is killed before the other opens it
-        self.name_gone: Any = (lambda: None) if forked else Finalize(self, _forget, (name,), exitpriority=0)
+            with safe_path():  # this may start the resource tracker
+                resource_tracker.register(name, "semaphore")  # removes the name if the trainer is killed before
+        self.forget_name: Any = (lambda: None) if forked else Finalize(self, _forget, (name,), exitpriority=0)
 
-    def _take_methods(self) -> None:
+    def _bind_methods(self) -> None:
         self.acquire, self.release = self._lock.acquire, self._lock.release
 
     def __getstate__(self) -> tuple[Any, ...]:
@@ -218,18 +224,18 @@ class NamelessSemaphore:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._lock = _multiprocessing.SemLock._rebuild(*state)
         _unlink(state[3])
-        self._take_methods()
+        self._bind_methods()
 
 
 def make_semaphore(context: multiprocessing.context.BaseContext) -> Any:
-    """One that counts from 0, to be handed to a process of this start method."""
+    """A semaphore with count 0, for a process that `context` starts."""
     return context.Semaphore(0) if sys.platform == "win32" else NamelessSemaphore(context)
 
 
-def opened(semaphore: Any) -> None:
-    """The started process has it: nothing is left to be taken away."""
+def forget_name(semaphore: Any) -> None:
+    """To be called once the started process has opened the semaphore: its name need not be removed any more."""
     if isinstance(semaphore, NamelessSemaphore):
-        semaphore.name_gone()
+        semaphore.forget_name()
 
 
 def _unlink(name: str) -> None:
@@ -243,48 +249,48 @@ def _forget(name: str) -> None:
 
 
 class Bell:
-    """Rung by any of several processes, heard by the one that made it; those started later may ring it too.
+    """A semaphore that several processes release and the process that made it acquires.
 
-    A pipe, because a semaphore that has no name can be handed to nobody any more. Ringing takes 2 µs, hearing 3.
+    It is a pipe, so that it can also be sent to processes that start later: a semaphore without a name cannot.
+    `release` takes 2 µs, `acquire` 3 µs.
     """
 
     def __init__(self, context: Any) -> None:
-        self._heard, self._rung = context.Pipe(duplex=False)
+        self._reader, self._writer = context.Pipe(duplex=False)
         self._poller: select.poll | None = None
         if sys.platform != "win32":
-            self._poller = select.poll()  # Connection.poll makes one every time, 10 µs
-            self._poller.register(self._heard.fileno(), select.POLLIN)
-            os.set_blocking(self._rung.fileno(), False)  # for all who have this end
+            self._poller = select.poll()  # Connection.poll makes one in each call, which takes 10 µs
+            self._poller.register(self._reader.fileno(), select.POLLIN)
+            os.set_blocking(self._writer.fileno(), False)  # in all processes
 
     def release(self) -> None:
-        """Ring. One more is not heard where thousands wait to be."""
+        """Add one. It is dropped if the pipe is full, that is, if thousands are waiting."""
         with suppress(BlockingIOError):
-            self._rung.send_bytes(b"\0")
+            self._writer.send_bytes(b"\0")
 
     def acquire(self, block: bool = True, timeout_s: float = 0.0) -> bool:
-        """Whether it was rung once more than heard; with `block` waits for that, `timeout_s` at most."""
+        """Take one. Returns False if there is none; with `block` after `timeout_s`."""
         wait_s = timeout_s if block else 0.0
-        if not (self._heard.poll(wait_s) if self._poller is None else self._poller.poll(1000 * wait_s)):
+        if not (self._reader.poll(wait_s) if self._poller is None else self._poller.poll(1000 * wait_s)):
             return False
-        self._heard.recv_bytes()
+        self._reader.recv_bytes()
         return True
 
-    def hush(self) -> None:
-        """Forget what was rung so far."""
+    def clear(self) -> None:
+        """Take all."""
         while self.acquire(block=False):
             pass
 
     def close(self) -> None:
-        """Give both ends back."""
-        if self._heard is not None:
-            self._heard.close()
-        self._rung.close()
+        if self._reader is not None:
+            self._reader.close()
+        self._writer.close()
 
     def __getstate__(self) -> object:
-        return self._rung
+        return self._writer
 
     def __setstate__(self, state: object) -> None:
-        self._heard, self._rung = None, state
+        self._reader, self._writer = None, state
 
 
 PIECE_BYTES = 4096  # written whole or not at all: PIPE_BUF, and one buffer of a local socket
@@ -297,18 +303,18 @@ class DeadlineError(Exception):
 
 
 class Channel(NamedTuple):
-    """One end."""
+    """One end of the communication between trainer and worker."""
 
     connection: Connection
-    go: Any  # a semaphore, trainer → worker: a request is posted
-    done: Any  # a semaphore, worker → trainer: the reply stands
+    go: Any  # semaphore from trainer to worker: a request is posted
+    done: Any  # semaphore from worker to trainer: the reply is written
 
     def send(self, payload: bytes, timeout_s: float | None = None) -> None:
         """Send `payload`.
 
         Raises:
             DeadlineError: the other side does not read.
-            OSError: it is gone.
+            OSError: the other side has ended.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         whole = _LENGTH.pack(len(payload)) + payload
@@ -321,7 +327,7 @@ class Channel(NamedTuple):
 
         Raises:
             DeadlineError: it did not come in time.
-            EOFError, OSError: the other side is gone.
+            EOFError, OSError: the other side has ended.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         first = self._piece(deadline)
@@ -349,7 +355,7 @@ class Channel(NamedTuple):
 
 
 def acquire(semaphore: Any, spin_s: float, timeout_s: float | None = None) -> bool:
-    """Take `semaphore`: look for `spin_s` without giving the core away, then sleep. False after `timeout_s`."""
+    """Take `semaphore`: spin for `spin_s`, then sleep. Returns False after `timeout_s`."""
     if semaphore.acquire(False):
         return True
     until = time.perf_counter() + spin_s

@@ -1,4 +1,4 @@
-"""NotedVecEnv steps as DummyVecEnv does, and what it notes leads a fresh env to where one of its envs is."""
+"""ActionLogVecEnv steps as DummyVecEnv does, and what it notes leads a fresh env to where one of its envs is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fasttrain.errors import EnvError
 from fasttrain.saving.env_state import env_state
 from fasttrain.vec import stock
 from fasttrain.vec.base import close_envs
-from fasttrain.vec.stock import NotedVecEnv
+from fasttrain.vec.stock import ActionLogVecEnv
 
 
 class Drift(gymnasium.Env[Any, Any]):
@@ -59,9 +59,9 @@ def played(envs: DummyVecEnv, steps: int) -> list[Any]:
 
 @pytest.mark.parametrize("rows", [1, 5, 1000])
 def test_it_steps_as_stock_and_its_notes_lead_a_fresh_env_there(monkeypatch: pytest.MonkeyPatch, rows: int):
-    monkeypatch.setattr(stock, "ROWS", rows)
+    monkeypatch.setattr(stock, "MIN_ROWS", rows)
     for steps in range(0, 40, 3):
-        envs = NotedVecEnv([build] * 3)
+        envs = ActionLogVecEnv([build] * 3)
         pairs = zip(played(envs, steps), played(DummyVecEnv([build] * 3), steps), strict=True)
         assert all(np.array_equal(mine, stock) for mine, stock in pairs)
         assert len(envs.rows) <= max(2 * 8 + rows, steps if rows == 1000 else 0)
@@ -75,13 +75,13 @@ def test_it_steps_as_stock_and_its_notes_lead_a_fresh_env_there(monkeypatch: pyt
 
 
 def test_envs_that_were_retraced_are_noted_from_there():
-    first, second = NotedVecEnv([build] * 2), NotedVecEnv([build] * 2)
+    first, second = ActionLogVecEnv([build] * 2), ActionLogVecEnv([build] * 2)
     played(first, 5)
     played(second, 11)
     for env, notes in zip(second.envs, first.env_method("retrace_notes"), strict=True):
         assert env.retrace(notes, other_seed=77)["same"]
     for index, env in enumerate(second.envs):
-        second._save_obs(index, first.seen(index))
+        second._save_obs(index, first.observation_of(index))
         assert env.steps_begun == first.envs[index].steps_begun
     for _ in range(3):
         answers = (envs.step(np.ones((2, 2), np.int64)) for envs in (first, second))
@@ -94,9 +94,9 @@ def test_envs_that_were_retraced_are_noted_from_there():
 def test_an_episode_too_long_to_repeat_has_no_notes_and_keeps_no_rows(monkeypatch: pytest.MonkeyPatch):
     for module in (stock, retrace):
         monkeypatch.setattr(module, "MOST_ACTIONS", 20)
-    monkeypatch.setattr(stock, "ROWS", 10)
+    monkeypatch.setattr(stock, "MIN_ROWS", 10)
     monkeypatch.setattr(Drift, "step", lambda self, action: ({"x": self.x}, 0.0, False, False, {}))
-    envs = NotedVecEnv([build] * 2)
+    envs = ActionLogVecEnv([build] * 2)
     played(envs, 20)
     assert envs.env_method("retrace_notes")[1] is not None
     played(envs, 90)
@@ -135,7 +135,7 @@ class Patience(gymnasium.Env[Any, Any]):
 
 
 def last_of(env: Patience, copies: bool) -> Any:
-    envs = NotedVecEnv([lambda: Retrace(Monitor(env), copies)])
+    envs = ActionLogVecEnv([lambda: Retrace(Monitor(env), copies)])
     envs.seed(0)
     envs.reset()
     for _ in range(3):
@@ -162,7 +162,7 @@ def test_a_text_is_no_reward():
 
 
 def test_a_close_that_raises_is_told_and_called_once():
-    envs = NotedVecEnv([lambda: Retrace(Monitor(Patience()))] * 2)
+    envs = ActionLogVecEnv([lambda: Retrace(Monitor(Patience()))] * 2)
     assert close_envs(envs).startswith("AttributeError: no viewer (")
     assert close_envs(envs).startswith("AttributeError: no viewer (")
 

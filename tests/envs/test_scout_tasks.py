@@ -1,4 +1,4 @@
-"""Errands, called here as a worker calls them: what is built, played, kept and said."""
+"""The scout's tasks, called here as a worker calls them: what they build, play, keep and report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.envs.errands import Build, Kept, Look, Measure
 from fasttrain.envs.make import EnvSpec
+from fasttrain.envs.scout_tasks import Build, Check, Envs, Measure
 from fasttrain.envs.user_code import Place
 from fasttrain.errors import EnvSpecError
 
@@ -57,43 +57,43 @@ def open_envs() -> list[object]:
 
 
 def test_the_env_that_is_built_is_the_one_that_is_looked_at_and_kept():
-    kept: Kept = []
-    built = Build(SPEC)(None, kept)
-    assert (built.action_space.n, built.observation_space.shape, built.lacks_masks) == (3, (2,), "")
+    envs: Envs = []
+    built = Build(SPEC)(None, envs)
+    assert (built.action_space.n, built.observation_space.shape, built.mask_error) == (3, (2,), "")
     memory = bytearray(4096)
-    result = Look(SPEC, 12.5, stays=True, limits={"max_steps": 20, "max_seconds": 60.0})(memory, kept)
+    result = Check(SPEC, 12.5, stays=True, limits={"max_steps": 20, "max_seconds": 60.0})(memory, envs)
     assert result.findings == ()
     assert result.costs is not None
     assert result.costs.build_s == 12.5
     assert result.not_fresh == ""
     assert "seed 20260101" in str(Place(memory))
-    assert open_envs() == [env.unwrapped for env in kept], "played, with all others closed"
-    assert kept[0].unwrapped.episodes > 4
+    assert open_envs() == [env.unwrapped for env in envs], "played, with all others closed"
+    assert envs[0].unwrapped.episodes > 4
 
 
-@pytest.mark.parametrize("errand", [Look(SPEC, 12.5, stays=True), Measure(SPEC, 12.5)])
+@pytest.mark.parametrize("errand", [Check(SPEC, 12.5, stays=True), Measure(SPEC, 12.5)])
 @pytest.mark.parametrize("forgets", [True, False])
-def test_an_env_that_remembers_earlier_episodes_is_not_like_a_fresh_one(errand: Look | Measure, forgets: bool):
+def test_an_env_that_remembers_earlier_episodes_is_not_like_a_fresh_one(errand: Check | Measure, forgets: bool):
     spec = dataclasses.replace(SPEC, kwargs={"forgets": forgets})
-    kept: Kept = []
-    Build(spec)(None, kept)
-    found = dataclasses.replace(errand, spec=spec)(None, kept)
+    envs: Envs = []
+    Build(spec)(None, envs)
+    found = dataclasses.replace(errand, spec=spec)(None, envs)
     assert ("the same seed gave another trajectory" in found.not_fresh) == (not forgets)
 
 
 def test_measuring_plays_the_env_that_is_there():
-    kept: Kept = []
-    Build(SPEC)(None, kept)
-    costs = Measure(SPEC, 3.5)(None, kept).costs
+    envs: Envs = []
+    Build(SPEC)(None, envs)
+    costs = Measure(SPEC, 3.5)(None, envs).costs
     assert (costs.build_s, costs.episode_steps) == (3.5, 10)
     assert len(open_envs()) == 1
 
 
 def test_missing_masks_are_told_with_the_spaces_and_not_before():
-    kept: Kept = []
-    built = Build(dataclasses.replace(SPEC, needs_masks=True, use_masks=True))(None, kept)
-    assert "offers no action masks" in built.lacks_masks
-    assert open_envs() == kept == []
+    envs: Envs = []
+    built = Build(dataclasses.replace(SPEC, needs_masks=True, use_masks=True))(None, envs)
+    assert "offers no action masks" in built.mask_error
+    assert open_envs() == envs == []
 
 
 def test_a_constructor_that_leaves_is_named():
@@ -105,9 +105,9 @@ def test_a_constructor_that_leaves_is_named():
 
 
 def test_a_second_env_that_cannot_be_beside_the_first_names_the_way_out():
-    kept: Kept = []
+    envs: Envs = []
     spec = dataclasses.replace(SPEC, kwargs={"alone": True})
-    Build(spec)(None, kept)
-    with pytest.raises(EnvSpecError, match="the port is taken .* a second env beside the first: use num_envs=1"):
-        Look(spec, 0.1, stays=False)(None, kept)
-    assert Look(spec, 0.1, stays=False, copies=False)(None, kept).findings == ()
+    Build(spec)(None, envs)
+    with pytest.raises(EnvSpecError, match="the port is taken .* a second env beside the first one: use num_envs=1"):
+        Check(spec, 0.1, stays=False)(None, envs)
+    assert Check(spec, 0.1, stays=False, copies=False)(None, envs).findings == ()

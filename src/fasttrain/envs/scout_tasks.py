@@ -1,0 +1,131 @@
+"""Tasks for a `vec.process.Scout`: build one env, run the checkup, or measure its speed, before the plan is made.
+
+A task is pickled and sent to the scout's process. There it is called with the memory that the process shares with the
+trainer, and with a list in which the process keeps the env between tasks: empty, or one `core_env`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium
+
+from fasttrain.envs.causes import played_beside
+from fasttrain.envs.checkup import CheckupResult, LentEnv, checkup
+from fasttrain.envs.make import Env, EnvSpec, core_env, import_env, wrapped_core
+from fasttrain.envs.masks import layers
+from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, Play, ProbeResult
+from fasttrain.envs.retrace import close_env
+from fasttrain.envs.second_play import Recorder, not_fresh
+from fasttrain.envs.user_code import BUILDING, LOOKING, Place, preserve_random_state
+from fasttrain.envs.wrappers import OldGym, has_running_statistics
+from fasttrain.errors import EnvSpecError
+
+Envs = list[Env]
+
+
+class BuildResult(NamedTuple):
+    """What is known of an env before it is stepped."""
+
+    observation_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any]
+    build_s: float
+    mask_error: str  # empty, or why an algorithm that needs masks cannot use the env
+    old_gym: bool  # it has the old gym interface, which is adapted
+    normalizer: str = ""  # the user's wrapper that normalizes by running statistics of its own
+
+
+class MeasureResult(NamedTuple):
+    """The costs of a short play, and why the env differs from a new one after it (empty: it does not)."""
+
+    costs: ProbeResult
+    not_fresh: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """Build the env and keep it."""
+
+    spec: EnvSpec
+    folder: str = field(default_factory=os.getcwd)
+
+    def __call__(self, memory: mmap.mmap | None, envs: Envs) -> BuildResult:
+        place, spec = Place(memory), self.spec
+        place.enter(BUILDING)
+        import_env(spec, self.folder)  # not counted: it happens once per process and may take longer than to build
+        began = time.perf_counter()
+        envs.append(core_env(spec, self.folder))
+        build_s = time.perf_counter() - began
+        place.enter(LOOKING)
+        env = wrapped_core(envs[0], dataclasses.replace(spec, needs_masks=False))
+        mask_error = ""
+        if spec.needs_masks and not env.has_wrapper_attr("action_masks"):
+            try:
+                wrapped_core(envs.pop(), spec)
+            except EnvSpecError as error:
+                mask_error = str(error)
+        normalizer = next((type(layer).__name__ for layer in layers(env) if has_running_statistics(layer)), "")
+        old_gym = isinstance(env.unwrapped, OldGym)
+        return BuildResult(env.observation_space, env.action_space, build_s, mask_error, old_gym, normalizer)
+
+
+@dataclass(frozen=True)
+class Check:
+    """Run the checkup, on the env of the process and on new ones."""
+
+    spec: EnvSpec
+    build_s: float
+    stays: bool  # training may go on with the env of the process
+    limits: dict[str, Any] = field(default_factory=dict)
+    folder: str = field(default_factory=os.getcwd)
+    copies: bool = True  # training uses several envs
+
+    def __call__(self, memory: mmap.mmap, envs: Envs) -> CheckupResult:
+        place = Place(memory)
+        place.enter(LOOKING)
+        env = wrapped_core(envs[0], self.spec)
+        lent = LentEnv(env, self.build_s, self.stays, None if self.copies else lambda: (close_env(env), envs.pop()))
+
+        def new_env() -> Env:  # wrapped twice, as the env of the process was: the search for masks resets it each time
+            core = core_env(self.spec, self.folder)
+            wrapped_core(core, dataclasses.replace(self.spec, needs_masks=False))
+            return wrapped_core(core, self.spec)
+
+        try:
+            return checkup(
+                new_env, use_masks=self.spec.use_masks, lent=lent, place=place, copies=self.copies,
+                beside=partial(played_beside, self.spec, self.folder), **self.limits,
+            )  # fmt: skip
+        except EnvSpecError as error:
+            if not self.copies:
+                raise
+            raise EnvSpecError(
+                f"{error}; this was a second env beside the first one: use num_envs=1 if only one can exist"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measure the speed of the env of the process."""
+
+    spec: EnvSpec
+    build_s: float
+    folder: str = field(default_factory=os.getcwd)
+
+    def __call__(self, memory: mmap.mmap, envs: Envs) -> MeasureResult:
+        place, recorder = Place(memory), Recorder()
+        with preserve_random_state():
+            place.enter(LOOKING)
+            if not envs:
+                envs.append(core_env(self.spec, self.folder))
+            env = wrapped_core(envs[0], self.spec)
+            play = Play(lambda: env, place=place, build_s=self.build_s)
+            play.run(PROBE_SECONDS, PROBE_STEPS, recorder)
+            again = Play(lambda: env, place=place, build_s=self.build_s)
+            return MeasureResult(play.costs(), not_fresh(again, recorder.frames))
