@@ -27,8 +27,10 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 442 and three modules for `fasttrain settings`, its schema, `check --config FILE`, and a sentence for each setting;
 # 672 and three modules, 19 of games, for tasks of a curriculum: their settings, draws, figures, and the way to workers.
 # 131 and a module for the help of profiles and topics, and for the shell's completion of commands and values.
+# 672 and three modules, 19 of games, for tasks of a curriculum: their settings, draws, figures, and the way to workers;
+# 84 for texts of vec and envs in whole sentences, with the arguments and errors of each function.
 CEILINGS = {
-    "fasttrain": {"lines": 43_463, "modules": 192, ": Any": 516},
+    "fasttrain": {"lines": 43_547, "modules": 192, ": Any": 516},
     "fasttrain_engines": {"lines": 3_333, "modules": 18, ": Any": 16},
     "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
 }

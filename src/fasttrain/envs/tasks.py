@@ -1,4 +1,4 @@
-"""Tasks of a curriculum: each episode begins with the reset options of the task that the trainer chose for it."""
+"""Tasks of a curriculum: an episode begins with the reset options of the task that the trainer chose for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_NAMED = 8
 
 
 class _WatchedOptions(dict[Any, Any]):
-    """Reset options that note which keys were looked up; whoever iterates over them reads all."""
+    """Reset options that record which keys were read. Iterating over them counts as reading all."""
 
     def __init__(self, options: Mapping[Any, Any]) -> None:
         super().__init__(options)
@@ -59,14 +59,14 @@ class _WatchedOptions(dict[Any, Any]):
 class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds the options of the chosen task to every `reset`, and names the task in the last info of the episode.
 
+    The first `reset` with a task raises EnvSpecError if the environment does not read one of its options.
+
     Args:
         tasks: reset options by the name of the task.
 
-    Raises:
-        EnvSpecError: the environment does not read an option in the first `reset` with a task.
-
-    `choice` is an int64 array (1,) with the number of the next episode's task: 0 adds no options, k stands for task
-    k - 1. It may be a view of memory that the trainer writes.
+    Attributes:
+        choice: int64 array (1,), the number of the next episode's task. 0 adds no options, k stands for task k - 1. It
+            may be a view of memory that the trainer writes.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: Mapping[str, Mapping[str, Any]]) -> None:
@@ -74,10 +74,10 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.choice: Int64Array = np.zeros(1, np.int64)
         self._names, self._options = [*tasks], [*tasks.values()]
         self._task = 0
-        self._seen: set[int] = set()  # tasks whose options were seen to be read
+        self._checked: set[int] = set()  # tasks that have been used once
 
     def set_task(self, number: int) -> None:
-        """Choose the task of the next episode: the way of vectorized environments without shared memory."""
+        """Choose the task of the next episode, where there is no shared memory."""
         self.choice[0] = number
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -85,18 +85,18 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not self._task:
             return self.env.reset(seed=seed, options=options)
         own = self._options[self._task - 1]
-        if self._task in self._seen:
+        if self._task in self._checked:
             return self.env.reset(seed=seed, options={**(options or {}), **own})
-        self._seen.add(self._task)
+        self._checked.add(self._task)
         watched = _WatchedOptions({**(options or {}), **own})
         answer = self.env.reset(seed=seed, options=watched)
         if unread := [key for key in own if key not in watched.read]:
-            asked = sorted(map(str, watched.read - {*own})) if len(watched.read) <= MOST_NAMED else []
+            others = sorted(map(str, watched.read - {*own})) if len(watched.read) <= MOST_NAMED else []
             raise EnvSpecError(
                 f"curriculum.tasks.{self._names[self._task - 1]}: reset(options=…) of this environment did not read "
                 f"{', '.join(map(str, unread))}, so the task changes nothing. "
-                + (f"It looked for {', '.join(asked)}" if asked else "Read the entries of `options` in reset()")
-                + did_you_mean(str(unread[0]), asked)
+                + (f"It looked for {', '.join(others)}" if others else "Read the entries of `options` in reset()")
+                + did_you_mean(str(unread[0]), others)
             )
         return answer
 

@@ -27,6 +27,7 @@ from fasttrain.errors import EnvError
 from fasttrain.spec.infos import record_of, truth
 
 MASK_METHOD = "action_masks"
+ALL_LEGAL = "All count as legal there, as in sb3-contrib; env.on_empty_mask=raise makes this an error"
 
 
 def copy_observations(observations: Observations) -> Observations:
@@ -91,10 +92,7 @@ class EmptyMasks:
         if self.raises:
             raise EnvError(f"{what} there. {NO_LEGAL_ACTION}")
         if not self.count:
-            self.warn(
-                f"{what}. Every choice counts as legal there, as in sb3-contrib. "
-                "Set env.on_empty_mask=raise to make this an error"
-            )
+            self.warn(f"{what}. {ALL_LEGAL}")
         self.count += len(rows)
 
 
