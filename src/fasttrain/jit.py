@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numba
+from fasttrain.errors import ConfigError
+
+try:
+    import numba
+except ValueError as error:  # NUMBA_NUM_THREADS=0
+    raise ConfigError(f"numba does not start: {error} Look at the variables NUMBA_… of the environment") from error
 import numba.extending
 from numba import types
 
-from fasttrain.errors import ConfigError
 from fasttrain.kernel_cache import KEEPS, KernelCache
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from untouched import untouched
 
 import pig_games
 from conftest import RunCommand, configured
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, EnvError
 from fasttrain.runs.evaluate import evaluate, load_run, mean_interval, summarise
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import Config
@@ -239,3 +239,12 @@ def test_keys_of_the_user_that_no_info_has_and_infos_that_say_nothing():
     assert "untold" not in summarise([(1.0, 3, {"TimeLimit.truncated": True, "episode": {}})]), "nothing to name"
     assert "untold" not in summarise([(1.0, 3, {"is_success": True, "vp": 3})])
     assert held_by({"board": np.zeros(3), "text": "x" * 99, "episode": 3}) == [f"text ({'x' * 19}…)"]
+
+
+def test_an_observation_that_is_not_finite_is_named_not_torchs_distribution():
+    env = DummyVecEnv([lambda: gym.make("CartPole-v1")] * 2)
+    model = PPO("MlpPolicy", env, n_steps=8, batch_size=8)
+    broken = env.envs[1].step
+    env.envs[1].step = lambda action: (np.full(4, np.nan), *broken(action)[1:])  # type: ignore[method-assign]
+    with pytest.raises(EnvError, match="the observation of env 1 is not finite"):
+        evaluate(model, env, 2, deterministic=False, seed=3)

@@ -7,8 +7,8 @@ import pytest
 from counting_vector import RESET_REWARD, Counting, InTurn, Mute
 
 from fasttrain import DQN, PPO, MaskablePPO
-from fasttrain.errors import EnvSpecError
-from fasttrain.vec.base import resets_and_rests, slots_of
+from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.vec.base import close_envs, resets_and_rests, slots_of
 from fasttrain.vec.vector import GymVecEnv, registered
 
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -167,3 +167,35 @@ def test_a_registered_form_is_made_with_its_limit_and_seeded():
         GymVecEnv(Mute, 2, "env.entry_point=mine:Mute")
     with pytest.raises(EnvSpecError, match="the constructor failed: TypeError"):
         GymVecEnv(lambda num_envs: Counting(num_envs, colour="red"), 2, "mine")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (0, np.zeros((1, 2), np.float32), "reading the observations failed: ValueError: shape (1, 2), expected (2, 2)"),
+        (0, None, "reading the observations failed: ValueError: shape (), expected (2, 2)"),
+        (1, 1.0, "step() returned rewards of shape (), expected (2,)"),
+        (2, np.zeros(1, np.bool_), "step() returned terminations of shape (1,), expected (2,)"),
+        (3, None, "step() returned truncations of shape (), expected (2,)"),
+        (4, None, "step() returned (ndarray, ndarray, ndarray, ndarray, NoneType), expected (observations, rewards"),
+    ],
+)
+def test_an_answer_for_fewer_envs_is_not_repeated_over_all(place: int, value: Any, told: str):
+    env = made()
+    env.reset()
+    answer = [*env.venv.step(np.zeros(2, np.int64))]
+    answer[place] = value
+    env.venv.step = lambda actions: tuple(answer)  # type: ignore[method-assign]
+    with pytest.raises(EnvError) as caught:
+        env.step_slots(np.zeros(2, np.int64))
+    assert str(caught.value).startswith(f"the counting env: {told}")
+
+
+def test_a_close_that_raises_is_told_and_costs_nothing():
+    env = made()
+
+    def close(**_: Any) -> None:
+        raise RuntimeError("the viewer was never open")
+
+    env.venv.close = close  # type: ignore[method-assign]
+    assert close_envs(env).startswith("RuntimeError: the viewer was never open")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
 # No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
 UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
-LAST_FRAMES = 6  # of a traceback: where the user's code is
+LAST_FRAMES, MOST_LETTERS = 6, 10_000  # of a traceback: where the user's code is
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,15 +108,16 @@ def _report(error: BaseException, code: int, text: str = "", raised: BaseExcepti
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
     elif raised is not None and not isinstance(raised, (FastTrainError, MemoryError)):
-        traceback.print_exception(raised, limit=-LAST_FRAMES)
+        lines = "".join(traceback.format_exception(raised, limit=-LAST_FRAMES))
+        print(terminal.shown(lines[:MOST_LETTERS]), file=sys.stderr)
     terminal.tell(f"fasttrain: error: {terminal.shown(text or str(error))}")
     return code
 
 
 def _report_users(error: BaseException) -> int:
     """Report what the user's own code raised; raise what none of it did."""
-    state, user_code = (sys.modules.get(f"fasttrain.{name}") for name in ("runs.state", "envs.user_code"))
-    place = "" if state is None else state.place_of(error)
+    stock, user_code = (sys.modules.get(f"fasttrain.{name}") for name in ("vec.stock", "envs.user_code"))
+    place = "" if stock is None else stock.place_of(error)
     if user_code is None or not (place or user_code.users_frames(error)):
         raise error
     return _report(error, EXIT_CRASHED, f"{place}{user_code.blame(error)}", error)

@@ -22,8 +22,9 @@ import gymnasium
 import numpy as np
 
 from fasttrain.batch import each_array
-from fasttrain.envs.answers import as_reward, last_observation
+from fasttrain.envs.answers import as_reward, first_info, last_observation
 from fasttrain.envs.user_code import blame, process_settings
+from fasttrain.errors import EnvError
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plugins import OURS
 
@@ -111,6 +112,8 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         answer = self.env.reset(seed=seed, options=options)
         if self._log is not None and before and process_settings() != before:
             self._log[0].restore_settings(before)
+        if first_info(answer) is None:
+            raise EnvError(f"reset() returned {answer!r:.80}, expected (observation, info)")
         self._observation = answer[0]
         return answer
 

@@ -36,6 +36,7 @@ _OUR_FOLDERS = (
 _LIBRARY_FOLDERS = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+MAX_MESSAGE = 2000  # letters of an exception's message, which may print a whole array
 PYTHONS_FOLDERS = _LIBRARY_FOLDERS[:2]
 
 
@@ -96,6 +97,7 @@ def blame(error: BaseException) -> str:
         message = str(error)
     except Exception:  # the user's own class of exceptions may be broken
         message = ""
+    message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, SyntaxError):
         return text  # it has file and line already

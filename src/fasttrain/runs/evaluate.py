@@ -21,6 +21,7 @@ from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
+from fasttrain.algos.causes import check_step
 from fasttrain.batch import BoolArray, Int64Array, Observations, each_array
 from fasttrain.envs.user_code import process_settings
 from fasttrain.errors import ConfigError
@@ -84,9 +85,13 @@ def evaluate(
         while quota.any() and keep_on(len(finished)):
             extra = {"action_masks": np.stack(env.env_method("action_masks"))} if masked else {}
             before = states
-            actions, states = predict(
-                observations, state=states, episode_start=starts, deterministic=deterministic, **extra
-            )
+            try:
+                actions, states = predict(
+                    observations, state=states, episode_start=starts, deterministic=deterministic, **extra
+                )
+            except ValueError:  # torch's distributions say nothing of envs
+                check_step(observations, np.zeros(1, np.float32), (), sum(lengths))
+                raise
             seen = observations
             observations, rewards, dones, infos = env.step(actions)
             late = resets_and_rests(env)[0]  # rows in which nothing was done: an action was refused, or they only reset

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain import __version__
 from fasttrain.algos.self_play import SnapshotPool
@@ -43,7 +43,7 @@ from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.removed import formerly
-from fasttrain.vec.stock import WORKER_ERRORS
+from fasttrain.vec.stock import WORKER_ERRORS, place_of
 
 COUNTED = ("env_steps", "updates", "episodes")
 RECENT = ("returns", "wins", "draws", "score_diffs")
@@ -364,16 +364,3 @@ def _is_again(before: dict[str, Any], now: dict[str, Any]) -> bool:
     one, other = (re.sub(r"0x[0-9a-f]+", "", str(content.get("error"))) for content in (before, now))
     crashed = before.get("status") == "crashed" and bool(now.get("resumed_at"))
     return crashed and one == other and before.get("env_steps") == now["env_steps"]
-
-
-def place_of(error: BaseException) -> str:
-    """`env 3, step 12 of its episode, `, as far as the traceback knows."""
-    trace = error.__traceback__
-    while trace is not None:
-        itself, index = (trace.tb_frame.f_locals.get(name) for name in ("self", "env_idx"))
-        if isinstance(itself, DummyVecEnv) and index is not None:
-            begun = getattr(itself.envs[index], "steps_begun", None)  # of a `Retrace`
-            step = "" if begun is None else f"step {begun} of its episode, " if begun else "its reset, "
-            return f"env {index}, {step}"
-        trace = trace.tb_next
-    return ""

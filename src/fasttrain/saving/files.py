@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.machine import lived_at
 from fasttrain.terminal import one_line
 
@@ -136,7 +136,9 @@ class Saving:
         try:
             yield
         except (Exception, SystemExit) as error:
-            what = one_line(f"{type(error).__name__}: {error}")
+            from fasttrain.envs.user_code import blame  # which imports gymnasium, half a second
+
+            what = one_line(error if isinstance(error, FastTrainError) else blame(error))
             if name not in self.failed:
                 self._say(f"warning: {name} failed ({what}); the run goes on")
             self.cost(name, what)

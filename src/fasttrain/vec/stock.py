@@ -7,23 +7,30 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
+from types import FrameType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import stable_baselines3
 from numpy.typing import NDArray
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
 from fasttrain.batch import select_rows
+from fasttrain.envs import retrace
+from fasttrain.envs.answers import misfits
 from fasttrain.envs.retrace import MOST_ACTIONS, Retrace
 from fasttrain.envs.user_code import process_settings, restore_settings
-from fasttrain.errors import EXIT_CRASHED, EnvSpecError, FastTrainError
+from fasttrain.errors import EXIT_CRASHED, EnvError, EnvSpecError, FastTrainError
 from fasttrain.terminal import tell
 from fasttrain.vec.process import START_METHOD, kill_group, wait_for_end
 from fasttrain.vec.worker_start import bind_to_trainer, hold_signals, safe_path, skip_shutdown
@@ -136,6 +143,7 @@ class ActionLogVecEnv(DummyVecEnv):
 
     def __init__(self, factories: Sequence[Callable[[], Retrace]], warned: set[str] | None = None) -> None:
         self.warned = set[str]() if warned is None else warned
+        self._pid = os.getpid()
         before = process_settings()
         super().__init__(list(factories))
         self.restore_settings(before)
@@ -152,6 +160,21 @@ class ActionLogVecEnv(DummyVecEnv):
                 f"fasttrain: warning: an env changed {', '.join(new)} in the training process; the change was undone. "
                 "With vec_env=shared envs run in processes of their own"
             )
+
+    def reset(self) -> VecEnvObs:
+        try:
+            return super().reset()
+        except Exception as error:
+            raise _with_place(error) from error.__cause__
+
+    def step_wait(self) -> VecEnvStepReturn:
+        try:
+            answer = super().step_wait()
+        except Exception as error:
+            raise _with_place(error) from error.__cause__
+        if os.getpid() != self._pid:  # 40 ns. An env forked, and the child returned from it.
+            os._exit(EXIT_CRASHED)  # The child would train, and write to the same files as its parent.
+        return answer
 
     def step_async(self, actions: NDArray[Any]) -> None:
         super().step_async(actions)
@@ -178,3 +201,58 @@ class ActionLogVecEnv(DummyVecEnv):
         for env in self.envs:
             env.first_row -= count
         self._most = 2 * len(self.rows) + MIN_ROWS
+
+
+# --- errors that SB3's loop, or a wrapper, raises because of what an env returned
+
+LOOPS = tuple(os.path.dirname(str(it.__file__)) for it in (stable_baselines3, gym.wrappers, retrace))
+
+
+def place_of(error: BaseException) -> str:
+    """`env 3, step 12 of its episode, `, if the traceback has it."""
+    for frame in _frames(error):
+        vec_env, index = (frame.f_locals.get(name) for name in ("self", "env_idx"))
+        if isinstance(vec_env, DummyVecEnv) and index is not None:
+            begun = getattr(vec_env.envs[index], "steps_begun", None)  # a `Retrace` has it
+            step = "" if begun is None else f"step {begun} of its episode, " if begun else "its reset, "
+            return f"env {index}, {step}"
+    return ""
+
+
+def _frames(error: BaseException) -> list[FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def _with_place(error: Exception) -> Exception:
+    """An EnvError that names the place, if the env returned something wrong. What the env's code raised is returned
+    unchanged."""
+    if not (problem := str(error) if isinstance(error, EnvError) else _problem_of(error)):
+        return error
+    env_error = EnvError(f"{place_of(error).rstrip(', ')}: {problem}")
+    env_error.__cause__ = error
+    return env_error
+
+
+def _problem_of(error: Exception) -> str:
+    """What is wrong with the values that the loop failed on. "" if the error comes from somewhere else."""
+    frame = _frames(error)[-1]
+    values, name = frame.f_locals, frame.f_code.co_name
+    if not frame.f_code.co_filename.startswith(LOOPS):
+        return ""
+    if name == "_save_obs":
+        found = misfits(values["self"].observation_space, values["obs"])
+        return next((f"{where} {what}" for _, where, what, _ in found), "")
+    if name == "reset":
+        return f"reset() must return (observation, info): {error}"
+    if name not in ("step", "step_wait"):
+        return ""
+    if "truncated" not in values:
+        return f"step() must return (observation, reward, terminated, truncated, info): {error}"
+    ends = [values["terminated"], values["truncated"]]
+    if not all(isinstance(end, (bool, int, np.bool_)) for end in ends):
+        return f"step() returned terminated={ends[0]!r:.60} and truncated={ends[1]!r:.60}; return two bools"
+    info = values["info"] if "info" in values else values["self"].buf_infos[values["env_idx"]]
+    if not isinstance(info, Mapping):
+        return f"step() returned an info of type {type(info).__name__}, expected a dict"
+    reward = values.get("reward")
+    return f"step() returned the reward {reward!r:.60}, a {type(reward).__name__}; return a number"

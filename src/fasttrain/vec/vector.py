@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from fasttrain.batch import BoolArray, FinishedEpisode, each_array, select_rows
 from fasttrain.envs.masks import KEYS, METHOD, FlatMasks, mask_entry, mask_key, mask_method, mask_width, without_mask
+from fasttrain.envs.retrace import close_env
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
@@ -71,7 +72,7 @@ class GymVecEnv(SlotVecEnv):
         self.venv: VectorEnv[Any, Any, Any] = env
         self.mode = _mode_of(env, what)
         space, action_space = env.single_observation_space, env.single_action_space
-        observations, infos = self._call_env("reset", env.reset)
+        observations, infos = self._call_env("reset", lambda: self._check_reset(env.reset()))
         row_masks = RowMasks(env, infos, masks) if use_masks else None
         self._masks = row_masks if row_masks is not None and row_masks.exist else None
         keys = KEYS if masks is None else (masks,)
@@ -93,7 +94,7 @@ class GymVecEnv(SlotVecEnv):
     def reset(self) -> VecEnvObs:
         self._pending_actions = None
         seed = self._seeds[0]
-        observations, infos = self._call_env("reset", lambda: self.venv.reset(seed=seed))
+        observations, infos = self._call_env("reset", lambda: self._check_reset(self.venv.reset(seed=seed)))
         self._reset_seeds()
         self.clear_slots()
         self.slots.resets = None
@@ -104,7 +105,7 @@ class GymVecEnv(SlotVecEnv):
         slots = self.slots
         slots.actions[...] = actions
         observations, rewards, terminations, truncations, infos = self._call_env(
-            "step", lambda: self.venv.step(slots.actions)
+            "step", lambda: self._check_step(self.venv.step(slots.actions))
         )
         slots.resets = slots.rests
         slots.rewards[:], slots.terminations[:], slots.truncations[:] = rewards, terminations, truncations
@@ -122,7 +123,8 @@ class GymVecEnv(SlotVecEnv):
         if self.mode is AutoresetMode.DISABLED and ended.size:
             if self._masks is not None and self._masks.in_infos:  # the reset's infos have only the rows it resets
                 self._read_masks(observations, infos, ~over)
-            observations, infos = self._call_env("reset", lambda: self.venv.reset(options={"reset_mask": over}))
+            options = {"reset_mask": over}
+            observations, infos = self._call_env("reset", lambda: self._check_reset(self.venv.reset(options=options)))
         self._store_state(observations, infos, over)
 
     def _store_state(self, observations: object, infos: Mapping[str, Any], over: BoolArray = NO_ROW) -> None:
@@ -133,7 +135,25 @@ class GymVecEnv(SlotVecEnv):
         if self._masks is not None:
             only_reset = self.mode is AutoresetMode.DISABLED and self._masks.in_infos and over.any()
             self._read_masks(observations, infos, over if only_reset else ~rests if rests.size else None)
-        each_array(np.copyto, slots.observations, self._without_mask(observations))
+        rows = self._without_mask(observations)
+        self._call_env("reading the observations", lambda: each_array(_copy_rows, slots.observations, rows))
+
+    def _check_step(self, answer: object) -> tuple[Any, ...]:
+        """The answer of `step`. EnvError if it is not one value per env: NumPy would repeat a single one."""
+        if not isinstance(answer, tuple) or len(answer) != 5 or not isinstance(answer[4], Mapping):
+            expected = "(observations, rewards, terminations, truncations, infos), the infos a dict"
+            raise EnvError(f"{self._what}: step() returned {_type_names(answer)}, expected {expected}")
+        for name, values in zip(("rewards", "terminations", "truncations"), answer[1:4], strict=True):
+            if np.shape(values) != (self.num_envs,):
+                shape = f"{name} of shape {np.shape(values)}, expected ({self.num_envs},): one per env"
+                raise EnvError(f"{self._what}: step() returned {shape}")
+        return answer
+
+    def _check_reset(self, answer: object) -> tuple[Any, ...]:
+        if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], Mapping):
+            expected = "(observations, infos), the infos a dict"
+            raise EnvError(f"{self._what}: reset() returned {_type_names(answer)}, expected {expected}")
+        return answer
 
     def _read_masks(self, observations: object, infos: Mapping[str, Any], rows: BoolArray | None) -> None:
         """Read the masks of these rows (N,) bool; None: of all. Rows that only reset or rest have no mask."""
@@ -202,7 +222,7 @@ class GymVecEnv(SlotVecEnv):
         return super().get_images() if frames is None else list(frames)
 
     def close(self) -> None:
-        self.venv.close()
+        self.close_failed = close_env(self.venv)
 
 
 class RowMasks:
@@ -253,6 +273,17 @@ class RowMasks:
             present = np.array([masks is not None and i < len(masks) and masks[i] is not None for i in range(count)])
         marks = mask_entry(infos, tuple(f"_{key}" for key in self._keys)) if self.in_infos else None
         return present if marks is None else present & np.asarray(marks, np.bool_)
+
+
+def _type_names(answer: object) -> str:
+    names = ", ".join(type(part).__name__ for part in answer) if isinstance(answer, tuple) else ""
+    return f"({names})" if names else type(answer).__name__
+
+
+def _copy_rows(into: NDArray[Any], values: NDArray[Any]) -> None:
+    if np.shape(values) != into.shape:
+        raise ValueError(f"shape {np.shape(values)}, expected {into.shape}: one row per env")
+    np.copyto(into, values)
 
 
 def _mode_of(env: VectorEnv[Any, Any, Any], what: str) -> AutoresetMode:

@@ -1,0 +1,97 @@
+"""What an env must not answer in its step number 3 is told with env and step, by the loop in the training process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.monitor import Monitor
+
+from fasttrain.envs.retrace import Retrace
+from fasttrain.errors import EnvError
+from fasttrain.vec.stock import ActionLogVecEnv
+
+SEEN = np.zeros(3, np.float32)
+
+
+class Wrong(gymnasium.Env[Any, Any]):
+    """Answers `answer` in its step number 3, and `reset()` with `begin` from its second episode on."""
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+    begun = 0
+
+    def __init__(self, answer: Any = None, begin: Any = None) -> None:
+        self.answer, self.begin = answer, begin
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.count, self.begun = 0, self.begun + 1
+        return self.begin if self.begun > 1 else (SEEN, {})
+
+    def step(self, action: Any) -> Any:
+        self.count += 1
+        good = SEEN, 1.0, self.begin is not None and self.count == 3, False, {}
+        if self.count < 3 or self.begin is not None:
+            return good
+        if callable(self.answer):
+            self.answer()
+            return good
+        return self.answer
+
+
+def played(limit: bool = False, steps: int = 4, **wrong: Any) -> None:
+    def build() -> Retrace:
+        env: Any = Wrong(**wrong)
+        return Retrace(Monitor(TimeLimit(env, 100) if limit else env))
+
+    env = ActionLogVecEnv([build])
+    env.reset()
+    for _ in range(steps):
+        env.step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize("limit", [False, True])
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ((SEEN, None, False, False, {}), "step() returned the reward None, a NoneType; return a number"),
+        ((SEEN, "win", False, False, {}), "step() returned the reward 'win', a str; return a number"),
+        ((SEEN, 1.0, np.array([True, False]), False, {}), "step() returned terminated=array([ True, False])"),
+        ((SEEN, 1.0, False, False, None), "step() returned an info of type NoneType, expected a dict"),
+        ((SEEN, 1.0, False, {}), "step() must return (observation, reward, terminated, truncated, info): not enough"),
+        (None, "step() must return (observation, reward, terminated, truncated, info): cannot unpack"),
+        ((np.zeros(4), 1.0, False, False, {}), "the observation has shape (4,), declared (3,)"),
+        (({"seen": SEEN}, 1.0, False, False, {}), "the observation holds object, declared Box(-1.0, 1.0, (3,)"),
+    ],
+)
+def test_a_wrong_answer_is_told_with_its_place(answer: Any, told: str, limit: bool):
+    with pytest.raises(EnvError) as caught:
+        played(limit, answer=answer)
+    assert str(caught.value).startswith(f"env 0, step 3 of its episode: {told}")
+
+
+@pytest.mark.parametrize("begin", [SEEN, (SEEN, {}, 1), (SEEN, [])])
+def test_so_is_a_wrong_reset(begin: Any):
+    with pytest.raises(EnvError, match=r"^env 0, its reset: reset\(\) returned .*, expected \(observation, info\)$"):
+        played(begin=begin)
+
+
+def test_what_the_env_itself_raises_stays_as_it_is():
+    with pytest.raises(ValueError, match="could not convert"):
+        played(answer=lambda: float("the reward"))  # as the loop would fail, but in the env's own code
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_fork_that_comes_back_from_the_env_ends():
+    children: list[int] = []
+    played(steps=3, answer=lambda: children.append(os.fork()))
+    assert children[0] > 0, "the child would go on with these tests"
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 1
