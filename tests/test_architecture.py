@@ -66,12 +66,7 @@ WITHOUT_OWN_TEST = {
     "native": "public names on first use; tests/native imports them so",
     "report.page": "what a page shows; every test of a page reads and writes one",
     "report.compare_page": "tests/report/test_study_page.py has the pages over several runs",
-    **{
-        f"integrations.{name}": "tests/runs/test_loggers_trackers.py runs each tracker that is installed"
-        for name in ("mlflow", "tensorboard", "trackio", "wandb")
-    },
-    "fasttrain_engines.games_process": "a worker's other end; tests/engines/test_vec_env.py has some that end and hang",
-    "fasttrain_engines.figures": "tests/runs/test_metrics.py reads them as Prometheus does",
+    "integrations.trackers": "tests/runs/test_loggers_trackers.py runs each tracker that is installed",
     "__main__": "one call; tests/cli/test___init__.py starts it as a process",
 }
 

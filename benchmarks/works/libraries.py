@@ -46,9 +46,9 @@ def run(settings: dict[str, Any], needs: str = "", profile: str = "speed") -> Sa
 
 def tracker_clock() -> list[float]:
     """The seconds that training spends in calls of trackers, counted from now on."""
-    from fasttrain.runs.loggers import Watched
+    from fasttrain.runs.loggers import GuardedWriter
 
-    spent, call = [0.0], Watched._call
+    spent, call = [0.0], GuardedWriter._call
 
     def timed(self: Any, method: str, *arguments: Any, **further: Any) -> Any:
         begun = time.perf_counter()
@@ -57,7 +57,7 @@ def tracker_clock() -> list[float]:
         finally:
             spent[0] += (time.perf_counter() - begun) * (method in ("write", "write_sequence"))
 
-    Watched._call = timed  # type: ignore[method-assign]
+    GuardedWriter._call = timed  # type: ignore[method-assign]
     return spent
 
 

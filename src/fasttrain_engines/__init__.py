@@ -1,7 +1,7 @@
-"""External game engines: their processes, pooled and watched, and the games that are played with them.
+"""External game engines: their processes, and the games that are played with them.
 
-`RequestEngine` and `DecisionServer` are what a user derives a game from; `docs/guides/external_engines.md` shows both.
-They are imported on first use: a command that plays with no engine asks this package for its settings alone.
+A user derives a game from `RequestEngine` or `DecisionServer`; `docs/guides/external_engines.md` shows both. They are
+imported on first use, because a command without engines needs only this package's settings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `env.backend=daemons` names: how games with external engines are checked, planned and built."""
+"""The backend `env.backend=daemons`: checks, plans and builds games with external engines."""
 
 from __future__ import annotations
 

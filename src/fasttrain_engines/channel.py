@@ -1,7 +1,7 @@
-"""Channel: one connection to an engine. Messages go out at once; what comes in is decoded on the way.
+"""Channel: one connection to an engine. Messages are sent at once; received ones are decoded as they arrive.
 
-A channel that failed once, by a wrong frame or an answer that came too late, is closed for good: nothing that may still
-come on it can be told apart from an answer to something else.
+After a wrong frame or a late answer a channel is closed for good, because a later message could be the answer to an
+earlier request.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from fasttrain_engines.wire import Codec, Framing, GameLostError
 
-MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # messages that nobody asked for
-TRACED = 40  # newest frames that are kept for the record of a failed game
-TRACED_BYTES = 400  # of each
+MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # limits of messages that no one has read
+TRACED = 40  # newest frames in the record of a failed game
+TRACED_BYTES = 400  # of each frame
 T = TypeVar("T")
 
 
 class Traced(NamedTuple):
-    """A frame that went (>) or came (<)."""
+    """A frame that was sent (>) or received (<)."""
 
     ns: int  # of time.perf_counter_ns
     way: str
@@ -29,19 +29,19 @@ class Traced(NamedTuple):
 
 
 class Channel(asyncio.Protocol):
-    """`send` and `receive` messages, or `ask` with an id and get the answer that carries it.
+    """Sends and receives messages: `send` and `receive`, or `ask` a request with an id and wait for its answer.
 
     Args:
-        framing: of this connection alone; it holds what has begun to arrive.
-        id_key: where a message says what it answers; empty: there are no ids.
+        framing: of this connection alone; it holds incomplete frames.
+        id_key: key of the id in requests and answers; empty: there are no ids.
     """
 
     def __init__(self, framing: Framing, codec: Codec, id_key: str = "id") -> None:
         self._framing, self._codec, self._id_key = framing, codec, id_key
         self._loop = asyncio.get_running_loop()
         self._writer: Any = None
-        self._transports: list[Any] = []  # two where the way out is another one than the way in
-        self._unread: deque[tuple[Any, int]] = deque()  # and the size of each
+        self._transports: list[Any] = []  # two for pipes
+        self._unread: deque[tuple[Any, int]] = deque()  # messages and their sizes
         self._unread_bytes = 0
         self._reader: asyncio.Future[Any] | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -55,10 +55,10 @@ class Channel(asyncio.Protocol):
         self.writes_to(transport)
 
     def writes_to(self, transport: asyncio.BaseTransport) -> None:
-        """Where the way out is another one than the way in, as with pipes."""
+        """Send over this transport. Pipes have one for each direction."""
         self._writer = transport
         self._transports.append(transport)
-        if self.failure is not None:  # before it was connected
+        if self.failure is not None:  # it failed before it was connected
             self._hang_up()
 
     def data_received(self, data: bytes) -> None:
@@ -71,13 +71,13 @@ class Channel(asyncio.Protocol):
                 self._take(self._codec.decode(payload), len(payload))
         except GameLostError as error:
             self.fail(error)
-        except Exception as error:  # of a framing or codec of the user's own
+        except Exception as error:  # raised by a user's framing or codec
             self.fail(GameLostError("garbage", f"{type(error).__name__}: {str(error)[:200]}"))
         self.decode_ns += time.perf_counter_ns() - now
 
     def _take(self, message: object, size: int) -> None:
         number = message.get(self._id_key) if self._asked and isinstance(message, dict) else None
-        if type(number) is int:  # true is no id
+        if type(number) is int:  # bool is no id
             answer = self._asked.pop(number, None)
             if answer is None:
                 raise GameLostError("wrong answer", f"it answers request {number}, which nobody made")
@@ -95,10 +95,10 @@ class Channel(asyncio.Protocol):
         self.fail(GameLostError("closed", f"the engine closed the connection{f': {exc}' if exc else ''}"))
 
     def eof_received(self) -> bool:
-        return False  # half a connection is none
+        return False  # closes the connection in both directions
 
     def fail(self, error: GameLostError) -> None:
-        """Close for good; who waits is told why."""
+        """Close for good. All waiting calls raise `error`."""
         if self.failure is not None:
             return
         self.failure = error
@@ -112,15 +112,11 @@ class Channel(asyncio.Protocol):
             (transport.abort if hasattr(transport, "abort") else transport.close)()
 
     def close(self) -> None:
-        """End of the channel by our own wish."""
+        """Close the channel without a fault."""
         self.fail(GameLostError("closed", "the channel was closed"))
 
     def send(self, message: object) -> None:
-        """Send a message that expects no answer, or one that `receive` waits for.
-
-        Raises:
-            GameLostError: the channel has failed.
-        """
+        """Send a message without an id. Raises GameLostError if the channel has failed."""
         if self.failure is not None:
             raise self.failure
         payload = self._codec.encode(message)
@@ -128,11 +124,7 @@ class Channel(asyncio.Protocol):
         self._writer.write(self._framing.pack(payload))
 
     async def receive(self, timeout_s: float) -> Any:
-        """The next message that answers no id.
-
-        Raises:
-            GameLostError: none came in time, or the channel failed.
-        """
+        """The next message without an id. Raises GameLostError after the timeout, or if the channel failed."""
         if self._unread:
             message, size = self._unread.popleft()
             self._unread_bytes -= size
@@ -141,17 +133,15 @@ class Channel(asyncio.Protocol):
         return await self._in_time(self._reader, timeout_s)
 
     def unread(self) -> list[Any]:
-        """What came and nobody has waited for; it counts as read."""
-        came = [message for message, _ in self._unread]
+        """All waiting messages, which then count as read."""
+        messages = [message for message, _ in self._unread]
         self._unread.clear()
         self._unread_bytes = 0
-        return came
+        return messages
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> Any:
-        """Send a request with a new id; its answer. Several may be under way at once.
-
-        Raises:
-            GameLostError: no answer came in time, or the channel failed.
+        """Send a request with a new id and return its answer. Several requests may be open. Raises GameLostError after
+        the timeout, or if the channel failed.
         """
         self._last_id += 1
         self.send({**message, self._id_key: self._last_id})
@@ -169,29 +159,25 @@ class Channel(asyncio.Protocol):
             timer.cancel()
 
 
-async def connected(make: Callable[[], Channel], address: str | tuple[str, int], timeout_s: float) -> Channel:
-    """A channel to a unix socket's path, or to host and port.
-
-    Raises:
-        GameLostError: nobody listens there, or it took too long.
-    """
+async def connect(make: Callable[[], Channel], address: str | tuple[str, int], timeout_s: float) -> Channel:
+    """A channel to a unix socket (a path) or to (host, port). Raises GameLostError if the connection fails."""
     loop = asyncio.get_running_loop()
     if isinstance(address, str):
-        tried = loop.create_unix_connection(make, address)
+        connecting = loop.create_unix_connection(make, address)
     else:
-        tried = loop.create_connection(make, *address)
+        connecting = loop.create_connection(make, *address)
     try:
-        found: Channel = (await asyncio.wait_for(tried, timeout_s))[1]
-        return found
+        channel: Channel = (await asyncio.wait_for(connecting, timeout_s))[1]
+        return channel
     except (OSError, asyncio.TimeoutError) as error:
         raise GameLostError("no connection", f"{address}: {error or f'no answer within {timeout_s:g} s'}") from error
 
 
-async def cancelled(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """End tasks. One cancellation is not enough before Python 3.12, whose `wait_for` may swallow it."""
-    left = {*tasks}
-    while left:
-        for task in left:
+async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for them. Before Python 3.12 `wait_for` may swallow a cancellation, so it is repeated."""
+    running = {*tasks}
+    while running:
+        for task in running:
             task.cancel()
-        done, left = await asyncio.wait(left, timeout=0.5)
+        done, running = await asyncio.wait(running, timeout=0.5)
         await asyncio.gather(*done, return_exceptions=True)

@@ -1,7 +1,7 @@
-"""Daemon: one process of an engine, started from the user's command, reached over TCP, a unix socket or its pipes.
+"""Daemon: one process of an engine. It is started by the user's command and reached over TCP, a unix socket or pipes.
 
-It lives in the process group of the worker that started it, which the system kills when the trainer ends, however that
-happens; it inherits the pipe whose closing does that, so that this holds after the worker's own death too.
+It belongs to the process group of its worker, which is killed when the trainer ends in any way. It inherits the pipe
+whose closing triggers that, so that it also ends if the worker has died before.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from typing import IO
 import psutil
 
 from fasttrain.errors import EnvSpecError
-from fasttrain_engines.channel import Channel, connected
-from fasttrain_engines.game import EngineGame, greeted
+from fasttrain_engines.channel import Channel, connect
+from fasttrain_engines.game import EngineGame, greet
 from fasttrain_engines.jvm import QUIET_STDOUT, is_java, refused_flags, with_flags
 from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.wire import GameLostError
 
 HOST = "127.0.0.1"
-GAMES = "/usr/games"  # where Debian puts programs like gnugo, often not on PATH
-LOOK_S = 0.02  # whether it listens by now
-CLOSE_S = 3.0  # from SIGTERM to SIGKILL: a JVM writes its recording
-LOG_MB, KEPT_LOGS = 16.0, 3  # of each process: the size after which its log is rotated, and how many older ones stay
-SAID_LINES = 8  # of the log, in messages
-SAID_OF_BUILD = 4000  # characters
-PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)  # why a program does not start now
-# Debian's and Ubuntu's packages of programs that engines are often started with.
+GAMES = "/usr/games"  # Debian's folder of programs like gnugo, which is often not on PATH
+LOOK_S = 0.02  # between two looks whether a process listens or has ended
+CLOSE_S = 3.0  # from SIGTERM to SIGKILL; a JVM writes its recording in this time
+LOG_MB, KEPT_LOGS = 16.0, 3  # size at which a log is rotated, and number of older logs
+SAID_LINES = 8  # lines of the log in error messages
+SAID_OF_BUILD = 4000  # characters of a build's output in error messages
+TEMPORARY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)  # errors that another try may pass
+# Program → its package in Debian and Ubuntu.
 PACKAGES = {
     "java": "default-jre-headless",
     "javac": "default-jdk-headless",
@@ -49,12 +49,12 @@ PACKAGES = {
 
 
 class Daemon:
-    """One engine process; started again and again.
+    """One engine process, which can be restarted.
 
     Args:
-        ports: to be tried one after another, for ever.
-        folder: for logs, recordings and unix sockets.
-        threads: how many cores it may count on.
+        ports: an endless iterator of ports to try.
+        folder: for logs and recordings.
+        threads: number of cores that it may use.
     """
 
     def __init__(self, settings: DaemonsConfig, index: int, ports: Iterator[int], folder: Path, threads: int) -> None:
@@ -63,24 +63,24 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.address: str | tuple[str, int] | None = None  # None: its pipes
         self.ready = False
-        self.draining = False  # it gets no new games, and is not started again
-        self.over: asyncio.Future[str] | None = None  # why it has to be started again
-        self.seats = self.games = self.won = 0  # taken now; begun since the start; ended by their rules
-        self.served: dict[Channel, int] = {}  # games begun on each connection that is open
-        self.turned_away = 0  # connections that came to no game, one after another
+        self.draining = False  # it gets no new games, and is not restarted
+        self.over: asyncio.Future[str] | None = None  # result: why the process must be restarted
+        self.seats = self.games = self.finished = 0  # seats in use; games begun since the start; finished games
+        self.served: dict[Channel, int] = {}  # open connection → games begun on it
+        self.turned_away = 0  # refused connections in a row
         self.memory_bytes = self.cpu_s = 0.0
-        self.heard_ns = 0  # when it last said anything
+        self.heard_ns = 0  # time of its last message
         self._waiting, self._since_ns, self.busy_ns = 0, 0, 0
-        self._cpu_before_s = 0.0  # of the processes before this one
-        self._family: list[psutil.Process] = []  # what it had started when it was last looked at
-        self._piped: Channel | None = None  # greeted at the start: there is no second connection to a process's pipes
+        self._cpu_before_s = 0.0  # CPU time of earlier processes of this daemon
+        self._family: list[psutil.Process] = []  # its child processes at the last look
+        self._piped: Channel | None = None  # the only connection, if it is reached over its pipes
 
     @property
     def name(self) -> str:
         return f"daemon {self.index}"
 
     def end(self, why: str) -> None:
-        """Let it be started again; nobody gets a seat until then."""
+        """Have the process restarted. It gives no seats until then."""
         self.ready = False
         if self.over is not None and not self.over.done():
             self.over.set_result(why)
@@ -89,8 +89,8 @@ class Daemon:
         """Start the process and wait until it answers the greeting of `game`.
 
         Raises:
-            EnvSpecError: there is no such program: another try would not help.
-            GameLostError: it did not come up.
+            EnvSpecError: the program cannot be started; another try would not help.
+            GameLostError: the process did not answer.
         """
         self.stop()
         self.over = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ class Daemon:
                 raise GameLostError("start", "another program answered at its address")
             except GameLostError as error:
                 if self.address is None and error.cause == "closed":
-                    await self.leaves(1.0)  # its pipes close a moment before it is gone
+                    await self.wait_for_end(1.0)  # the pipes of a process close a moment before it ends
                 if self.process.poll() is not None:
                     raise GameLostError("start", f"{self.name} {self.ended()}{self.said()}") from error
                 if self.address is None or time.monotonic() > deadline:
@@ -126,9 +126,9 @@ class Daemon:
         if self.address is None:
             channel = self._piped = await self._pipes(game.channel)
         else:
-            channel = await connected(game.channel, self.address, timeout_s)
+            channel = await connect(game.channel, self.address, timeout_s)
         try:
-            await greeted(game, channel, timeout_s)
+            await greet(game, channel, timeout_s)
         except BaseException:
             channel.close()
             raise
@@ -138,40 +138,41 @@ class Daemon:
             raise channel.failure
 
     def _command(self) -> list[str]:
-        """The command with what it asks for put in; an address is chosen where it names one."""
-        given = [str(part) for part in self.settings.command]
-        if is_java(given):
+        """The command with its placeholders filled in; chooses the address."""
+        command = [str(part) for part in self.settings.command]
+        if is_java(command):
             flags = list(self.settings.jvm_flags)
-            wants_pipes = not any("{port}" in part or "{socket}" in part for part in given)
-            given = with_flags(given, [*flags, *(QUIET_STDOUT if wants_pipes else ())])
+            uses_pipes = not any("{port}" in part or "{socket}" in part for part in command)
+            command = with_flags(command, [*flags, *(QUIET_STDOUT if uses_pipes else ())])
         values = {"{index}": str(self.index), "{threads}": str(self._threads), "{folder}": str(self.folder)}
         values["{daemons}"] = str(Path(__file__).parent)
         self.address = None
-        if any("{port}" in part for part in given):
+        if any("{port}" in part for part in command):
             self.address = (HOST, free_port(self._ports))
             values["{port}"] = str(self.address[1])
-        elif any("{socket}" in part for part in given):
-            self.address = os.path.join(tempfile.mkdtemp(prefix="fasttrain-"), "engine")  # a path may have 100 letters
+        elif any("{socket}" in part for part in command):
+            # The path of a unix socket may have 100 characters, so that it is not in the run's folder.
+            self.address = os.path.join(tempfile.mkdtemp(prefix="fasttrain-"), "engine")
             values["{socket}"] = self.address
-        return [filled(part, values) for part in given]
+        return [fill_in(part, values) for part in command]
 
     def _environment(self) -> dict[str, str]:
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), GAMES])
-        given = {name: str(value) for name, value in self.settings.env.items()}
-        return {**os.environ, "PATH": path, **threads, **given}
+        return {
+            **os.environ,
+            "PATH": path,
+            **threads,
+            **{name: str(value) for name, value in self.settings.env.items()},
+        }
 
     async def connect(self, make: Callable[[], Channel]) -> Channel:
-        """A new connection, or the pipes.
-
-        Raises:
-            GameLostError: there is none to be had.
-        """
+        """A new connection, or the pipes. Raises GameLostError if that is not possible."""
         if self.address is not None:
-            return await connected(make, self.address, self.settings.timeouts_s.request)
+            return await connect(make, self.address, self.settings.timeouts_s.request)
         if self._piped is None or self._piped.failure is not None:
             raise GameLostError("no connection", f"the pipes of {self.name} are closed")
-        return self._piped  # kept: whoever plays is told when the process is ended
+        return self._piped
 
     async def _pipes(self, make: Callable[[], Channel]) -> Channel:
         process, loop = self.process, asyncio.get_running_loop()
@@ -183,19 +184,20 @@ class Daemon:
         return channel
 
     def begins_waiting(self) -> None:
-        """A request goes to it."""
+        """A request was sent: the process is busy."""
         if not self._waiting:
             self._since_ns = time.perf_counter_ns()
         self._waiting += 1
 
     def ends_waiting(self) -> None:
-        """A request is answered, or lost."""
+        """A request was answered or failed."""
         now = time.perf_counter_ns()
         self._waiting, self.busy_ns, self._since_ns = self._waiting - 1, self.busy_ns + now - self._since_ns, now
 
     def look(self, below: Mapping[int, Sequence[psutil.Process]]) -> None:
-        """Whether it lives; how much it takes, with all that it has started (`below` each process). Its log is kept
-        short."""
+        """Check whether the process lives, measure memory and CPU time of it and its descendants, and rotate its log.
+        `below`: process id → child processes.
+        """
         if self.process is None or not self.ready:
             return
         if self.process.poll() is not None:
@@ -207,7 +209,7 @@ class Daemon:
             if top.status() == psutil.STATUS_STOPPED:
                 self.end("was stopped by a signal")
             self._family = family = [*below.get(top.pid, ())]
-            for one in family:  # which grows
+            for one in family:  # the list grows in the loop
                 family += below.get(one.pid, ())
             for one in (top, *family):
                 with suppress(psutil.Error):
@@ -217,12 +219,12 @@ class Daemon:
         rotate(self.log)
 
     def ended(self) -> str:
-        """ "ended with exit code 1", "was killed by signal 9"."""
+        """How the process ended: "ended with exit code 1", "was killed by signal 9"."""
         code = None if self.process is None else self.process.poll()
         return f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
 
     def said(self) -> str:
-        """The last lines of its log, for a message."""
+        """The last lines of the process's log, for an error message."""
         with suppress(OSError):
             lines = self.log.read_bytes()[-4000:].decode(errors="replace").strip().splitlines()[-SAID_LINES:]
             if lines:
@@ -230,25 +232,24 @@ class Daemon:
         return f" and said nothing ({self.log})"
 
     def terminate(self) -> None:
-        """Ask it to end."""
         if self.process is not None:
             with suppress(OSError):
                 self.process.terminate()
 
-    async def leaves(self, within_s: float) -> None:
-        """Wait for the end that it was asked for; games with others go on meanwhile."""
-        until = time.monotonic() + within_s
+    async def wait_for_end(self, timeout_s: float) -> None:
+        """Wait for the end of the process, while other games continue."""
+        until = time.monotonic() + timeout_s
         while self.process is not None and self.process.poll() is None and time.monotonic() < until:
             await asyncio.sleep(LOOK_S)
 
-    def takes_over(self, other: Daemon) -> None:
-        """Count what another one took as its own."""
+    def add_times(self, other: Daemon) -> None:
+        """Add the times of the daemon that this one replaces."""
         self.busy_ns += other.busy_ns
         self._cpu_before_s += other.cpu_s
         self.cpu_s += other.cpu_s
 
     def stop(self, grace_s: float = 0.0) -> None:
-        """End it, and all that it has started, `grace_s` after it was asked to at the latest."""
+        """End the process and its descendants. `grace_s`: time after SIGTERM before they are killed."""
         process, self.process = self.process, None
         self.ready = False
         if isinstance(self.address, str):
@@ -279,8 +280,8 @@ def spawn(
     """Start a program.
 
     Raises:
-        EnvSpecError: there is none of that name, or it cannot be run; the package that has it is named where known.
-        GameLostError: the system has no room for it now.
+        EnvSpecError: it does not exist or cannot be run; the message names its package if that is known.
+        GameLostError: the system lacks memory or descriptors now.
     """
     folder = settings.cwd
     try:
@@ -296,34 +297,26 @@ def spawn(
     except OSError as error:
         if folder is not None and not os.path.isdir(folder):
             raise EnvSpecError(f"daemons.cwd={folder}: there is no such folder") from error
-        if error.errno in PASSING:
+        if error.errno in TEMPORARY:
             raise GameLostError("start", f"{command[0]}: {error.strerror}") from error
-        raise EnvSpecError(f"daemons: {command[0]!r} {_why_not(command[0], error)}") from error
+        raise EnvSpecError(f"daemons: {command[0]!r} {_start_problem(command[0], error)}") from error
 
 
 def prepare(settings: DaemonsConfig) -> None:
-    """Before engines start: see that a JVM takes its flags, and run `daemons.build`, once in the life of this process.
-
-    Raises:
-        EnvSpecError: names the flag, or says what the build said.
+    """Before engines start: check the flags of a JVM, and run `daemons.build` once in the life of this process. Raises
+    EnvSpecError if a flag is wrong or the build fails.
     """
     java = str(settings.command[0])
     if is_java([java]) and shutil.which(java):
-        flags = [
-            filled(flag, {"{threads}": "1", "{index}": "0", "{folder}": tempfile.gettempdir()})
-            for flag in settings.jvm_flags
-        ]
-        for flag, why in refused_flags(java, flags).items():
+        values = {"{threads}": "1", "{index}": "0", "{folder}": tempfile.gettempdir()}
+        for flag, why in refused_flags(java, [fill_in(flag, values) for flag in settings.jvm_flags]).items():
             raise EnvSpecError(f"daemons.jvm_flags: {java} does not start with {flag}: {why}; remove it")
     if settings.build:
-        _build(
-            tuple(map(str, settings.build)),
-            settings.cwd,
-            tuple((name, str(value)) for name, value in settings.env.items()),
-        )
+        environment = tuple((name, str(value)) for name, value in settings.env.items())
+        _build(tuple(map(str, settings.build)), settings.cwd, environment)
 
 
-@functools.cache  # an evaluation starts engines too: classes must not change under those that run
+@functools.cache  # once, because an evaluation starts engines too, while others run
 def _build(command: tuple[str, ...], cwd: str | None, environment: tuple[tuple[str, str], ...]) -> None:
     with tempfile.TemporaryFile() as log:
         process = spawn(command, DaemonsConfig(cwd=cwd), log, {**os.environ, **dict(environment)})
@@ -333,7 +326,7 @@ def _build(command: tuple[str, ...], cwd: str | None, environment: tuple[tuple[s
             raise EnvSpecError(f"daemons.build={' '.join(command)} ended with exit code {code}; it said:\n{said}")
 
 
-def _why_not(program: str, error: OSError) -> str:
+def _start_problem(program: str, error: OSError) -> str:
     if not isinstance(error, FileNotFoundError):
         return f"cannot be started: {error.strerror}"
     package = PACKAGES.get(program)
@@ -344,11 +337,11 @@ def _why_not(program: str, error: OSError) -> str:
 
 
 def kill_tree(process: subprocess.Popen[bytes], known: Sequence[psutil.Process] = ()) -> None:
-    """End a process at once, with all that descends from it; `known` did before it ended by itself."""
-    found = list(known)
+    """Kill a process and its descendants. `known`: earlier descendants, if the process has ended already."""
+    descendants = list(known)
     with suppress(psutil.Error):
-        found += psutil.Process(process.pid).children(recursive=True)
-    for one in found:
+        descendants += psutil.Process(process.pid).children(recursive=True)
+    for one in descendants:
         with suppress(psutil.Error):
             one.kill()
     with suppress(OSError):
@@ -356,23 +349,19 @@ def kill_tree(process: subprocess.Popen[bytes], known: Sequence[psutil.Process] 
     process.wait()
 
 
-def filled(part: str, values: dict[str, str]) -> str:
-    """The names in braces that are known, replaced; other braces stay."""
+def fill_in(part: str, values: dict[str, str]) -> str:
+    """Replace the known placeholders; other braces stay."""
     for name, value in values.items():
         part = part.replace(name, value)
     return part
 
 
 def free_port(ports: Iterator[int]) -> int:
-    """The next port that nobody listens on; who comes between is met when the engine starts.
-
-    Raises:
-        GameLostError: all of them are taken.
-    """
+    """The next port that no program uses. Raises GameLostError if all are used."""
     first = None
     for port in ports:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else those of engines just gone look taken
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else ports of ended engines look used
             try:
                 probe.bind((HOST, port))
                 return port
@@ -385,7 +374,7 @@ def free_port(ports: Iterator[int]) -> int:
 
 
 def rotate(log: Path, most_mb: float = LOG_MB) -> None:
-    """Move what a log holds aside where it has grown too long; the engine goes on writing at its new begin."""
+    """Copy a long log to an older file and empty it; the engine goes on writing into it."""
     with suppress(OSError):
         if log.stat().st_size < most_mb * 2**20:
             return

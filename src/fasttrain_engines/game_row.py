@@ -1,8 +1,8 @@
 """Row: the games of one env with an engine, one after another.
 
-A row waits for an action, tells the engine, waits for the next decision and writes it into the shared memory; then the
-trainer hears of the row. What an engine does wrong ends that game alone: its row continues another game, and what
-was played is marked as lost, never as a result.
+A row waits for an action, sends it to the engine, waits for the next decision, writes it into the shared memory and
+tells the trainer. A fault of the engine ends only that game: the row begins another one, and the game is marked as
+lost, which is no result.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from fasttrain_engines.game import (
     Outcome,
     Over,
     Refused,
+    check_outcome,
     mask_of,
     row_of,
-    sound,
 )
 from fasttrain_engines.pool import Pool
 from fasttrain_engines.settings import DaemonsConfig
@@ -40,17 +40,17 @@ from fasttrain_engines.stats import GameTimes, Tally
 from fasttrain_engines.wire import GameLostError
 
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # before a row tries again after a game that did not begin
-MOST_FORCED = 10_000  # decisions in a row that are no decisions
-MOST_WITHOUT = 1000  # games in a row without a decision for the policy, before the run ends
-MOST_REFUSED = 100  # answers to one decision
-KEPT_MB = 64.0  # of records of games, and again of failed ones
-SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # words of a worker's row of control words
+MOST_FORCED = 10_000  # forced decisions in a row
+MOST_WITHOUT = 1000  # games in a row without a decision for the policy; more end the run
+MOST_REFUSED = 100  # refused actions at one decision
+KEPT_MB = 64.0  # size of each file of records at which it is started anew
+SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # name → place in a worker's control words
 
-READY, STEP, AGAIN = range(3)  # what a row tells: its first decision, what came of an action, the same decision again
+READY, STEP, AGAIN = range(3)  # news of a row: first decision, result of an action, the same decision again
 
 
 class Records:
-    """A file of one JSON object a line, started again when it has grown too long."""
+    """A file of JSON lines, which is started anew when it has grown too long."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +60,7 @@ class Records:
         self._lines.append(json.dumps(record, default=str))
 
     def write(self) -> None:
-        """Write what was added since."""
+        """Write the lines that were added since the last call."""
         if not self._lines:
             return
         lines, self._lines = self._lines, []
@@ -76,35 +76,35 @@ class Table:
     """What all rows of a worker share."""
 
     arrays: Arrays
-    words: Int64Array  # of control words, SPENT says which
+    words: Int64Array  # the worker's control words, by SPENT
     action_space: spaces.Space[Any]
     settings: DaemonsConfig
     pool: Pool
     games: Records
     failed: Records
-    tell: Callable[..., None]  # (row, READY, STEP or AGAIN, info of an episode that ended)
+    tell: Callable[..., None]  # (row, READY, STEP or AGAIN, info of an ended episode)
     asks_again: bool
-    names: Iterator[int]  # a number for each game that no other one has
+    names: Iterator[int]  # unique numbers for games
     tally: Tally
-    two_sided: bool = False  # somebody here decides for the other side too
+    two_sided: bool = False  # the trainer decides for the opponent too
     empty_raises: bool = False  # a decision without a legal action is an error, not a lost game
     guest: bool = False  # the games are of an evaluation
-    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # done once the trainer has acted
+    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # row → done when the trainer has acted
 
 
 class Row:
-    """The games of one env, one after another; game k of it has a seed that depends on nothing but `seed` and k."""
+    """The games of one env, one after another. The seed of game k depends only on `seed` and k."""
 
     def __init__(self, table: Table, row: int, seed: int, game: EngineGame) -> None:
         self.table, self.row, self.seed, self.game = table, row, seed, game
         self.pool, self.settings = table.pool, table.settings
         self.number = -1
         self.seat: Any = None  # a Seat, while a game is under way
-        self.carried = 0.0  # rewards of forced decisions before the first that the policy makes
+        self.carried = 0.0  # rewards of forced decisions before the policy's first one
         self.shown_ns = self.asked_ns = 0
 
     async def live(self, before: asyncio.Task[None] | None) -> None:
-        """For ever."""
+        """Play games until the task is cancelled. `before`: the row's former task."""
         if before is not None:
             await asyncio.wait([before])
         try:
@@ -116,7 +116,6 @@ class Row:
             self._leave()
 
     async def _step(self) -> None:
-        """Wait for an action; what comes of it."""
         arrays, row, words = self.table.arrays, self.row, self.table.words
         self.table.actions[row] = acted = asyncio.get_running_loop().create_future()
         await acted
@@ -151,9 +150,9 @@ class Row:
         self.table.tell(row, STEP)
 
     async def _played(self, asked: Awaitable[Outcome]) -> Outcome:
-        """The engine's answer, past all decisions that are none; checked as far as it goes."""
+        """The engine's next decision for the policy, checked. Forced decisions before it are made here."""
         reward = 0.0
-        decision: Any = None  # whose only legal action was taken for it
+        decision: Any = None  # the last forced one
         for _ in range(MOST_FORCED):
             outcome = await self._timed(asked)
             if self.spent_ns > 1e9 * self.settings.timeouts_s.game and not isinstance(outcome, Over):
@@ -161,7 +160,7 @@ class Row:
             if isinstance(outcome, Refused):
                 if decision is None:
                     return outcome
-                if outcome.legal is None:  # nobody was asked for this action, and there is no other
+                if outcome.legal is None:  # the only legal action was refused
                     raise GameLostError("refused", "the engine does not take the only legal action")
                 self.table.words[SPENT["refused"]] += 1
                 outcome = decision._replace(legal=outcome.legal)
@@ -178,7 +177,7 @@ class Row:
         raise GameLostError("flood", f"{MOST_FORCED:,} forced decisions in a row")
 
     def _checked(self, outcome: Decision | Over) -> int | None:
-        """Keep its observation and mask for `_show`; the action, where there is but one and nobody need be asked."""
+        """Store observation and mask for `_show`. Returns the action of a forced decision, else None."""
         self.observation = row_of(outcome.observation, self.game.observation_space)
         if isinstance(outcome, Decision) and outcome.theirs and not self.table.two_sided:
             raise EnvError(f"{type(self.game).__name__} asks for the other side's decision: that is for opponent=self")
@@ -189,7 +188,7 @@ class Row:
         return int(self.mask.argmax()) if one_only and self.mask.sum() == 1 else None
 
     async def _opened(self) -> Decision:
-        """The first decision of a game, after as many tries as it takes."""
+        """The first decision of the next game that can be begun."""
         pause_s, without = PAUSE_S, 0
         while True:
             try:
@@ -199,7 +198,7 @@ class Row:
                 if seat is None or await self.pool.turned_away(
                     seat.daemon, seat.channel, seat.since_start, seat.guest, error
                 ):
-                    self.number -= 1  # it was not begun
+                    self.number -= 1  # the game was not begun
                     self._leave()
                 else:
                     self._note_loss(error)
@@ -211,13 +210,13 @@ class Row:
             self.carried = outcome.reward
             if isinstance(outcome, Decision):
                 return outcome
-            self._note_game(outcome, outcome.reward)  # it ended without a decision for the policy
+            self._note_game(outcome, outcome.reward)  # the game had no decision for the policy
             without += 1
             if without >= MOST_WITHOUT:
                 raise EnvError(f"{without:,} games with the engine in a row had no decision for the policy")
 
     async def _begun(self) -> Decision | Over:
-        """The first decision of a new game, where there is a seat for it, or its end without one."""
+        """Take a seat and begin a new game. Returns its first decision, or its end."""
         self.number, self.length, self.actions = self.number + 1, 0, list[Any]()
         self.refusals, self.spent_ns = 0, 0
         self.began_ns = self.asked_ns = time.perf_counter_ns()
@@ -242,7 +241,7 @@ class Row:
             self.pool.leave(seat)
 
     async def _end(self, over: Over | None, error: GameLostError | None) -> None:
-        """The episode's end by its rules, or by a fault; the next game begins before the trainer hears of it."""
+        """End the episode, by its rules or by a fault, begin the next game, then tell the trainer."""
         arrays, row = self.table.arrays, self.row
         info: dict[str, Any] = {}
         cut = over is None or over.truncated
@@ -251,7 +250,7 @@ class Row:
             self._note_game(over, float(arrays.rewards[row]))
         elif error is not None:
             arrays.rewards[row] = 0.0
-            info, last = {"lost": error.cause}, select_rows(arrays.observations[0], row)  # nobody knows a later one
+            info, last = {"lost": error.cause}, select_rows(arrays.observations[0], row)  # the last known observation
             self._note_loss(error)
         each_array(lambda final, seen: final.__setitem__(row, seen), arrays.final_observations, last)
         self._show(await self._opened())
@@ -259,14 +258,14 @@ class Row:
         self.table.tell(row, STEP, info)
 
     async def _timed(self, asked: Awaitable[Outcome]) -> Outcome:
-        """The engine's answer, and where the time until it went."""
+        """The engine's answer. Counts where the time until then went."""
         seat, words = self.seat, self.table.words
         channel, decoded = seat.channel, seat.channel.decode_ns
         began = self.asked_ns = time.perf_counter_ns()
         said_ms = None
         seat.daemon.begins_waiting()
         try:
-            outcome = sound(await asked)
+            outcome = check_outcome(await asked)
             said_ms = getattr(outcome, "engine_ms", None)
         finally:
             now = time.perf_counter_ns()
@@ -283,7 +282,7 @@ class Row:
         return outcome
 
     def _show(self, decision: Decision) -> None:
-        """What the next action acts on."""
+        """Write observation and mask of the decision into the shared memory."""
         arrays, row = self.table.arrays, self.row
         each_array(lambda shown, one: shown.__setitem__(row, one), arrays.observations[0], self.observation)
         if arrays.action_masks is not None:
@@ -305,14 +304,14 @@ class Row:
         masks[self.row] = self.mask
 
     def _note_game(self, over: Over, last_reward: float) -> None:
-        self.pool.won(self.seat)
+        self.pool.game_finished(self.seat)
         self.table.words[SPENT["games"]] += 1
         self.table.tally.steps += self.length
         self.table.tally.games.add(time.perf_counter_ns() - self.began_ns)
         self.table.games.add({**self._record(), "last_reward": last_reward, "truncated": over.truncated})
 
     def _note_loss(self, error: GameLostError) -> None:
-        """Count it, keep what was said, and give the seat up: its channel cannot be trusted any more."""
+        """Count a lost game, record its messages and give its seat up, because its channel cannot be trusted."""
         words, seat = self.table.words, self.seat
         if error.cause == NO_ACTION and self.table.empty_raises:
             where = f"in env {self.row}, game {self.number}, after {self.length:,} decisions"
@@ -327,11 +326,11 @@ class Row:
         ]  # fmt: skip
         said = {"cause": error.cause, "why": str(error), "actions": self.actions, "trace": trace}
         self.table.failed.add({**self._record(), **said})
-        self.pool.lost(seat, error, self.asked_ns)
+        self.pool.game_lost(seat, error, self.asked_ns)
         self._leave()
 
     def _record(self) -> dict[str, Any]:
-        record = None if self.seat is None else self.game.record()  # without one it has not begun
+        record = None if self.seat is None else self.game.record()  # without a seat the game has not begun
         return {
             **({} if record is None else {"record": record}),
             "row": self.row,

@@ -1,9 +1,9 @@
-"""The process in which games with external engines are played: hundreds of them at once, in one asyncio loop.
+"""The worker process that plays games with external engines: hundreds at once, in one asyncio loop.
 
-Each row of the slots is a task (`game_row`); actions come from the trainer as numbers of rows, news of rows go back,
-all that came up in one round of the loop in one message. Where the game's class has `wait_ms`, news of more rows are
-waited for, while the daemons have two games each under way, on average: a message costs both sides 0.1 ms, however much
-it says.
+Each row of the slots is a task (`game_row`). The trainer sends the numbers of the rows that shall act and gets back the
+rows with news. A message takes both sides 0.1 ms, whatever its length, so that all news of one round of the loop are
+sent together. With `wait_ms` of the game's class the worker waits for the news of more rows, while each daemon has two
+games to play on average.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from gymnasium import spaces
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.names import arguments
 from fasttrain.envs.user_code import blame, look_up
-from fasttrain.errors import ConfigError, EnvSpecError, FastTrainError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError, FastTrainError
+from fasttrain.vec.process import PipedProcess
 from fasttrain.vec.worker_memory import Arrays, Layout, check_spaces, receive_block
 from fasttrain_engines.game import EngineGame
 from fasttrain_engines.game_row import Records, Row, Table
@@ -36,8 +37,8 @@ from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import Lengths
 
-FIRST_GUEST = 1 << 30  # of the names of evaluations' games
-TELL_EVERY_S = 1.0  # how often the tally goes to the trainer
+FIRST_GUEST = 1 << 30  # first number of evaluations' games
+TELL_EVERY_S = 1.0  # between two tallies to the trainer
 
 
 @dataclass(frozen=True)
@@ -51,19 +52,19 @@ class GamesSettings:
     daemons: DaemonsConfig
     worker: int
     num_workers: int
-    games: int  # at once, of the training
+    games: int  # of the training, at once
     count: int  # daemons of this worker
     per_daemon: int
     cores: int
-    asks_again: bool = True  # False: who learns cannot ask twice, so that a refused action is the game's end
-    two_sided: bool = False  # somebody here decides for the other side too
+    asks_again: bool = True  # False: the learner cannot repeat a decision, so that a refused action ends the game
+    two_sided: bool = False  # the trainer decides for the opponent too
     first_guest: int = 1 << 31  # rows from this one on are games of evaluations
     guest_kwargs: dict[str, Any] | None = None  # None: `kwargs`
-    empty_raises: bool = False  # a decision of a training's game without a legal action is an error
+    empty_raises: bool = False  # a decision without a legal action is an error (in games of the training)
 
 
 class Ready(NamedTuple):
-    """The spaces, once a game could be made."""
+    """A worker's first message: the spaces of the game."""
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
@@ -71,7 +72,7 @@ class Ready(NamedTuple):
 
 
 def serve(connection: Connection, settings: GamesSettings) -> None:
-    """Say what the spaces are, take the memory, play until the trainer closes the line."""
+    """Send the spaces, receive the shared memory, play until the trainer closes the connection."""
     try:
         game = made(settings)
         guest = made(settings, guest=True) if settings.guest_kwargs else game
@@ -90,10 +91,8 @@ def serve(connection: Connection, settings: GamesSettings) -> None:
 
 
 def made(settings: GamesSettings, guest: bool = False) -> EngineGame:
-    """One game of the user's class; with a guest's arguments, if it is one.
-
-    Raises:
-        EnvSpecError: there is no such class, or it cannot be made, or it has no spaces.
+    """A game of the user's class. `guest`: with the arguments of evaluations. Raises EnvSpecError if there is no such
+    class, it cannot be built, or it has no spaces.
     """
     what = f"env.entry_point={settings.entry_point}"
     kwargs = (guest and settings.guest_kwargs) or settings.kwargs
@@ -113,7 +112,7 @@ def made(settings: GamesSettings, guest: bool = False) -> EngineGame:
 
 
 class Worker(asyncio.Protocol):
-    """The rows of one process, their pool of daemons, and the line to the trainer."""
+    """The rows of one process, their pool of daemons, and the connection to the trainer."""
 
     def __init__(self, settings: GamesSettings, arrays: Arrays, words: Any, action_space: spaces.Space[Any]) -> None:
         words[:] = 0
@@ -122,10 +121,10 @@ class Worker(asyncio.Protocol):
         self.settings = settings
         self._journal = folder / f"daemons{suffix}.log"
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._told: list[tuple[Any, ...]] = []
-        self.wait_s = 0.0  # as the game's class says
-        self._later: asyncio.TimerHandle | None = None  # when what is to be told goes out, if more is waited for
-        self._under_way = set[int]()  # rows of which no news came since they were told to go on
+        self._news: list[tuple[Any, ...]] = []
+        self.wait_s = 0.0  # `wait_ms` of the game's class
+        self._later: asyncio.TimerHandle | None = None  # sends the news, if more are waited for
+        self._under_way = set[int]()  # rows that are acting and have no news yet
         self._frames = Lengths(1 << 30)
         self.pool = Pool(
             settings.daemons, lambda: made(settings), settings.count, settings.per_daemon, folder, settings.cores,
@@ -137,7 +136,7 @@ class Worker(asyncio.Protocol):
             itertools.count(settings.worker, settings.num_workers), self.pool.tally, settings.two_sided,
             settings.empty_raises,
         )  # fmt: skip
-        # What evaluations play is not counted, and its names take none from the training's games.
+        # Games of evaluations are not counted and have other numbers than the training's games.
         names = itertools.count(FIRST_GUEST + settings.worker, settings.num_workers)
         self.guests = replace(
             self.table, words=np.zeros_like(words), names=names, tally=Tally(), two_sided=False, empty_raises=False,
@@ -145,7 +144,7 @@ class Worker(asyncio.Protocol):
         )  # fmt: skip
 
     async def run(self, connection: Connection) -> None:
-        """Until the trainer closes the line or is gone."""
+        """Play until the trainer closes the connection or ends."""
         loop = self._loop = asyncio.get_running_loop()
         self._closed = loop.create_future()
         line = socket.socket(fileno=os.dup(connection.fileno()))
@@ -191,33 +190,33 @@ class Worker(asyncio.Protocol):
                 self._send("tally", self.pool.sample())
 
     def _send(self, kind: str, content: object) -> None:
-        """Tell the trainer; never waits for it."""
+        """Send a message to the trainer without waiting for it."""
         self._line.write(self._frames.pack(pickle.dumps((kind, content))))
 
     def _tell(self, row: int, kind: int, info: dict[str, Any] | None = None) -> None:
-        """News of a row, together with others of this round of the loop or of the next milliseconds."""
+        """Send news of a row, together with others of this round of the loop, or of the next milliseconds."""
         self._under_way.discard(row)
-        self._told.append((row, kind, info))
-        first, wait_s = len(self._told) == 1, self.wait_s
+        self._news.append((row, kind, info))
+        first, wait_s = len(self._news) == 1, self.wait_s
         if wait_s and len(self._under_way) >= 2 * self.settings.count:
             if first:
                 self._later = self._loop.call_later(wait_s, self._flush)
         elif first or self._later is not None:
-            self._wait_no_more()
+            self._cancel_timer()
             self._loop.call_soon(self._flush)
 
-    def _wait_no_more(self) -> None:
+    def _cancel_timer(self) -> None:
         if self._later is not None:
             self._later.cancel()
             self._later = None
 
     def _flush(self) -> None:
-        self._wait_no_more()
-        told, self._told = self._told, []
-        self._send("rows", told)
+        self._cancel_timer()
+        news, self._news = self._news, []
+        self._send("rows", news)
 
     def _say(self, text: str) -> None:
-        """A line of the journal: what became of the daemons."""
+        """Write a line about a daemon into the journal."""
         with suppress(OSError), open(self._journal, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 
@@ -226,7 +225,6 @@ class Worker(asyncio.Protocol):
         self.table.failed.write()
 
     def _reset(self, seeds: dict[int, int]) -> None:
-        """Begin anew in these rows."""
         self._under_way.update(seeds)
         for row, seed in seeds.items():
             if before := self._tasks.get(row):
@@ -242,3 +240,32 @@ class Worker(asyncio.Protocol):
         if not task.cancelled() and (error := task.exception()) is not None:
             known = isinstance(error, FastTrainError)
             self._send(kind, error if known else EnvSpecError(f"the game's own code failed: {blame(error)}"))
+
+
+class GamesProcess(PipedProcess):
+    """A worker process and the connection to it."""
+
+    _lost = EnvError
+
+    def __init__(self, settings: GamesSettings) -> None:
+        self.up, self.silent_s = False, 0.0  # its engines answer; seconds without a message from it
+        what = f"worker {settings.worker}, which plays the games with the engines,"
+        super().__init__(what, "fasttrain_engines.games_worker:serve", settings)
+
+    def ready(self, timeout_s: float) -> Ready:
+        """Wait for the game's spaces. Raises FastTrainError if the game could not be built."""
+        answer = self.use_pipe(lambda: self.connection.recv() if self.connection.poll(timeout_s) else None)
+        if isinstance(answer, FastTrainError):
+            raise answer
+        if answer is None:
+            raise EnvSpecError(f"env.entry_point: the game was not made within {timeout_s:g} s")
+        spaces: Ready = answer
+        return spaces
+
+    def send(self, command: str, content: object) -> None:
+        self.use_pipe(lambda: self.connection.send_bytes(pickle.dumps((command, content))))
+
+    def hear(self) -> tuple[str, Any]:
+        message: tuple[str, Any] = pickle.loads(self.use_pipe(self.connection.recv_bytes))
+        self.silent_s = 0.0
+        return message

@@ -1,7 +1,7 @@
-"""Go against GNU Go 3.8, over the Go Text Protocol (GTP) on its pipes: one process is one board.
+"""Go against GNU Go 3.8, over the Go Text Protocol (GTP) on its pipes. One process plays on one board.
 
-All that is asked of the engine for one decision goes out in one write: our move, its answer, what is legal then, and
-where stones lie. Legality, captures and the score are the engine's; here is only what is seen of a board.
+All commands for one decision are written at once: our move, the engine's answer, the legal moves, the stones. The
+engine knows legality, captures and the score; this module makes the observation of a board.
 GTP: https://www.lysator.liu.se/~gunnar/gtp/gtp2-spec-draft2/gtp2-spec.html, GNU Go's own commands: its `gtp.c`.
 """
 
@@ -26,13 +26,13 @@ LETTERS = "ABCDEFGHJKLMNOPQRST"  # I is left out
 KOMI = {5: 24.5, 7: 8.5, 9: 7.5}
 COLOURS = ("both", "black", "white")
 PASS, RESIGN = "PASS", "RESIGN"
-ERR_STEPS = 40  # wins after which an opponent that errs errs no more
+ERR_STEPS = 40  # wins after which the opponent makes no more random moves (`errs`)
 PLANES = 7  # own stones and the opponent's with 1, 2, more liberties; the opponent's last move
 MOST_SEED = 2**31 - 1
 
 
 class Replies:
-    """A frame is what answers one command: `=12 C3` or `?12 illegal move`, ended by an empty line."""
+    """A frame is the reply to one command: `=12 C3` or `?12 illegal move`, ended by an empty line."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._begun = most_bytes, b""
@@ -48,21 +48,22 @@ class Replies:
 
 
 class Go(EngineGame):
-    """A game of Go; actions are the points, row by row from the top left, and the pass.
+    """A game of Go. Actions are the points, row by row from the top left, and the pass.
 
-    The observation (7 size² + 3,) holds planes of the board, and whether the opponent has passed, whether Black is
-    played, and how near the end by `most_moves` is. A game is won or lost (1, -1) by area (Chinese rules, positional
-    superko), which GNU Go counts; info has `is_win`, `score_diff` (points ahead), `colour`, `result` and `errs`.
+    The observation (7 size² + 3,) holds planes of the board, whether the opponent has passed, whether we play Black,
+    and the share of `most_moves` that were made. The reward is 1 or -1 at the end, by area (Chinese rules, positional
+    superko), which GNU Go counts. The last info has `is_win`, `score_diff` (points ahead), `colour`, `result` and
+    `errs`.
 
     Args:
         size: of the board, 5 to 19.
         level: GNU Go's strength, 1 to 10.
-        komi: points that White gets; None: by KOMI, half a point less than what Black is known to win by, else 7.5.
-        colour: which one is played; both: in turn, and which one first the first game's seed says.
-        most_moves: of both sides, after which the game is cut; None: 3 size².
-        errs: the share of the opponent's moves that are any legal ones, for a beginning: a fortieth of it less with
-            each win of ours by that colour, a third as much more with each loss, so that a quarter of the games is
-            won until it errs no more. Who never wins has nothing to learn from.
+        komi: points that White gets; None: from KOMI, half a point less than Black wins by with perfect play, else 7.5.
+        colour: the learner's; both: in turn, beginning as the first game's seed says.
+        most_moves: of both sides, after which the game is truncated; None: 3 size².
+        errs: share of the opponent's moves that are random at the beginning, because a learner that never wins cannot
+            learn. Each win with a colour reduces it by a fortieth, each loss raises it by a third of that, so that a
+            quarter of the games is won until it is 0.
     """
 
     framing, codec = Replies, "text"
@@ -98,7 +99,7 @@ class Go(EngineGame):
         self._result = ""
 
     async def hello(self, channel: Channel) -> None:
-        for command in ("all_legal", "set_random_seed"):  # which other engines lack
+        for command in ("all_legal", "set_random_seed"):  # other engines lack them
             if await self._asked(channel, f"known_command {command}") != ["true"]:
                 raise GameLostError("start", f"the engine knows no {command}: is it GNU Go 3.8?")
 
@@ -107,7 +108,7 @@ class Go(EngineGame):
         black = self._colour == "black" or (self._colour == "both" and self._games % 2 == 0)
         self._mine, self._theirs = ("black", "white") if black else ("white", "black")
         self._moves, self._result = [], ""
-        # Without a seed of its own a process takes the clock's second: those that start together play the same games.
+        # By default GNU Go seeds with the time in seconds, so that processes that start together play equal games.
         seeded = (f"set_random_seed {seed % MOST_SEED}", "clear_board")
         commands = [f"boardsize {self._size}", f"komi {self._komi:g}", f"level {self._level}", *seeded]
         self._rng = np.random.default_rng(seed)

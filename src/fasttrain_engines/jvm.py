@@ -1,4 +1,4 @@
-"""What a Java engine needs besides its command: flags for small machines, probed ones, profiles, a clean stdout."""
+"""Support for engines in Java: checks the JVM's flags and keeps its log off stdout."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PROBE_TIMEOUT_S = 30.0
-# A JVM logs to stdout, where messages go under pipes.
+# A JVM logs to stdout, which carries the messages if an engine is connected by pipes.
 QUIET_STDOUT = ("-Xlog:disable", "-Xlog:all=warning:stderr")
 
 
 def is_java(command: Sequence[str]) -> bool:
-    """Whether the program is a JVM's launcher."""
     return bool(command) and Path(command[0]).name in ("java", "java.exe")
 
 
 def refused_flags(java: str, flags: Sequence[str]) -> dict[str, str]:
-    """Flags that this JVM does not start with, and what it says: of all at once, then of each by itself."""
+    """Flags with which this JVM does not start → its message. If each flag works alone, they are tried together."""
     if not flags or not _says(java, flags):
         return {}
     each = {flag: _says(java, [flag]) for flag in flags}
@@ -25,7 +24,7 @@ def refused_flags(java: str, flags: Sequence[str]) -> dict[str, str]:
 
 
 def _says(java: str, flags: Sequence[str]) -> str:
-    """The complaint with which it ends, empty if it starts."""
+    """The JVM's error message; empty if it starts."""
     try:
         done = subprocess.run([java, *flags, "-version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -35,5 +34,5 @@ def _says(java: str, flags: Sequence[str]) -> str:
 
 
 def with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """The command with `flags` before its own, which win."""
+    """The command with `flags` before its own flags, which take precedence."""
     return [command[0], *flags, *command[1:]]

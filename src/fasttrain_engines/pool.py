@@ -1,14 +1,14 @@
-"""Pool: several daemons of one engine, kept alive, with seats for games.
+"""Pool: keeps several daemons of one engine alive and gives their seats to games.
 
-A daemon that ends, hangs or is stopped is replaced, after a pause that doubles from failure to failure; one that has
-played or grown enough goes on until its successor is up, gets no new games then, and ends with its last one: a game
-that waited for a seat could keep others, who step together with it, from ending theirs. Games are spread evenly.
+A daemon that ends, hangs or is stopped is restarted, after a pause that doubles with each failure. A daemon that has
+played enough games or uses too much memory is recycled: its successor starts, then it gets no new games and ends with
+its last one. It plays on until then, because games step together, so that one without a seat would stop the others.
 
-A daemon that plays on some connections, and closes or leaves unanswered one more after another, takes no more games
-than those: from then on each daemon gets so many, and more daemons are started where their number is free.
+If a daemon plays on some connections and refuses or ignores further ones, each daemon gets only so many games from then
+on, and more daemons are started if daemons.count=auto.
 
-Guests are the games of an evaluation: they come to the same daemons as the training's games, beside these. Where the
-daemons take no more, the trainer is told, and ends the training's games. Guests that fail do not end the training.
+Guests are the games of an evaluation. They are played by the same daemons, beside the training's games. If the daemons
+take no more games, the trainer is told and ends the training's games. Failures of guests do not end the training.
 """
 
 from __future__ import annotations
@@ -26,33 +26,34 @@ from typing import NamedTuple
 import psutil
 
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain_engines.channel import Channel, cancelled
+from fasttrain_engines.channel import Channel, cancel
 from fasttrain_engines.daemon import CLOSE_S, Daemon
-from fasttrain_engines.game import EngineGame, greeted
+from fasttrain_engines.game import EngineGame, greet
 from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import GameLostError
 
-LOOK_EVERY_S = 0.2  # whether daemons live
-SAMPLE_EVERY_S = 2.0  # what they take, how long their logs are
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # before a daemon that failed is started again
-STARTS_IN_A_ROW = 5  # that fail, before the pool gives up
-TURNED_AWAY = 2  # connections one after another, before a daemon is known to take no more of them
-SURE_S = 0.2  # the connections of a process that dies are closed before its end can be seen
+LOOK_EVERY_S = 0.2  # between two looks whether daemons live
+SAMPLE_EVERY_S = 2.0  # between two measurements of memory, CPU time and logs
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # before a failed daemon is restarted
+STARTS_IN_A_ROW = 5  # failed starts after which the pool gives up
+TURNED_AWAY = 2  # refused connections in a row that show that a daemon takes no more
+SURE_S = 0.2  # the connections of a dying process are closed before its end can be seen
 
 
 class Seat(NamedTuple):
-    """Where a game is played."""
+    """A place at a daemon where a game is played."""
 
     daemon: Daemon
     channel: Channel
-    since_start: object  # the daemon's `over` when the seat was taken: another one is another process
+    since_start: object  # the daemon's `over` when the seat was taken; a restarted daemon has another one
     guest: bool = False
 
 
 def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
-    """Every `parts`-th port of "20000-29999", from the `part`-th on; each process begins at another one of them: what
-    looks free to two that start together is not."""
+    """Every `parts`-th port of "20000-29999", from the `part`-th on. Each process begins at another port, because two
+    processes that start together may see the same port as free.
+    """
     first, _, last = text.partition("-")
     ports = list(range(int(first), int(last or first) + 1))[part::parts]
     at = os.getpid() * 7919 % len(ports)
@@ -60,7 +61,7 @@ def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
 
 
 def playing(daemon: Daemon) -> int:
-    """On how many connections; its other seats wait for the first answer to their first game."""
+    """The number of connections on which a daemon plays. Its other seats wait for the first answer of a game."""
     return sum(channel.failure is None for channel in daemon.served)
 
 
@@ -68,11 +69,12 @@ class Pool:
     """`count` daemons with `per_daemon` seats each.
 
     Args:
-        make: the game that is played, for greetings and health checks.
-        say: hears, in a line, what became of a daemon.
-        tell: hears "takes" and, in a line for the user, how many games a daemon takes; "guests" if one finds no seat.
-        games: that are played at once; None: as many as there are seats.
-        part, parts: which of several pools this one is, that share ports and cores.
+        make: makes the game, which greets the engines.
+        say: is called with a line about each daemon that ended or was recycled.
+        tell: is called with "takes" and a line for the user if a daemon takes fewer games, or with "guests" if a guest
+            finds no seat.
+        games: number of games at once; None: as many as there are seats.
+        part, parts: number of this pool, and number of pools that share ports and cores.
     """
 
     def __init__(
@@ -91,21 +93,21 @@ class Pool:
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
         self._tell, self._at_once = tell, games or count * per_daemon
-        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # of a daemon, guests too
+        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # games of a daemon with guests
         ports = itertools.cycle(ports_of(str(settings.ports), part, parts))
         threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)
         self._made: Callable[[int], Daemon] = lambda index: Daemon(settings, index, ports, folder, threads)
         self.daemons = [self._made(index) for index in indices]
-        self._spare = indices.stop  # the index that the next successor takes
-        self._more = itertools.count(indices.stop + parts, parts)  # those of daemons beyond `count`
-        self._most_played = 0  # at once on one daemon, so far
-        self._successor: Daemon | None = None  # of one that is recycled, until that is gone
+        self._spare = indices.stop  # index of the next successor
+        self._more = itertools.count(indices.stop + parts, parts)  # indices of daemons beyond `count`
+        self._most_played = 0  # largest number of games at once on one daemon so far
+        self._successor: Daemon | None = None  # of a daemon that is being recycled
         self.tally = Tally()
-        self.failure: Exception | None = None  # why it gave up
-        self._lost_in_a_row = {False: 0, True: 0}  # guests' apart
-        self._guests_away = 0  # turned away one after another
-        # One process that ends loses all its games, and the tries until that is seen.
+        self.failure: Exception | None = None  # why the pool gave up
+        self._lost_in_a_row = {False: 0, True: 0}  # key: guests
+        self._guests_away = 0  # refused guests in a row
+        # A process that ends loses all its games, and further ones until its end is seen.
         enough = max(100, 4 * count * per_daemon)
         self._most_lost = enough if settings.max_failures == "auto" else settings.max_failures
         self._began_ns = time.perf_counter_ns()
@@ -114,10 +116,8 @@ class Pool:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
-        """Start the first daemon, then the others beside it.
-
-        Raises:
-            EnvSpecError: the first does not come up: the command, the engine or the deadline are wrong.
+        """Start the first daemon, then the others together. Raises EnvSpecError if the first one does not start: the
+        command, the engine or the deadline is wrong.
         """
         first = self.daemons[0]
         try:
@@ -128,8 +128,8 @@ class Pool:
         self._tasks.append(asyncio.create_task(self._look()))
 
     async def close(self, games: Iterable[asyncio.Task[None]] = ()) -> None:
-        """End these tasks and all daemons; who is asked in vain is killed."""
-        await cancelled([*games, *self._tasks])
+        """End the games and all daemons. Daemons that do not end by SIGTERM are killed."""
+        await cancel([*games, *self._tasks])
         daemons = {*self.daemons, *([self._successor] if self._successor else [])}
         for daemon in daemons:
             daemon.terminate()
@@ -138,10 +138,10 @@ class Pool:
             daemon.stop(max(0.01, deadline - time.monotonic()))
 
     async def seat(self, game: EngineGame, guest: bool = False) -> Seat:
-        """A seat at the daemon with the fewest games; waits for one.
+        """Wait for a seat at the daemon with the fewest games.
 
         Raises:
-            GameLostError: its daemon did not greet.
+            GameLostError: the daemon did not answer the greeting.
             EnvError: the pool has given up, or too many games of guests failed.
         """
         while True:
@@ -149,7 +149,7 @@ class Pool:
                 raise self.failure
             up = [one for one in self.daemons if one.ready and not one.draining]
             free = [one for one in up if one.seats < (self.most if guest else self.per_daemon)]
-            # Who has turned one away gets the next ones singly.
+            # A daemon that has refused a connection gets the next ones one by one.
             free = [one for one in free if not one.turned_away or one.seats <= len(one.served)]
             if free:
                 break
@@ -163,7 +163,7 @@ class Pool:
         channel: Channel | None = None
         try:
             channel = await daemon.connect(game.channel)
-            await greeted(game, channel, self.settings.timeouts_s.start)
+            await greet(game, channel, self.settings.timeouts_s.start)
         except BaseException as error:
             try:
                 if isinstance(error, GameLostError) and not (
@@ -181,7 +181,7 @@ class Pool:
         return Seat(daemon, channel, since_start, guest)
 
     def begun(self, seat: Seat) -> None:
-        """A game's first answer came: the daemon plays on this connection."""
+        """The first answer of a game arrived: the daemon plays on this connection."""
         daemon = seat.daemon
         daemon.served[seat.channel] = daemon.served.get(seat.channel, 0) + 1
         if seat.guest:
@@ -195,27 +195,30 @@ class Pool:
     async def turned_away(
         self, daemon: Daemon, channel: Channel | None, since_start: object, guest: bool, error: GameLostError
     ) -> bool:
-        """Whether no game was begun on a seat, which is then no lost one: its connection was closed before a game's
-        first answer, or the daemon takes no more connections than those it plays on."""
+        """Whether the failure of a seat is no lost game, because none has begun: the connection was closed before the
+        first answer of a game, or the daemon takes no more connections.
+        """
         closed, fresh = error.cause == "closed", channel not in daemon.served
         if not fresh or since_start is not daemon.over or error.cause not in ("closed", "timeout", "no connection"):
             return closed
         if guest and playing(daemon):
             return await self._guest_turned_away(daemon)
         full = playing(daemon) >= max(1, self._most_played)
-        alone = daemon.seats == len(daemon.served) + 1  # nobody else waits for a first answer
+        alone = daemon.seats == len(daemon.served) + 1  # no other seat waits for a first answer
         daemon.turned_away += (full and alone) or not daemon.turned_away
         if closed and not playing(daemon):
             self._failed(error, guest)
         if full and daemon.turned_away >= TURNED_AWAY:
-            await daemon.leaves(SURE_S)
+            await daemon.wait_for_end(SURE_S)
             if daemon.process is not None and daemon.process.poll() is None and 0 < playing(daemon) < self.per_daemon:
                 self._takes(daemon, playing(daemon))
         return closed or full
 
     async def _guest_turned_away(self, daemon: Daemon) -> bool:
-        """Whether a daemon that plays on other connections lives: it takes no more of them, if this is so again."""
-        await daemon.leaves(SURE_S)
+        """Handle a refused guest of a daemon that plays on other connections. Returns whether the daemon lives; after
+        the second refusal it takes no more connections.
+        """
+        await daemon.wait_for_end(SURE_S)
         lives = daemon.process is not None and daemon.process.poll() is None
         self._guests_away += lives
         if self._guests_away >= TURNED_AWAY:
@@ -226,7 +229,7 @@ class Pool:
         return lives
 
     def _takes(self, daemon: Daemon, takes: int) -> None:
-        """Give each daemon no more games than this one takes; have more daemons where that is too few for all."""
+        """Limit all daemons to `takes` games each; start more daemons if there are too few places then."""
         before, self.per_daemon, self.most = self.per_daemon, takes, takes
         at_once = f"{daemon.name} takes {takes} games at once, not {before}"
         lacking = -(-self._at_once // takes) - len(self.daemons)
@@ -244,16 +247,14 @@ class Pool:
         self._tell_waiting()
 
     def leave(self, seat: Seat) -> None:
-        """Give a seat back; its channel is closed."""
         seat.channel.close()
         seat.daemon.served.pop(seat.channel, None)
-        if seat.daemon.address is None and seat.daemon.over is seat.since_start:
-            # There is no second connection to be had.
+        if seat.daemon.address is None and seat.daemon.over is seat.since_start:  # pipes cannot be opened again
             seat.daemon.end("recycled" if seat.daemon.draining else "its pipes were closed")
         self._free(seat.daemon)
 
     def stays(self, seat: Seat) -> bool:
-        """Whether another game may begin on a seat; counts it. Daemons are recycled one at a time."""
+        """Whether another game may begin on a seat; counts the game. Starts recycling, of one daemon at a time."""
         daemon, limit = seat.daemon, self.settings.recycle
         if seat.channel.failure is not None or seat.since_start is not daemon.over:
             return False
@@ -269,13 +270,12 @@ class Pool:
             daemon.games += 1
         return not daemon.draining
 
-    def won(self, seat: Seat) -> None:
-        """A game was finished: the engine can be played with."""
-        seat.daemon.won += 1
+    def game_finished(self, seat: Seat) -> None:
+        seat.daemon.finished += 1
         self._lost_in_a_row[seat.guest] = 0
 
-    def lost(self, seat: Seat, error: GameLostError, asked_ns: int) -> None:
-        """A fault ended a game: look what it says of its daemon."""
+    def game_lost(self, seat: Seat, error: GameLostError, asked_ns: int) -> None:
+        """Count a game that was lost by a fault, and check its daemon."""
         if seat.since_start is seat.daemon.over:
             self.doubt(seat.daemon, error.cause, asked_ns)
         self._failed(error, seat.guest)
@@ -293,7 +293,7 @@ class Pool:
             self._give_up(text)
 
     def doubt(self, daemon: Daemon, cause: str, asked_ns: int) -> None:
-        """A daemon that has said nothing to anybody since it was asked in vain is hung."""
+        """Restart a daemon that did not answer and has sent nothing to any game since it was asked."""
         if cause in ("timeout", "no connection") and daemon.heard_ns < asked_ns:
             daemon.end("does not answer")
 
@@ -314,38 +314,38 @@ class Pool:
             self._tell_waiting()
 
     async def _keep(self, daemon: Daemon, before: Daemon | None = None) -> None:
-        """Have a daemon run until it is recycled or the pool is closed; `before` ends once this one is up."""
+        """Keep a daemon running until it is recycled or the pool is closed. `before`: the daemon that it replaces."""
         failed, pause_s = 0, FIRST_PAUSE_S
         while not daemon.draining:
             try:
                 if not daemon.ready:
                     async with self._starting:
-                        if daemon.draining:  # its successor came up while it waited
+                        if daemon.draining:  # its successor has started in the meantime
                             break
                         await daemon.start(self._game)
                 if before is not None:
                     self._relieve(before, daemon)
                     before = None
                 self._tell_waiting()
-                failed, won = 0, daemon.won
+                failed, finished = 0, daemon.finished
                 why = await daemon.over if daemon.over is not None else ""
-                if why == "recycled" or daemon.won > won:
+                if why == "recycled" or daemon.finished > finished:
                     pause_s = FIRST_PAUSE_S
             except Exception as error:
                 failed, why = failed + 1, "start"
-                passing = isinstance(error, (GameLostError, OSError))
-                if passing and failed >= STARTS_IN_A_ROW and before is not None:
+                temporary = isinstance(error, (GameLostError, OSError))
+                if temporary and failed >= STARTS_IN_A_ROW and before is not None:
                     self._say(f"{before.name} plays on, {daemon.name} could not be started in its place: {error}")
                     daemon.stop()
                     self._successor = None
                     return
-                if failed >= STARTS_IN_A_ROW or not passing:
+                if failed >= STARTS_IN_A_ROW or not temporary:
                     self._give_up(f"{daemon.name} could not be started {failed} times in a row, the last: {error}")
                     return
             self.tally.restarts[why] += 1
             daemon.terminate()
             if why == "recycled":
-                await daemon.leaves(CLOSE_S)
+                await daemon.wait_for_end(CLOSE_S)
             daemon.stop()
             if not daemon.draining:
                 self._say(f"{daemon.name} {why}: it is started again")
@@ -354,11 +354,10 @@ class Pool:
         self._say(f"{daemon.name} was recycled")
         self.daemons.remove(daemon)
         if self._successor is not None:
-            self._successor.takes_over(daemon)
+            self._successor.add_times(daemon)
         self._successor, self._spare = None, daemon.index
 
     def _relieve(self, daemon: Daemon, successor: Daemon) -> None:
-        """From here on the successor gets the new games."""
         self.daemons.append(successor)
         daemon.draining = True
         if not daemon.seats or not daemon.ready:
@@ -376,7 +375,7 @@ class Pool:
                 self.look()
 
     def look(self) -> None:
-        """What each daemon takes now; all processes are gone through once."""
+        """Measure all daemons, with one pass over the system's processes."""
         below: dict[int, list[psutil.Process]] = {}
         for one in psutil.process_iter(["ppid"]):
             below.setdefault(one.info["ppid"], []).append(one)
@@ -385,7 +384,7 @@ class Pool:
                 daemon.look(below)
 
     def sample(self) -> Tally:
-        """What was counted, with what each daemon takes now."""
+        """The counts, with the present figures of each daemon."""
         wall_ns = max(1, time.perf_counter_ns() - self._began_ns)
         self.tally.daemons = [
             {

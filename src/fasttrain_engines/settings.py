@@ -1,4 +1,4 @@
-"""Settings of external engines; apart, so that the processes of engines load nothing else."""
+"""Settings of external engines, in a module that imports little, because worker processes load it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fasttrain.spec.setting import setting
 if TYPE_CHECKING:
     from fasttrain.spec.config import Config
 
-ROWS_PER_WORKER = 128  # games above which another process that plays them pays, where there are cores for it
+ROWS_PER_WORKER = 128  # games of a worker process; above it another one pays if there are cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """Deadlines of engines, in seconds; a connection on which one passed is never used again."""
+    """Deadlines of engines in seconds. A connection that missed one is never used again."""
 
     start: float = setting(60.0, "Seconds from the start of a process to its first answer.", least=0.1)
     request: float = setting(30.0, "Seconds for each answer. A later one counts as none.", least=0.01)
@@ -27,7 +27,7 @@ class Timeouts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recycle:
-    """When something of an engine is replaced by a new one; null: never."""
+    """When a process or a connection is replaced by a new one; null: never."""
 
     games: int | None = setting(None, "Games after which a process is replaced.", least=1)
     mb: float | None = setting(None, "Megabytes of memory above which a process is replaced.", least=1)
@@ -69,7 +69,7 @@ class DaemonsConfig:
 
 
 def shared_out(settings: DaemonsConfig, num_envs: int, cores: int) -> tuple[int, int]:
-    """How many daemons, and how many games each plays at once."""
+    """The number of daemons, and of games that each plays at once."""
     count, per_daemon = settings.count, settings.games_per_daemon
     if isinstance(count, int):
         daemons = min(count, num_envs)
@@ -79,17 +79,13 @@ def shared_out(settings: DaemonsConfig, num_envs: int, cores: int) -> tuple[int,
 
 
 def workers_for(settings: DaemonsConfig, num_envs: int, cores: int) -> int:
-    """Processes that play: each serves hundreds of games."""
+    """The number of worker processes that play the games; each serves hundreds of games."""
     daemons, _ = shared_out(settings, num_envs, cores)
     return max(1, min(daemons, cores // 4, math.ceil(num_envs / ROWS_PER_WORKER)))
 
 
 def check_daemons(settings: DaemonsConfig, config: Config) -> None:
-    """Rules about engines.
-
-    Raises:
-        ConfigError: names the key and a way out.
-    """
+    """Raises ConfigError if the settings of engines contradict each other or the run's."""
     env = config.env
     if env.entry_point is None or not settings.command:
         missing = "daemons.command=[my_engine,--port,'{port}']" if env.entry_point else "env.entry_point=my_game:MyGame"
@@ -105,7 +101,9 @@ def check_daemons(settings: DaemonsConfig, config: Config) -> None:
             f"num_envs={config.num_envs} games; leave one of them auto"
         )
     needed = shared_out(settings, config.num_envs, 1 << 16)[0]
-    beside = settings.recycle.games is not None or settings.recycle.mb is not None  # a successor starts beside it
+    beside = (
+        settings.recycle.games is not None or settings.recycle.mb is not None
+    )  # the successor starts before the end
     if "{port}" in words and last - first + 1 < (count if isinstance(count, int) else min(needed, 2)) + beside:
         also = " and the one more that recycling needs" if beside else ""
         raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons{also}: use more")

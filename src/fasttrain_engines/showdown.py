@@ -1,7 +1,7 @@
-"""Random battles of Pokémon Showdown, played by a small Node program of ours (`node/battles.js`) on its simulator.
+"""Random battles of Pokémon Showdown, played by a small Node program (`node/battles.js`) on its simulator.
 
-What is seen, what is possible and what the built-in opponents do is made there, from the lines that a player gets;
-here the messages become decisions. The protocol is at the head of that file.
+The Node program makes observations, legal actions and the built-in opponents' moves from the lines that a player gets.
+This module turns its messages into decisions. The head of `battles.js` describes the protocol.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from fasttrain_engines.game import Decision, DecisionServer, Outcome, Over, Refu
 from fasttrain_engines.wire import GameLostError
 
 ACTIONS = 14  # four moves, the same with terastallization, six Pokémon
-SIZE = 704  # numbers of an observation, as node/numbers.js counts them
-GENERATIONS = (1, 2, 3, 4, 5, 9)  # those of 6 to 8 have actions of their own (mega, Z-moves, dynamax)
+SIZE = 704  # length of an observation, as in node/numbers.js
+GENERATIONS = (1, 2, 3, 4, 5, 9)  # 6 to 8 have further actions (mega, Z-moves, dynamax)
 OPPONENTS = ("random", "max_damage", "self")
 
 
 class Showdown(DecisionServer):
-    """A random battle, six against six; won or lost it is worth 1 or -1, a tie 0.
+    """A random battle, six against six. The reward is 1 for a win, -1 for a loss, 0 for a tie.
 
-    Actions stand for what they do, whatever the order of the moment: 0 to 3 the moves that the Pokémon in play began
-    the battle with, 4 to 7 the same with terastallization, 8 to 13 a switch to that Pokémon of the team, as it was
-    ordered at the beginning. A move that is none of its own (Struggle, recharging, those of a copied Pokémon) stands
-    at its place in the simulator's list. info has `is_win`, `score_diff` (Pokémon left, ahead) and `turns`.
+    Actions 0 to 3 are the moves that the active Pokémon had at the start of the battle, 4 to 7 the same moves with
+    terastallization, 8 to 13 a switch to a Pokémon of the team, in the team's first order. Other moves (Struggle,
+    recharging, moves of a copied Pokémon) have their place in the simulator's list. The last info has `is_win`,
+    `score_diff` (Pokémon left, ahead) and `turns`.
 
     Args:
-        generation: whose rules and teams, one of GENERATIONS.
-        opponent: `random`: any legal action; `max_damage`: the move that is expected to take most; `self`: decisions of
-            both sides are asked for, each with what that side sees, while lead and result stay the first side's.
-        shaping: what a lead of all life of a team would pay. It is paid as the lead comes and taken back as it goes, at
-            the end at the latest. With `algo.gamma=1`, and only then, what is best stays best (a potential: Ng et al.
-            1999).
+        generation: of the rules and teams, one of GENERATIONS.
+        opponent: `random`: any legal action; `max_damage`: the move with the largest expected damage; `self`: the
+            caller decides for both sides. Each side gets its own observation; lead and result are the first side's.
+        shaping: reward for a lead of all life points of a team. It is paid when the lead grows and taken back when it
+            shrinks, at the latest at the end. Only with `algo.gamma=1` the best policy stays the best (potential-based
+            shaping, Ng et al. 1999).
 
     Raises:
         ValueError: there is no such generation or opponent, or shaping is no finite number.
@@ -45,7 +45,7 @@ class Showdown(DecisionServer):
 
     observation_space = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
     action_space = spaces.Discrete(ACTIONS)
-    wait_ms = 4.0  # a process plays all its battles on one core
+    wait_ms = 4.0  # because a process plays all its battles on one core
 
     def __init__(
         self, generation: int = 9, opponent: Literal["random", "max_damage", "self"] = "random", shaping: float = 0.0
@@ -74,10 +74,6 @@ class Showdown(DecisionServer):
         return {"answer": decision.tag, "action": int(action)}
 
     def read(self, message: Any) -> Outcome | None:
-        """
-        Raises:
-            GameLostError: the engine could not go on.
-        """
         if "error" in message:
             raise GameLostError("engine error", str(message["error"])[:2000])
         if "refused" in message:
@@ -93,10 +89,10 @@ class Showdown(DecisionServer):
         return Over(seen, result + self._paid(0.0), info=info)
 
     def _paid(self, lead: float) -> float:
-        """What the change to `lead` (-1 to 1) pays."""
+        """The shaping reward for a change of the lead (-1 to 1)."""
         before, self._lead = self._lead, lead
         return self._shaping * (lead - before)
 
     def record(self) -> list[str] | None:
-        """The simulator's input log, which its `simulate-battle` plays again; None before the end."""
+        """The simulator's input log, which its `simulate-battle` can replay; None before the end."""
         return self._log

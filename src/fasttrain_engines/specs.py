@@ -1,4 +1,4 @@
-"""What the games with external engines declare; their files in conf/ have the engines' own settings."""
+"""The `GameSpec` of each game with an external engine. Files in conf/ have the settings of the engines."""
 
 from fasttrain.spec.games import GameSpec
 from fasttrain_engines.backend import CONF

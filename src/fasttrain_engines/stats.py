@@ -1,73 +1,78 @@
-"""What is counted of games with engines: where a game's time goes, percentiles, what was lost and why. Pure.
+"""Statistics of games with engines: where a game's time goes, percentiles, lost games and their causes. Pure functions.
 
-An env is always in one of five: the engine has the word (engine), the message is on its way (network: known only where
-the engine says how long it thought), it is read (decode), the decision waits for the policy, an update of it included
-(queue), or there is no game, because its engine is started again (idle). So the five add up to the wall time, and
-Little's law holds: decisions/s = games in flight ÷ (engine + network + decode + queue + idle).
+An env is always in one of five states: the engine thinks (engine); a message is on its way (network, known only if the
+engine reports how long it thought); a message is decoded (decode); the decision waits for the policy or its update
+(queue); the engine is being restarted (idle). So the five times add up to the wall time, and Little's law holds:
+decisions/s = games in flight ÷ (engine + network + decode + queue + idle).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from fasttrain.terminal import rate_text
 
+if TYPE_CHECKING:
+    from fasttrain.vec.external import Figure
+
 PARTS = ("engine", "network", "decode", "queue", "idle")
 SHARES = ("busy_share", "cpu_share")
-LOST_SHARE = 0.01  # of the games, from which on the loss is worth a warning
+LOST_SHARE = 0.01  # share of lost games above which a warning is printed
 BIASED = (
     "Dropping games, long ones above all, biases what is learned from: see failed_games.jsonl, and give them time "
     "(daemons.timeouts_s.game, daemons.timeouts_s.request)"
 )
+BUCKETS_S = {
+    "decision": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+    "game": (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600),
+}
 PER_DECADE, DECADES, FIRST_NS = 50, 8, 1e4  # 10 µs to 1,000 s, in steps of 4.7 %
 
 
 class GameTimes(NamedTuple):
-    """Nanoseconds summed over all games in flight, and what was counted."""
+    """Nanoseconds summed over all games in flight, and counts."""
 
     engine_ns: int = 0
     network_ns: int = 0
     decode_ns: int = 0
     queue_ns: int = 0
     idle_ns: int = 0
-    decisions: int = 0  # that the policy made
-    forced: int = 0  # that it was not asked for (daemons.skip_forced)
+    decisions: int = 0  # made by the policy
+    forced: int = 0  # with one legal action, taken without the policy (daemons.skip_forced)
     refused: int = 0
-    games: int = 0  # that ended by their rules or limits
+    games: int = 0  # ended by their rules or limits
     lost: int = 0
-    lost_decisions: int = 0  # in the games lost
+    lost_decisions: int = 0  # in lost games
     restarts: int = 0
 
     def since(self, before: GameTimes) -> GameTimes:
-        """What came after `before`."""
+        """The difference to an earlier state."""
         return GameTimes(*(now - then for now, then in zip(self, before, strict=True)))
 
     @property
     def parts_ns(self) -> dict[str, int]:
-        """The parts of a game's time."""
         return {name: getattr(self, f"{name}_ns") for name in PARTS}
 
 
 class Histogram:
-    """Durations in bins that grow by a constant factor: percentiles of any number of them, each to within 5 %."""
+    """Counts durations in bins that grow by a constant factor, for percentiles with an error below 5 %."""
 
     def __init__(self) -> None:
         self.counts: Counter[int] = Counter()
         self.total_ns = 0.0
 
     def add(self, ns: float) -> None:
-        """Count one."""
         self.total_ns += ns
         place = int(PER_DECADE * math.log10(max(1.0, ns / FIRST_NS)))
         self.counts[min(place, PER_DECADE * DECADES)] += 1
 
     def percentile_ms(self, share: float) -> float | None:
-        """The duration that `share` (0..1) of all do not exceed; None where nothing was counted."""
+        """The duration that a `share` (0..1) does not exceed; None without durations."""
         places = sorted(self.counts)
         if not places:
             return None
@@ -76,12 +81,11 @@ class Histogram:
         return float(FIRST_NS * 10 ** ((place + 0.5) / PER_DECADE) / 1e6)
 
     def up_to(self, seconds: float) -> int:
-        """How many took no longer, to within a bin."""
+        """The number of durations up to `seconds`, with the accuracy of a bin."""
         last = PER_DECADE * math.log10(seconds * 1e9 / FIRST_NS)
         return sum(count for place, count in self.counts.items() if place < last)
 
     def update(self, other: Histogram) -> None:
-        """Count those of `other` too."""
         self.counts.update(other.counts)
         self.total_ns += other.total_ns
 
@@ -92,7 +96,7 @@ class Histogram:
 
 
 class Tally:
-    """What one worker tells the trainer once a second: whole, since its begin. Picklable."""
+    """What a worker sends to the trainer once a second: all counts since its start. Picklable."""
 
     def __init__(self) -> None:
         self.decisions, self.games = Histogram(), Histogram()
@@ -100,10 +104,10 @@ class Tally:
         self.lost_steps: Counter[str] = Counter()
         self.steps = 0  # of the games that ended
         self.restarts: Counter[str] = Counter()
-        self.daemons: list[dict[str, Any]] = []  # with shares of their `seconds`
+        self.daemons: list[dict[str, Any]] = []  # each with shares of its `seconds`
 
     def daemons_since(self, before: Tally) -> list[dict[str, Any]]:
-        """`daemons` with shares of the time that came after `before`."""
+        """`daemons` with shares of the time since an earlier tally."""
         then, found = {one["daemon"]: one for one in before.daemons}, []
         for one in self.daemons:
             old = then.get(one["daemon"], {"seconds": 0.0, "busy_share": 0.0, "cpu_share": 0.0})
@@ -114,7 +118,6 @@ class Tally:
 
 
 def merged(tallies: Iterable[Tally]) -> Tally:
-    """Those of several workers as one."""
     whole = Tally()
     for one in tallies:
         whole.decisions.update(one.decisions)
@@ -127,7 +130,7 @@ def merged(tallies: Iterable[Tally]) -> Tally:
 
 
 def summary(tally: Tally, times: GameTimes, wall_s: float) -> dict[str, Any]:
-    """What perf.json says of the engines, `times` over `wall_s` seconds."""
+    """The part of perf.json about the engines. `times` were collected in `wall_s` seconds."""
     made = max(1, times.decisions + times.forced)
     each = {f"{name}_ms": round(ns / made / 1e6, 4) for name, ns in times.parts_ns.items()}
     busy = [one["busy_share"] for one in tally.daemons]
@@ -159,14 +162,13 @@ def summary(tally: Tally, times: GameTimes, wall_s: float) -> dict[str, Any]:
 
 
 def _lost(found: Mapping[str, Any]) -> tuple[int, float]:
-    """How many games were lost, and their mean length."""
+    """The number of lost games, and their mean length."""
     causes = found["lost_games"].values()
     lost = sum(one["games"] for one in causes)
     return lost, sum(one["games"] * one["mean_decisions"] for one in causes) / max(1, lost)
 
 
-def told(found: Mapping[str, Any]) -> list[str]:
-    """`summary` for a person."""
+def summary_lines(found: Mapping[str, Any]) -> list[str]:
     lines = [
         f"engines: {len(found['daemons'])}, busy {100 * (found['busy_share'] or 0.0):.0f} %, "
         f"{found['memory_mb']:,.0f} MB; {found['games']:,} games ({rate_text(found['games_per_s'] or 0.0)}/s), "
@@ -176,8 +178,7 @@ def told(found: Mapping[str, Any]) -> list[str]:
     took = {"a decision": found["decision_ms"], "a game": found["game_ms"]}
     parts = {what: [f"{rate_text(ms)} ms ({name.upper()})" for name, ms in each.items()]
              for what, each in took.items() if each["p50"] is not None}  # fmt: skip
-    told = [f"{what} took {', '.join(each)}" for what, each in parts.items()]
-    lines += ["; ".join(told)] if told else []
+    lines += ["; ".join(f"{what} took {', '.join(each)}" for what, each in parts.items())] if parts else []
     lost, length = _lost(found)
     if lost:
         causes = ", ".join(f"{cause} {one['games']:,}" for cause, one in found["lost_games"].items())
@@ -186,12 +187,38 @@ def told(found: Mapping[str, Any]) -> list[str]:
     return [*lines, *([found["warning"]] if found["warning"] else [])]
 
 
+def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[Figure]:
+    """The figures in a `summary` and a tally, for Prometheus."""
+    from fasttrain.vec.external import Figure  # it loads torch, which worker processes must not
+
+    yield Figure("counter", "decisions", "Decisions of the policy in games with engines.", found["decisions"])
+    yield Figure("counter", "games", "Games that ended by their rules or limits.", found["games"])
+    lost = {cause: one["games"] for cause, one in found["lost_games"].items()}
+    yield Figure("counter", "lost_games", "Games that a fault ended.", lost, "cause")
+    for name in ("forced", "refused"):
+        yield Figure("counter", f"decisions_{name}", f"Decisions {name}.", found[name])
+    made = found["decisions"] + found["forced"]
+    parts = {name: made * found[f"{name}_ms"] / 1000 for name in PARTS}
+    yield Figure("counter", "game_seconds", "Where the time of all games in flight went.", parts, "part")
+    yield Figure("counter", "daemon_restarts", "Engines started again.", found["restarts"], "cause")
+    for share in SHARES:
+        each = {str(one["daemon"]): one[share] for one in found["daemons"]}
+        yield Figure("gauge", f"daemon_{share}", "Of the time, 0 to 1 per core.", each, "daemon")
+    memory = {str(one["daemon"]): one["memory_mb"] * 2**20 for one in found["daemons"]}
+    yield Figure("gauge", "daemon_memory_bytes", "Resident memory of an engine.", memory, "daemon")
+    texts = {"decision": "Time of a decision of an engine.", "game": "Time of a game."}
+    for name, times in (("decision", tally.decisions), ("game", tally.games)):
+        up_to = {str(float(edge)): times.up_to(edge) for edge in BUCKETS_S[name]}
+        value = (up_to, sum(times.counts.values()), times.total_ns / 1e9)
+        yield Figure("histogram", f"{name}_duration_seconds", texts[name], value)
+
+
 def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tuple[str, list[str]]:
-    """What limits games with engines, by Little's law, and the overrides that would show it.
+    """What limits games with engines, by Little's law, and overrides to try.
 
     Args:
-        found: as `summary` gives it.
-        games: in flight together.
+        found: from `summary`.
+        games: number of games in flight.
     """
     parts = {name: found[f"{name}_ms"] for name in PARTS}
     cycle = sum(parts.values()) or 1.0
@@ -204,7 +231,7 @@ def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tu
     if parts["queue"] > 0.5 * cycle:
         return f"{law}. Decisions wait for the policy longer than for the engines: a faster policy or update helps", []
     if parts["idle"] > 0.5 * cycle:
-        return f"{law}. Mostly there is no engine to play with: see why they are started again (the daemons' logs)", []
+        return f"{law}. Games mostly wait for engines to restart: the daemons' logs say why", []
     if computing > 0.8 * cores:
         return f"{law}. The engines compute on {computing:.1f} of {cores} cores: only a cheaper engine helps", []
     per_daemon = math.ceil(games / max(1, daemons))

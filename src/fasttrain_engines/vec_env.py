@@ -1,8 +1,8 @@
-"""DaemonVecEnv: games with external engines as rows of one vector env, each going at its engine's own pace.
+"""DaemonVecEnv: games with external engines as rows of one vectorized env, each at its engine's pace.
 
-Worker processes (`games_worker`) play; the trainer sees numbers in shared memory and hears of rows in small messages.
-All rows can step together, as SB3 has it, or each by itself: `send` an action to a row, `first_ready` tells who has
-come to a next decision (`groups.Groups`).
+Worker processes (`games_worker`) play. Their numbers are in shared memory, and small messages tell which rows have
+news. All rows can step together, as in SB3, or each by itself (`vec/groups.py`): `send_all` lets rows act, and
+`first_ready` waits for rows with a new decision.
 """
 
 from __future__ import annotations
@@ -34,31 +34,29 @@ from fasttrain.vec.external import ExternalVecEnv, Figure
 from fasttrain.vec.groups import GroupStep
 from fasttrain.vec.worker_memory import Arrays, Layout, SharedBlock
 from fasttrain_engines.daemon import prepare
-from fasttrain_engines.figures import figures
 from fasttrain_engines.game_row import AGAIN, READY
-from fasttrain_engines.games_process import GamesProcess
-from fasttrain_engines.games_worker import GamesSettings, Ready
+from fasttrain_engines.games_worker import GamesProcess, GamesSettings, Ready
 from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
-from fasttrain_engines.stats import GameTimes, Tally, advice, merged, summary, told
+from fasttrain_engines.stats import GameTimes, Tally, advice, figures, merged, summary, summary_lines
 
-LOOK_EVERY_S = 0.5  # whether workers live
-HUNG_S = 300.0  # without a word, of which there is one a second: as env.step_timeout_s
-SLACK_S = 30.0  # on top of the engines' own deadline, for the worker's start
+LOOK_EVERY_S = 0.5  # between two looks whether workers live
+HUNG_S = 300.0  # a worker, which sends a message each second, counts as hung after this time without one
+SLACK_S = 30.0  # for starting the worker, added to the engines' deadline
 CLOSE_S = 8.0
 
 
 class DaemonVecEnv(ExternalVecEnv):
-    """N games of the class `entry_point`, each with an engine's process or a share of one.
+    """N games of the class `entry_point`. Several games may share an engine's process.
 
     Args:
-        entry_point: module:Class of a `RequestEngine` or `DecisionServer`, made with `kwargs` in the workers.
-        cores: over which daemons and workers are shared out.
-        workers: processes that play; None: as many as the games need.
-        folder: where logs and records of games are kept; None: nowhere.
-        asks_again: False for learners that cannot be asked the same decision twice: SB3's own loops.
-        two_sided: the game asks for the other side's decisions too (`SelfPlayVecEnv` has somebody make them).
-        guests: how many games `guests()` has, at most `num_envs`; made with `guest_kwargs`, if these are others.
-        empty_raises: a decision without a legal action is an error, and not a lost game.
+        entry_point: module:Class of a `RequestEngine` or `DecisionServer`; the workers build it with `kwargs`.
+        cores: are distributed over daemons and workers.
+        workers: number of worker processes; None: as many as the games need.
+        folder: for logs and records of games; None: nowhere.
+        asks_again: False for SB3's own training loops, which cannot repeat a decision.
+        two_sided: the game asks for the opponent's decisions too (`SelfPlayVecEnv` makes them).
+        guests: number of games of `guests()`, at most `num_envs`; they are built with `guest_kwargs`.
+        empty_raises: a decision without a legal action is an error, not a lost game.
 
     Raises:
         EnvSpecError: the class cannot be made, or the first engine does not come up.
@@ -101,10 +99,11 @@ class DaemonVecEnv(ExternalVecEnv):
                 zip(self._shared_out(num_envs), self._shared_out(self.num_daemons), strict=True)
             )
         ]  # fmt: skip
-        self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}  # of this env's rows
+        self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}  # row → its news
         self._tallies = [Tally() for _ in self._workers]
-        self._failure: FastTrainError | None = None  # that a worker told of
-        # Of the training's env, which its guests know too: whether they play, and ended its games to make place.
+        self._failure: FastTrainError | None = None  # reported by a worker
+        # `host` is the training's env, which its guests share. It knows whether guests play, and whether its own games
+        # were ended to make place for them.
         self.host, self.guests_play, self.ended = self, False, False
         try:
             self._ready = self._meet(num_envs + guests, settings.timeouts_s.start + SLACK_S)
@@ -114,7 +113,6 @@ class DaemonVecEnv(ExternalVecEnv):
         self._take_rows(0, num_envs)
 
     def _take_rows(self, first: int, count: int) -> None:
-        """Be the env of these rows of the workers' memory."""
         self._first, self._shares, mine = first, self._shared_out(count), slice(first, first + count)
         self.arrays: Arrays = each_array(lambda array: array[mine], self._memory)
         arrays = self.arrays
@@ -127,7 +125,9 @@ class DaemonVecEnv(ExternalVecEnv):
         self.rows = [slice(row, row + 1) for row in range(count)]
 
     def guests(self) -> DaemonVecEnv:
-        """An evaluation's games with these engines; to be closed. Without place, the training's are `ended`."""
+        """An evaluation's games with these engines; the caller closes them. If there is no place, the training's games
+        are ended (`ended`).
+        """
         guests = copy.copy(self)
         guests._news = {}
         guests._take_rows(self.num_envs, self._num_guests)
@@ -135,7 +135,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return guests
 
     def _meet(self, num_envs: int, timeout_s: float) -> Ready:
-        """Give the workers their memory, and wait until their engines are up."""
+        """Send the workers their memory, and wait until their engines have started."""
         ready, *_ = [worker.ready(SLACK_S) for worker in self._workers]
         layout = Layout(
             num_envs=num_envs, num_workers=self.num_workers, observation_space=ready.observation_space,
@@ -154,11 +154,11 @@ class DaemonVecEnv(ExternalVecEnv):
         while not all(worker.up for worker in self._workers):
             self._hear(LOOK_EVERY_S)
             if time.monotonic() > deadline:
-                raise EnvSpecError(f"daemons: none was up after {timeout_s:g} s")
+                raise EnvSpecError(f"daemons: none has started after {timeout_s:g} s")
         return ready
 
     def _shared_out(self, count: int) -> list[range]:
-        """Rows, or daemons, of each worker."""
+        """The ranges of rows, or of daemons, of the workers."""
         firsts = [worker * self.num_daemons // self.num_workers for worker in range(self.num_workers + 1)]
         return [range(*(place * count // self.num_daemons for place in ends)) for ends in itertools.pairwise(firsts)]
 
@@ -190,11 +190,11 @@ class DaemonVecEnv(ExternalVecEnv):
 
     @property
     def opponents_turn(self) -> BoolArray:
-        """(N,) whether the next decision is the other side's."""
+        """(N,) whether the opponent makes the next decision."""
         return self.arrays.opponents_turn
 
     def step_listed(self, envs: Int64Array, actions: NDArray[Any]) -> list[FinishedEpisode]:
-        """One decision in these envs (M,) alone; the episodes that ended. Of a refused one nothing came."""
+        """Let only these envs (M,) act; returns ended episodes. An env whose action was refused makes no step."""
         rows = envs.tolist()
         self.send_all(rows, actions)
         self._await(rows)
@@ -207,7 +207,7 @@ class DaemonVecEnv(ExternalVecEnv):
                 worker.send("act", (np.array(mine, np.int32) + np.int32(self._first)).tobytes())
 
     def _came(self, row: int) -> FinishedEpisode | None:
-        """What a row's step was; its finished episode, if it ended one."""
+        """Take in the news of a row; returns its finished episode, if it ended one."""
         kind, info = self._news.pop(row)
         self.again[row] = kind == AGAIN
         if kind == AGAIN:
@@ -241,49 +241,44 @@ class DaemonVecEnv(ExternalVecEnv):
         self._act(groups)
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        """What the last actions of these rows brought, in one."""
+        """The results of the last actions of these rows, as one step."""
         self._await(groups)
         stepped = np.array([row for row in groups if self._news[row][0] != AGAIN], np.int64)
         finished = [found for row in groups if (found := self._came(row)) is not None]
         return [GroupStep(stepped, finished, [], select_rows(self.slots.observations, stepped))]
 
     def first_ready(self, groups: list[int]) -> list[int]:
-        """Those of `groups`, all under way, that have come to a decision; waits for the first."""
-        while self._poller.poll(0):  # each message has what came in one round of a worker's loop
+        """Wait for the first news of `groups`, which all act; returns those with news."""
+        while self._poller.poll(0):  # take in all messages that have arrived
             self._hear(0.0)
         while not (ready := [group for group in groups if group in self._news]):
             self._hear(LOOK_EVERY_S)
         return ready
 
     def finish(self) -> None:
-        """The env can be used as a whole at any time at which no row is under way."""
+        """Nothing to do: the env can step as a whole whenever no row is acting."""
 
     def fill_infos(
         self, infos: list[dict[str, Any]], rows: object, records: object, finished: list[FinishedEpisode]
     ) -> None:
-        """Infos of the rows in which an episode ended."""
+        """Write the infos of rows in which an episode ended."""
         elapsed_s = round(time.monotonic() - self._started_at, 6)
         for episode in finished:
             infos[episode.env_index] = episode_info(episode, elapsed_s)
 
-    # --- the line
+    # --- the connection to the workers
 
     def _await(self, rows: Sequence[int]) -> None:
-        """Until all these rows have news."""
         while not all(row in self._news for row in rows):
             self._hear(LOOK_EVERY_S)
 
     def _hear(self, timeout_s: float) -> None:
-        """Take in what workers have to say; waits for the first word.
-
-        Raises:
-            FastTrainError: what one of them failed of.
-        """
-        if self.host._failure is not None:  # told once only, and whoever was told may have looked away
+        """Wait for messages of workers and take them in. Raises FastTrainError if a worker failed."""
+        if self.host._failure is not None:  # workers report it only once, but each later call must fail too
             raise self.host._failure
         began = time.monotonic()
         news = self._poller.poll(1000 * timeout_s)
-        waited_s = min(timeout_s, time.monotonic() - began)  # not what this process was stopped for
+        waited_s = min(timeout_s, time.monotonic() - began)  # this process may have been stopped meanwhile
         for worker in self._workers:
             worker.silent_s += waited_s
         for descriptor, _ in news:
@@ -310,7 +305,7 @@ class DaemonVecEnv(ExternalVecEnv):
                 raise self.host._failure
 
     def _hear_of_guests(self, failure: FastTrainError | None) -> None:
-        """One of them failed, or finds no place beside the training's games, which are ended then."""
+        """A guest failed, or found no place; in the latter case the training's games are ended."""
         if self.host.guests_play and failure is not None:
             raise failure
         if self.host.guests_play and not self.host.ended:
@@ -322,13 +317,12 @@ class DaemonVecEnv(ExternalVecEnv):
             worker.send("leave", rows)
 
     def times(self) -> GameTimes:
-        """What was counted so far, over all workers."""
         counted = self.control.sum(axis=0)[: len(GameTimes._fields)].tolist()
         restarts = sum(one.restarts.total() - one.restarts["recycled"] for one in self._tallies)
         return GameTimes(*counted)._replace(restarts=restarts)
 
     def tally(self, fresh: bool = False) -> Tally:
-        """What the workers have told, a second ago at most; `fresh`: they are asked, from the trainer's own thread."""
+        """The workers' tallies, at most a second old. `fresh`: ask for new ones, in the trainer's own thread."""
         before = [*self._tallies] if fresh else []
         with suppress(FastTrainError):
             for worker in self._workers if fresh else ():
@@ -346,7 +340,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return summary(self.tally(fresh), self.times(), wall_s)
 
     def lines(self, found: Mapping[str, Any]) -> list[str]:
-        return told(found)
+        return summary_lines(found)
 
     def figures(self, found: Mapping[str, Any]) -> Iterator[Figure]:
         return figures(found, self.tally())
@@ -380,5 +374,6 @@ class DaemonVecEnv(ExternalVecEnv):
         deadline = time.monotonic() + CLOSE_S
         for worker in self._workers:
             worker.end(max(0.1, deadline - time.monotonic()))
-        if self._temporary is not None and all(worker.up for worker in self._workers):  # else a message names its logs
+        # After a failed start the logs stay, because the error message names them.
+        if self._temporary is not None and all(worker.up for worker in self._workers):
             shutil.rmtree(self._temporary, ignore_errors=True)

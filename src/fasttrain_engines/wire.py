@@ -1,6 +1,6 @@
-"""Frames and messages. What an engine sends is hostile until it is decoded: everything has a limit. No sockets here.
+"""Frames and messages between trainer and engine. An engine's data is not trusted, so that everything has a limit.
 
-A message is what a codec makes of one frame: a str (`Text`), or what JSON and msgpack can say. Neither runs any code.
+A codec decodes a frame to a message: a str (`Text`), or a value of JSON or msgpack. Decoding executes no code.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from importlib import import_module
 from typing import NoReturn, Protocol
 
 MOST_BYTES = 1 << 20  # of one frame
-MOST_DEPTH = 32  # of lists and mappings in each other
-MOST_ENTRIES = 1 << 16  # of one list or mapping (msgpack announces them before it sends them)
+MOST_DEPTH = 32  # of nested lists and mappings
+MOST_ENTRIES = 1 << 16  # of one list or mapping of msgpack, which announces their number first
 
 
 class GameLostError(Exception):
-    """A game cannot go on, by no rule of its own: its engine, or the way to it, failed.
+    """A game cannot continue because its engine, or the connection to it, failed.
 
     Args:
-        cause: one word or two, by which lost games are counted.
+        cause: one or two words under which lost games are counted.
     """
 
     def __init__(self, cause: str, text: str) -> None:
@@ -28,35 +28,27 @@ class GameLostError(Exception):
 
 
 class Framing(Protocol):
-    """Cuts a stream of bytes into frames; one for each connection."""
+    """Cuts a stream of bytes into frames; one object per connection."""
 
     def pack(self, payload: bytes) -> bytes:
         """The frame of a payload."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that are whole now.
-
-        Raises:
-            GameLostError: a frame is larger than allowed; nothing after it can be trusted.
-        """
+        """The payloads that are complete now. Raises GameLostError if a frame is too large."""
 
 
 class Codec(Protocol):
-    """Makes payloads of messages and messages of payloads."""
+    """Encodes and decodes messages."""
 
     def encode(self, message: object) -> bytes:
-        """The payload of a message of ours."""
+        """The payload of a message."""
 
     def decode(self, payload: bytes) -> object:
-        """The message.
-
-        Raises:
-            GameLostError: it is none, or it is too deep.
-        """
+        """The message in a payload. Raises GameLostError if it is no message, or nested too deeply."""
 
 
 class Lines:
-    """A frame is a line, of `most_bytes` at most. Empty ones say nothing."""
+    """A frame is a line of at most `most_bytes`. Empty lines are ignored."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._begun = most_bytes, bytearray()
@@ -70,15 +62,15 @@ class Lines:
         self._begun += data
         lines = []
         if b"\n" in data:
-            *lines, rest = bytes(self._begun).split(b"\n")
-            self._begun = bytearray(rest)
+            *lines, begun = bytes(self._begun).split(b"\n")
+            self._begun = bytearray(begun)
         if len(self._begun) > self._most or any(len(line) > self._most for line in lines):
             raise GameLostError("oversize", f"a line of more than {self._most:,} bytes")
         return [line for line in (line.rstrip(b"\r") for line in lines) if line]
 
 
 class Lengths:
-    """A frame is its length in four bytes, the highest first, and the payload, of `most_bytes` at most."""
+    """A frame is its length in four bytes (big-endian), then the payload of at most `most_bytes`."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._begun = most_bytes, bytearray()
@@ -119,7 +111,7 @@ def _constant(word: str) -> NoReturn:
 
 
 class Json:
-    """JSON as its standard has it: no NaN, no Infinity."""
+    """Strict JSON, without NaN and Infinity."""
 
     def __init__(self, most_depth: int = MOST_DEPTH) -> None:
         self._depth = most_depth
@@ -140,7 +132,7 @@ class Json:
 
 
 class MsgPack:
-    """msgpack; its extensions, which could stand for anything, are refused."""
+    """msgpack without its extensions."""
 
     def __init__(self, most_depth: int = MOST_DEPTH) -> None:
         self._depth = most_depth
@@ -170,7 +162,7 @@ CODECS: dict[str, type[Codec]] = {"text": Text, "json": Json, "msgpack": MsgPack
 
 
 def check_depth(message: object, most: int) -> None:
-    """Raise `GameLostError` where lists and mappings lie in each other more than `most` deep."""
+    """Raises GameLostError if lists and mappings are nested more than `most` deep."""
     level = [message]
     for _ in range(most):
         level = [

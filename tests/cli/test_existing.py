@@ -11,7 +11,7 @@ import pytest
 from conftest import configured
 from fasttrain.cli import main
 from fasttrain.cli.compose import Loader
-from fasttrain.runs.folders import changes
+from fasttrain.runs.folders import changed_settings
 from fasttrain.saving.files import locked
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=2", "checkup=off",
@@ -41,8 +41,8 @@ def test_a_second_run_is_refused_before_anything_is_written(
 ):
     assert run()[0] == 0
     same = (*SMALL, "total_timesteps=128")
-    assert changes(tmp_path / "it", configured(*same)) == {}
-    other = changes(tmp_path / "it", configured(*same, "num_envs=4", "+env.kwargs.size=2"))
+    assert changed_settings(tmp_path / "it", configured(*same)) == {}
+    other = changed_settings(tmp_path / "it", configured(*same, "num_envs=4", "+env.kwargs.size=2"))
     assert other == {"num_envs": 4, "env.kwargs.size": 2, "env.kwargs": None}
     before = content(tmp_path / "it")
     code, _, err = run("seed=1")

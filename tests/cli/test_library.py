@@ -78,12 +78,12 @@ def test_an_env_is_named_by_module_class_game_or_is_a_class(tmp_path: Path, monk
 
 @pytest.mark.parametrize("profile", [None, "baseline", "speed"])
 def test_sb3s_names_of_settings_come_before_what_a_profile_says(profile: str | None, monkeypatch: pytest.MonkeyPatch):
-    def ready(config: Any, sources: dict[str, str], *_: Any) -> Any:
+    def open_run(config: Any, sources: dict[str, str], *_: Any) -> Any:
         plans.append(resolve(config, sources, EnvFacts(native=False, step_s=20e-6), Machine(2, False, False)))
         raise ConfigError("enough")
 
     plans: list[RunSpec] = []
-    monkeypatch.setattr(library, "ready", ready)
+    monkeypatch.setattr(library, "open_run", open_run)
     with pytest.raises(ConfigError, match="enough"):
         train(
             "Pendulum-v1", algo="sac", profile=profile, folder="x",

@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 import fasttrain
 from conftest import RunCommand
 from fasttrain.deploy import export as exporting
-from fasttrain.deploy.acting import Arrays, RememberingPath, largest_difference, random_inputs
+from fasttrain.deploy.acting import Arrays, RecurrentPath, largest_difference, random_inputs
 from toys import RandomEnv, ToyGymEnv, single_thread
 
 one_thread = pytest.fixture(autouse=True)(single_thread)
@@ -56,7 +56,7 @@ def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path
     if kind == "onnx":
         pytest.importorskip("onnxscript", reason="format=onnx needs onnx and onnxscript")
     model = POLICIES[name]()
-    acting = RememberingPath(model, model.observation_space, None).eval()
+    acting = RecurrentPath(model, model.observation_space, None).eval()
     report = exporting.export(acting, model, None, kind, tmp_path / "policy")
     assert report["max_difference"] <= 1e-5
     layers, keeps_cells = 2 if "two layers" in name else 1, "gru" not in name.lower()
@@ -69,7 +69,7 @@ def test_the_file_says_what_the_policy_says(name: str, kind: str, tmp_path: Path
 def test_episodes_go_on_by_the_states_that_the_file_gives_back(tmp_path: Path):
     """40 steps of three envs whose episodes end at different times, each state from the step before."""
     model = masked()
-    acting = RememberingPath(model, model.observation_space, None).eval()
+    acting = RecurrentPath(model, model.observation_space, None).eval()
     exporting.export(acting, model, None, "torchscript", tmp_path / "policy")
     run, _ = exporting._load_torchscript(tmp_path / "policy", acting)
     random = np.random.default_rng(2)
@@ -89,7 +89,7 @@ def test_episodes_go_on_by_the_states_that_the_file_gives_back(tmp_path: Path):
 
 def test_a_forgotten_start_or_state_is_seen():
     model = masked()
-    acting = RememberingPath(model, model.observation_space, None).eval()
+    acting = RecurrentPath(model, model.observation_space, None).eval()
     inputs = random_inputs(acting, 9, seed=1)
 
     def run(inputs: Arrays) -> Arrays:

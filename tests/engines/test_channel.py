@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain_engines.channel import MOST_UNREAD, TRACED, Channel, connected
+from fasttrain_engines.channel import MOST_UNREAD, TRACED, Channel, connect
 from fasttrain_engines.wire import GameLostError, Json, Lines
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -30,7 +30,7 @@ def talked(serve: Serve, talk: Callable[[Channel], Awaitable[Any]]) -> Any:
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
         async with server:
             address = server.sockets[0].getsockname()
-            channel = await connected(lambda: Channel(Lines(), Json()), address, 5.0)
+            channel = await connect(lambda: Channel(Lines(), Json()), address, 5.0)
             try:
                 return await talk(channel)
             finally:
@@ -193,7 +193,7 @@ def test_an_encoding_that_fails_is_the_callers_own_error():
 def test_nobody_listens():
     async def run() -> None:
         with pytest.raises(GameLostError, match="Connect call failed") as lost:
-            await connected(lambda: Channel(Lines(), Json()), ("127.0.0.1", 9), 5.0)
+            await connect(lambda: Channel(Lines(), Json()), ("127.0.0.1", 9), 5.0)
         assert lost.value.cause == "no connection"
 
     asyncio.run(run())

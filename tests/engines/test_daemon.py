@@ -207,7 +207,7 @@ def test_an_end_is_waited_for_but_not_for_ever(made: Any):
     process.stdout.readline()
     daemon.terminate()
     began = time.monotonic()
-    asyncio.run(daemon.leaves(0.1))
+    asyncio.run(daemon.wait_for_end(0.1))
     assert process.poll() is None
     assert time.monotonic() - began > 0.05
     daemon.stop()

@@ -18,11 +18,11 @@ from fasttrain_engines.game import (
     Over,
     Refused,
     RequestEngine,
-    greeted,
+    check_outcome,
+    greet,
     mask_of,
+    read_message,
     row_of,
-    sound,
-    understood,
 )
 from fasttrain_engines.wire import GameLostError
 
@@ -141,7 +141,7 @@ def test_a_request_is_answered_by_an_outcome():
 
 @pytest.mark.parametrize("message", ["what", [], None, {}])
 def test_a_message_that_read_does_not_understand_loses_the_game(message: Any):
-    assert cause(lambda: understood(Asks(), message)) == "bad message"
+    assert cause(lambda: read_message(Asks(), message)) == "bad message"
 
 
 def test_a_greeting_may_fail_in_whatever_way_and_has_one_deadline():
@@ -159,27 +159,27 @@ def test_a_greeting_may_fail_in_whatever_way_and_has_one_deadline():
         while True:
             await asyncio.sleep(0.001)
 
-    causes = [cause(greeted(Odd(), channel, 0.02)) for channel in (wrong, lost, endless)]
+    causes = [cause(greet(Odd(), channel, 0.02)) for channel in (wrong, lost, endless)]
     assert causes == ["bad message", "closed", "timeout"]
-    run(greeted(Asks(), None, 1.0))
+    run(greet(Asks(), None, 1.0))
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, 1e39, -(10**400), "1", None, [1.0], {}])
 def test_a_reward_that_is_no_number_loses_the_game(reward: Any):
     for outcome in (Decision(0, reward=reward), Over(0, reward=reward)):
-        assert cause(lambda outcome=outcome: sound(outcome)) == "bad decision"
+        assert cause(lambda outcome=outcome: check_outcome(outcome)) == "bad decision"
 
 
 @pytest.mark.parametrize("took_ms", [math.nan, math.inf, -1.0, "5", [1], 10**400])
 def test_a_time_that_is_none_loses_the_game(took_ms: Any):
-    assert cause(lambda: sound(Decision(0, engine_ms=took_ms))) == "bad decision"
+    assert cause(lambda: check_outcome(Decision(0, engine_ms=took_ms))) == "bad decision"
 
 
 @pytest.mark.parametrize(
     "outcome", [Decision(0), Over(0, -1, engine_ms=0), Refused(), Decision(0, reward=np.float32(2))]
 )
 def test_sound_outcomes_pass(outcome: Any):
-    assert sound(outcome) is outcome
+    assert check_outcome(outcome) is outcome
 
 
 @pytest.mark.parametrize(

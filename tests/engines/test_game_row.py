@@ -80,7 +80,7 @@ class FakePool:
     def leave(self, seat: Seat) -> None:
         self.open -= 1
 
-    def won(self, seat: Seat) -> None:
+    def game_finished(self, seat: Seat) -> None:
         pass
 
     def begun(self, seat: Seat) -> None:
@@ -89,7 +89,7 @@ class FakePool:
     async def turned_away(self, *of_seat: Any) -> bool:
         return of_seat[-1].cause == "closed"
 
-    def lost(self, seat: Any, error: GameLostError, asked_ns: int) -> None:
+    def game_lost(self, seat: Any, error: GameLostError, asked_ns: int) -> None:
         self.losses.append((error.cause, self.tally.lost_steps.total() - sum(steps for _, steps in self.losses)))
 
 

@@ -113,7 +113,7 @@ def test_a_daemon_that_answers_nobody_is_doubted_and_one_that_answers_others_is_
         pool.doubt(seat.daemon, "timeout", 5)
         pool.doubt(seat.daemon, "garbage", 50)
         assert seat.daemon.ready
-        pool.lost(seat, GameLostError("timeout", "late"), 50)
+        pool.game_lost(seat, GameLostError("timeout", "late"), 50)
         assert not seat.daemon.ready
 
     pooled(talk, tmp_path, count=1)
@@ -135,7 +135,7 @@ def test_pauses_double_from_failure_to_failure(tmp_path: Path, monkeypatch: pyte
         daemon, other = pool.daemons
         for _ in range(3):
             await came(lambda: daemon.ready)
-            pool.won(Seat(other, Any, None))  # says nothing of this one
+            pool.game_finished(Seat(other, Any, None))  # says nothing of this one
             daemon.end("ended with exit code 1")
         await came(lambda: len(pauses) == 3)
 
@@ -224,10 +224,10 @@ def test_it_gives_up_after_so_many_games_in_a_row(tmp_path: Path):
         waiting = [await pool.seat(Pig()) for _ in range(2)]
         asked = asyncio.ensure_future(pool.seat(Pig()))
         await asyncio.sleep(0)
-        pool.lost(waiting[0], LOST, 0)
-        pool.won(waiting[0])
+        pool.game_lost(waiting[0], LOST, 0)
+        pool.game_finished(waiting[0])
         for _ in range(3):
-            pool.lost(waiting[0], LOST, 0)
+            pool.game_lost(waiting[0], LOST, 0)
         with pytest.raises(EnvError, match="3 games with the engine failed in a row .daemons.max_failures., the "):
             await asked
 
@@ -238,11 +238,11 @@ def test_one_process_may_lose_all_its_games_at_once(tmp_path: Path):
     pool = Pool(settings(), Pig, 1, 200, tmp_path, 1, [].append)
     seat: Any = Seat(pool.daemons[0], None, object())
     for guest in [False, True] * 799:
-        pool.lost(seat._replace(guest=guest), LOST, 0)
+        pool.game_lost(seat._replace(guest=guest), LOST, 0)
     with pytest.raises(EnvError, match="800 games"):  # guests' failures are theirs alone
-        pool.lost(seat._replace(guest=True), LOST, 0)
+        pool.game_lost(seat._replace(guest=True), LOST, 0)
     assert pool.failure is None
-    pool.lost(seat, LOST, 0)
+    pool.game_lost(seat, LOST, 0)
     assert "800 games" in str(pool.failure)
 
 

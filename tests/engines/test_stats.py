@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasttrain_engines.stats import BIASED, PARTS, GameTimes, Histogram, Tally, advice, merged, summary, told
+from fasttrain_engines.stats import BIASED, PARTS, GameTimes, Histogram, Tally, advice, merged, summary, summary_lines
 
 
 @pytest.mark.parametrize("scale_ms", [0.02, 5.0, 3000.0])
@@ -99,7 +99,7 @@ def test_lost_games_warn_where_they_are_many_or_long(after: int, causes: int, wa
     if after:
         one.lost["timeout"], one.lost_steps["timeout"] = causes, causes * after
     one.daemons = [{"daemon": 0, "seconds": 1.0, "busy_share": 0.5, "cpu_share": 0.1, "memory_mb": 30.0}]
-    lines = told(summary(one, GameTimes(decisions=100, games=99), 2.0))
+    lines = summary_lines(summary(one, GameTimes(decisions=100, games=99), 2.0))
     assert lines[0] == "engines: 1, busy 50 %, 30 MB; 99 games (49.5/s), 100 decisions (50/s)"
     assert lines[1].startswith("a decision took 1.0")
     assert "a game took 2,0" in lines[1]

@@ -21,7 +21,7 @@ import psutil
 
 import pig_games
 from fasttrain import MaskablePPO
-from fasttrain_engines.game import understood
+from fasttrain_engines.game import read_message
 from fasttrain_engines.game_row import AGAIN
 from fasttrain_engines.settings import DaemonsConfig, Recycle, Timeouts
 from fasttrain_engines.vec_env import DaemonVecEnv
@@ -246,5 +246,5 @@ def _read(kind: str, stream: bytes, rng: random.Random) -> int:
     cut = rng.randrange(len(stream) + 1)
     for piece in (stream[:cut], stream[cut:]):
         for payload in framing.feed(piece):
-            found += understood(game, codec.decode(payload)) is not None
+            found += read_message(game, codec.decode(payload)) is not None
     return found

@@ -105,7 +105,7 @@ def test_what_comes_after_the_training_costs_its_own_output_alone(
     def broken(*arguments: Any, **more: Any) -> Any:
         raise ValueError("broken")
 
-    monkeypatch.setattr("fasttrain.runs.summary.measured", broken)
+    monkeypatch.setattr("fasttrain.runs.summary.evaluate_run", broken)
     monkeypatch.setattr("fasttrain.runs.summary.finish", broken)
     monkeypatch.setattr(cli, "draw_report", lambda _: "no ink")
     monkeypatch.setattr("fasttrain.terminal.Output.lost", NO_ROOM)

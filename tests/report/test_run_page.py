@@ -29,7 +29,7 @@ def test_what_a_run_says_and_its_curves(tmp_path: Path):
     assert tiles["Training time"] == ("3.2 s", "after 2 s of start-up")
     assert tiles["Gradient updates"] == ("40", "0.0100 per env step")
     assert tiles["Win rate"] == ("50.0 %", "[40.0, 60.0], greedy")
-    assert tiles["The wall"] == ("update", "50 % of the main thread's time")
+    assert tiles["Bottleneck"] == ("update", "50 % of the main thread's time")
     assert tiles["CPU busy"] == ("75 %", "500 MB of memory")
     assert not page.banners
     charts = charts_of(run_page(write_run(tmp_path)))
@@ -66,7 +66,7 @@ def test_where_the_time_went_sums_to_the_wall_time(tmp_path: Path):
     assert (bars.rows[0].name, bars.rows[0].value, bars.rows[0].text) == ("update", 0.5, "50.0 % · 400 ms")
     assert "throughput" not in charts_of(page)
     section = next(section for section in page.sections if section.title == "Where the time went")
-    assert "5,000 steps/s if stepping envs were all it did; 2,500 steps/s if updating" in section.text
+    assert "5,000 steps/s with stepping envs alone; 2,500 steps/s with updating" in section.text
     (table,) = section.tables
     names = ["env_step_ms", "of it enemy_turn_ms", "of it transport_ms", "train_ms", "other_ms"]
     assert [row[0] for row in texts(table)] == [*names, "total"]

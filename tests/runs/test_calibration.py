@@ -15,7 +15,7 @@ from untouched import untouched
 from conftest import configured
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import calibration as module
-from fasttrain.runs.calibration import calibrated, chosen_at_switch, expected_s, measured, settle_threads, ways_of
+from fasttrain.runs.calibration import calibrate, calibrate_at_switch, expected_s, measured, settle_threads, ways_of
 from fasttrain.runs.envs import build_vec_env
 from fasttrain.runs.models import build_algorithm
 from fasttrain.spec.checks import EnvFacts, Machine
@@ -58,7 +58,7 @@ def test_measured_costs_decide(
 ):
     monkeypatch.setattr(module, "measured", lambda *_: (costs, True))
     plan, model = run_of()
-    after = calibrated(plan, model, QUIET)
+    after = calibrate(plan, model, QUIET)
     row = after.row("fused_update")
     assert (row.requested, row.effective, after.config.fused_update) == ("auto", fused_update, fused_update)
     assert row.reason.startswith(f"measured here: kernels {costs['kernels']:,.0f} ms, torch on 1 thread")
@@ -73,17 +73,17 @@ def test_a_machine_and_a_shape_are_measured_once(monkeypatch: pytest.MonkeyPatch
     asked, steady = list[Any](), True
     monkeypatch.setattr(module, "measured", lambda ways, *_: (asked.append(ways) or SLOW, steady))
     plan, model = run_of()
-    first = calibrated(plan, model, QUIET)
-    assert calibrated(plan, model, QUIET) == first
+    first = calibrate(plan, model, QUIET)
+    assert calibrate(plan, model, QUIET) == first
     assert len(asked) == 1
     (file,) = (tmp_path / "fasttrain").glob("calibration-*")
     file.write_bytes(file.read_bytes()[:-1])  # damaged
-    assert calibrated(plan, model, QUIET) == first
-    calibrated(*run_of("batch_size=32"), QUIET)
+    assert calibrate(plan, model, QUIET) == first
+    calibrate(*run_of("batch_size=32"), QUIET)
     assert len(asked) == 3, "another shape"
     file.unlink()
     steady = False
-    assert calibrated(plan, model, QUIET) == first
+    assert calibrate(plan, model, QUIET) == first
     assert not file.exists(), "on a busy machine: the next run measures again"
 
 
@@ -95,7 +95,7 @@ def test_a_machine_and_a_shape_are_measured_once(monkeypatch: pytest.MonkeyPatch
 def test_nothing_is_measured_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch, argument: str):
     monkeypatch.setattr(module, "measured", lambda *_: pytest.fail("measured"))
     plan, model = run_of(argument)
-    assert calibrated(plan, model, QUIET) is plan
+    assert calibrate(plan, model, QUIET) is plan
 
 
 def test_bfloat16_is_one_of_the_ways_where_the_rule_takes_it(monkeypatch: pytest.MonkeyPatch):
@@ -106,7 +106,7 @@ def test_bfloat16_is_one_of_the_ways_where_the_rule_takes_it(monkeypatch: pytest
     for best, expected in (("kernels", ("off", "on")), ("torch in bfloat16 on 1 thread", ("bfloat16", "off"))):
         monkeypatch.setattr(module, "measured", lambda *_, best=best: ({**costs, best: 1.0}, True))
         monkeypatch.setattr(module, "recall", lambda _: None)
-        after = calibrated(plan, model, QUIET)
+        after = calibrate(plan, model, QUIET)
         assert (after.config.use_amp, after.config.fused_update) == expected
 
 
@@ -150,24 +150,24 @@ def test_what_is_tried_has_as_many_zeros_and_legal_actions_as_the_env(monkeypatc
     told: list[Any] = []
     monkeypatch.setattr(module, "measured", lambda *arguments: (told.append(arguments[2]) or SLOW, True))
     for density in ((0.15, 0.05), (0.15, 0.05), (1.0, 1.0)):
-        calibrated(*run_of(), QUIET, density)
+        calibrate(*run_of(), QUIET, density)
     assert told == [(0.15, 0.05), (1.0, 1.0)], "what was measured is kept for the like"
 
 
 def test_at_the_switch_torch_may_stay(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "measured", lambda *_: (SLOW, True))
     plan, model = run_of("total_timesteps=64")
-    after, reason = chosen_at_switch(plan, model, QUIET, (1.0, 1.0))
+    after, reason = calibrate_at_switch(plan, model, QUIET, (1.0, 1.0))
     assert "kernels 1,740 ms, torch on 1 thread 1,300 ms, torch on 2 threads 1,240 ms per 1,000 env steps" in reason
     assert (after.config.fused_update, model.engine.kind) == ("off", "torch")
     assert model.engine.settings.fused_adam
     monkeypatch.setattr(module, "measured", lambda *_: ({**SLOW, "kernels": 1.0}, True))
     monkeypatch.setattr(module, "recall", lambda _: None)
-    after, reason = chosen_at_switch(plan, model, QUIET, (1.0, 1.0))
+    after, reason = calibrate_at_switch(plan, model, QUIET, (1.0, 1.0))
     assert (after.config.fused_update, reason) == ("on", "")
 
 
 def test_a_policy_that_cannot_be_there_twice_keeps_the_rule(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "build_algorithm", Mock(side_effect=OSError("one at a time")))
-    row = calibrated(*run_of(), QUIET).row("fused_update")
+    row = calibrate(*run_of(), QUIET).row("fused_update")
     assert (row.effective, row.reason.rpartition("; ")[2]) == ("on", "not measured: OSError")

@@ -13,7 +13,7 @@ import fasttrain
 from conftest import RunCommand
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.runs.callbacks import replay_line, sequences_line
-from fasttrain.runs.stopping import ONE_S, StopFlag
+from fasttrain.runs.stopping import REPEAT_S, StopFlag
 from toys import seeded_vec, single_thread
 
 OF_SLURM = [getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)]
@@ -54,7 +54,7 @@ def test_the_same_signal_twice_at_once_is_one_and_later_it_ends_at_once(monkeypa
     before = signal.getsignal(signal.SIGTERM)
     stop = StopFlag()
     with stop.listening():
-        for now[0], expected in ((10.0, 0), (10.0 + ONE_S, 0), (10.1 + ONE_S, 1)):
+        for now[0], expected in ((10.0, 0), (10.0 + REPEAT_S, 0), (10.1 + REPEAT_S, 1)):
             os.kill(os.getpid(), signal.SIGTERM)
             assert (stop.requested, len(raised)) == (True, expected)
     assert signal.getsignal(signal.SIGTERM) is before

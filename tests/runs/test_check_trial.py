@@ -8,7 +8,7 @@ from rich.console import Console
 
 from conftest import RunCommand, configured
 from fasttrain.runs import check as module
-from fasttrain.runs.check import tried, with_trial
+from fasttrain.runs.check import step_times, with_trial
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.plan import resolve
 
@@ -19,7 +19,7 @@ ACROBOT = ("+profile=speed", "env.id=Acrobot-v1", "algo=ppo", "num_envs=8", "tot
 
 
 def after_trial(monkeypatch: pytest.MonkeyPatch, facts: EnvFacts, *arguments: str, takes: Any = (5e-4, 2e-4)) -> Any:
-    monkeypatch.setattr(module, "tried", lambda *configs: takes)
+    monkeypatch.setattr(module, "step_times", lambda *configs: takes)
     config = configured(*ACROBOT, *arguments)
     return with_trial(facts, resolve(config, {}, facts, TWO), TWO, Console(quiet=True)).tried
 
@@ -71,7 +71,7 @@ def test_what_was_tried_decides(facts: EnvFacts, takes: tuple[float, float], exp
 def test_slow_envs_are_tried_again_where_it_is_close(
     monkeypatch: pytest.MonkeyPatch, tries: list[tuple[float, float]], expected: tuple[float, float]
 ):
-    monkeypatch.setattr(module, "tried", lambda *_: tries.pop(0))
+    monkeypatch.setattr(module, "step_times", lambda *_: tries.pop(0))
     plan = resolve(configured(*ACROBOT), {}, SLOW, TWO)
     facts = with_trial(SLOW, plan, TWO, Console(quiet=True))
     assert (facts.tried, tries) == (expected, [])
@@ -79,7 +79,7 @@ def test_slow_envs_are_tried_again_where_it_is_close(
 
 
 def test_a_trial_that_fails_leaves_the_estimates(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "tried", Mock(side_effect=OSError("the port is taken")))
+    monkeypatch.setattr(module, "step_times", Mock(side_effect=OSError("the port is taken")))
     config = configured(*ACROBOT)
     assert with_trial(CLOSE, resolve(config, {}, CLOSE, TWO), TWO, Console(quiet=True)) == CLOSE
 
@@ -88,11 +88,11 @@ def test_real_envs_with_masks_are_played_and_closed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "TURN_S", 0.0)
     masked = ("env.entry_point=worker_toys:Walker", "env.kwargs.number=0", "algo=maskable_ppo", "num_envs=2")
     alone, shared = (configured(*masked, "engine=fast", f"vec_env={kind}") for kind in ("dummy", "shared"))
-    assert all(0 < seconds < 10 for seconds in tried(alone, shared))
+    assert all(0 < seconds < 10 for seconds in step_times(alone, shared))
     built = Mock()
     monkeypatch.setattr(module, "build_vec_env", Mock(side_effect=[built, OSError("the port is taken")]))
     with pytest.raises(OSError, match="port"):
-        tried(configured(*ACROBOT), configured(*ACROBOT))
+        step_times(configured(*ACROBOT), configured(*ACROBOT))
     assert built.close.called
 
 
@@ -112,7 +112,7 @@ def test_a_training_is_the_one_it_would_have_been(fasttrain: RunCommand, monkeyp
 
 @pytest.mark.parametrize(("takes", "expected"), [((5e-4, 1e-4), "vector"), ((1e-4, 5e-4), "dummy")])
 def test_a_faster_vector_form_is_taken(monkeypatch: pytest.MonkeyPatch, takes: tuple[float, float], expected: str):
-    monkeypatch.setattr(module, "tried", lambda *configs: takes)
+    monkeypatch.setattr(module, "step_times", lambda *configs: takes)
     config = configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "num_envs=8", "total_timesteps=1e6")
     plan = resolve(config, {}, CLOSE, TWO)
     facts = with_trial(CLOSE, plan, TWO, Console(quiet=True))

@@ -117,7 +117,7 @@ def test_a_switch_is_repeated_to_the_bit(
     found = []
     for step in (128, 128, 10_000, 0):
         monkeypatch.setattr("fasttrain.runs.engine.switch_step", lambda _, step=step: step)
-        weights = read_model_file(fasttrain(*arguments).ok().folder / "model.zip").weights.values()
+        weights = read_model_file(fasttrain(*arguments).ok().folder / "model.zip")[1].values()
         found.append(b"".join(tensor.numpy().tobytes() for tensor in weights))
     assert found[0] == found[1]
     assert len(set(found)) == 3, "torch before, kernels after, and neither alone"

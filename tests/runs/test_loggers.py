@@ -9,7 +9,7 @@ from stable_baselines3.common.logger import KVWriter, configure
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.loggers import STEPS, UsersCallbacks, Watched, cut_back, make_logger
+from fasttrain.runs.loggers import STEPS, GuardedWriter, UsersCallbacks, cut_logs, make_logger
 
 
 def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):
@@ -20,7 +20,7 @@ def test_rows_are_cut_and_appended_to_and_columns_may_be_added(tmp_path: Path):
         first.dump(steps)
     first.close()
     logger = make_logger(configured("loggers=[csv]"), tmp_path, continued=True)
-    cut_back(logger, 200)
+    cut_logs(logger, 200)
     logger.record(STEPS, 400)
     logger.record("loss", 0.5)
     logger.dump(400)
@@ -64,7 +64,7 @@ def test_a_writer_of_the_users_that_raises_is_left_out(method: str):
             raise KeyError("file")
 
     said: list[str] = []
-    watched = Watched(Broken(), said.append)
+    watched = GuardedWriter(Broken(), said.append)
     for _ in range(2):
         watched.write({}, {}, 0)
     watched.close()

@@ -15,8 +15,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import metrics
 from fasttrain.runs.metrics import Endpoint, check_metrics, serving
 from fasttrain.runs.progress import Progress
-from fasttrain_engines.figures import figures
-from fasttrain_engines.stats import Tally
+from fasttrain_engines.stats import Tally, figures
 
 ENGINES = {
     "decisions": 90, "forced": 10, "refused": 3, "games": 8, "engine_ms": 4.0, "network_ms": 0.5, "decode_ms": 0.25,

@@ -101,7 +101,7 @@ def _no_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
 )  # fmt: skip
 def test_every_algorithm_comes_back_as_it_was(tmp_path: Path, arguments: tuple[str, ...]):
     config, model, file = trained(tmp_path, *arguments)
-    assert isinstance(read_model_file(file).facts["lr_schedule"][":serialized:"], str), "left as it is"
+    assert isinstance(read_model_file(file)[0]["lr_schedule"][":serialized:"], str), "left as it is"
     found = load_policy(config, file)
     wanted = model.policy.state_dict()
     for name, tensor in found.policy.state_dict().items():

@@ -13,7 +13,7 @@ from stable_baselines3 import PPO
 
 from conftest import Finished, RunCommand
 from fasttrain.runs.evaluate import config_of
-from fasttrain.runs.folders import changes
+from fasttrain.runs.folders import changed_settings
 from fasttrain.runs.resume import changed_plan
 from resume_cases import assert_equal
 
@@ -68,7 +68,7 @@ def test_rows_of_a_plan_of_before_are_read_by_the_settings_of_today(stopped: Fin
     assert (found.engine_switch_at, found.config.checkpoint_every) == (512, "5min")
     told = {flag: (found.row(flag).requested, found.row(flag).effective) for flag in ("nan_guard", "checkpoint_every")}
     assert told == {"nan_guard": ("rollback", "rollback"), "checkpoint_every": ("5min", "5min")}
-    assert not {"nan_guard", "engine_switch_at"} & {*changes(stopped.folder, found.config)}
+    assert not {"nan_guard", "engine_switch_at"} & {*changed_settings(stopped.folder, found.config)}
 
 
 def test_a_longer_horizon_and_another_one_after_that(stopped: Finished, fasttrain: RunCommand):

@@ -113,7 +113,7 @@ def test_an_error_that_comes_again_at_the_same_place_is_said_to(fasttrain: RunCo
     for _ in range(2):
         again = fasttrain("resume", f"run={done.folder}")
         assert again.exit_code == 1
-        assert "it is the same error at the same place as before it was resumed" in again.err
+        assert "the same error came at the same step before the run was resumed" in again.err
     assert "checkup=off" in done.json("summary.json")["overrides"], "those of the first start are kept"
 
 

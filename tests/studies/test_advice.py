@@ -198,9 +198,8 @@ def test_of_a_finished_run_its_own_rate_counts_and_one_part_alone_has_no_limit()
     )
 
 
-def test_how_the_parts_go_together():
-    assert advice_of.flow_words(Flow(groups=True)) == "the policy acts while envs step, then updates"
-    assert advice_of.flow_words(Flow()) == "envs step, then the policy acts, then updates"
+def test_how_the_parts_overlap():
+    assert "(the policy acts while envs step, then updates)" in said(advice_of.parts, found(flow=Flow(groups=True)))
 
 
 def test_an_advice_has_class_reason_and_both_gains():
@@ -215,10 +214,11 @@ def test_an_advice_has_class_reason_and_both_gains():
     assert "+6 % expected; trying it failed: it broke" in text
 
 
-def test_nothing_that_pays_is_said_with_what_is_left():
+def test_without_advice_the_bottleneck_is_named():
     text = said(advice_of.advices, [], found())
-    assert text.startswith("As fast as this configuration gets; what is left is updates: at most +67 % without any.")
-    assert advice_of.what_is_left(found(trained_s=4e-6)) == "updates: all of it"
+    none = "No change that was considered makes it faster. The bottleneck is updates: "
+    assert text.startswith(f"{none}at most +67 % if it took no time.")
+    assert said(advice_of.advices, [], found(trained_s=4e-6)) == f"{none}all of it.\n"
 
 
 def test_candidates_of_the_comparison_can_be_read():

@@ -24,7 +24,7 @@ from fasttrain.studies.rig import (
     LEAST_ROUNDS,
     WARMUP,
     WINDOWS,
-    Beat,
+    IterationTimer,
     Rig,
     measure,
     rates_of,
@@ -156,14 +156,14 @@ def test_the_steady_state_has_neither_warm_up_nor_exploring_nor_an_end():
 
 
 def test_iterations_are_counted_from_start_to_start():
-    beat = Beat(0.0, PhaseClock())
-    beat.model = SimpleNamespace(num_timesteps=0)  # type: ignore[assignment]
-    beat._on_rollout_start()
-    assert beat._on_step()
-    beat.model.num_timesteps = 64
-    beat._on_rollout_start()
-    assert beat.steps == 64
-    assert not beat._on_step(), "one iteration is enough"
+    timer = IterationTimer(0.0, PhaseClock())
+    timer.model = SimpleNamespace(num_timesteps=0)  # type: ignore[assignment]
+    timer._on_rollout_start()
+    assert timer._on_step()
+    timer.model.num_timesteps = 64
+    timer._on_rollout_start()
+    assert timer.steps == 64
+    assert not timer._on_step(), "one iteration is enough"
 
 
 # --- how windows take turns, and what is made of them

@@ -67,8 +67,8 @@ def test_where_nothing_is_clearly_faster_the_profile_stays(fasttrain: RunCommand
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"memory_bytes": 3 * 2**30}, "not taken: 3.0 GiB of memory, 2.0 are allowed"),
-        ({"updates": 0}, "not taken: it did not get as far as an update"),
+        ({"memory_bytes": 3 * 2**30}, "refused: 3.0 GiB of memory, 2.0 are allowed"),
+        ({"updates": 0}, "refused: it ended before its first update"),
         ({"exit_code": 1, "error": "boom"}, "failed"),
     ],
 )

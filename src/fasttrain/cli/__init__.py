@@ -196,7 +196,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
 
 def _run(asked: Request, hydra: Composer, job: DictConfig, anew: bool) -> int:
     """One command → its exit code. A run that is continued, not `anew`, keeps what its folder says of it."""
-    from fasttrain.runs.folders import way_on
+    from fasttrain.runs.folders import how_to_continue
     from fasttrain.runs.view import activity, make_console
 
     command, config, sources, overrides, folder, _ = asked
@@ -216,7 +216,7 @@ def _run(asked: Request, hydra: Composer, job: DictConfig, anew: bool) -> int:
 
     code = hydra.run(job, task, anew)
     if command in (*commands.RUNS, *commands.STUDIES) and code == EXIT_STOPPED:
-        print(f"stopped; {way_on(folder)}")
+        print(f"stopped; {how_to_continue(folder)}")
     return code
 
 

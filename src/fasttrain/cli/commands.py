@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
-from fasttrain.runs.folders import Held, changes, held, in_quotes, override
+from fasttrain.runs.folders import Contents, changed_settings, contents_of, in_quotes, override
 from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
@@ -268,7 +268,7 @@ class Request(NamedTuple):
     goes_on: Sequence[str] = ()  # what names the study that is continued, whose own arguments are to be read too
 
 
-def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Held | None:
+def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Contents | None:
     """What is in the folder, where it is to be continued; None where it is free, or started again. Raises ConfigError:
     it holds something that would be written over, or somebody works there.
 
@@ -278,7 +278,7 @@ def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Held | N
         key: by which the folder was given.
     """
     check_path(key, str(folder))
-    found = held(Path(folder))
+    found = contents_of(Path(folder))
     if found is None or (found.kind == kind and way == "overwrite"):
         return None
     if found.kind == kind and way == "resume":
@@ -308,7 +308,7 @@ def decided(asked: Request, typed: str | Path, key: str = "hydra.run.dir") -> Re
     return Request("resume", dataclasses.replace(config, run=str(found.folder)), sources, texts, found.folder)
 
 
-def _changed(found: Held, about: str, config: Config) -> dict[str, Any] | str | None:
+def _changed(found: Contents, about: str, config: Config) -> dict[str, Any] | str | None:
     """What a run is continued: the settings that have other values now. A text: nothing is left to do, and why.
     None: it ended before there was anything to continue from, so it is started again. Raises ConfigError: other values
     of settings that cannot change on the way, or no checkpoint."""
@@ -316,7 +316,7 @@ def _changed(found: Held, about: str, config: Config) -> dict[str, Any] | str | 
     from fasttrain.saving.checkpoints import CheckpointFolder
 
     where, summary = found.folder, read_json(found.folder / "summary.json")
-    different = changes(where, config)
+    different = changed_settings(where, config)
     if wrong := sorted(key for key in different if not may_change(key)):
         raise ConfigError(
             f"{about} of other values of {', '.join(wrong)}, which cannot change on the way: use another "

@@ -28,7 +28,7 @@ from fasttrain.cli.compose import composer, conf_dir
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs import resume
 from fasttrain.runs.parts import Parts
-from fasttrain.runs.train import carry_out, ready
+from fasttrain.runs.train import open_run, train_to_end
 from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.plain import from_dict, to_dict
@@ -109,7 +109,7 @@ def train(
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     try:
         with _named_as_given(typed), _ready(asked, switch_at) as (run, texts):
-            carry_out(run, texts, draw_report)
+            train_to_end(run, texts, draw_report)
     finally:
         torch.set_num_threads(threads)
         if torch.are_deterministic_algorithms_enabled() != strict:
@@ -152,10 +152,10 @@ def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
 def _ready(asked: Request, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
     """The run, new or resumed, and all that was ever typed for it."""
     if asked.command != "resume":
-        with ready(asked.config, asked.sources, asked.folder, asked.overrides, switch_at) as run:
+        with open_run(asked.config, asked.sources, asked.folder, asked.overrides, switch_at) as run:
             yield run, asked.overrides
         return
-    with resume.ready(asked.config, asked.sources, asked.overrides) as back:
+    with resume.open_run(asked.config, asked.sources, asked.overrides) as back:
         if back is None:
             raise ConfigError(f"train: the run in {asked.folder} has all its steps: nothing is left to do")
         yield back

@@ -1,12 +1,11 @@
-"""The greedy acting path of a policy as one torch module of plain tensors, and how far another run of it is from SB3.
+"""The greedy acting path of a policy as one torch module of plain tensors, and its difference from SB3's own methods.
 
-Inputs, each with a batch dimension B of any size: the observations as the env shows them (a Dict gives one input per
-key; images as they come, `env.normalize` inside) and, for what trained with them, action masks. Outputs: `actions` as
-`predict(deterministic=True)` gives them; `logits` before masking, `means` for Box actions, `q_values` for DQN; `values`
-for the PPO family. A recurrent policy has more inputs: `episode_starts` (B,) bool, True where an episode begins,
-whatever was remembered; the actor's states `pi_h` and `pi_c` (B, L, H), and `vf_h` and `vf_c` of a critic's own LSTM (a
-GRU has no c). Its outputs `next_pi_h` and so on are the next step's inputs. `best_choices` says what a model would
-choose first, second and third, and how it rates them.
+Inputs, with a batch dimension B of any size: the env's observations (a Dict gives one input per key; images keep the
+env's layout; `env.normalize` is applied inside) and action masks, if the policy was trained with them. Outputs:
+`actions` as `predict(deterministic=True)` gives them; `logits` before masking, `means` for Box actions, or `q_values`
+for DQN; `values` for the PPO family. A recurrent policy has further inputs: `episode_starts` (B,) bool; the states
+`pi_h` and `pi_c` (B, L, H) of the actor, and `vf_h` and `vf_c` if the critic has its own LSTM (a GRU has no c). Its
+outputs `next_pi_h` and so on are the inputs of the next step. `best_choices` lists a model's best actions.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from fasttrain.vec.base import unblock_masks
 
 Arrays = dict[str, NDArray[Any]]
 MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action
-FAR = 10.0  # random observations of an unbounded space lie within ± this
+FAR = 10.0  # random observations of an unbounded space lie within ±FAR
 
 
 def reads_masks(policy: object) -> bool:
-    """Whether its distribution takes action masks."""
+    """Whether the policy's distribution takes action masks."""
     found = getattr(policy, "get_distribution", None)
     return found is not None and "action_masks" in inspect.signature(found).parameters
 
@@ -45,7 +44,7 @@ class Input(NamedTuple):
 
     name: str  # observations, or observations.KEY
     key: str | None  # of a Dict observation
-    space: spaces.Space[Any]  # as the env shows it
+    space: spaces.Space[Any]  # of the env
     channels_last: bool  # an image whose channels SB3 moves to the front
 
 
@@ -53,13 +52,13 @@ class ActingPath(nn.Module):
     """Observations (B, …) and masks (B, A) bool → actions, scores and, for the PPO family, values (B,)."""
 
     def __init__(self, model: BaseAlgorithm, shown: spaces.Space[Any], statistics: VecNormalize | None) -> None:
-        """`shown`: the observations as the env shows them; `statistics`: those that the policy's are normalised by."""
+        """`shown`: the env's observation space; `statistics`: those of `env.normalize`, or None."""
         super().__init__()
         self.is_q_net = hasattr(model.policy, "q_net")
         self.net: Any = model.policy.q_net if self.is_q_net else model.policy
         self.space, self.action_space = model.observation_space, model.action_space
-        self.masked = reads_masks(model.policy)  # set it for Q-values to be chosen from by masks
-        # Categorical sub-actions; none for Box, nor for plain PPO's independent bits.
+        self.masked = reads_masks(model.policy)  # the caller sets it for a DQN that was trained with masks
+        # Sizes of categorical sub-actions; empty for Box, and for MultiBinary in PPO, whose bits are independent.
         is_bits = isinstance(self.action_space, spaces.MultiBinary) and not (self.masked or self.is_q_net)
         self.dims = [] if is_bits or isinstance(self.action_space, spaces.Box) else action_dims(self.action_space)
         self.inputs = _inputs(self.space, shown)
@@ -77,11 +76,10 @@ class ActingPath(nn.Module):
 
     @property
     def input_names(self) -> list[str]:
-        """In the order of `forward`."""
         return [*(part.name for part in self.inputs), *(["action_masks"] if self.masked else [])]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """`inputs` in the order of `input_names`; the outputs are in that of `output_names`."""
+        """Inputs in the order of `input_names`, outputs in that of `output_names`."""
         observations = self._observations(inputs)
         if self.is_q_net:
             q_values = self.net(observations)
@@ -96,12 +94,12 @@ class ActingPath(nn.Module):
         """Random inputs besides observations and masks."""
         return {}
 
-    def remembered(self, inputs: Arrays) -> dict[str, Any]:
-        """What `predict` is told of the steps before."""
+    def predict_states(self, inputs: Arrays) -> dict[str, Any]:
+        """Arguments of `predict` about the recurrent state."""
         return {}
 
-    def judged(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
-        """The distribution by SB3's own methods, and what further outputs should be."""
+    def expected(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
+        """The distribution from SB3's own methods, and the expected further outputs."""
         values = policy.predict_values(tensors).numpy().flatten()
         return policy.get_distribution(tensors, **masks), {"values": values}
 
@@ -110,7 +108,7 @@ class ActingPath(nn.Module):
         for number, part in enumerate(self.inputs):
             value = tensors[number]
             mean = getattr(self, f"mean_{number}", None)
-            if mean is not None:  # in float64, as VecNormalize does
+            if mean is not None:  # in float64, like VecNormalize
                 value = (value.double() - mean) / getattr(self, f"std_{number}")
                 value = value.clamp(-self.clip_obs, self.clip_obs).float()
             if part.channels_last:
@@ -140,7 +138,7 @@ def _inputs(space: spaces.Space[Any], shown: spaces.Space[Any]) -> list[Input]:
 
 
 def _running(statistics: VecNormalize | None, key: str | None) -> Any:
-    """Mean and variance of one input; None where it is not normalised."""
+    """Mean and variance of one input; None if it is not normalized."""
     if statistics is None or not statistics.norm_obs:
         return None
     if key is None:
@@ -149,7 +147,7 @@ def _running(statistics: VecNormalize | None, key: str | None) -> Any:
 
 
 def random_inputs(acting: ActingPath, size: int, seed: int) -> Arrays:
-    """`size` random observations and masks, at least one choice of every sub-action legal."""
+    """`size` random observations and masks. At least one choice of every sub-action is legal."""
     random = np.random.default_rng(seed)
     arrays = {part.name: _random_observations(part.space, size, random) for part in acting.inputs}
     if acting.masked:
@@ -173,8 +171,8 @@ def _random_observations(space: spaces.Space[Any], size: int, random: np.random.
 def largest_difference(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, inputs: Arrays, outputs: Arrays
 ) -> float:
-    """Largest |Δ| / max(1, |value|) between `outputs` and what SB3's own methods say of `inputs`. Logits are compared
-    as masked log-probabilities; another action than SB3's counts by the difference of SB3's scores of the two.
+    """The largest |Δ| / max(1, |value|) between `outputs` and the results of SB3's own methods for `inputs`. Logits are
+    compared as masked log-probabilities. For a different action the difference of SB3's scores of the two counts.
     """
     observations: Any = {part.key: inputs[part.name] for part in acting.inputs}
     observations = observations.get(None, observations)
@@ -183,14 +181,14 @@ def largest_difference(
     masks = {"action_masks": inputs["action_masks"]} if acting.masked else {}
     policy: Any = model.policy
     predict: Any = model.predict
-    actions = np.asarray(predict(observations, deterministic=True, **masks, **acting.remembered(inputs))[0])
+    actions = np.asarray(predict(observations, deterministic=True, **masks, **acting.predict_states(inputs))[0])
     further: Arrays = {}
     with torch.no_grad():
         tensors = policy.obs_to_tensor(observations)[0]
         if acting.is_q_net:
             scores = acting.net(tensors)
         else:
-            distribution, further = acting.judged(policy, tensors, masks, inputs)
+            distribution, further = acting.expected(policy, tensors, masks, inputs)
             scores = _log_probabilities(distribution)
     expected = scores.numpy()
     differences = [_distance(outputs[name], value) for name, value in further.items()]
@@ -199,7 +197,7 @@ def largest_difference(
 
 
 def _log_probabilities(distribution: Any) -> Tensor:
-    """Means (Box), logits of bits, or log-probabilities (B, A) of SB3's or sb3-contrib's distribution object."""
+    """Means (Box), logits of bits, or log-probabilities (B, A) from a distribution of SB3 or sb3-contrib."""
     inner = getattr(distribution, "distributions", None) or distribution.distribution
     if isinstance(inner, list):
         return torch.cat([part.logits for part in inner], dim=1)
@@ -245,7 +243,7 @@ class Choice(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The rating for people."""
+        """The rating as a text: `61 %`, or a Q-value with its sign."""
         if self.kind == "Q-value":
             return f"{self.rating:+.3f}"
         percent = 100 * self.rating
@@ -255,7 +253,7 @@ class Choice(NamedTuple):
 def best_choices(
     model: BaseAlgorithm, observations: object, action_masks: NDArray[np.bool_] | None, count: int = 3
 ) -> list[Choice]:
-    """The `count` best rated legal actions for row 0 of `observations`; none for Box actions and recurrent policies."""
+    """The `count` best legal actions for row 0 of `observations`. Empty for Box actions and recurrent policies."""
     policy: Any = model.policy
     policy.set_training_mode(False)
     with torch.no_grad():
@@ -280,7 +278,7 @@ def best_choices(
 
 
 def _choice_scores(policy: Any, tensors: object, action_masks: NDArray[np.bool_] | None) -> list[Tensor]:
-    """(1, A) of every sub-action; none where the policy draws no choices or remembers."""
+    """Log-probabilities (1, A) of every sub-action; empty for policies without categorical choices or with memory."""
     if hasattr(policy, "lstm_actor") or not hasattr(policy, "get_distribution"):
         return []
     extra = {"action_masks": action_masks} if reads_masks(policy) else {}
@@ -293,11 +291,11 @@ def _choice_scores(policy: Any, tensors: object, action_masks: NDArray[np.bool_]
 
 
 def _best_combinations(scores: Sequence[Sequence[float]], count: int) -> list[tuple[tuple[int, ...], float]]:
-    """The `count` tuples of one place per list with the highest sums; places of -inf are out."""
+    """The `count` tuples with one choice of each list that have the highest sums of scores, without scores of -inf."""
     best: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for part in scores:
-        order = sorted((place for place, score in enumerate(part) if score > -np.inf), key=lambda it: -part[it])[:count]
-        longer = [((*places, place), total + part[place]) for (places, total), place in product(best, order)]
+        order = sorted((choice for choice, score in enumerate(part) if score > -np.inf), key=lambda it: -part[it])
+        longer = [((*path, choice), total + part[choice]) for (path, total), choice in product(best, order[:count])]
         best = sorted(longer, key=lambda it: -it[1])[:count]
     return best
 
@@ -305,8 +303,8 @@ def _best_combinations(scores: Sequence[Sequence[float]], count: int) -> list[tu
 # --- recurrent policies
 
 
-class RememberingPath(ActingPath):
-    """Observations, masks, episode starts and states → actions, scores, values and the states after."""
+class RecurrentPath(ActingPath):
+    """Observations, masks, episode starts and states → actions, scores, values and the next states."""
 
     def __init__(self, model: BaseAlgorithm, shown: spaces.Space[Any], statistics: VecNormalize | None) -> None:
         super().__init__(model, shown, statistics)
@@ -322,24 +320,24 @@ class RememberingPath(ActingPath):
         return [*super().input_names, "episode_starts", *self.state_names]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.input_names, inputs, strict=True))
-        kept = 1.0 - given["episode_starts"].to(torch.float32)[:, None]
+        named = dict(zip(self.input_names, inputs, strict=True))
+        continues = 1.0 - named["episode_starts"].to(torch.float32)[:, None]
         after: dict[str, Tensor] = {}
 
         def run(which: str, features: Tensor) -> Tensor:
-            states = [given[f"{which}_{part}"] for part in self.parts]
-            found: list[tuple[Tensor, ...]] = []
+            states = [named[f"{which}_{part}"] for part in self.parts]
+            stepped: list[tuple[Tensor, ...]] = []
             for layer in range(self.lstms[which].num_layers):
-                before = (state[:, layer] * kept for state in states)
-                found.append(_stepped(self.lstms[which], layer, features, *before))
-                features = found[-1][0]
-            for part, layers in zip(self.parts, zip(*found, strict=True), strict=True):
+                before = (state[:, layer] * continues for state in states)
+                stepped.append(_step_layer(self.lstms[which], layer, features, *before))
+                features = stepped[-1][0]
+            for part, layers in zip(self.parts, zip(*stepped, strict=True), strict=True):
                 after[f"{which}_{part}"] = torch.stack(layers, dim=1)
             return features
 
         latent, values = step_outputs(self.net, self._observations(inputs), run)
         scores = self.net.action_net(latent)
-        actions = self._actions(scores, given.get("action_masks"))
+        actions = self._actions(scores, named.get("action_masks"))
         return actions, scores, values.flatten(), *(after[name] for name in self.state_names)
 
     def further_inputs(self, size: int, random: np.random.Generator) -> Arrays:
@@ -350,36 +348,36 @@ class RememberingPath(ActingPath):
             arrays[name] = states.astype(np.float32)
         return arrays
 
-    def remembered(self, inputs: Arrays) -> dict[str, Any]:
+    def predict_states(self, inputs: Arrays) -> dict[str, Any]:
         return {"state": self._sb3_states(inputs, "pi"), "episode_start": inputs["episode_starts"]}
 
-    def judged(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
+    def expected(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
         starts = torch.from_numpy(inputs["episode_starts"]).float()
         pi = tuple(map(torch.from_numpy, self._sb3_states(inputs, "pi")))
         vf = tuple(map(torch.from_numpy, self._sb3_states(inputs, "vf" if "vf" in self.lstms else "pi")))
         distribution, _ = policy.get_distribution(tensors, pi, starts, **masks)
         _, values, _, after = policy.forward(tensors, RNNStates(pi, vf), starts, deterministic=True, **masks)
-        found = {"values": values.numpy().flatten()}
+        further = {"values": values.numpy().flatten()}
         for which in self.lstms:
             for part, states in zip(self.parts, getattr(after, which), strict=False):
-                found[f"next_{which}_{part}"] = states.transpose(0, 1).numpy()
-        return distribution, found
+                further[f"next_{which}_{part}"] = states.transpose(0, 1).numpy()
+        return distribution, further
 
     def _sb3_states(self, inputs: Arrays, which: str) -> tuple[NDArray[Any], NDArray[Any]]:
-        """As SB3 has them: (L, B, H) each."""
-        found = [np.ascontiguousarray(inputs[f"{which}_{part}"].swapaxes(0, 1)) for part in self.parts]
-        return found[0], found[-1]  # a GRU, which has no c, gives back any
+        """The states in SB3's layout, (L, B, H) each."""
+        states = [np.ascontiguousarray(inputs[f"{which}_{part}"].swapaxes(0, 1)) for part in self.parts]
+        return states[0], states[-1]  # a GRU ignores c
 
 
-def _stepped(cell: torch.nn.RNNBase, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
-    """One step of one layer, (B, H) each: the exporter to ONNX refuses `nn.LSTM` with a batch of any size."""
+def _step_layer(cell: torch.nn.RNNBase, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
+    """One step of one layer, (B, H) each, because the ONNX exporter refuses `nn.LSTM` with a variable batch size."""
     weights = dict(cell.named_parameters())
     of_inputs = nn.functional.linear(inputs, weights[f"weight_ih_l{layer}"], weights.get(f"bias_ih_l{layer}"))
     of_h = nn.functional.linear(h, weights[f"weight_hh_l{layer}"], weights.get(f"bias_hh_l{layer}"))
     if isinstance(cell, nn.GRU):
-        (reset, kept, new), (h_reset, h_kept, h_new) = of_inputs.chunk(3, dim=1), of_h.chunk(3, dim=1)
-        new, kept = torch.tanh(new + torch.sigmoid(reset + h_reset) * h_new), torch.sigmoid(kept + h_kept)
-        return (new + kept * (h - new),)
+        (reset, keep, new), (h_reset, h_keep, h_new) = of_inputs.chunk(3, dim=1), of_h.chunk(3, dim=1)
+        new, keep = torch.tanh(new + torch.sigmoid(reset + h_reset) * h_new), torch.sigmoid(keep + h_keep)
+        return (new + keep * (h - new),)
     write, forget, new, show = (of_inputs + of_h).chunk(4, dim=1)
     after = torch.sigmoid(forget) * c[0] + torch.sigmoid(write) * torch.tanh(new)
     return torch.sigmoid(show) * torch.tanh(after), after

@@ -1,5 +1,6 @@
 """`fasttrain export run=FOLDER format=onnx|torchscript`: a policy as one file that needs neither SB3 nor fasttrain.
-`deploy/acting.py` says what is in it. It is checked against the policy on random inputs and deleted if it disagrees.
+`deploy/acting.py` describes its inputs and outputs. The file is compared with the policy on random inputs, and deleted
+if it disagrees.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.deploy.acting import ActingPath, Arrays, RememberingPath, largest_difference, random_inputs
+from fasttrain.deploy.acting import ActingPath, Arrays, RecurrentPath, largest_difference, random_inputs
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs.evaluate import Finished, load_run, named_run
 from fasttrain.runs.models import one_env
@@ -35,7 +36,7 @@ TOLERANCE = 1e-5  # a few roundings of float32
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Export the model of a finished run and say how far the file is from the policy."""
+    """Export the model of a finished run and print the largest difference from the policy."""
     where = named_run("export", config, sources, "format", "model", "output")
     path, stem = _target(config, where), STEMS[config.model]
     console = make_console()
@@ -50,8 +51,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
             )
         shown, statistics, masked = _shown(trained, where)
         doing.now("writing it, and trying it beside the policy")
-        path_of = RememberingPath if spec.recurrent else ActingPath
-        acting = path_of(trained.model, shown, statistics).eval()
+        kind = RecurrentPath if spec.recurrent else ActingPath
+        acting = kind(trained.model, shown, statistics).eval()
         acting.masked |= masked
         report = export(acting, trained.model, statistics, str(config.format), path)
     write_json(folder / "export.json", {"run": config.run, **report})
@@ -66,10 +67,12 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def export(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, kind: str, path: Path
 ) -> dict[str, Any]:
-    """Write and check `path`; what is in it, and its distance from the policy. Raises FastTrainError if they differ."""
+    """Write and check `path`. Returns its inputs, outputs and difference from the policy. Raises FastTrainError if the
+    difference is too large.
+    """
     write, load = (_write_onnx, _load_onnx) if kind == "onnx" else (_write_torchscript, _load_torchscript)
     draft, other = _draft(path), "torchscript" if kind == "onnx" else "onnx"
-    draft.unlink(missing_ok=True)  # a link left there would be written through
+    draft.unlink(missing_ok=True)  # it may be a link to another file
     difference, outputs = 0.0, {}
     try:
         try:
@@ -101,12 +104,12 @@ def export(
 
 
 def _kinds(arrays: Arrays) -> dict[str, str]:
-    """`{"actions": "int64 (batch, 2)"}`."""
+    """Types and shapes for people: `{"actions": "int64 (batch, 2)"}`."""
     return {name: f"{one.dtype} ({', '.join(['batch', *map(str, one.shape[1:])])})" for name, one in arrays.items()}
 
 
 def _target(config: Config, where: Path) -> Path:
-    """The file to write, if the request makes sense."""
+    """The file to write. Raises ConfigError if it cannot be written, or the format is missing or not available."""
     if config.format is None:
         raise ConfigError("export needs format=onnx or format=torchscript")
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None] if config.format == "onnx" else []
@@ -125,7 +128,7 @@ def _target(config: Config, where: Path) -> Path:
         draft.unlink()
     except OSError as error:
         raise ConfigError(f"output={path}: {error.strerror}; name a file in a folder that can be written") from error
-    return path.absolute()  # an env may go to another working directory
+    return path.absolute()  # an env may change the working directory
 
 
 def _draft(path: Path) -> Path:
@@ -133,7 +136,7 @@ def _draft(path: Path) -> Path:
 
 
 def _shown(trained: Finished, where: Path) -> tuple[spaces.Space[Any], VecNormalize | None, bool]:
-    """Observations as the env shows them (SB3 moves channels), their statistics, whether Q-values were masked."""
+    """The env's observation space (SB3 moves channels), the statistics, and whether a DQN was trained with masks."""
     config, space = trained.config, trained.model.observation_space
     normalized, may_mask = "obs" in config.env.normalize, config.algo.spec.masks == "may" and uses_masks(config)
     is_image = any(is_image_space(part) for part in (space.values() if isinstance(space, spaces.Dict) else [space]))
@@ -151,13 +154,13 @@ Run = Callable[[Arrays], Arrays]
 
 
 def _example(acting: ActingPath) -> tuple[torch.Tensor, ...]:
-    """Inputs to trace with: three rows, because one or two could be mistaken for a constant."""
+    """Inputs for tracing: three rows, because torch may take one or two for a constant."""
     return tuple(torch.from_numpy(array) for array in random_inputs(acting, 3, seed=3).values())
 
 
 def _write_torchscript(acting: ActingPath, path: Path) -> None:
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of values that become constants: the check on other batches would see it
+        warnings.simplefilter("ignore")  # about values that become constants: the check with other batches finds them
         torch.jit.save(torch.jit.trace(acting, _example(acting), check_trace=False), str(path))  # type: ignore[no-untyped-call]
 
 
@@ -176,7 +179,7 @@ def _load_torchscript(path: Path, acting: ActingPath) -> tuple[Run, str]:
 
 def _write_onnx(acting: ActingPath, path: Path) -> None:
     example = _example(acting)
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")  # four lines about torchvision
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")  # it warns about torchvision
     level = logger.level
     logger.setLevel(logging.ERROR)
     batch = torch.export.Dim("batch")
@@ -199,7 +202,7 @@ def _write_onnx(acting: ActingPath, path: Path) -> None:
 
 
 def _load_onnx(path: Path, acting: ActingPath) -> tuple[Run, str]:
-    """A run of the file by onnxruntime where it is installed, else by onnx's own reference."""
+    """A function that runs the file in onnxruntime if it is installed, else in onnx's reference evaluator."""
     session: Any
     if find_spec("onnxruntime") is not None:
         import onnxruntime

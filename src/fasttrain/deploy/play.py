@@ -1,14 +1,14 @@
 """`fasttrain play run=FOLDER`: watch a trained agent play in the terminal, or play against it.
 
-Any env with `render_mode="ansi"` can be watched; `output=game.mp4` films one that has `rgb_array` (`video.py`). What an
-env may offer besides, none of it required:
+Any env with `render_mode="ansi"` can be watched; `output=game.mp4` films one that has `rgb_array` (`video.py`). An env
+may also have these methods and attributes:
 
-- `describe_action(action) -> str`: an action in words ("plays yellow 7"), as the policy gives it;
+- `describe_action(action) -> str`: an action in words ("plays yellow 7");
 - `describe_choice(part, value) -> str`: a value of one sub-action in words, for a person who chooses;
-- `describe_step() -> str`: what happened since the learner's last decision, where a picture does not show it;
-- `player_names`: how its text calls the learner and the others, a pair that is set here;
-- `opponents_turn` and the opponent "self" (`envs.protocol.TwoSidedGame`), without which nobody can play against it;
-- `seat_to_decide`: which of several opponents decides, so that an agent that remembers knows them apart.
+- `describe_step() -> str`: what happened since the learner's last decision, if the picture does not show it;
+- `player_names`: names of the learner and of the others in the env's text, a pair that is set here;
+- `opponents_turn` and the opponent "self" (`envs.protocol.TwoSidedGame`): needed to play against the agent;
+- `seat_to_decide`: which of several opponents decides, so that a recurrent agent has a state for each of them.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
 
-MOST_LINES = 60  # legal actions in words, one a line; more are listed as numbers
-TOLD_APART = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # of an info; the outcome says it already
+MOST_LINES = 60  # legal actions in words, one per line; more are listed as numbers
+IN_OUTCOME = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # info entries that `_outcome` shows
 
 
-class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps the last picture of an episode, which the vector env resets at once, and what the last step brought."""
+class PlayedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps an episode's last picture, because the vectorized env resets at once, and the text about the last step."""
 
-    told = ""
+    step_text = ""
     last_picture: object = ""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -63,26 +63,26 @@ class Watched(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         result = self.env.step(action)
         if self.tells:
-            self.told = str(self.env.get_wrapper_attr("describe_step")())
+            self.step_text = str(self.env.get_wrapper_attr("describe_step")())
         if result[2] or result[3]:
             self.last_picture = self.env.render()
         return result
 
     def words(self, action: object) -> str:
-        """The action in the env's words, or as it is."""
+        """The action in the env's words, or as a number."""
         if self.has_words:
             return str(self.env.get_wrapper_attr("describe_action")(action))
         return str(action.tolist() if isinstance(action, np.ndarray) else action)
 
     def choice_words(self, part: int, value: int, count: int) -> str:
-        """A value of one of `count` sub-actions in the env's words; empty where it has none."""
+        """A value of one of `count` sub-actions in the env's words; empty if it has none."""
         if self.env.has_wrapper_attr("describe_choice"):
             return str(self.env.get_wrapper_attr("describe_choice")(part, value))
         return self.words(value) if count == 1 and self.has_words else ""
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Play as many episodes as asked, one decision after the other; stopping early is no error."""
+    """Play the episodes, one decision after the other. Stopping early is no error."""
     where, console = named_run("play", config, sources, "model", "opponent", "output", "play."), make_console()
     target = None if config.output is None else check_output(config, sources)
     file = "best_model.zip" if config.model == "best" else "model.zip"
@@ -92,10 +92,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     seed = secrets.randbelow(10**6) if config.play.seed is None else config.play.seed
     if target is not None:
         return _to_video(trained, model, statistics, target, seed, console)
-    watched = Watched(_textual_env(trained))
-    env = wrapped(DummyVecEnv([lambda: watched]), trained, statistics)
+    played = PlayedEnv(_textual_env(trained))
+    env = wrapped(DummyVecEnv([lambda: played]), trained, statistics)
     show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")
-    play = Play(trained, model, env, watched, console)
+    play = Play(trained, model, env, played, console)
     try:
         with own_random_state(seed):
             env.seed(seed)
@@ -111,13 +111,13 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def _to_video(
     trained: Config, model: BaseAlgorithm, statistics: Statistics | None, file: Path, seed: int, console: Console
 ) -> int:
-    """The episodes as pictures in `file`, and where it is."""
+    """Film the episodes into `file` and print the results."""
     settings = trained.play
     show(console, f"{_title(trained, model)}, play.seed={seed}", "bold")
     try:
         with activity(console, f"filming to {file.name}"):
             made = film(trained, model, statistics, file, settings.episodes, settings.deterministic, seed)
-    except OSError as error:  # of imageio too, which says so what ffmpeg told it
+    except OSError as error:  # imageio raises it with ffmpeg's message
         raise ConfigError(f"output={trained.output}: it could not be written ({error})") from error
     cut = "" if made.whole else ", not to their end"
     show(console, f"{trained.output}: {made.seconds:.1f} s{cut}")
@@ -126,15 +126,15 @@ def _to_video(
 
 
 def show(console: Console, text: str, style: str = "") -> None:
-    """A line or a picture as it is; a picture may bring its own colours."""
+    """Print a line or a picture, with its own ANSI colours."""
     line = Text.from_ansi(text)
-    line.plain = shown(line.plain)  # sequences that are no colours; the length, and with it the colours, stay
+    line.plain = shown(line.plain)  # makes other control characters visible; the length stays, so colours fit
     line.stylize(style)
     console.print(line, soft_wrap=True, highlight=False)
 
 
 def _seated(trained: Config, opponent: Named | None) -> Config:
-    """Who sits at the table: those of the training, those asked for, or the agent against a person."""
+    """The configuration with the players: the training's, the requested opponent, or the agent against a person."""
     if opponent is not None and (not isinstance(opponent, str) or ":" in opponent):
         raise ConfigError(f"opponent={opponent}: a class of yours decides in training; here take one of the game's own")
     if trained.play.human and opponent is not None:
@@ -153,7 +153,7 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
 
 
 def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
-    """The run's env, drawn as text. Raises ConfigError if it cannot be, or lacks a side that is needed."""
+    """The run's env, drawn as text. Raises ConfigError if it cannot be drawn so or cannot be played so."""
     env = drawn_env(trained, "ansi")
     option = env_spec(trained).option
     if plays_itself(trained) and not env.has_wrapper_attr(TURN):
@@ -176,55 +176,55 @@ def _title(trained: Config, model: BaseAlgorithm) -> str:
 
 
 class Play:
-    """Episodes of one env in the terminal; `finished` keeps (return, decisions, last info) of each."""
+    """Plays episodes of one env in the terminal. `finished`: (return, decisions, last info) of each episode."""
 
-    def __init__(self, trained: Config, model: BaseAlgorithm, env: VecEnv, watched: Watched, console: Console) -> None:
-        self.settings, self.model, self.env, self.watched, self.console = trained.play, model, env, watched, console
+    def __init__(self, trained: Config, model: BaseAlgorithm, env: VecEnv, played: PlayedEnv, console: Console) -> None:
+        self.settings, self.model, self.env, self.played, self.console = trained.play, model, env, played, console
         self.has_masks = env.has_attr("action_masks")
-        self.seats = Seats(model, watched, self.has_masks, self.settings.deterministic)
+        self.seats = Seats(model, played, self.has_masks, self.settings.deterministic)
         self.reader = InfoReader.of(trained.env, lambda line: show(console, f"  {line}"))
         self.finished: list[tuple[float, int, dict[str, Any]]] = []
 
     def episodes(self) -> None:
-        """Play them. Raises EOFError if the person wants no more."""
+        """Play all episodes. Raises EOFError if the person stops."""
         observations: Any = self.env.reset()
         for number in range(1, self.settings.episodes + 1):
             observations = self._episode(number, observations)
 
     def _episode(self, number: int, observations: object) -> object:
-        """One episode; returns the first observations of the next, which the vector env has begun."""
+        """Play one episode; returns the first observations of the next one."""
         total, decisions, over = 0.0, 0, False
         self.seats.forget()
         while not over:
             masks = np.stack(self.env.env_method("action_masks")) if self.has_masks else None
-            if opponents_decide(self.watched):
+            if opponents_decide(self.played):
                 actions = self.seats.actions(observations, masks)
-                if not self.watched.tells:  # else it is told before the learner's next decision
-                    self._show(f"opponent: {self.watched.words(actions[0])}")
+                if not self.played.tells:  # else `describe_step` tells it before the learner's next decision
+                    self._show(f"opponent: {self.played.words(actions[0])}")
             else:
                 decisions += 1
                 of = f" of {self.settings.episodes}" if self.settings.episodes > 1 else ""
                 self._show(f"\n--- game {number}{of}, decision {decisions}", "dim")
-                self._show(str(self.watched.render()))
+                self._show(str(self.played.render()))
                 actions = self._ask(masks) if self.settings.human else self._watch(observations, masks)
             observations, rewards, dones, infos = self.env.step(actions)
             over, total = bool(dones[0]), total + float(rewards[0])
-            if self.watched.told and (over or not opponents_decide(self.watched)):
-                self._show(self.watched.told)
+            if self.played.step_text and (over or not opponents_decide(self.played)):
+                self._show(self.played.step_text)
         infos[0] = self.reader.read(infos[0])
         self.finished.append((total, decisions, infos[0]))
-        self._show(f"\n{self.watched.last_picture}")
+        self._show(f"\n{self.played.last_picture}")
         self._show(f"game {number}: {_outcome(infos[0])}, {decisions} decisions, return {total:.3g}", "bold")
         if facts := ", ".join(_facts(infos[0])):
             self._show(f"  {facts}")
         return observations
 
     def _watch(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """The agent's action (1, …), shown at the pace asked for."""
+        """The agent's action (1, …), shown at the pace of play.speed."""
         actions = self.seats.actions(observations, masks)
         choices = best_choices(self.model, observations, masks if self.seats.masked else None)
-        words = self.watched.words
-        self._show(f"agent {words(actions[0])}" if self.watched.has_words else f"agent: {words(actions[0])}", "bold")
+        words = self.played.words
+        self._show(f"agent {words(actions[0])}" if self.played.has_words else f"agent: {words(actions[0])}", "bold")
         if len(choices) == 1:
             self._show("  its only legal choice")
         elif choices:
@@ -242,15 +242,15 @@ class Play:
     def _read(self, prompt: str) -> str:
         """A line from the keyboard. Raises EOFError at the end of input, or for `q`."""
         line = self.console.input(Text(prompt)).strip()
-        if not sys.stdin.isatty():  # a terminal shows what is typed
+        if not sys.stdin.isatty():  # a terminal shows the typed line itself
             self._show(line)
         if line.lower() in ("q", "quit"):
             raise EOFError("stopped by q")
         return line
 
     def _ask(self, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """The person's action (1, …): a number per sub-action, asked for until it is a legal one."""
-        space: Any = self.watched.action_space
+        """Ask the person for an action (1, …): one number per sub-action, until it is legal."""
+        space: Any = self.played.action_space
         dims = action_dims(space)
         legal = np.ones(sum(dims), np.bool_) if masks is None else masks[0]
         parts = np.split(legal, np.cumsum(dims)[:-1])
@@ -258,9 +258,9 @@ class Play:
         return np.array(chosen, space.dtype).reshape(1, *space.shape)
 
     def _ask_part(self, numbers: list[int], place: int, count: int) -> int:
-        if count > 1 and len(numbers) == 1:  # of many sub-actions most are none
+        if count > 1 and len(numbers) == 1:  # often only one of many sub-actions has a choice
             return numbers[0]
-        words = [self.watched.choice_words(place, number, count) for number in numbers]
+        words = [self.played.choice_words(place, number, count) for number in numbers]
         if all(words) and len(numbers) <= MOST_LINES:
             for number, word in zip(numbers, words, strict=True):
                 self._show(f"  {number:>3}  {word}")
@@ -288,7 +288,7 @@ def _summary(finished: Sequence[tuple[float, int, dict[str, Any]]], reader: Info
 
 
 def _outcome(info: Mapping[str, Any]) -> str:
-    """won, lost or draw, and the env's own word for it where it has another."""
+    """`won`, `lost` or `draw`, with the env's end reason if it has one."""
     won, reason = win_of(info), str(info.get("end_reason", ""))
     if won is not None:
         word = "draw" if info.get("is_draw") else "won" if won else "lost"
@@ -297,12 +297,12 @@ def _outcome(info: Mapping[str, Any]) -> str:
 
 
 def _facts(info: Mapping[str, Any]) -> Iterator[str]:
-    """What else the env reports of an episode, as far as it is a number or a word."""
+    """Other entries of the last info that are numbers or texts."""
     for key, value in info.items():
-        if key in TOLD_APART or str(key).startswith(("TimeLimit", "terminal_", "_")):
+        if key in IN_OUTCOME or str(key).startswith(("TimeLimit", "terminal_", "_")):
             continue
-        if (told := plain(value)) is not None:
-            yield f"{key} {told:.3g}" if isinstance(told, float) else f"{key} {told}"
+        if (scalar := plain(value)) is not None:
+            yield f"{key} {scalar:.3g}" if isinstance(scalar, float) else f"{key} {scalar}"
 
 
 def _ranges(numbers: Sequence[int]) -> Iterator[str]:

@@ -1,6 +1,5 @@
-"""Videos of a policy: `fasttrain play run=FOLDER output=game.mp4`, and `video.every` while a run trains. An env draws
-one picture after each reset and each step under `render_mode="rgb_array"`. imageio writes them, .mp4 with
-imageio-ffmpeg.
+"""Videos of a policy: `fasttrain play run=FOLDER output=game.mp4`, and `video.every` during training. The env draws a
+picture after each reset and step with `render_mode="rgb_array"`. imageio writes the file, .mp4 with imageio-ffmpeg.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ from fasttrain.spec.reading import against_bots, no_second_env
 from fasttrain.vec.base import close_envs
 
 PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
-USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers slow down a GIF that is faster
-MOST_S = 60.0  # of a video made on the way: a policy that lives long is seen by then
-LEAST_PIXELS = 200  # of the shorter side: smaller pictures are enlarged by a whole factor
-# Mode of drawing: who asks for it, and what `render` must return.
+USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers slow down a faster GIF
+MOST_S = 60.0  # length of a video that is made during training
+LEAST_PIXELS = 200  # of the shorter side; smaller pictures are enlarged by a whole factor
+# render_mode → what needs it, and what `render` must return.
 ASKED = {"ansi": ("play shows text", "a str"), "rgb_array": ("a video takes pictures", "an array (height, width, 3)")}
 
 
 class Filmed(NamedTuple):
-    """A video: episodes as (return, decisions, last info), its seconds, whether it shows them to their end."""
+    """A video: episodes as (return, decisions, last info), its length, and whether all episodes are complete."""
 
     finished: list[tuple[float, int, dict[str, Any]]]
     seconds: float
@@ -70,13 +69,13 @@ def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
 
 
 def check_packages(key: str, ending: str = ".mp4") -> None:
-    """Raises ConfigError where what writes such files is not installed; `key` asked for it."""
+    """Raises ConfigError if the packages that write such a file are not installed. `key`: the setting that needs it."""
     if missing := [name.replace("_", "-") for name in PACKAGES[ending] if find_spec(name) is None]:
         raise ConfigError(f"{key} needs {' and '.join(missing)}: pip install 'fasttrain[video]'")
 
 
 def check_output(config: Config, typed: Iterable[str]) -> Path:
-    """The file that `play output=…` is to write. Raises ConfigError if it cannot be, or an option does not fit."""
+    """The file of `play output=…`. Raises ConfigError if it cannot be written, or another option conflicts."""
     file = Path(str(config.output))
     if file.suffix not in PACKAGES:
         raise ConfigError(f"output={file}: play writes videos; name a file that ends in {' or '.join(PACKAGES)}")
@@ -87,11 +86,11 @@ def check_output(config: Config, typed: Iterable[str]) -> Path:
     if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"output={file}: name a file in a folder that exists")
     check_packages(f"output={file}", file.suffix)
-    return file.absolute()  # an env may go to another working directory
+    return file.absolute()  # an env may change the working directory
 
 
 def check_every(config: Config) -> None:
-    """Before training: raises ConfigError where `video.every` asks for what cannot be made."""
+    """Raises ConfigError if `video.every` is set and videos cannot be made. Called before training."""
     if config.video.every:
         check_packages(f"video.every={config.video.every}")
         with own_random_state(config.seed):
@@ -99,7 +98,7 @@ def check_every(config: Config) -> None:
 
 
 class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Hands each picture of so many episodes to `film`; of the next, which the vector env begins by itself, none."""
+    """Gives the pictures of `episodes` episodes to `film`, without the next one, which the vectorized env begins."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], film: Film, episodes: int) -> None:
         super().__init__(env)
@@ -126,7 +125,7 @@ class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Film:
-    """Pictures that become a file."""
+    """Writes pictures into a video file."""
 
     def __init__(self, file: Path, fps: float) -> None:
         import imageio.v2 as imageio
@@ -134,27 +133,26 @@ class Film:
         self.is_gif = file.suffix == ".gif"
         self.fps, self.pictures = min(fps, MOST_FPS_OF_GIF) if self.is_gif else fps, 0
         options: dict[str, Any] = {"fps": fps, "macro_block_size": 1, "ffmpeg_log_level": "error",
-                                   "output_params": ["-threads", "1"]}  # fmt: skip # not the trainer's other cores
+                                   "output_params": ["-threads", "1"]}  # fmt: skip # the trainer uses the other cores
         if self.is_gif:
             options = {"duration": 1000 / self.fps, "loop": 0}
         self._writer: Any = imageio.get_writer(file, mode="I", **options)
 
     def add(self, drawn: object) -> None:
-        """Add a picture. Raises EnvSpecError if it is none."""
+        """Add a picture. Raises EnvSpecError if `drawn` is no picture."""
         self._writer.append_data(picture(drawn))
         self.pictures += 1
 
     @property
     def seconds(self) -> float:
-        """Its length so far."""
         return self.pictures / self.fps
 
     def close(self) -> None:
         self._writer.close()
 
 
-def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3), both even as the usual video format wants it
-    """What an env drew, small pictures enlarged. Raises EnvSpecError if it is no picture."""
+def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3), both even because the video format needs it
+    """The picture that an env drew; small ones are enlarged. Raises EnvSpecError if it is no picture."""
     pixels = np.asarray(drawn)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (3, 4) or not pixels.size:
         found = f"{type(drawn).__name__} {pixels.dtype} {pixels.shape}"
@@ -178,9 +176,9 @@ def film(
     seed: int,
     most_s: float = math.inf,
 ) -> Filmed:
-    """Play episodes in an env of their own and write the video, whole or not at all, of at most `most_s` seconds;
-    Ctrl-C ends it earlier. `env.kwargs` of `config` name the opponents. Raises ConfigError or EnvSpecError if the env
-    draws no pictures.
+    """Play episodes in a new env and write a video of at most `most_s` seconds, completely or not at all. Ctrl-C ends
+    it earlier. `env.kwargs` of `config` name the opponents. Raises ConfigError or EnvSpecError if the env draws no
+    pictures.
     """
     with own_random_state(seed), into_place(file) as draft:
         drawn = drawn_env(config, "rgb_array")
@@ -199,7 +197,7 @@ def film(
 
 
 def _fps(env: gymnasium.Env[Any, Any], action_repeat: int) -> float:
-    """Pictures a second, of which there is one a decision."""
+    """Frames per second of the video, which has one frame per decision."""
     try:
         fps = float((env.metadata or {}).get("render_fps") or USUAL_FPS)
     except (TypeError, ValueError):
@@ -215,7 +213,7 @@ def _play(
     goes_on: Callable[[], bool],
     finished: list[tuple[float, int, dict[str, Any]]],
 ) -> None:
-    """Episodes until all are shown; in a two-sided game the model decides for both sides."""
+    """Play until all episodes are filmed. In a two-sided game the model decides for both sides."""
     has_masks = env.has_attr("action_masks")
     seats = Seats(model, filming, has_masks, deterministic)
     observations, total, decisions = env.reset(), 0.0, 0
@@ -230,7 +228,7 @@ def _play(
 
 
 def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None, file: Path) -> str:
-    """Make a video on the way; a line about it, whatever goes wrong."""
+    """Make a video during training. Returns a line about it, also if it fails."""
     name = f"{file.parent.name}/{file.name}"
     try:
         file.parent.mkdir(exist_ok=True)
@@ -243,17 +241,19 @@ def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None
     return f"[VIDEO] {name}: {made.seconds:.0f} s, {what}"
 
 
-# --- a model at several seats of one game
+# --- one model for several players of a game
 
 
 def opponents_decide(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether the decision is not the learner's."""
+    """Whether an opponent makes the next decision."""
     read = property_of(env, TURN)
     return bool(read() if read else env.has_wrapper_attr(TURN) and env.get_wrapper_attr(TURN))
 
 
 class Seats:
-    """Asks a model for whichever seat must decide; where an env does not name it, all opponents are one seat."""
+    """Lets a model decide for all players, with a recurrent state for each. If the env does not name the opponent that
+    decides (`seat_to_decide`), all opponents share one state.
+    """
 
     def __init__(
         self, model: BaseAlgorithm, env: gymnasium.Env[Any, Any], has_masks: bool, deterministic: bool

@@ -1,1 +1,1 @@
-"""Adapters to other people's libraries, each found by its name (`spec/plugins.py`) and imported by nobody."""
+"""Adapters to other libraries. They are found by name (`spec/plugins.py`); no module imports them."""

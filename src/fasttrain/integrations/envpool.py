@@ -1,7 +1,7 @@
-"""EnvPoolVecEnv: EnvPool's C++ envs (Atari, classic control, Box2D, MuJoCo, …) behind the slots.
+"""EnvPoolVecEnv: EnvPool's C++ envs (Atari, classic control, Box2D, MuJoCo, …) as a vectorized env with slots.
 
-EnvPool resets an ended env in the step after, ignoring that step's action; SB3 wants the reset in the same step. So the
-ended envs, and only they, are reset before the step returns: what the step brought is their final observation.
+EnvPool resets an ended env in the next step and ignores that step's action. SB3 needs the reset in the same step.
+Therefore ended envs, and only they, are reset before the step returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fasttrain.spec.reading import env_kwargs
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
-# Options of EnvPool that are set here, and what a user takes for them.
+# Options of EnvPool that are set here → the setting that a user must use for them.
 _OURS = {
     "num_envs": "num_envs",
     "batch_size": "num_envs",
@@ -56,15 +56,14 @@ BACKEND = _EnvPool()
 
 
 class EnvPoolVecEnv(SlotVecEnv):
-    """N envs of one EnvPool task, stepped by its own threads. Raises EnvSpecError if it cannot be made.
+    """N envs of one EnvPool task, stepped by EnvPool's threads. Raises EnvSpecError if it cannot be built.
 
-    The first `reset` makes the pool, and a reset that follows `seed()` makes it anew: EnvPool takes seeds only then.
-    The limit of steps is counted here, so that an env which terminates in the very step of the limit is told from one
-    that is truncated; EnvPool calls both truncated.
+    The first `reset`, and each reset after `seed()`, builds the pool, because EnvPool takes seeds only then. Steps are
+    counted here: EnvPool calls an env truncated that terminates in the last step before the limit.
 
     Args:
         env_id: one of `envpool.list_all_envs()`.
-        max_episode_steps: truncate episodes there instead of at the task's own limit.
+        max_episode_steps: truncate episodes there in place of the task's own limit.
         options: of `envpool.make`, for example `{"frame_skip": 2}`; `num_threads` defaults to the usable cores.
     """
 
@@ -82,8 +81,8 @@ class EnvPoolVecEnv(SlotVecEnv):
         spec = self._spec()
         self._limit = max_episode_steps or getattr(spec.config, "max_episode_steps", None)
         if self._limit is not None:
-            # One step of room, so that EnvPool itself never cuts. With `episodic_life` it counts the steps of the game
-            # across lives, as Gymnasium does, and must cut by itself.
+            # One step more, so that EnvPool itself never truncates. With `episodic_life` it counts the steps across
+            # lives, as Gymnasium does, and must truncate by itself.
             room = 0 if self._pool_options.get("episodic_life") else 1
             self._pool_options["max_episode_steps"] = min(self._limit + room, _MAX_INT32)
             self._limit = self._limit if room else None
@@ -141,7 +140,7 @@ class EnvPoolVecEnv(SlotVecEnv):
             pool = self._envpool.make_gymnasium(self._env_id, num_envs=self.num_envs, seed=seeds, **self._pool_options)
         except Exception as error:
             raise EnvSpecError(f"{self._what} could not be built: {type(error).__name__}: {error}") from error
-        _without_warnings(lambda: pool.observation_space)  # kept by the pool, which looks at it in every step
+        _without_warnings(lambda: pool.observation_space)  # the pool stores it and reads it in every step
         return pool
 
     def step_slots(self, actions: NDArray[Any]) -> None:
@@ -159,15 +158,15 @@ class EnvPoolVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
         self._observations[...] = observations
         if ended.size:
-            if self._limit is None:  # the pool's own autoreset, which ignores the action and knows of lives left
+            if self._limit is None:  # EnvPool's autoreset, which ignores the action and handles lives
                 first, *_, info = self._pool.step(slots.actions[ended], ended)
-            else:  # the pool does not know of those that were truncated here
+            else:  # EnvPool does not know that these were truncated here
                 first, info = self._pool.reset(ended.astype(np.int32))
             self._observations[info["env_id"]] = first
 
     def _finish(self, index: int, observations: NDArray[Any], info: Mapping[str, Any]) -> FinishedEpisode:
-        told = {name: _plain(values[index]) for name, values in info.items() if name not in ("env_id", "players")}
-        return self.end_episode(index, observations[index].copy(), told)
+        last = {name: _plain(values[index]) for name, values in info.items() if name not in ("env_id", "players")}
+        return self.end_episode(index, observations[index].copy(), last)
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
         if options:
@@ -186,7 +185,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         raise EnvError(f"{self._what}: its envs are C++, {attr_name!r} cannot be set; give options as env.kwargs")
 
     def close(self) -> None:
-        self._pool = None  # its threads end with it
+        self._pool = None  # ends its threads
 
 
 def _package() -> ModuleType:
@@ -200,14 +199,14 @@ def _package() -> ModuleType:
 
 
 def _without_warnings(read: Callable[[], Any]) -> Any:
-    """`read()` of an EnvPool space: its bounds are float64 whatever the space's type is, and Gymnasium warns."""
+    """`read()` an EnvPool space without Gymnasium's warning that its float64 bounds are converted."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
         return read()
 
 
 def _open_bounds(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """EnvPool writes "any number" as C++'s smallest positive to largest number; Gymnasium as -inf to inf."""
+    """The space with infinite bounds where EnvPool has C++'s smallest positive and largest number."""
     if not isinstance(space, spaces.Box) or space.dtype is None or space.dtype.kind != "f":
         return space
     limits = np.finfo(space.dtype)

@@ -1,9 +1,9 @@
-"""PettingZoo's games: `Seat`, the env of one learner who takes another seat in every episode, and `Rows`, in which
-every agent is a row of the batch.
+"""PettingZoo's games: `Seat`, an env of one learner that takes another seat in every episode, and `Rows`, a vectorized
+env in which every agent is a row.
 
-The other seats play random legal moves here, or are decided for from outside: with `opponents="self"` a step is one
-decision of whichever seat must decide, `opponents_turn` says whether it is another than the learner's, and observation
-and mask are that seat's. Rewards, the last observation and the info stay the learner's.
+The other seats play random legal moves. With `opponents="self"` the caller decides for them: a step is one decision of
+the seat that must decide, `opponents_turn` says whether that is an opponent, and observation and mask are that seat's.
+Rewards, the last observation and the info are always the learner's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GAME = GameSpec(opponent_key="opponents", eval_opponent="random")
 
 
 class _Games(Backend):
-    """A seat of the game, or under `env.kwargs.sharing=true` a VectorEnv with a row for every agent."""
+    """A seat of the game, or with `env.kwargs.sharing=true` a VectorEnv with a row for every agent."""
 
     name = "pettingzoo"
 
@@ -54,15 +54,15 @@ BACKEND = _Games()
 
 class Seat(gymnasium.Env[Any, Any]):
     """One seat of a game whose seats have the same spaces. Raises EnvSpecError if there is no such game or its seats
-    differ.
+    have different spaces.
 
     The last info has `is_win`, `is_draw`, `score_diff` (the learner's rewards minus the best other seat's), `seat`, and
-    `end_reason` with the seat in it, so that results are reported by seat.
+    `end_reason` with the seat's name, so that results are reported by seat.
 
     Args:
         game: the module, for example `pettingzoo.classic.connect_four_v3`; it has `env()` or `parallel_env()`.
         opponents: "random" or "self".
-        seat: the learner's, by name; None: each in turn, the first drawn from the seed.
+        seat: the learner's seat by name; None: each seat in turn, the first one drawn from the seed.
         options: for the game's `env()`.
     """
 
@@ -84,7 +84,7 @@ class Seat(gymnasium.Env[Any, Any]):
         if seat is not None and seat not in self.seats:
             raise EnvSpecError(f"{self._what}: env.kwargs.seat={seat!r} is none of {', '.join(self.seats)}")
         self._fixed, self._games, self.seat = seat, 0, seat or self.seats[0]
-        self._totals: dict[str, float] = {}  # rewards of each seat; none before the first game
+        self._totals: dict[str, float] = {}  # seat → sum of its rewards; empty before the first game
         kinds = ("observation_space", "action_space")
         shown, self.action_space = (_same(self.aec, kind, self.seats, self._what) for kind in kinds)
         self._in_dict = isinstance(shown, spaces.Dict) and SEEN in shown.spaces
@@ -108,16 +108,15 @@ class Seat(gymnasium.Env[Any, Any]):
 
     @property
     def opponents_turn(self) -> bool:
-        """Whether another seat than the learner's decides next."""
         return bool(self._totals) and not self._over() and self.aec.agent_selection != self.seat
 
     @property
     def seat_to_decide(self) -> int:
-        """Which seat decides next, from 1 on."""
+        """The number of the seat that decides next, from 1 on."""
         return 1 + self.seats.index(self.aec.agent_selection)
 
     def action_masks(self) -> BoolArray:
-        """Of the seat that decides next: (A,); where the game tells none, everything is legal."""
+        """The mask (A,) of the seat that decides next; all True if the game has none."""
         if self._over():
             return np.ones(self.action_space.n, np.bool_)  # type: ignore[attr-defined]
         seat = self.aec.agent_selection
@@ -145,13 +144,15 @@ class Seat(gymnasium.Env[Any, Any]):
             self._totals[seat] += float(reward)
 
     def _go_on(self) -> None:
-        """Up to the next decision that is not made here; a game that ends before the learner had one is dealt anew."""
+        """Play on to the next decision that the caller makes. If a game ends before the learner's first decision, a new
+        one begins.
+        """
         while not self._over() or not self._has_decided:
             if self._over():
                 self._deal()
             seat = self.aec.agent_selection
             if self.aec.terminations[seat] or self.aec.truncations[seat]:
-                self.aec.step(None)  # a seat that is out of the game leaves it
+                self.aec.step(None)  # the seat is done and leaves the game
             elif seat == self.seat or self._others_decide_outside:
                 return
             else:
@@ -165,12 +166,12 @@ class Seat(gymnasium.Env[Any, Any]):
         return self.action_space.sample()
 
     def _over(self) -> bool:
-        """Whether the learner is out of the game, however the others go on."""
+        """Whether the learner is done. Others may still play."""
         aec, seat = self.aec, self.seat
         return seat not in aec.agents or bool(aec.terminations[seat] or aec.truncations[seat])
 
     def _observation(self) -> Any:
-        """Of the seat that decides next; at the end the learner's."""
+        """The observation of the seat that decides next; at the end the learner's."""
         seen = self.aec.observe(self.seat if self._over() else self.aec.agent_selection)
         seen = seen[SEEN] if self._in_dict else seen
         return seen.astype(np.float32) if self._float32 else seen
@@ -190,7 +191,7 @@ class Seat(gymnasium.Env[Any, Any]):
 
 
 def _made(game: str, what: str, options: dict[str, Any], parallel: bool = False) -> Any:
-    """The game in AEC form; or in parallel form, which a game in AEC form is put into."""
+    """The game as an AEC env; with `parallel` as a parallel env, into which an AEC env is converted."""
     try:
         module = import_user_module(game, os.getcwd(), what)
     except EnvSpecError as error:
@@ -205,7 +206,7 @@ def _made(game: str, what: str, options: dict[str, Any], parallel: bool = False)
             return module.parallel_env(**options)
         if hasattr(module, "env"):
             return Turns(module.env(**options)) if parallel else module.env(**options)
-        if hasattr(module, "parallel_env"):  # one seat after another
+        if hasattr(module, "parallel_env"):
             return import_module("pettingzoo.utils").parallel_to_aec(module.parallel_env(**options))
     except Exception as error:
         raise EnvSpecError(f"{what} could not be made with {options}: {blame(error)}") from error
@@ -222,7 +223,7 @@ def _same(game: object, kind: str, seats: list[str], what: str) -> Any:
 
 
 class Turns:
-    """A game in AEC form as a parallel one in which only the seat in `movers` acts; rewards come in the same step."""
+    """An AEC env as a parallel env in which only the agent in `movers` acts. Rewards come in the same step."""
 
     def __init__(self, aec: Any) -> None:
         self.aec, self.metadata, self.possible_agents = aec, aec.metadata, list(aec.possible_agents)
@@ -242,7 +243,7 @@ class Turns:
         seen = {agent: aec.observe(agent) for agent in self.agents if over[agent] or cut[agent]}
         out = {agent for agent in aec.agents if aec.terminations[agent] or aec.truncations[agent]}
         while aec.agents and aec.agent_selection in out:
-            aec.step(None)  # it leaves
+            aec.step(None)  # the agent leaves the game
         self.agents, self.movers = [agent for agent in aec.agents if agent not in out], [aec.agent_selection]
         if self.agents:
             seen[self.movers[0]] = aec.observe(self.movers[0])
@@ -252,11 +253,11 @@ class Turns:
 class Rows(VectorEnv[Any, Any, Any]):
     """Copies of a game in which every agent is a row: one policy learns for all of them by parameter sharing.
 
-    A copy resets in the step in which its last agent is done. An agent that is done before rests until then, in a game
-    in AEC form also while others decide: `infos["rests"]` (N,) names the rows whose next action is ignored.
+    A copy resets in the step in which its last agent is done. Until then the rows of finished agents make no step; in
+    an AEC env neither do agents that are not to move. `infos["rests"]` (N,) marks rows whose next action is ignored.
 
     Args:
-        num_envs: rows, a multiple of the agents of a game; or 1, for the checkup: the other agents act at random.
+        num_envs: rows, a multiple of the number of agents; or 1 for the checkup, where other agents act at random.
         game: the module, for example `pettingzoo.butterfly.pistonball_v6`; it has `parallel_env()` or `env()`.
     """
 
@@ -277,7 +278,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True}
-        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # of a look more than rows
+        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # in the checkup more than rows
         self._rows = {key: row for row, key in enumerate(keys)}
         self._seen: list[Any] = [None] * len(keys)
         self._masks: list[Any] = [None] * len(keys)
@@ -311,7 +312,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         return self._stacked(), rewards[: self.num_envs], terminations, truncations, self._told(told)
 
     def _action(self, actions: Any, row: int) -> Any:
-        """The row's; of an agent that has none a random one."""
+        """The action of a row; random for an agent without a row."""
         if row < self.num_envs:
             return actions[row]
         seen, space = self._seen[row], self.single_action_space

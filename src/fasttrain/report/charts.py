@@ -1,8 +1,8 @@
-"""Charts: what one shows, as plain data that tests read, and below it how that is drawn. Five kinds are enough.
+"""Charts as plain data, which tests read, and how they are drawn with matplotlib.
 
-Each is true where it has anything to show. Figures are drawn with the light theme's colours; `page.py` turns every one
-of them into `var(--…)`, so that the page's style sheet decides. matplotlib takes half a second to load and is loaded by
-the first figure; nothing here touches pyplot or its global state.
+A chart is true if it has something to show. Figures have the colours of the light theme; `page.py` replaces each colour
+by `var(--…)` of the page's style sheet. matplotlib takes half a second to load, so that the first figure imports it.
+pyplot and its global state are not used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-# Palette: Okabe and Ito 2008, told apart with any colour vision; darker where white paper needs it, lighter for dark.
+# The palette of Okabe and Ito 2008, which works with any colour vision, with some colours darker for white paper.
 LIGHT = {
     "paper": "#ffffff", "ink": "#1b232c", "muted": "#57626e", "faint": "#e2e6ea",
     "c0": "#0a6ebd", "c1": "#d55e00", "c2": "#008f68", "c3": "#b4508f",
@@ -35,19 +35,19 @@ LIGHT = {
     "c8": "#85603f", "c9": "#3d4954", "c10": "#c8a6e0",
 }  # fmt: skip
 INK, MUTED, FAINT, PAPER = (LIGHT[name] for name in ("ink", "muted", "faint", "paper"))
-GREY = 7  # what is the rest; the ones after it are for phases only, of which there are many
-WIDTH, HEIGHT = 6.0, 3.1  # inches: 432 pt, about what one of two columns has on a screen
+GREY = 7  # colour of "others"; the colours after it are used for phases only
+WIDTH, HEIGHT = 6.0, 3.1  # inches; 432 pt is about the width of one of two columns on a screen
 BAND = 0.18  # opacity
 MARKERS = "osD^vPX"
-LEGEND_CHARACTER = 0.078  # inches that a legend's character takes, at most
-TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # largest, name, seconds
-# Where a point's name may stand, in gaps to the right and up; of equally good places the first.
+LEGEND_CHARACTER = 0.078  # largest width of a character in a legend, in inches
+TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # up to, name, seconds
+# Places of a point's name, in gaps to the right and up. The first of equally good places is used.
 GAP = 7  # points
 PLACES = ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
 
 
 def color_of(index: int) -> int:
-    """The palette's colours in turn; grey is left for "others"."""
+    """The palette's colours in turn, without grey."""
     return index % GREY
 
 
@@ -57,9 +57,9 @@ def _shade(index: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """A curve with an optional band, or single measurements with optional intervals and names; (n,) each.
+    """A curve with an optional band, or points with optional intervals and names. Arrays are (n,).
 
-    `stepped`: each value holds from the x before it, or from 0, to its own.
+    `stepped`: each value is drawn from the x before it, or from 0, to its own x.
     """
 
     name: str = ""
@@ -80,7 +80,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One name with its value, interval and single observations; `text` is written beside it."""
+    """A name with its value, interval and single observations (`dots`). `text` is written beside it."""
 
     name: str
     value: float | None = None
@@ -96,7 +96,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chart:
-    """`name` is the picture's file name, `title` says what is seen, `note` how to read it."""
+    """`name`: the picture's file name; `title`: what it shows; `note`: how to read it."""
 
     name: str
     title: str
@@ -105,15 +105,15 @@ class _Chart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class XY(_Chart):
-    """Curves with bands, points with intervals, levels with their names; or, `stacked`, shares that fill the height."""
+    """Curves with bands, points with intervals, and horizontal levels; or stacked shares."""
 
     x: Metric
     y: Metric
     lines: Sequence[Series] = ()
     points: Sequence[Series] = ()
-    levels: Mapping[str, float] = field(default_factory=dict)  # horizontal, by what they mean
-    from_zero: bool = False  # y
-    stacked: bool = False  # the lines, that have one x, on top of each other
+    levels: Mapping[str, float] = field(default_factory=dict)  # name → height of a horizontal line
+    from_zero: bool = False  # the y axis begins at 0
+    stacked: bool = False  # the lines have the same x and are stacked
 
     def __bool__(self) -> bool:
         return bool(self.lines or self.points)
@@ -157,19 +157,19 @@ class XY(_Chart):
             axes.axhline(level, color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
             axes.text(0.01, level, label(text), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8.5,
                       color=MUTED)  # fmt: skip
-        if self.from_zero:  # the range would begin where it ends were all values 0
+        if self.from_zero:
             top = max((float(np.nanmax(line.y)) for line in self.lines), default=1.0)
-            axes.set_ylim(0, 1.1 * (top or 1.0))
+            axes.set_ylim(0, 1.1 * (top or 1.0))  # all values may be 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows(_Chart):
-    """Names below each other, values to the right: bars from zero, or dots where no zero makes sense."""
+    """Names below each other with horizontal bars from zero, or with dots if zero has no meaning."""
 
     value: Metric
     rows: Sequence[Row]
     bars: bool = True
-    levels: Mapping[str, float] = field(default_factory=dict)  # vertical
+    levels: Mapping[str, float] = field(default_factory=dict)  # name → place of a vertical line
 
     def __bool__(self) -> bool:
         return any(row.numbers for row in self.rows)
@@ -178,7 +178,7 @@ class Rows(_Chart):
     def of(
         cls, name: str, metric: Metric, values: Sequence[tuple[str, Estimate, int]], note: str = "", **more: Any
     ) -> Rows:
-        """One figure of several things: their names, values and colours; `note` is about intervals, if it has any."""
+        """A chart of one figure from (name, value, colour). `note` is shown if there are intervals."""
         rows = [Row(name=n, value=v.value, bounds=v.bounds, color=c, text=metric.text(v)) for n, v, c in values]
         note = note if any(row.bounds for row in rows) else ""
         return cls(name=name, title=metric.heading, value=metric, rows=rows, note=note, **more)
@@ -199,11 +199,11 @@ class Rows(_Chart):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split(_Chart):
-    """A bar of 100 % per name, split into parts; shares from 6 % on are written inside."""
+    """A bar of 100 % for each name, split into parts. Shares of at least 6 % are written inside."""
 
     value: Metric
     names: Sequence[str]
-    parts: Mapping[str, tuple[int, Floats]]  # colour and a share per name
+    parts: Mapping[str, tuple[int, Floats]]  # part → colour and its share in each bar
 
     def __bool__(self) -> bool:
         return bool(self.parts)
@@ -225,7 +225,7 @@ class Split(_Chart):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heat(_Chart):
-    """A value per pair of settings, the fuller coloured the larger it is; NaN where there is none."""
+    """A heat map: a value for each pair of settings; NaN: no value."""
 
     x_label: str
     y_label: str
@@ -262,10 +262,10 @@ class Heat(_Chart):
         return figure
 
 
-Chart = XY | Rows | Split | Heat  # `draw` makes the figure without the title: page and PNG write it where they want it
+Chart = XY | Rows | Split | Heat  # `draw` makes the figure without its title, which the page and the PNG add
 
 
-# --- what the kinds share
+# --- drawing that the kinds share
 
 
 def _figure(height: float = HEIGHT) -> tuple[Figure, Axes]:
@@ -277,7 +277,7 @@ def _figure(height: float = HEIGHT) -> tuple[Figure, Axes]:
 
 
 def _row_figure(names: Sequence[str], legend: float = 0.0) -> tuple[Figure, Axes]:
-    """Names below each other; `legend`: inches for it above."""
+    """A figure with names below each other; `legend`: inches above for it."""
     figure, axes = _figure(0.75 + 0.31 * max(2, len(names)) + legend)
     axes.set_yticks(range(len(names)), [label(name) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
@@ -288,7 +288,7 @@ def _row_figure(names: Sequence[str], legend: float = 0.0) -> tuple[Figure, Axes
 
 
 def _legend(figure: Figure, axes: Axes, least: int = 2) -> None:
-    """Above the axes, where it covers no data; as many columns as fit. Fewer than `least` names need none."""
+    """Draw a legend above the axes, with as many columns as fit, if there are at least `least` names."""
     entries = {name: handle for handle, name in zip(*axes.get_legend_handles_labels(), strict=True) if name != NOTHING}
     if len(entries) >= least:
         width = max(map(len, entries)) * LEGEND_CHARACTER + 0.4
@@ -297,7 +297,7 @@ def _legend(figure: Figure, axes: Axes, least: int = 2) -> None:
 
 
 def _measure(axis: Axis, metric: Metric) -> None:
-    """The title of an axis and, within its limits, ticks at round numbers of the unit that fits what was drawn."""
+    """Set the title of an axis and ticks at round numbers, in a unit that fits the drawn values."""
     from matplotlib.ticker import MaxNLocator
 
     title, unit = one_line(metric.title), 1.0
@@ -315,13 +315,12 @@ def _measure(axis: Axis, metric: Metric) -> None:
 
 
 def _name_points(figure: Figure, axes: Axes, groups: Sequence[Series]) -> None:
-    """Names beside their points, each where it covers least of points, intervals and names before it.
-
-    Greedy, in the order given: put first what must be readable. Names may leave the frame only at a price.
+    """Write names beside their points, each at the place where it covers the fewest points, intervals and earlier
+    names. A place outside the frame counts as three of them.
     """
     from matplotlib.transforms import Bbox
 
-    figure.draw_without_rendering()  # from here on it is known where on the paper a value lies
+    figure.draw_without_rendering()  # computes the positions on the paper
     inch, to_paper = figure.dpi, axes.transData.transform
     taken = [Bbox([to_paper(each)] * 2).padded(0.05 * inch) for g in groups for each in zip(g.x, g.y, strict=True)]
     for group in groups:
@@ -340,7 +339,7 @@ def _name_points(figure: Figure, axes: Axes, groups: Sequence[Series]) -> None:
 
 
 def _moved(note: Annotation, place: tuple[int, int]) -> Bbox:
-    """What the name covers at that of the `PLACES`; it stays there."""
+    """Move the name to one of the `PLACES`; returns the area that it covers."""
     right, up = place
     note.set(
         position=(GAP * right, GAP * up), ha=("center", "left", "right")[right], va=("center", "bottom", "top")[up]
@@ -349,7 +348,7 @@ def _moved(note: Annotation, place: tuple[int, int]) -> Bbox:
 
 
 def _draw_uprights(axes: Axes, levels: Mapping[str, float]) -> None:
-    """Dashed lines, the names of two turned away from each other: they may lie close together."""
+    """Draw dashed vertical lines. The names of two lines are written on their outer sides."""
     for text, level in levels.items():
         axes.axvline(level, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=0.9)
         first = level == min(levels.values())

@@ -1,4 +1,4 @@
-"""The report of `fasttrain compare`: is a candidate faster, and does it learn as well as the first?"""
+"""The report of `fasttrain compare`: whether a candidate is faster, and learns as well as the first one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fasttrain.terminal import one_line
 
 FILE = "study.json"
 Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
-# 30 cells of a native game would be half a gigabyte; 32 blocks of each are 2 MB and still 30,000 episodes.
+# Reading 30 cells of a native game would take half a gigabyte. 32 blocks of each are 2 MB with 30,000 episodes.
 CELL_BYTES, CELL_BLOCKS = 2_000_000, 32
 FIGURES = (
     "steps_per_s", "speed_up", "win_rate", "mean_reward", "tail", "score_diff", "draw_rate", "mean_turns", "difference",
@@ -27,10 +27,10 @@ FIGURES = (
 
 
 def signed(value: float | None, is_rate: bool) -> str:
-    """`+1.2` of a difference; of win rates in percentage points."""
+    """A difference as `+1.2`, of win rates in percentage points."""
     if value is None:
         return NOTHING
-    value = round(100 * value if is_rate else value, 9)  # what is left of two equal means is no difference
+    value = round(100 * value if is_rate else value, 9)  # without rounding errors of equal means
     text = percent(value / 100).removesuffix(" %") if is_rate else number(value)
     return f"+{text}" if value > 0 else text
 
@@ -47,7 +47,7 @@ def margin_text(margin: float | None, is_rate: bool) -> str:
 
 
 class Comparison:
-    """study.json of a comparison: rows by candidate, the first is the baseline."""
+    """The study.json of a comparison. Of `rows`, one for each candidate, the first is the baseline."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.stored = folder, read_json(folder / FILE)
@@ -55,10 +55,10 @@ class Comparison:
         self.gate = as_mapping(self.stored.get("gate"))
         self.margin, self.threshold = (as_number(self.gate.get(name)) for name in ("margin", "threshold"))
         named = [str(row.get("name")) for row in (*as_rows(self.stored.get("candidates")), *self.rows)]
-        self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))  # as given
-        # The gate's metric; of a file that says none, the win rate where there is one.
-        told = any(Estimate.of(row.get("win_rate")).value is not None for row in self.rows)
-        self.metric_name = str(self.gate.get("metric") or ("win_rate" if told else "mean_reward"))
+        self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))
+        # A file without a gate: the win rate, if one is known.
+        has_wins = any(Estimate.of(row.get("win_rate")).value is not None for row in self.rows)
+        self.metric_name = str(self.gate.get("metric") or ("win_rate" if has_wins else "mean_reward"))
         self.title = metric_of(self.metric_name).title
         tail_of_wins = self.metric_name == "tail" and self.gate.get("curve_of") == "win rate"
         self.is_rate = self.metric_name == "win_rate" or tail_of_wins
@@ -66,7 +66,7 @@ class Comparison:
         self.done = [cell for cell in self.cells if cell.get("status") == "done"]
 
     def metric(self, name: str) -> Metric:
-        """How a figure is written; the tail of win rates as a share."""
+        """The metric of a figure. The tail of a win rate is written as a share."""
         metric = metric_of(name)
         return metric._replace(form=percent) if name == "tail" and self.is_rate else metric
 
@@ -84,7 +84,6 @@ class Comparison:
 
 
 def compare_page(folder: Path) -> Page:
-    """What there is to say of the comparison in `folder`."""
     study = Comparison(folder)
     runs = study.runs()
     pairs = [(what, over) for what in ((WINS, RETURN) if study.by_wins else (RETURN, WINS)) for over in (STEPS, TIME)]
@@ -151,7 +150,7 @@ def _verdict(study: Comparison, row: Mapping[str, Any]) -> Banner:
 
 
 def _difference_chart(study: Comparison) -> Chart:
-    """Paired differences to the baseline beside zero and the margin."""
+    """The paired differences to the baseline, with lines at zero and at the margin."""
     scale = 100.0 if study.is_rate else 1.0
     rows = []
     for row in study.rows:
@@ -196,7 +195,6 @@ def _figure_chart(study: Comparison, key: str) -> Chart:
 
 
 def _curve_chart(study: Comparison, runs: Runs, what: Learned, over: Over) -> Chart:
-    """Training episodes, mean and interval over seeds."""
     text = f"threshold {what.axis.form(study.threshold)}"
     levels = {} if study.threshold is None or (what is WINS) != study.by_wins else {text: study.threshold}
     named = {name: [episodes for _, episodes in cells] for name, cells in runs.items()}
@@ -204,7 +202,7 @@ def _curve_chart(study: Comparison, runs: Runs, what: Learned, over: Over) -> Ch
 
 
 def _figure_table(study: Comparison) -> Table:
-    """Figures down, candidates across."""
+    """A row for each figure, a column for each candidate."""
     rows: list[list[Cell | str]] = []
     for name in FIGURES:
         values = [Estimate.of(row.get(name)) for row in study.rows]

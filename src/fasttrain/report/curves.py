@@ -1,4 +1,4 @@
-"""From many episodes, and from the windows of perf.json, to curves and to the charts of them. Pure."""
+"""Makes curves and charts from training episodes and from the windows of perf.json. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fasttrain.report.words import Metric, number, percent, seconds
 from fasttrain.runs.logs import TERM, Episodes
 from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
 
-MOST_BINS = 100  # more points than a 420 pt wide chart resolves make the page larger, not clearer
+MOST_BINS = 100  # points of a curve: a chart 420 pt wide shows no more
 EPISODES_PER_BIN = 20
 POINTS = 80  # of a mean over seeds
-SEED_BINS = 40  # of a seed's curve: fewer than in a run's own report, because the band over seeds shows the noise
+SEED_BINS = 40  # of a seed's curve; fewer than in a run's own report, because the band over seeds shows the noise
 QUANTILES = (0.1, 0.9)
 MOST_REASONS, MOST_TERMS = 6, 6
-MOST_WINDOWS = 120  # a run of hours writes twice as many; what a chart shows apart is about this many
-TINY_SHARE = 0.01  # phases below it are one part of the chart, "rest"
+MOST_WINDOWS = 120  # a run of hours writes twice as many, and a chart shows no more
+TINY_SHARE = 0.01  # smaller phases are shown together as "rest"
 PHASE_LOOK = {  # name, colour
     "action": ("choose actions", 5), "env_step": ("step envs", 1), "buffer": ("store", 4),
     "replay_sample": ("draw batches", 2), "train_fwd": ("forward", 0), "train_bwd": ("backward", 6),
@@ -37,7 +37,7 @@ PHASE_LOOK = {  # name, colour
 
 
 def groups(count: int, most: int = MOST_BINS) -> list[slice]:
-    """Consecutive stretches of `count` observations, each of about `EPISODES_PER_BIN` or more; at most `most`."""
+    """Divides `count` observations into at most `most` stretches of about `EPISODES_PER_BIN` or more."""
     if count == 0:
         return []
     bins = max(min(count, 8), min(most, count // EPISODES_PER_BIN))
@@ -57,7 +57,7 @@ def spread_curve(x: Floats, y: Floats, most: int = MOST_BINS) -> Series:
 
 
 def rate_curve(x: Floats, hits: Floats) -> Series:
-    """Share of hits along `x` with Wilson's 95 % interval of each stretch."""
+    """Share of `hits` (0 or 1) along `x`, with Wilson's 95 % interval of each stretch."""
     parts, hits = groups(len(x)), np.clip(hits, 0.0, 1.0)
     counts = np.array([part.stop - part.start for part in parts], dtype=np.float64)
     rates = _means(hits, parts)
@@ -66,21 +66,21 @@ def rate_curve(x: Floats, hits: Floats) -> Series:
 
 
 def name_shares(x: Floats, names: Sequence[str], most: int) -> tuple[Floats, dict[str, Floats]]:
-    """Shares of the `most` commonest names along `x`; the others together as `others`."""
+    """Shares of the `most` commonest names along `x`, with all others together as `others`."""
     totals, parts = Counter(names), groups(len(x))
-    kept = [name for name, _ in totals.most_common(most if len(totals) <= most else most - 1)]
-    counted = [Counter(names[part]) for part in parts]
-    shares = {name: np.array([count[name] / count.total() for count in counted]) for name in kept}
-    if len(kept) < len(totals):
+    common = [name for name, _ in totals.most_common(most if len(totals) <= most else most - 1)]
+    counts = [Counter(names[part]) for part in parts]
+    shares = {name: np.array([count[name] / count.total() for count in counts]) for name in common}
+    if len(common) < len(totals):
         shares["others"] = 1.0 - sum(shares.values(), np.zeros(len(parts)))
     return _means(x, parts), shares
 
 
 def across_seeds(curves: Sequence[Series], bounds: tuple[float, float] = (-np.inf, np.inf)) -> Series | None:
-    """Mean of several runs' curves on the stretch of x that all of them have, with Student's 95 % interval.
+    """The mean of several runs' curves over their common range of x, with Student's 95 % interval.
 
-    One run has no interval: its band is the line itself. None where there is nothing in common. The interval is kept
-    within `bounds`, what the values can be.
+    The interval is clipped to `bounds`, the range of possible values. The band of a single run is its line. None if the
+    runs have no range in common.
     """
     low, high = (pick([c.x[at] for c in curves], default=np.nan) for pick, at in ((max, 0), (min, -1)))
     if not low <= high:
@@ -92,7 +92,7 @@ def across_seeds(curves: Sequence[Series], bounds: tuple[float, float] = (-np.in
 
 
 def pareto_front(speed: Sequence[float], quality: Sequence[float]) -> list[int]:
-    """Indices of what nothing else beats in both, by rising speed."""
+    """Indices of the points that no other point beats in both speed and quality, by rising speed."""
     front: list[int] = []
     for index in sorted(range(len(speed)), key=lambda i: (-speed[i], -quality[i])):
         if not front or quality[index] > quality[front[-1]]:
@@ -104,7 +104,7 @@ def pareto_front(speed: Sequence[float], quality: Sequence[float]) -> list[int]:
 
 
 class Over(NamedTuple):
-    """What learning is shown over: the column of x, and its name in files."""
+    """The x axis of a learning curve: its name in file names, and its column in episodes.csv."""
 
     name: str
     column: str
@@ -112,7 +112,7 @@ class Over(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """What is learned: how its charts are called, its columns in episodes.csv, the figure of evaluations."""
+    """The y axis of a learning curve: names of its charts, columns in episodes.csv, and the figure of evaluations."""
 
     name: str
     axis: Metric
@@ -137,7 +137,7 @@ SCORE = Learned("score_difference", Metric("score difference"), SCORE_KEYS, "sco
 
 
 def along(episodes: Episodes, over: Over, columns: Sequence[str]) -> tuple[Floats, Floats] | None:
-    """The x of `over` and the first of the `columns`, where both have numbers."""
+    """The x of `over` and the first of the `columns` that has numbers, without rows in which one is missing."""
     at, values = episodes.column((over.column,)), episodes.column(columns)
     if at is None or values is None:
         return None
@@ -148,7 +148,7 @@ def along(episodes: Episodes, over: Over, columns: Sequence[str]) -> tuple[Float
 def learning_charts(
     episodes: Episodes, evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
 ) -> list[Chart]:
-    """Return and win rate over env steps and over time; score difference and reward terms over env steps."""
+    """Charts of return and win rate over env steps and time, of score difference and reward terms over env steps."""
     pairs = [(RETURN, STEPS), (RETURN, TIME), (WINS, STEPS), (WINS, TIME), (SCORE, STEPS)]
     charts: list[Chart] = []
     for what, over in pairs:
@@ -160,7 +160,7 @@ def learning_charts(
 
 
 def _evaluated(evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], x: str, name: str) -> list[Series]:
-    """Greedy evaluations on the way and the final one."""
+    """The greedy evaluations during training and the final one, as points."""
     rows = [
         (row.get(x), Estimate(row.get(name), row.get(f"{name}_low"), row.get(f"{name}_high"))) for row in evaluations
     ]
@@ -175,7 +175,6 @@ def _evaluated(evaluations: Sequence[Mapping[str, Any]], summary: Mapping[str, A
 
 
 def _terms_chart(episodes: Episodes, terms: Mapping[str, Any]) -> Chart:
-    """Means of the reward's terms; the largest ones where there are many."""
     lines = []
     for place, name in enumerate(sorted(terms, key=lambda name: -abs(as_number(terms[name]) or 0.0))[:MOST_TERMS]):
         if found := along(episodes, STEPS, (TERM + name,)):
@@ -185,7 +184,7 @@ def _terms_chart(episodes: Episodes, terms: Mapping[str, Any]) -> Chart:
 
 
 def elo_chart(self_play: Mapping[str, Any]) -> Chart:
-    """Ratings of the pool's snapshots over when they were taken; the learner's own as a level."""
+    """Elo ratings of the pool's snapshots over their env steps, and the learner's as a horizontal line."""
     rows = [(as_number(row.get("env_steps")), as_number(row.get("elo"))) for row in as_rows(self_play.get("pool"))]
     rated = np.array(sorted((x, y) for x, y in rows if x is not None and y is not None)).reshape(-1, 2)
     drawn = [Series(name="", x=rated[:, 0], y=rated[:, 1])] if len(rated) else []
@@ -200,7 +199,7 @@ def seeds_chart(
     runs: Mapping[str, Sequence[Episodes]], colors: Mapping[str, int], what: Learned, over: Over,
     levels: Mapping[str, float] | None = None,
 ) -> Chart:  # fmt: skip
-    """Training episodes of several runs by what they have in common, mean and interval over seeds."""
+    """Mean curves of groups of runs over training episodes, with intervals over seeds."""
     lines = []
     for name, found in runs.items():
         pairs = [along(episodes, over, what.columns) for episodes in found]
@@ -215,7 +214,7 @@ def seeds_chart(
 
 
 def ending_charts(episodes: Episodes, quality: Mapping[str, Any]) -> list[Chart]:
-    """How episodes ended: during training, and of the final policy."""
+    """Charts of the end reasons: of training episodes, and of the final policy's episodes."""
     at, names, lines = episodes.column(("env_steps",)), list[str](), list[Series]()
     if at is not None and episodes.reasons:
         steps, shares = name_shares(at, episodes.reasons, MOST_REASONS)
@@ -230,16 +229,16 @@ def ending_charts(episodes: Episodes, quality: Mapping[str, Any]) -> list[Chart]
 
 
 def endings(by_name: Mapping[str, Mapping[str, Any]], order: Sequence[str] = ()) -> Chart:
-    """Shares of end reasons per name; those beyond `MOST_REASONS` together."""
+    """Shares of end reasons for each name, at most `MOST_REASONS`; the others are shown together."""
     known = {n: {r: as_number(share) or 0.0 for r, share in found.items()} for n, found in by_name.items() if found}
     totals = Counter[str]()
     for found in known.values():
         totals.update(found)
     ranked = [*(name for name in order if name in totals), *(n for n, _ in totals.most_common() if n not in order)]
-    kept = ranked if len(ranked) <= MOST_REASONS else ranked[: MOST_REASONS - 1]
-    colors = [*order, *(name for name in kept if name not in order)]
-    values = {reason: np.array([found.get(reason, 0.0) for found in known.values()]) for reason in kept}
-    if len(kept) < len(ranked):
+    common = ranked if len(ranked) <= MOST_REASONS else ranked[: MOST_REASONS - 1]
+    colors = [*order, *(name for name in common if name not in order)]
+    values = {reason: np.array([found.get(reason, 0.0) for found in known.values()]) for reason in common}
+    if len(common) < len(ranked):
         values["others"] = np.clip(1.0 - sum(values.values(), np.zeros(len(known))), 0.0, 1.0)
     parts = {reason: (_reason_color(reason, colors), shares) for reason, shares in values.items()}
     return Split(name="endings", title="How evaluated episodes ended", value=Metric("share of episodes", percent),
@@ -254,13 +253,13 @@ def _reason_color(name: str, order: Sequence[str]) -> int:
 
 
 def phase_ms(total: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds per 1,000 env steps of each phase that took any time."""
+    """Phase → milliseconds per 1,000 env steps, of the phases that took any time."""
     found = {phase: as_number(total.get(f"{phase}_ms")) for phase in PHASES}
     return {phase: value for phase, value in found.items() if value}
 
 
 def time_charts(total: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Phases of [PERF] as bars and along the run; throughput, load and memory."""
+    """Charts of the phases of [PERF], as bars and over time, and of throughput, load and memory."""
     phases = phase_ms(total)
     wall = sum(phases.values())
     rows = [
@@ -273,7 +272,7 @@ def time_charts(total: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) 
 
 
 def window_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Of consecutive stretches of training, as perf.json has them; fewer than two make no curve."""
+    """Charts over time from the windows in perf.json; none with fewer than two windows."""
     rows = [row for row in rows if None not in (as_number(row.get("wall_s")), as_number(row.get("env_steps")))]
 
     def column(name: str) -> Floats:
@@ -292,11 +291,11 @@ def window_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     def mean(name: str) -> Floats:
         values = column(name)
         known = lasted * np.isfinite(values)
-        with np.errstate(invalid="ignore"):  # 0 of 0 seconds: not known
+        with np.errstate(invalid="ignore"):  # 0 / 0 where the value is not known
             return summed(known * np.nan_to_num(values)) / summed(known)
 
     def curve(values: Floats, name: str = "", color: int = 0) -> list[Series]:
-        known = np.isfinite(values).mean() > 0.5  # else a line of holes
+        known = np.isfinite(values).mean() > 0.5  # else the line would have mostly gaps
         return [Series(name=name, x=ends, y=values, color=color, stepped=True)] if known else []
 
     used = {phase: summed(np.nan_to_num(column(f"{phase}_ms")) * steps) for phase in PHASES}
@@ -316,7 +315,7 @@ def window_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def shares_of(used: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Of the main thread's time in each window, by phase, the small ones together as `rest`, if that can be seen."""
+    """Phase → its share of the main thread's time in each window. Small phases together are `rest`, if visible."""
     total = np.maximum(np.sum(list(used.values()), axis=0), 1e-12)
     whole = float(total.sum())
     parts = {name: each / total for name, each in used.items() if name != "other" and each.sum() >= TINY_SHARE * whole}

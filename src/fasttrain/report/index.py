@@ -1,6 +1,6 @@
-"""`fasttrain report run=FOLDER`: report.html of a run, a sweep, a study or several runs: one file that opens offline.
+"""`fasttrain report run=FOLDER`: report.html of a run, a sweep, a study or several runs, one file that opens offline.
 
-What a page says comes from `*_page.py`; this module finds out which folders it has before it.
+The `*_page.py` modules make the contents of the pages. This module chooses the page by the files in a folder.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from fasttrain.spec.config import Config
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Write the report of `run=FOLDER`, or of several, and say where it is. Raises ConfigError: no folder with files of
-    ours, or one that cannot be written to."""
+    """Write the report of `run=FOLDER`, or of several folders, and print where it is. Raises ConfigError if a folder
+    has no files of fasttrain or cannot be written to.
+    """
     typed = {key for key, source in sources.items() if source == "command line"}
     if ignored := sorted(typed - {"run", "output"}):
         raise ConfigError(f"report takes run=… and output=… only: {', '.join(ignored)} would do nothing")
@@ -42,7 +43,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 def named_folders(text: str) -> list[Path]:
-    """`A,B` of `run=A,B`; a folder with a comma in its name is found where it exists."""
+    """The folders A and B of `run=A,B`. An existing folder with a comma in its name is recognized."""
     found, name = [], ""
     for part in text.split(","):
         name = f"{name},{part}" if name else part
@@ -53,8 +54,9 @@ def named_folders(text: str) -> list[Path]:
 
 
 def _over_all(folders: Sequence[Path], output: str | None) -> Path:
-    """One page over the runs in, or below, all these folders. Raises ConfigError: one is not there, there is no run, or
-    no place for the page."""
+    """Write one page over the runs in or below these folders. Raises ConfigError if a folder is missing, there is no
+    run, or the page cannot be written there.
+    """
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"run={folder}: no such folder; name those of runs, run=A,B")
@@ -74,13 +76,14 @@ def _over_all(folders: Sequence[Path], output: str | None) -> Path:
 
 
 def write_report(folder: Path) -> Path:
-    """report.html for what lies in `folder`, its pictures in `folder`/report; returns the page. Raises ConfigError:
-    nothing of ours lies there; OSError: it cannot be written."""
+    """Write report.html into `folder` and its pictures into `folder`/report; returns the page's path. Raises
+    ConfigError if the folder has no files of fasttrain, OSError if it cannot be written to.
+    """
     return write_page(page_of(folder), folder)
 
 
 def page_of(folder: Path) -> Page:
-    """The page for a study, a sweep or a run, found out by its files. Raises ConfigError: it is none of them."""
+    """The page of the study, sweep or run in `folder`. Raises ConfigError if it holds none."""
     if not folder.is_dir():
         raise ConfigError(f"run={folder}: no such folder; name that of a run, a sweep or a study")
     kind = _kind(folder)
@@ -93,7 +96,7 @@ def page_of(folder: Path) -> Page:
 
 
 def _kind(folder: Path) -> Callable[[Path], Page] | None:
-    """The function that makes the page of a folder; None: nothing of ours lies there."""
+    """The function that makes the page of a folder; None if it has no files of fasttrain."""
     if (folder / STUDY).is_file():
         return compare_page if read_json(folder / STUDY).get("command") == "compare" else study_page
     if (folder / SWEEP).is_file():

@@ -1,6 +1,6 @@
-"""A page as plain data, and how it becomes report.html with pictures beside it.
+"""A report page as plain data, and how it is written as report.html with pictures beside it.
 
-In the SVG every colour becomes `var(--…)`, so that the page's style sheet decides; text stays text, in the page's font.
+Colours in the SVG become `var(--…)` of the page's style sheet. Text in the SVG stays text, in the page's font.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TONES: dict[str, Tone] = {  # of cells and verdicts
 
 
 class Tile(NamedTuple):
-    """One number worth seeing first; where there is none, the page has no such tile."""
+    """A number at the top of the page. A tile without a value is left out."""
 
     label: str
     value: str
@@ -47,7 +47,7 @@ class Tile(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A table's field; `share` 0..1 draws a bar behind it, `link` is relative to the page."""
+    """A cell of a table. `share` (0..1) draws a bar behind it; `link` is relative to the page."""
 
     text: str
     note: str = ""
@@ -64,25 +64,25 @@ class Cell(NamedTuple):
 
     @classmethod
     def run(cls, text: str, run: Path, folder: Path) -> Cell:
-        """Leads from the page in `folder` to a run's own page or folder, if that lies below it."""
+        """A cell with a link from the page in `folder` to a run's page or folder, if the run lies below `folder`."""
         try:
             target = run.resolve().relative_to(folder.resolve()) / (FILE if (run / FILE).is_file() else "")
             return cls(text, link="./" + quote(target.as_posix()) if run.is_dir() else "")
-        except (OSError, ValueError):  # elsewhere; a name no file can have
+        except (OSError, ValueError):  # the run is not below `folder`, or its name is impossible
             return cls(text)
 
 
 @dataclass(slots=True)
 class Table:
-    """`names` that begin with `>` are columns of numbers, set to the right. What has no text in any row is left out."""
+    """A table. `names` that begin with `>` are columns of numbers, aligned to the right. Empty columns are left out."""
 
     names: Sequence[str]
     rows: Sequence[Sequence[Cell | str]]
     title: str = ""
     note: str = ""
     folded: bool = False
-    columns: Sequence[tuple[str, bool]] = field(init=False)  # name and whether it holds numbers
-    cells: Sequence[Sequence[Cell]] = field(init=False)  # rows of fields, in the order of `columns`
+    columns: Sequence[tuple[str, bool]] = field(init=False)  # name, and whether it holds numbers
+    cells: Sequence[Sequence[Cell]] = field(init=False)  # rows of cells in the order of `columns`
 
     def __post_init__(self) -> None:
         rows = [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
@@ -92,7 +92,7 @@ class Table:
 
 
 class Video(NamedTuple):
-    """A film with what it shows; `link` is relative to the page."""
+    """A video with its title; `link` is relative to the page."""
 
     title: str
     link: str
@@ -108,7 +108,7 @@ class Banner(NamedTuple):
 
 @dataclass(slots=True)
 class Section:
-    """A heading with charts, tables and videos below it; those that have nothing to show are left out."""
+    """A heading with charts, tables and videos below it. Empty ones are left out."""
 
     title: str
     text: str = ""
@@ -126,7 +126,7 @@ class Section:
 
 @dataclass(slots=True)
 class Page:
-    """Everything that a report says; text in it is from anywhere and trusted nowhere. Empty parts are left out."""
+    """The contents of a report. Empty parts are left out. Texts are not trusted: the template escapes them."""
 
     kind: str
     title: str
@@ -143,21 +143,21 @@ class Page:
 
 
 def place_of(folder: Path, *files: str) -> list[tuple[str, str]]:
-    """When the newest of the `files` was written, and where they lie."""
+    """Facts for the top of a page: date of the newest of the `files`, and the folder's name."""
     newest = max(((folder / name).stat().st_mtime for name in files if (folder / name).is_file()), default=None)
     date = "" if newest is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(newest))
     return [("date", date), ("folder", folder.resolve().name)]
 
 
 def cells_tile(cells: Sequence[Mapping[str, Any]]) -> Tile:
-    """How many runs a study has, and how long they took."""
+    """A tile with the number of a study's cells and their time."""
     done = sum(cell.get("status") == "done" for cell in cells)
     took = sum(as_number(cell.get("seconds")) or 0.0 for cell in cells)
     return Tile("Cells", number(len(cells)), f"{done} done, {seconds(took)} in all")
 
 
 def cell_table(folder: Path, cells: Sequence[Mapping[str, Any]], title: str, metric: str, folded: bool) -> Table:
-    """A study's runs in `folder`; without a `metric` that they are judged by, with their settings."""
+    """The table of a study's cells. It shows the `metric`, or the overrides if `metric` is empty."""
     rows: list[list[Cell | str]] = []
     for cell in cells:
         run, status = folder / str(cell.get("folder") or "."), str(cell.get("status", ""))
@@ -178,13 +178,13 @@ def cell_table(folder: Path, cells: Sequence[Mapping[str, Any]], title: str, met
     return Table(names, rows, f"{said} a run in a process of its own", folded=folded)
 
 
-# --- written
+# --- writing
 
 
 def write_page(page: Page, folder: Path, name: str = FILE) -> Path:
-    """report.html in `folder`, and report/NAME.png for each of its charts; returns the first. `name`: another one.
+    """Write the page `name` into `folder`, and a PNG of each chart into a folder beside it. Returns the page's path.
 
-    The page is written last, whole or not at all.
+    The page is written last, completely or not at all.
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -206,7 +206,7 @@ def write_page(page: Page, folder: Path, name: str = FILE) -> Path:
 
 
 def _draw(charts: Sequence[Chart], folder: Path) -> dict[str, str]:
-    """SVG by chart; the PNG are written into `folder`."""
+    """Chart name → SVG. Writes the PNG files into `folder`."""
     folder.mkdir(exist_ok=True)
     drawn = {}
     with style():
@@ -223,9 +223,9 @@ BY_HEX = {value: f"var(--{name})" for name, value in LIGHT.items()}
 PNG_DPI = 144
 TITLE_INCHES = 0.33
 STYLE: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib; the page puts its own in its place
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib; the page replaces it
     "font.size": 9.5,
-    "text.parse_math": False,  # an env may call something "$x"
+    "text.parse_math": False,  # names of envs may contain $
     "text.color": INK,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
@@ -252,15 +252,15 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """matplotlib's settings for the figures made inside, whatever a user's matplotlibrc says."""
-    logger = logging.getLogger("matplotlib")  # says that it builds its font cache, on the first use after installing
+    """matplotlib's settings for figures that are made inside the block; a user's matplotlibrc is ignored."""
+    logger = logging.getLogger("matplotlib")  # logs that it builds its font cache, at its first use
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         from matplotlib.style import context
 
         with warnings.catch_warnings():
-            # A glyph that DejaVu Sans lacks is a box in the PNG; the page's own font may have it.
+            # A glyph that DejaVu Sans lacks is a box in the PNG; the page's font may have it.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             with context(["default", STYLE]):
                 yield
@@ -269,7 +269,7 @@ def style() -> Iterator[None]:
 
 
 def to_svg(figure: Figure, prefix: str) -> str:
-    """Inline SVG whose ids all begin with `prefix`, for several pictures share a page."""
+    """Inline SVG. Its ids begin with `prefix`, because several pictures share a page."""
     from matplotlib import rc_context
 
     out = io.StringIO()
@@ -283,7 +283,7 @@ def to_svg(figure: Figure, prefix: str) -> str:
 
 
 def _tag(tag: str, prefix: str) -> str:
-    """One tag for the page. Text between tags has its `<` and `>` escaped, so that this never sees it."""
+    """Rewrite one tag of the SVG for the page. Text between tags has `<` and `>` escaped and never gets here."""
     if tag.startswith("<!--"):
         return ""
     if tag.startswith("<svg"):
@@ -296,9 +296,9 @@ def _tag(tag: str, prefix: str) -> str:
 
 
 def to_png(figure: Figure, file: Path, title: str) -> None:
-    """The light theme, with the title that the page writes above the picture.
+    """Write a PNG in the light theme, with the title above the picture.
 
-    The title is a strip of pixels of its own: inside the figure it would lie on a legend that stands outside the axes.
+    The title is drawn as a figure of its own, because inside the figure it would cover a legend outside the axes.
     """
     from matplotlib.figure import Figure
     from matplotlib.image import imsave

@@ -1,4 +1,4 @@
-"""The report of one run: its files, read with patience, for each may be missing, cut or from another version."""
+"""The report of one run. Each of its files may be missing, incomplete or from another version."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from fasttrain.spec.plan import is_notable
 from fasttrain.spec.precedence import key_of
 from fasttrain.terminal import one_line
 
-FILES = ("summary.json", "plan.json", "episodes.csv")  # any of them makes a folder a run's
+FILES = ("summary.json", "plan.json", "episodes.csv")  # a folder with one of them is a run's
 QUALITY = ("episodes", "distinct_episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
 VIDEO, MOST_VIDEOS = re.compile(r"step_(\d+)\.mp4"), 8
 LENGTHS = ("mean_length", "mean_turns")
 
 
 def run_page(folder: Path) -> Page:
-    """What there is to say of the run in `folder`."""
     summary, plan, perf = (read_json(folder / f"{name}.json") for name in ("summary", "plan", "perf"))
     config, flags = as_mapping(plan.get("config")), as_rows(plan.get("flags")) or as_rows(summary.get("plan"))
     total = as_mapping(perf.get("total")) or as_mapping(summary.get("perf"))  # [PERF] over the whole run
@@ -67,7 +66,7 @@ def run_page(folder: Path) -> Page:
 
 
 def _videos(folder: Path) -> Section:
-    """Those made on the way, the newest first; of many the newest and an even choice of the others."""
+    """The videos made during training, the newest first; of many the newest and an even choice of the others."""
     made = {int(found[1]): file for file in folder.glob("videos/*.mp4") if (found := VIDEO.fullmatch(file.name))}
     steps = sorted(made)
     shown = dict.fromkeys(
@@ -84,7 +83,7 @@ def _overrides(summary: Mapping[str, Any]) -> list[str]:
 
 def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     env, seed = as_mapping(config.get("env")), summary.get("seed", config.get("seed"))
-    # The profile by what was typed, else by where flags got their values.
+    # The profile that was typed, else the one in the flags' sources.
     profiles = [text.partition("=")[2] for text in _overrides(summary) if key_of(text) == "profile"]
     sources = [str(row.get("source", "")) for row in flags]
     profiles += [source.removeprefix("profile ") for source in sources if source.startswith("profile ")]
@@ -118,13 +117,13 @@ def _tiles(summary: Mapping[str, Any], total: Mapping[str, Any], quality: Mappin
     ]  # fmt: skip
     for metric, found in ((METRICS[name], quality_in(quality, name)) for name in ("win_rate", "mean_reward")):
         note = f"{found.interval(metric.form)}, greedy".lstrip(", ")
-        tiles.append(Tile(metric.heading, metric.form(found.value), note))
+        tiles.append(Tile(metric.heading, metric.form(found.value), note))  # no value: the page leaves the tile out
     elo = as_mapping(summary.get("self_play")).get("elo")
     tiles.append(Tile("Learner's Elo", number(elo), "by the snapshots it met"))
     if phases := phase_ms(total):
-        wall, used = max(phases.items(), key=lambda item: item[1])
+        slowest, used = max(phases.items(), key=lambda item: item[1])
         note = f"{percent(used / sum(phases.values()), 0)} of the main thread's time"
-        tiles.append(Tile("The wall", PHASE_LOOK[wall][0], note))
+        tiles.append(Tile("Bottleneck", PHASE_LOOK[slowest][0], note))
     gpu = "" if as_number(use.get("gpu")) is None else f"GPU {percent(use['gpu'], 0)} · "
     return [*tiles, Tile("CPU busy", percent(use.get("cpu"), 0), f"{gpu}{size(use.get('memory_bytes'))} of memory")]
 
@@ -168,7 +167,7 @@ def _pool_table(self_play: Mapping[str, Any]) -> Table:
 def _limits(limits: Mapping[str, Any]) -> str:
     words = {"env_only": "stepping envs", "policy_only": "choosing actions", "update_only": "updating"}
     found = {text: as_number(limits.get(f"{key}_steps_per_s")) for key, text in words.items()}
-    parts = [f"{value:,.0f} steps/s if {text} were all it did" for text, value in found.items() if value]
+    parts = [f"{value:,.0f} steps/s with {text} alone" for text, value in found.items() if value]
     return f"The limits of this run: {'; '.join(parts)}." if parts else ""
 
 
@@ -241,7 +240,7 @@ def _engine_tables(engines: Mapping[str, Any]) -> list[Table]:
 
 
 def _plan_table(flags: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Table:
-    """What `is_notable` first: other than in a plain script, typed, measured, or a fast path that ended off."""
+    """All flags; those that `is_notable` selects come first."""
     spec = ALGORITHMS.get(str(as_mapping(config.get("algo")).get("name")))
     rows: list[list[Cell | str]] = []
     notable = sum(is_notable(row, spec) for row in flags)

@@ -1,4 +1,4 @@
-"""The report over several runs: those that differ in the seed alone are a group, with intervals over its seeds."""
+"""The report over several runs. Runs that differ in the seed only form a group, with intervals over its seeds."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
 from fasttrain.terminal import one_line
 
-RUN_BYTES, RUN_BLOCKS = 2_000_000, 32  # what is read of each episodes.csv: a hundred runs of a native game are many
-# Settings that change nothing of what a run learns or how fast, and so do not tell groups apart.
-APART = (*NOT_COMPARED, "seed", "live", "report", "loggers", "callbacks", "checkup", "video", "checkpoint")
-MOST_IN_NAME = 3  # settings; more are only in the table
+RUN_BYTES, RUN_BLOCKS = 2_000_000, 32  # read of each episodes.csv, because there may be a hundred runs
+# Settings that influence neither learning nor speed; groups may differ in them.
+IGNORED = (*NOT_COMPARED, "seed", "live", "report", "loggers", "callbacks", "checkup", "video", "checkpoint")
+MOST_IN_NAME = 3  # settings in a group's name; if more differ, only the table shows them
 FIGURES = ("win_rate", "mean_reward", "steps_per_s")
 
 
 class Run(NamedTuple):
-    """One of them; `settings` by dotted key as they were asked for."""
+    """A run. `settings`: dotted key → requested value."""
 
     folder: Path
     name: str
@@ -36,11 +36,11 @@ class Run(NamedTuple):
 
     @classmethod
     def of(cls, folder: Path, above: Path) -> Run:
-        """The run by its files, each of which may be missing."""
+        """Read a run's files, each of which may be missing."""
         plan = read_json(folder / "plan.json")
         config = as_mapping(plan.get("config"))
         settings = flat(config) if config else {}
-        for row in as_rows(plan.get("flags")):  # what was resolved differs by what machine and moment offered
+        for row in as_rows(plan.get("flags")):  # effective values differ between machines
             if row.get("flag") in settings:
                 settings[row["flag"]] = row.get("requested")
         name = os.path.relpath(folder, above).replace(os.sep, "/")
@@ -61,8 +61,8 @@ class Run(NamedTuple):
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The settings in which they differ; what only some of them know is younger than the others."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings if key.split(".")[0] not in APART)
+    """The settings in which the runs differ. A setting that an older run does not have yet is ignored there."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings if key.split(".")[0] not in IGNORED)
     return [key for key in keys if len({_text(run.settings[key]) for run in runs if key in run.settings}) > 1]
 
 
@@ -71,7 +71,7 @@ def _text(value: object) -> str:
 
 
 def grouped(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs of the same settings but seed, by a name for them, in the order in which they came."""
+    """Group name → runs with the same settings except the seed, in the order of the runs."""
     keys = differing(runs)
     groups: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
@@ -93,7 +93,7 @@ def _name(run: Run, keys: Sequence[str]) -> str:
 
 
 def runs_page(folders: Sequence[Path], above: Path) -> Page:
-    """What there is to say of the runs in `folders`; the page is to lie in `above`."""
+    """The page of the runs in `folders`; it will be written into `above`."""
     runs = [Run.of(folder, above) for folder in folders]
     groups, keys = grouped(runs), differing(runs)
     colors = {name: color_of(place) for place, name in enumerate(groups)}
@@ -160,7 +160,7 @@ def _run_table(groups: Mapping[str, Sequence[Run]], above: Path) -> Table:
 
 
 def _link(run: Path, above: Path) -> str:
-    """To the run's own page, or to its folder."""
+    """A link to the run's page, or to its folder."""
     try:
         target = os.path.relpath((run / FILE) if (run / FILE).is_file() else run, above)
     except ValueError:  # on another drive

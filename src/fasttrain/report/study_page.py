@@ -1,4 +1,4 @@
-"""The reports of runs with other settings: a sweep's combinations, an ablation's levers, the trials of tuning."""
+"""The reports of a sweep (combinations of settings), of `compare candidates=ablate` (levers) and of `tune` (trials)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from fasttrain.terminal import one_line
 SWEEP, STUDY = "sweep.json", "study.json"
 INTERVALS = "lines: 95 % intervals"
 MOST_BARS, MOST_ROWS = 40, 24
-DRAWN = ("within", "added", "steps_per_s", "update_ratio", "memory_bytes", "quality")  # most telling first
+DRAWN = ("within", "added", "steps_per_s", "update_ratio", "memory_bytes", "quality")  # the most important first
 MOST_CHARTS = 4
 
 # --- ablate, tune
 
 
 def study_page(folder: Path) -> Page:
-    """What there is to say of the study in `folder`: rows of levers, or of trials in rungs."""
+    """The page of the study in `folder`, whose rows are levers or trials."""
     stored = read_json(folder / STUDY)
     rows, cells, result = as_rows(stored.get("rows")), as_rows(stored.get("cells")), Estimate.of(stored.get("result"))
     command = one_line(stored.get("command") or "study")
@@ -71,7 +71,7 @@ def _study_cell(key: str, value: object) -> Cell:
 
 
 def _study_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Bars of the first few figures that differ between rows."""
+    """Bar charts of the first few figures that differ between rows."""
     charts: list[Chart] = []
     for key in DRAWN:
         shown = _shown(rows, key)
@@ -83,7 +83,9 @@ def _study_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Estimate]]:
-    """What to draw of a figure: as stored; of trials in rungs each setting's longest, means over turns, best first."""
+    """The names and values to draw. Of trials, for each setting the mean over the turns of its highest rung, the best
+    first.
+    """
     named = [(_plain(row.get("name", row.get("point"))), row, Estimate.of(row.get(key))) for row in rows]
     named = [each for each in named if each[2].value is not None]
     if not any("rung" in row for row in rows):
@@ -100,21 +102,21 @@ def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Estim
 
 @dataclass(slots=True)
 class Setting:
-    """Cells that differ in nothing but the seed."""
+    """The cells of a sweep that differ in the seed only."""
 
     values: tuple[str, ...]
     name: str
     cells: list[dict[str, Any]] = field(default_factory=list)
 
     def figure(self, name: str) -> Estimate:
-        """Speed or final quality: one cell's own interval, or that of the mean over several seeds."""
+        """Speed or final quality, with the interval over seeds; of a single cell over its episodes."""
         if name == "steps_per_s":
             return over_seeds(Estimate(as_number(cell.get(name))) for cell in self.cells)
         return over_seeds(quality_of(as_mapping(cell.get("summary")), name) for cell in self.cells)
 
 
 def sweep_page(folder: Path) -> Page:
-    """What there is to say of the sweep in `folder`: every combination of settings, its speed and its quality."""
+    """The page of the sweep in `folder`: speed and quality of every combination of settings."""
     stored = read_json(folder / SWEEP)
     cells = as_rows(stored.get("cells"))
     swept = [one_line(key) for key in as_list(stored.get("swept")) if isinstance(key, str)]
@@ -139,7 +141,7 @@ def sweep_page(folder: Path) -> Page:
 
 
 def settings_of(cells: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[Setting]:
-    """Cells by their values of `keys`, in the order in which they ran."""
+    """The cells grouped by their values of `keys`, in the order in which they ran."""
     settings: dict[tuple[str, ...], Setting] = {}
     for cell in cells:
         typed = _typed(cell)
@@ -198,14 +200,14 @@ def _heat(settings: Sequence[Setting], keys: Sequence[str], name: str, color: in
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """Each once: numbers by size, else as they came."""
+    """The different values: numbers sorted, others in their order."""
     once = list(dict.fromkeys(values))
     numbers = {value: as_number(value) for value in once}
     return once if None in numbers.values() else sorted(once, key=lambda value: numbers[value] or 0.0)
 
 
 def _pareto_charts(settings: Sequence[Setting], keys: Sequence[str], metric: str) -> list[Chart]:
-    """Speed against quality; the front is what nothing else beats in both."""
+    """Speed against quality, with the Pareto front."""
     speed = np.array([each.figure("steps_per_s").value for each in settings], dtype=np.float64)  # NaN where unknown
     quality = np.array([each.figure(metric)[:3] for each in settings], dtype=np.float64).reshape(-1, 3)
     both = np.flatnonzero(np.isfinite(speed) & np.isfinite(quality[:, 0]))

@@ -1,4 +1,4 @@
-"""What the JSON files of runs and studies hold, read with patience: numbers, lists, figures with intervals. Pure."""
+"""Reads values of JSON files that may be incomplete or wrong: numbers, lists, figures with intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fasttrain.intervals import student
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number, else None: files may be cut or come from another version."""
+    """The value as a finite number, else None."""
     if isinstance(value, bool) or value is None or value == "":
         return None
     try:
@@ -27,7 +27,7 @@ def as_mapping(value: object) -> dict[str, Any]:
 
 
 def as_rows(value: object) -> list[dict[str, Any]]:
-    """The objects of a list, empty where there is none."""
+    """The objects of a list; empty if the value is no list."""
     return [dict(row) for row in as_list(value) if isinstance(row, Mapping)]
 
 
@@ -36,16 +36,16 @@ def as_list(value: object) -> list[Any]:
 
 
 class Estimate(NamedTuple):
-    """A value with its interval; None is what the file does not say."""
+    """A value with its interval. None: not in the file."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
-    never: bool = False  # stored, but without a value: it did not come about
+    never: bool = False  # stored without a value: for example a threshold that was never reached
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Both ends of the interval, if it has two."""
+        """Both ends of the interval, or None."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     @classmethod
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
         return cls(middle, as_number(value.get("low")), as_number(value.get("high")), middle is None)
 
     def interval(self, form: Callable[[float], str]) -> str:
-        """`[2.03, 2.49]`; a missing bound is an open one, and without both there is nothing to say."""
+        """`[2.03, 2.49]`; a missing bound is infinite; empty without both."""
         if self.low is None and self.high is None:
             return ""
         ends = zip((self.low, self.high), ("−∞", "∞"), strict=True)
@@ -65,13 +65,13 @@ class Estimate(NamedTuple):
 
 
 def mean_interval(values: Sequence[float]) -> Estimate:
-    """Mean and Student's 95 % interval; one value has none."""
+    """Mean and Student's 95 % interval; a single value has no interval."""
     mean, half = map(float, student(np.array(values, dtype=np.float64)))
     return Estimate(mean, mean - half, mean + half) if len(values) > 1 else Estimate(mean)
 
 
 def over_seeds(figures: Iterable[Estimate]) -> Estimate:
-    """Mean and interval over runs; of a single one its own over episodes."""
+    """Mean and interval over runs; a single run keeps its interval over episodes."""
     known = [(each, each.value) for each in figures if each.value is not None]
     return mean_interval([value for _, value in known]) if len(known) > 1 else known[0][0] if known else Estimate(None)
 
@@ -82,7 +82,7 @@ def quality_of(summary: Mapping[str, Any], name: str) -> Estimate:
 
 
 def quality_in(result: Mapping[str, Any], name: str) -> Estimate:
-    """The figure `name` of one evaluation's results, with the interval that stands apart in them."""
+    """The figure `name` of an evaluation's results, with its interval in `ci95`."""
     bounds = as_list(as_mapping(result.get("ci95")).get(name))
     low, high = map(as_number, bounds if len(bounds) == 2 else (None, None))
     return Estimate(as_number(result.get(name)), low, high)

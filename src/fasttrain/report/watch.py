@@ -1,8 +1,8 @@
-"""`fasttrain watch [FOLDER …]`: what all runs below a folder are doing, as a table that follows them.
+"""`fasttrain watch [FOLDER …]`: a table of all runs below a folder, which is refreshed.
 
-It reads what runs write and nothing else: status.json, which a training renews every two seconds, summary.json, which
-says how it ended, and whether a process holds the folder. The files of a run that has ended are read again only when
-the time of its folder has changed: runs rename their files into place.
+It reads only what runs write: status.json, which a training renews every two seconds, summary.json, and the lock of the
+folder. The files of an ended run are read again only if its folder's time has changed, which happens when a file is
+replaced.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.text import Text
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.report.values import as_mapping, as_number
 from fasttrain.report.words import NOTHING, compact, number, percent
-from fasttrain.runs.folders import MARKS, PART
+from fasttrain.runs.folders import DOCTOR_LOG, MARKS
 from fasttrain.runs.progress import STATUS, TRAINING, clock_text
 from fasttrain.runs.view import make_console, moves
 from fasttrain.saving.files import ENDS, LOCK, holder, read_json
@@ -33,17 +33,17 @@ from fasttrain.terminal import one_line, rate_text
 
 USUAL = ("outputs", "multirun", "studies")
 EVERY_S = 1.0
-RECENT_S = 2.0  # a folder that changed so lately may change again at the same time stamp
-SILENT_S = 120.0  # a status that is older is not of a live run, where the lock cannot tell
-MOST_BYTES = 16 << 20  # of a file that is read
+RECENT_S = 2.0  # a folder that changed later than this may change again with the same time stamp
+SILENT_S = 120.0  # if the lock cannot be read, a run with an older status counts as dead
+MOST_BYTES = 16 << 20  # larger files are not read
 DEAD = "dead"
 STYLES = {"done": "dim", "stopped": "yellow", "crashed": "red", DEAD: "red"}
 NAMES = ("run", "state", "steps", "steps/s", "reward", "win", "age", "last message")
-LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # columns; the last where there is no terminal
+LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # columns; PLAIN_WIDTH: without a terminal
 
 
 class Row(NamedTuple):
-    """One run. `alive`: it is at work; times are seconds since 1970."""
+    """One run. `alive`: a process works on it. Times are in seconds since 1970."""
 
     state: str
     alive: bool
@@ -59,8 +59,9 @@ class Row(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Show the table until Ctrl-C; once, where that is asked for or nothing can be drawn over. Raises ConfigError: no
-    such folder, or something typed that would do nothing."""
+    """Show the table until Ctrl-C; with --once or without a terminal, show it once. Raises ConfigError for a missing
+    folder or an unknown argument.
+    """
     once = "--once" in arguments
     watch, console = Watch(_folders([text for text in arguments if text != "--once"])), make_console()
     if once or not moves(console):
@@ -91,15 +92,15 @@ class Watch:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
-        self._ended: dict[str, tuple[int, Row]] = {}  # folder of a run that is not at work → its time in ns, its row
+        self._ended: dict[str, tuple[int, Row]] = {}  # folder of an ended run → its time in ns, its row
 
     def rows(self, now: float | None = None) -> list[tuple[str, Row]]:
-        """Names and rows: those at work, then the others, the newest first."""
+        """Names and rows: running ones first, then the others, the newest first."""
         now = time.time() if now is None else now
         found = {}
         for root in self._roots:
             for folder in runs_below(str(root)):
-                with suppress(OSError):  # it has just been removed
+                with suppress(OSError):  # the folder was just removed
                     name = os.path.relpath(folder, root if len(self._roots) == 1 else ".")
                     found[one_line(folder if name == "." else name)] = self._row(folder, now)
         return sorted(found.items(), key=lambda item: (not item[1].alive, -item[1].began))
@@ -108,7 +109,7 @@ class Watch:
         return sorted(Path(folder) for root in self._roots for folder in runs_below(str(root)))
 
     def table(self, console: Console) -> Table:
-        """What there is room for; on a terminal as many rows as it has."""
+        """The table, with as many rows as the terminal has lines for."""
         now = time.time()
         rows = self.rows(now)
         room = max(3, console.height - 5) if console.is_terminal else len(rows)
@@ -144,17 +145,17 @@ class Watch:
 
 
 def runs_below(root: str) -> Iterator[str]:
-    """Folders of runs at or below `root`; those inside of a run are its own."""
+    """Folders of runs at or below `root`, without those inside a run's folder."""
     for folder, below, names in os.walk(root):
         many = {*names}.intersection((*MARKS["study"], *MARKS["sweep"]))
-        if not many and PART not in names and not {*names}.isdisjoint((*MARKS["run"], STATUS)):
+        if not many and DOCTOR_LOG not in names and not {*names}.isdisjoint((*MARKS["run"], STATUS)):
             yield folder
             below.clear()
         below[:] = [name for name in below if name[0] != "."]
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """What it says, and when it was `written`; nothing where it cannot be read (yet)."""
+    """The JSON object in a file, and when it was `written`; empty if it cannot be read."""
     with suppress(OSError):
         found = file.stat()
         if found.st_size <= MOST_BYTES:
@@ -163,7 +164,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _at_work(folder: Path, status: dict[str, Any], now: float) -> str:
-    """The process that holds the folder; on another machine, or where nothing can be locked, as its status says."""
+    """The process that works on a run; empty if none. On another machine, or without locks, status.json tells."""
     if status.get("host") in (None, platform.node()) and (folder / LOCK).exists():
         return holder(folder)
     lives = status.get("phase") not in (None, *ENDS) and now - (as_number(status.get("time")) or 0.0) < SILENT_S
@@ -171,11 +172,11 @@ def _at_work(folder: Path, status: dict[str, Any], now: float) -> str:
 
 
 def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any], process: str) -> Row:
-    """What the files of a run say that `process` is at work on; each may be missing, of another version or nonsense."""
+    """The row of a run from its files, each of which may be missing or wrong. `process`: works on it now, or empty."""
     phase, ended = str(status.get("phase") or ""), summary.get("status")
     changed = max((as_number(part.get("written")) or 0.0 for part in (status, summary, plan)), default=0.0)
-    newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # it was continued
-    if process:  # what is said by one that was there before is not of this one
+    newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # it was resumed
+    if process:  # the status may be of an earlier process
         state = "starting" if status and (phase in ENDS or str(status.get("pid")) != process) else phase or TRAINING
     elif phase in ENDS or newer or not isinstance(ended, str):
         state = phase if phase in ENDS else DEAD
@@ -201,7 +202,6 @@ def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any]
 
 
 def _cells(row: Row, now: float) -> list[str]:
-    """The fields of a row in the order of the table, without the name."""
     eta = "" if row.eta_s is None else f", ETA {clock_text(row.eta_s)}"
     steps = compact(row.env_steps) if row.total is None else f"{compact(row.env_steps)} of {compact(row.total)}"
     speed = NOTHING if row.steps_per_s is None else rate_text(row.steps_per_s)

@@ -1,4 +1,4 @@
-"""Numbers as text, text from envs made harmless for labels, and figures: how they are called and written. Pure."""
+"""Numbers as texts, labels from texts of envs, and the names and formats of all figures. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Form = Callable[..., str]
 
 
 def label(text: object) -> str:
-    """One short line for a chart, never with the underscore in front by which matplotlib hides a legend's entry."""
+    """One short line for a chart. It never begins with an underscore, because matplotlib hides such legend entries."""
     line = one_line(text, LABEL_CHARACTERS)
     return "\N{THIN SPACE}" + line if line.startswith("_") else line or NOTHING
 
 
 def _form(write: Callable[..., str]) -> Form:
-    """`write` for anything: `–` where there is no number, and a minus sign in front, no hyphen."""
+    """`write` for any value: `–` if it is no number, and a minus sign in place of a hyphen."""
 
     @wraps(write)
     def text(value: object, *more: object) -> str:
@@ -94,11 +94,11 @@ def value_text(value: object) -> str:
 
 
 class Metric(NamedTuple):
-    """How a figure is called and written, in tables and along an axis."""
+    """The name of a figure and the format of its values."""
 
     title: str
     form: Form = number
-    never: str = NOTHING  # what a value means that is stored as an open one
+    never: str = NOTHING  # text of a value that was stored as infinite
 
     def text(self, found: Estimate) -> str:
         return self.never if found.value is None and found.never else self.form(found.value)
@@ -137,7 +137,7 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """Of `METRICS`; of a game's own by what its name ends in."""
+    """The metric of that name. For figures of a game the ending of the name decides the format."""
     title = name.replace("_", " ")
     if name.endswith(("_rate", "_share")):
         return METRICS.get(name, Metric(title, percent))

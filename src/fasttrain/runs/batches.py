@@ -1,5 +1,5 @@
-"""Envs that one object steps together: which options suit batches in compiled code, EnvPool and Gymnasium's VectorEnvs.
-And the checkup of games with an external engine, which plays one game after another as training does.
+"""Envs that one object steps together (compiled games, EnvPool, Gymnasium's VectorEnvs) and the options they take. And
+the checkup of a game with an external engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fasttrain.vec.vector import GymVecEnv, registered
 
 
 def check_native_options(config: Config) -> None:
-    """Raises ConfigError for an option that a batch of envs in compiled code cannot take, and names the way out."""
+    """Raises ConfigError for an option that a batch of envs does not support, and says what to do."""
     env = config.env
     asked: dict[str, Any] = {
         "env.wrappers": list(env.wrappers),
@@ -54,8 +54,9 @@ def check_native_options(config: Config) -> None:
 
 
 def has_vector_form(config: Config) -> bool:
-    """Whether the env is registered with a VectorEnv that could take the place of `num_envs` single ones, with other
-    random numbers: nothing is asked of the single ones, and the algorithm is ours, which knows rows that only reset."""
+    """Whether the env is registered with a VectorEnv that can replace `num_envs` single envs, with other random
+    numbers: no option needs single envs, and the algorithm is ours, which handles steps that only reset.
+    """
     env = config.env
     asked = config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
     exact = config.engine == "stock" or config.tier not in ("balance", "speed")
@@ -70,9 +71,8 @@ def has_vector_form(config: Config) -> bool:
 def check_batch(
     config: Config, look: Callable[[SlotVecEnv], object] = lambda _: None
 ) -> tuple[str, spaces.Space[Any], spaces.Space[Any]]:
-    """The name, action space and observation space of envs that a batch of other people's code steps. Raises
-    EnvSpecError if it cannot be built, ConfigError if it does not suit the algorithm or an option. `look` gets one game
-    with an external engine.
+    """The name, action space and observation space of a batch. Raises EnvSpecError if it cannot be built, ConfigError
+    if it does not suit the algorithm or an option. `look` is called with one game of an external engine.
     """
     check_native_options(config)
     backend = backend_for(config)
@@ -87,30 +87,34 @@ def check_batch(
     with closing(env):
         if backend.lends:
             look(env)
-    if late and (config.engine == "stock" or not config.algo.spec.has_fast):
-        raise ConfigError(
-            f"{what} resets in the step after an episode's end, and algo={config.algo.name} with "
-            f"engine={config.engine} would learn from these steps: use engine=fast with ppo, maskable_ppo, dqn or "
-            "sac, or env.backend=gymnasium"
-        )
-    if late and config.algo.spec.recurrent:
-        raise ConfigError(
-            f"{what} resets in the step after an episode's end, which algo={config.algo.name} would remember: use "
-            "env.backend=gymnasium, or an algorithm without memory"
-        )
-    if late and (config.env.frame_stack > 1 or plays_itself(config)):
-        option = "env.frame_stack" if config.env.frame_stack > 1 else "opponent=self"
-        raise ConfigError(f"{option} with {what}, which resets in the step after an episode's end: remove one")
+    if late:
+        _check_late_resets(config, f"{what} resets in the step after an episode's end")
     return what, env.action_space, env.observation_space
 
 
+def _check_late_resets(config: Config, what: str) -> None:
+    """Raises ConfigError if the algorithm or an option does not know steps that only reset."""
+    if config.engine == "stock" or not config.algo.spec.has_fast:
+        raise ConfigError(
+            f"{what}, and algo={config.algo.name} with engine={config.engine} would learn from these steps: use "
+            "engine=fast with ppo, maskable_ppo, dqn or sac, or env.backend=gymnasium"
+        )
+    if config.algo.spec.recurrent:
+        raise ConfigError(
+            f"{what}, which algo={config.algo.name} would remember: use env.backend=gymnasium, or an algorithm without "
+            "memory"
+        )
+    if config.env.frame_stack > 1 or plays_itself(config):
+        option = "env.frame_stack" if config.env.frame_stack > 1 else "opponent=self"
+        raise ConfigError(f"{what}, which {option} does not allow: remove one")
+
+
 def backend_for(config: Config) -> Backend:
-    """Who plays envs that are no single ones."""
     return backend_of(config.env) or OF_VECTORS
 
 
 def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> SlotVecEnv:
-    """`num_envs` envs of a VectorEnv (registered or the user's) or of another backend, whose logs go to `folder`."""
+    """A batch of `num_envs` envs: a VectorEnv (registered or the user's), or another backend's. `folder`: for logs."""
     env, backend = config.env, backend_for(config)
     if backend is not OF_VECTORS:
         built: SlotVecEnv = backend.build(config, num_envs, folder)
@@ -126,22 +130,22 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
 # --- the checkup of games with an external engine
 
 OF_SEEDS = ("unseeded_randomness", "state_left_over", "renumbered")
-MANY_REFUSED = 0.05  # of the decisions: the rules of some games hide now and then that an action is not legal
+MANY_REFUSED = 0.05  # share of the decisions; in some games the rules hide now and then that an action is illegal
 
 
 class OneGame(gymnasium.Env[Any, Any]):
-    """The one row of `games`, as the checkup plays envs. To close it leaves the engine up."""
+    """The one row of `games` as a Gymnasium env, for the checkup. Closing it does not stop the engine."""
 
     def __init__(self, games: SlotVecEnv) -> None:
         self.games, self._ended = games, False
         self.decisions = self.refused = self.played = 0
-        self.lost: list[str] = []  # why each lost game was
+        self.lost: list[str] = []  # causes of lost games
         self.observation_space, self.action_space = games.observation_space, games.action_space
         if games.masked:
             self.action_masks = lambda: np.array(self._mask())
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Where a game has ended, the next one has begun already; elsewhere one of another seed is begun."""
+        """After the end of a game the next one has begun already. Else a game with another seed is begun."""
         if seed is not None or not self._ended:
             super().reset(seed=seed)
             self.games.seed(int(self.np_random.integers(1 << 31)))
@@ -150,7 +154,7 @@ class OneGame(gymnasium.Env[Any, Any]):
         return self._row(self.games.slots.observations), {}
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """A refused action is answered by another one, as in training. A lost game is cut there."""
+        """Take an action. If the engine refuses it, a random legal one is taken, as in training. A lost game ends."""
         slots = self.games.slots
         self.games.step_slots(np.asarray(action)[None])
         while slots.resets is not None:
@@ -179,7 +183,7 @@ class OneGame(gymnasium.Env[Any, Any]):
 
 
 def checkup_of_game(games: SlotVecEnv, use_masks: bool, **limits: Any) -> CheckupResult:
-    """The checkup of the one row of `games`. No engine need take a seed: one that does not is no finding."""
+    """The checkup of the one row of `games`. Engines need not take a seed, so that findings about seeds are dropped."""
     game = OneGame(games)
     result = checkup(lambda: game, use_masks=use_masks, copies=False, **limits)
     findings = [one for one in result.findings if one.code not in OF_SEEDS]

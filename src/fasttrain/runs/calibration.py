@@ -1,9 +1,9 @@
-"""Compiled kernels or PyTorch, and on how many threads: measured on this machine, for the networks of this run.
+"""Compiled kernels or PyTorch, and how many threads: measured on this machine, for the networks of this run.
 
-Small models of each kind act and learn for a moment on random numbers, with the run's spaces, layers, minibatches and
-envs; the faster one has the run. For `fused_update=auto` the result is stored beside the compiled kernels, for this
-processor, these versions and this shape, so that it is measured once. `torch_threads=auto` of networks that torch
-computes compares one thread with one per core: a rule by size was wrong by half for convolutions, and no rule knows how
+Small models act and learn for a moment on random numbers, with the run's spaces, layers, minibatch size and number of
+envs. The fastest way of computing is used for the run. For `fused_update=auto` the times are stored beside the compiled
+kernels, for this processor, these versions and these shapes, so that they are measured once. `torch_threads=auto`
+compares one thread with one per core: a rule by network size was wrong by half for convolutions, and no rule knows how
 busy the machine is.
 """
 
@@ -43,28 +43,29 @@ from fasttrain.spec.config import MAX_TORCH_THREADS, Config
 from fasttrain.spec.plan import RunSpec
 from fasttrain.vec.base import slots_of
 
-PAYS_FROM_S = 30.0  # of updates in the whole run: below, the rule decides
+PAYS_FROM_S = 30.0  # a run whose updates take less in all is not measured: the plan's rule decides
 MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # of measuring
-CLEAR = 1.5  # what takes so many times as long as the best gets no more turns
-STEADY = 1.15  # ratio of the two best turns, up to which nothing else at work disturbed them
-STEPS = 8  # vector steps of a turn with replay
-MUST_GAIN = 1.1  # more threads than one must be so many times as fast: one leaves the other cores alone
-MOST_ROWS = 128  # of a minibatch where only threads are compared: more take longer and tell no more
-UPDATE_S, FLOPS = 7e-4, 4e10  # about what torch takes per update besides computing; floating point operations a second
+CLEAR = 1.5  # a way that takes this many times as long as the best is not measured again
+STEADY = 1.15  # if the two best turns differ by a smaller factor, no other program disturbed them
+STEPS = 8  # vector steps of a turn of an off-policy algorithm
+MUST_GAIN = 1.1  # several threads must be so many times as fast as one, which leaves the other cores free
+MOST_ROWS = 128  # of a minibatch where only threads are compared: larger ones give the same answer
+UPDATE_S, FLOPS = 7e-4, 4e10  # torch's overhead of one update in seconds; floating point operations per second
 
 KERNELS = "kernels"
-VERSION = ".3.nbc"  # of what is kept
+VERSION = ".3.nbc"  # ending of the stored files
 
 Density = tuple[float, float]
-Costs = Mapping[str, float]  # milliseconds of acting and learning per 1,000 env steps, by `ways`
+Costs = Mapping[str, float]  # name of a way → milliseconds of acting and learning per 1,000 env steps
 
 
-def calibrated(
+def calibrate(
     plan: RunSpec, model: BaseAlgorithm, console: Console, density: Density = (1.0, 1.0), begun: bool = False
 ) -> RunSpec:
-    """The plan with the faster of kernels and torch where the plan left that open; for torch, with its threads too.
-    `deterministic=true` keeps the rule's choice and a resumed run its stored one, because a measurement may differ the
-    next time.
+    """The plan with the faster of kernels and torch, and torch's threads, where it left that open.
+
+    With `deterministic=true` the plan's rule decides, and a resumed run keeps its stored choice, because the next
+    measurement may give another answer.
 
     Args:
         density: as in `EnvFacts`: kernels skip inputs that are 0 and actions that are illegal.
@@ -74,11 +75,11 @@ def calibrated(
         return plan
     ways = ways_of(plan, model)
     calls = learner_calls(ways[KERNELS].config)
-    waits = begun or switch_step(plan) == 0  # else they are compiled beside training
+    waits = begun or switch_step(plan) == 0  # else the kernels are compiled beside training
     if not (waits or all(call.is_kept for call in calls)):
         return plan
     name = _name(plan, model, ways, density)
-    costs = _recalled(name, ways)
+    costs = _stored_costs(name, ways)
     if costs is None:
         if not begun and expected_s(plan.config, model) < PAYS_FROM_S:
             return plan
@@ -88,17 +89,17 @@ def calibrated(
             else:
                 compile_shown(calls, console)
             costs, steady = measured(ways, model, density)
-        except Exception as error:  # a policy or an extractor of the user's that cannot be there twice
+        except Exception as error:  # a policy or an extractor of the user that cannot be built a second time
             reason = f"{plan.row('fused_update').reason}; not measured: {type(error).__name__}"
             return plan.after("fused_update", plan.config.fused_update, reason)
         if steady:
             remember(name, VERSION, json.dumps(costs).encode())
-    return _decided(plan, ways, costs)
+    return _with_fastest(plan, ways, costs)
 
 
-def chosen_at_switch(plan: RunSpec, model: Fast, console: Console, density: Density) -> tuple[RunSpec, str]:
-    """The plan once the kernels are compiled beside training; why torch stays, if it does, which is at work then."""
-    plan = calibrated(plan, model, console, density, begun=True)
+def calibrate_at_switch(plan: RunSpec, model: Fast, console: Console, density: Density) -> tuple[RunSpec, str]:
+    """The plan after the kernels were compiled beside training, and the reason if torch stays."""
+    plan = calibrate(plan, model, console, density, begun=True)
     if plan.config.fused_update == "on":
         return plan, ""
     model.use_engine(engine_settings(plan))
@@ -106,7 +107,9 @@ def chosen_at_switch(plan: RunSpec, model: Fast, console: Console, density: Dens
 
 
 def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
-    """Set torch's threads to what was fastest, where the plan left that open and nothing must be deterministic."""
+    """Measure how many threads of torch are fastest and set them, where `torch_threads=auto` and nothing must be
+    deterministic.
+    """
     config, row = plan.config, plan.row("torch_threads")
     threads, open_ = config.torch_threads, row.requested == "auto" and not row.reason.startswith(MEASURED)
     if not open_ or threads == 1 or config.deterministic or model.device.type != "cpu":
@@ -118,34 +121,34 @@ def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
         )
     rows = min(MOST_ROWS, config.batch_size or MOST_ROWS) if config.algo.spec.on_policy else config.batch_size
     small = plan._replace(config=dataclasses.replace(config, batch_size=rows, use_compile="off"))
-    ways = {f"torch on {_counted(count)}": _with(small, "off", config.use_amp, count) for count in (1, threads)}
+    ways = {f"torch on {_threads_text(count)}": _with(small, "off", config.use_amp, count) for count in (1, threads)}
     try:
         costs, _ = measured(ways, model)
-    except Exception as error:  # a policy of the user's that cannot be there twice, or is called otherwise
+    except Exception as error:  # a policy of the user that cannot be built a second time
         return plan.after("torch_threads", threads, f"one per core; not tried out: {type(error).__name__}")
     one, several = costs.values()
     chosen = threads if one > MUST_GAIN * several else 1
     set_threads(chosen)
-    return plan.after("torch_threads", chosen, _told(costs))
+    return plan.after("torch_threads", chosen, _costs_text(costs))
 
 
-def _counted(threads: int | str) -> str:
+def _threads_text(threads: int | str) -> str:
     return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
-def _told(costs: Costs) -> str:
+def _costs_text(costs: Costs) -> str:
     figures = ", ".join(f"{name} {cost:,.0f} ms" for name, cost in costs.items())
     return f"{MEASURED}: {figures} per 1,000 env steps"
 
 
 def _is_open(plan: RunSpec, model: Fast) -> bool:
-    """Whether it is for us to decide, and kernels could do it."""
+    """Whether the plan leaves the choice open, and kernels support the policy."""
     config = plan.config
     asked = {flag: plan.row(flag).requested for flag in ("fused_update", "use_amp")}
     wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
     return (
         asked["fused_update"] == "auto"
-        and not switch_step(plan)  # a run is repeated that switched in its middle
+        and not switch_step(plan)  # else plan.json names the step of the switch, which is repeated
         and (config.fused_update == "on" or wide)
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"
@@ -154,11 +157,11 @@ def _is_open(plan: RunSpec, model: Fast) -> bool:
 
 
 def ways_of(plan: RunSpec, model: Fast) -> dict[str, RunSpec]:
-    """The plans among which to choose: kernels, and torch with each number of threads that may be."""
+    """The plans to measure: kernels, and torch with each number of threads, in float32 and in mixed precision."""
     threads, amp = _threads(plan, model), plan.config.use_amp
     ways = {KERNELS: _with(plan, "on", "off", 1)}
     for count in threads:
-        on = "" if len(threads) == 1 else f" on {_counted(count)}"
+        on = "" if len(threads) == 1 else f" on {_threads_text(count)}"
         ways[f"torch{on}"] = _with(plan, "off", "off", count)
         if amp != "off":
             ways[f"torch in {amp}{on}"] = _with(plan, "off", amp, count)
@@ -166,7 +169,9 @@ def ways_of(plan: RunSpec, model: Fast) -> dict[str, RunSpec]:
 
 
 def _threads(plan: RunSpec, model: Fast) -> list[Any]:
-    """Of torch: as asked for, or one and as many as there are cores; one where workers need them, or for small nets."""
+    """Numbers of torch threads to try: as asked for, or one and one per core. One if workers need the cores, or for
+    small networks.
+    """
     config, asked = plan.config, plan.row("torch_threads").requested
     if asked != "auto":
         return [asked]
@@ -180,28 +185,28 @@ def _with(plan: RunSpec, fused_update: str, use_amp: str, threads: Any) -> RunSp
     return plan._replace(config=dataclasses.replace(plan.config, **changes))
 
 
-def _decided(plan: RunSpec, ways: Mapping[str, RunSpec], costs: Costs) -> RunSpec:
+def _with_fastest(plan: RunSpec, ways: Mapping[str, RunSpec], costs: Costs) -> RunSpec:
     def weighed(name: str) -> float:
         return costs[name] * (1.0 if ways[name].config.torch_threads == 1 else MUST_GAIN)
 
-    config, told = ways[min(costs, key=weighed)].config, _told(costs)
-    plan = plan.after("use_amp", config.use_amp, told) if config.use_amp != plan.config.use_amp else plan
+    config, reason = ways[min(costs, key=weighed)].config, _costs_text(costs)
+    plan = plan.after("use_amp", config.use_amp, reason) if config.use_amp != plan.config.use_amp else plan
     if config.fused_update == "on":
-        return plan.after("fused_update", "on", told)
+        return plan.after("fused_update", "on", reason)
     set_threads(config.torch_threads)
-    plan = plan.after("torch_threads", config.torch_threads, told)
-    return plan.after("fused_update", "off", f"{told}; {ADAM}")
+    plan = plan.after("torch_threads", config.torch_threads, reason)
+    return plan.after("fused_update", "off", f"{reason}; {ADAM}")
 
 
 def expected_s(config: Config, model: Fast) -> float:
-    """About what torch would take to update in the whole run."""
+    """Estimated seconds that torch would take for all updates of the run."""
     size = sum(parameter.numel() for parameter in model.policy.parameters())
     updates = config.total_timesteps / config.num_envs * updates_per_step(model)
     return float(updates * (UPDATE_S + 6 * size * (config.batch_size or 0) / FLOPS))
 
 
 def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec], density: Density) -> str:
-    """Of the file: all that the costs depend on."""
+    """Name of the stored file: a hash of everything that the costs depend on."""
     config, space = plan.config, model.action_space
     files = [call.file for call in learner_calls(ways[KERNELS].config)]  # processor, versions and code
     shapes = {name: list(parameter.shape) for name, parameter in model.policy.named_parameters()}
@@ -211,8 +216,8 @@ def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec], density: Densi
     return f"calibration-{hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()[:24]}"
 
 
-def _recalled(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
-    """What was measured before; None where nothing was, or not all of it, or it cannot be read."""
+def _stored_costs(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
+    """The stored costs of all ways; None if one is missing or the file cannot be read."""
     try:
         costs = json.loads(recall(name + VERSION) or b"")
         return {way: float(costs[way]) for way in ways}
@@ -221,19 +226,21 @@ def _recalled(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
 
 
 def updates_per_step(model: Any) -> float:
-    """Gradient updates per vector step."""
     if isinstance(model, OffPolicyAlgorithm):
         if model.gradient_steps < 0:  # one per transition
             return float(model.n_envs)
-        frequency: Any = model.train_freq  # a number, or a pair, until training begins; of episodes: as if of steps
+        # A number or a pair until training begins. Episodes are counted as if they were steps.
+        frequency: Any = model.train_freq
         count = frequency[0] if isinstance(frequency, tuple) else frequency
         return float(model.gradient_steps / max(1, count))
     return float(model.n_epochs * math.ceil(model.n_steps * model.n_envs / (model.batch_size or 1)) / model.n_steps)
 
 
 def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density = (1.0, 1.0)) -> tuple[Costs, bool]:
-    """Measure each way in turn for a few seconds and take its best turn; the costs, and whether another run may rely on
-    them: every way had its turns, and the two best of each were alike. Random streams and torch's threads stay.
+    """Measure the ways in turn for a few seconds; the best turn of each counts.
+
+    Returns the costs and whether they may be stored: every way had two turns, and its two best were alike. Random
+    state and torch's threads are as before afterwards.
     """
     threads = torch.get_num_threads()
     try:
@@ -246,7 +253,7 @@ def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density
 
 
 def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """What the turns of each way took, the best first."""
+    """The times of each way's turns, the shortest first."""
     begun, times = time.perf_counter(), dict[str, list[float]]()
     for number in range(MOST_TURNS):
         least = min((took[0] for took in times.values()), default=0.0)
@@ -260,7 +267,7 @@ def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]
 
 
 def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
-    """A small model of the same kind, computed that way, and what it takes at every call."""
+    """Build a small model that is computed that way. Each call trains it for a moment and returns what it took."""
     config, clock = way.config, PhaseClock()
     algo, num_envs = config.algo, config.num_envs
     on_policy = algo.spec.on_policy
@@ -286,7 +293,7 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
     def play() -> float:
         clock.reset()
         trial.learn(rows, watching, log_interval=None, reset_num_timesteps=not trial.num_timesteps)
-        took_ns = clock.snapshot()  # what the envs' own Python takes is the same either way
+        took_ns = clock.snapshot()  # the envs' own time is left out: it is the same for all ways
         updating_ns = sum(took_ns[phase] for phase in UPDATE_PHASES) * getattr(algo, "n_epochs", 1)
         return (took_ns["action"] + updating_ns) / 1e3 / rows
 
@@ -294,7 +301,9 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
 
 
 class _Blank(gym.Env[Any, Any]):
-    """Shows random observations of a space with the zeros and legal actions that were seen; an episode has 64 steps."""
+    """An env of random observations, with the share of zeros and of legal actions that `density` says. An episode has
+    64 steps.
+    """
 
     def __init__(self, observation_space: Any, action_space: Any, masked: bool, density: Density) -> None:
         self.observation_space, self.action_space = observation_space, action_space

@@ -1,6 +1,6 @@
-"""One SB3 callback joins a run's parts to `learn()`: counters, episodes, live view, [PERF], evaluation, stop.
+"""The SB3 callback that connects a run's parts to `learn()`: counters, episodes, live view, [PERF], evaluations, stop.
 
-In self-play it takes snapshots too, which are stored beside the model and rated in summary.json.
+In self-play it also takes snapshots of the policy, which are stored beside the model and rated in summary.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.machine import process_age_s
 from fasttrain.perf.report import perf_dict
 from fasttrain.perf.stock import StockPhases, TimedVecEnv, is_stock, optimizers_of
-from fasttrain.runs.loggers import instance_of, note
+from fasttrain.runs.loggers import instance_of, log_figures
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.progress import EVALUATING
 from fasttrain.runs.state import stateful_noise
@@ -41,19 +41,19 @@ from fasttrain.vec.self_play import Opponent, SelfPlayVecEnv
 
 
 class RunCallback(BaseCallback):
-    """Its own time is phase `log`, evaluation and checkpoints have theirs."""
+    """The run's own callback. Its time counts as phase `log`; evaluations and checkpoints have phases of their own."""
 
     def __init__(self, run: Parts) -> None:
         super().__init__()
         self.run, self.course, config = run, run.course, run.config
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
         self._lends = (lends_env(config) or lends_games(config)) and not config.eval_async
-        self._unsupported = ""  # why kernels serve no more, as it was told
+        self._unsupported = ""  # the last printed reason why kernels stepped aside
 
     def _on_training_start(self) -> None:
-        # Ours count their own updates: a hook on the optimizer would keep the fused kernels away.
+        # Our algorithms count their updates: a hook on the optimizer would disable the fused kernels.
         self._ours = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # ours look for themselves
+        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # ours check by themselves
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.run.say
         self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)
@@ -65,16 +65,14 @@ class RunCallback(BaseCallback):
         progress.started = time.perf_counter() - progress.before_s
         if self.run.curriculum is not None:
             self.run.curriculum.prepare(self.run.env)
-        for noise, was in zip(
-            stateful_noise(self.model), self.course.noise, strict=False
-        ):  # learn() begins all noise anew
-            noise.noise_prev = noise.noise_prev if was is None else was
+        for noise, previous in zip(stateful_noise(self.model), self.course.noise, strict=False):  # learn() has reset it
+            noise.noise_prev = noise.noise_prev if previous is None else previous
 
     def _count_update(self, *_: object) -> None:
         self.run.progress.updates += 1
 
     def _take_updates(self) -> None:
-        """How many there were so far. Between updates, so that the first one has just ended."""
+        """Read the model's count of updates. Called between updates, so that the first one has just ended."""
         progress = self.run.progress
         if self._ours is not None:
             progress.updates = self._ours.engine.gradient_updates
@@ -100,17 +98,17 @@ class RunCallback(BaseCallback):
         if self._evaluates_beside:
             with run.clock.phase("eval"):
                 run.evaluator.collect()
-        if self._lends:  # the env is between two steps, and nothing of it is under way
-            self._look_at_the_policy()
-        env_steps = self.model.num_timesteps  # the callback's own is that of the last step it saw
+        if self._lends:  # the evaluation uses the training's env, which must be between two steps
+            self._evaluate_if_due()
+        env_steps = self.model.num_timesteps  # the callback's own count is that of the last step
         stopping = course.stopped is not None or run.stop.requested
         run.checkpoints.at_rest(env_steps, course.checkpoint.due(env_steps), stopping)
         self._change_engine()
 
     def _change_engine(self) -> None:
-        """Nothing is under way: let the compiled kernels take over if it is time, and write down when they did."""
+        """Between rollouts: let compiled kernels take over once they are ready, and write that to plan.json."""
         run, reason = self.run, None if self._ours is None else self._ours.engine.unsupported_reason
-        if reason and reason != self._unsupported:  # something was done to the policy or the algorithm on the way
+        if reason and reason != self._unsupported:  # the policy or the algorithm was changed during training
             self._unsupported = reason
             run.say(f"PyTorch computes from here on, not compiled kernels: {reason}")
         switch = run.engine_switch
@@ -119,7 +117,7 @@ class RunCallback(BaseCallback):
         before = run.plan
         with run.clock.phase("other"):
             switch.at_rest(run.progress)
-        if switch.done and switch.beside_s is not None and switch.at is not None:  # not where the step was asked for
+        if switch.done and switch.beside_s is not None and switch.at is not None:  # else plan.json has the step already
             run.plan = run.plan._replace(engine_switch_at=switch.at)
         if run.plan is not before:
             with run.saving.of("plan.json"):
@@ -129,9 +127,9 @@ class RunCallback(BaseCallback):
         run, progress = self.run, self.run.progress
         self.course.logged_updates = progress.updates
         line = run.meter.line(progress.env_steps, progress.updates)
-        note(self.model.logger, "perf", lambda: perf_dict(run.meter.newest), progress.env_steps)
+        log_figures(self.model.logger, "perf", lambda: perf_dict(run.meter.newest), progress.env_steps)
         if (curriculum := run.curriculum) is not None:
-            note(self.model.logger, "tasks", curriculum.to_dict, progress.env_steps)
+            log_figures(self.model.logger, "tasks", curriculum.to_dict, progress.env_steps)
         if run.config.train_log_to_console:
             run.say(line)
         if run.config.train_log_enabled if run.config.loggers is None else run.config.loggers:
@@ -145,17 +143,17 @@ class RunCallback(BaseCallback):
         run = self.run
         with run.clock.phase("log"):
             if self._checks_steps:
-                seen = self.locals
-                check_step(seen["new_obs"], seen["rewards"], (), self.num_timesteps, self.model._vec_normalize_env)
+                step = self.locals
+                check_step(step["new_obs"], step["rewards"], (), self.num_timesteps, self.model._vec_normalize_env)
             run.progress.env_steps = self.num_timesteps
             self._collect_episodes()
             run.live.tick()
         if not self._lends:
-            self._look_at_the_policy()
-        return self._goes_on()
+            self._evaluate_if_due()
+        return self._continues()
 
-    def _look_at_the_policy(self) -> None:
-        """Its quality, and a video, where they are due: now, or soon of what the policy is now."""
+    def _evaluate_if_due(self) -> None:
+        """Evaluate or film the present policy if that is due, here or in the process beside."""
         run, steps = self.run, self.model.num_timesteps
         measure, film = self.course.evaluate.due(steps), self.course.film.due(steps)
         if not (measure or film):
@@ -165,8 +163,8 @@ class RunCallback(BaseCallback):
             wall_s = time.perf_counter() - run.progress.started
             run.evaluator.evaluate(run.progress.env_steps, wall_s, measure, film)
 
-    def _goes_on(self) -> bool:
-        """False once there is a reason to stop and nothing to wait for (`Checkpoints.may_stop`); says the reason."""
+    def _continues(self) -> bool:
+        """False once there is a reason to stop and `Checkpoints.may_stop` agrees; prints the reason."""
         run, course = self.run, self.course
         if course.stopped is None:
             course.stopped = self._reason()
@@ -190,7 +188,7 @@ class RunCallback(BaseCallback):
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
         curriculum, ended = run.curriculum, np.flatnonzero(dones).tolist() if dones.any() else []
-        if "perf" in infos[0]:  # under lean_info only of envs that have just ended; but then the workers count it
+        if "perf" in infos[0]:  # with lean_info most infos lack it, but then the workers count it
             self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         for index in ended:
             episode = record_of(infos[index])
@@ -208,7 +206,7 @@ class RunCallback(BaseCallback):
         if curriculum is not None:
             curriculum.step(run.env, ended, self.num_timesteps)
         if self._ours is None:
-            for info, done in zip(infos, dones, strict=True):  # what SB3 would fail over in its means
+            for info, done in zip(infos, dones, strict=True):  # remove entries on which SB3's means would fail
                 for key in {"episode", "is_success"} & info.keys() - (averaged_by_sb3(info) if done else {}).keys():
                     del info[key]
 
@@ -216,22 +214,22 @@ class RunCallback(BaseCallback):
         for hook in self._hooks:
             hook.remove()
         self._take_updates()
-        if self.course.at_rest:  # whatever wanted to stop it, the horizon came first
+        if self.course.at_rest:  # a stopping rule may have applied, but total_timesteps was reached first
             self.course.stopped = None
         with self.run.clock.phase("log"):
-            if self.run.progress.updates > self.course.logged_updates:  # the last stretch is rarely a whole interval
+            if self.run.progress.updates > self.course.logged_updates:  # the last interval is rarely complete
                 self._write_logs()
             self.run.episodes.flush()
 
 
 def callbacks_of(run: Parts, users: bool = True) -> list[BaseCallback]:
-    """What `learn()` is given: phases of a stock class, the user's callbacks, and the run's own."""
+    """The callbacks for `learn()`: phase timing of a stock class, the user's callbacks, and the run's own."""
     stock = [StockPhases(run.clock)] if is_stock(run.model) else []
     return [*stock, *([run.users] if users and run.users.callbacks else []), RunCallback(run)]
 
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
-    """Fill and size of the buffer, and how often prefetched batches were ready; None for other algorithms."""
+    """Fill and size of the replay buffer, and how often prefetched batches were ready. None for other algorithms."""
     storage, ours = getattr(model, "replay_buffer", None), getattr(model, "collector", None)
     if not isinstance(ours, Collector) or not isinstance(storage, ReplayStorage):
         return None
@@ -256,7 +254,6 @@ def replay_words(model: BaseAlgorithm) -> str:
 
 
 def replay_line(facts: dict[str, Any]) -> str:
-    """One line for the console."""
     size = f"{facts['memory_bytes'] / 1e6:,.0f} MB when full"
     line = f"replay buffer: {facts['transitions']:,} of {facts['capacity']:,} transitions, {size}"
     if (prefetch := facts.get("prefetch")) is None:
@@ -266,18 +263,20 @@ def replay_line(facts: dict[str, Any]) -> str:
 
 
 def sequences_line(model: Any) -> str:
-    """What the last rollout of a policy that remembers was cut into; empty of any other."""
+    """The number of sequences and the padding of a recurrent policy's last rollout; empty for other policies."""
     storage = getattr(getattr(model, "rollout_buffer", None), "storage", None)
     if not isinstance(storage, RecurrentStorage) or not storage.full:
         return ""
     count, stock, groups = storage.padding(model.batch_size)
-    laid = getattr(getattr(model.engine, "view", None), "layout", "")  # kernels have no view, and pad nothing
-    ours = {"padded": stock, "grouped": groups}.get(laid, 0.0)
+    layout = getattr(getattr(model.engine, "view", None), "layout", "")  # kernels have no view, and pad nothing
+    ours = {"padded": stock, "grouped": groups}.get(layout, 0.0)
     return f"sequences: {count:.1f} a minibatch; {100 * ours:.0f} % padding, in stock's layout {100 * stock:.0f} %"
 
 
 def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
-    """Let `empty` see all masks that the model and opponents act under: a stock class asks its env for them."""
+    """Let `empty` count masks without a legal action, for the model and its opponents. A stock class asks its env for
+    masks, so that they are counted there.
+    """
     timed = unwrap_vec_wrapper(model.env, TimedVecEnv) if model.env is not None else None
     if model.env is not None and isinstance(model.env.unwrapped, SelfPlayVecEnv):
         model.env.unwrapped.empty_masks = empty
@@ -289,7 +288,7 @@ def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
 
 
 def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
-    """Give a self-play env its opponents: a pool of snapshots, which is returned, or the user's class (not saved)."""
+    """Give a self-play env its opponents: a pool of snapshots, which is returned, or the user's class."""
     if not isinstance(env, SelfPlayVecEnv):
         return None
     if config.opponent not in (None, SELF):
@@ -297,7 +296,7 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
         env.set_opponent(instance_of(*named(config.opponent, "opponent", "opponent"), "opponent", kind))
         return None
     settings = config.self_play
-    alone = config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF  # a score with bots is not theirs
+    alone = config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF  # with bots, scores rate no snapshot
     infos = InfoReader.of(config.env)
     rated = (lambda info: score_of(infos.read(info))) if alone else lambda _: None
     turns = env.turns

@@ -1,6 +1,6 @@
-"""What is tried before a training: its env (the checkup), and whether one process or workers step it faster.
+"""What is tried before a training: the env (the checkup), and whether one process or workers step it faster.
 
-The checkup says a few lines before training; by itself (`fasttrain check`) it looks longer and shows the costs.
+Before a training the checkup prints a few lines. `fasttrain check` looks longer and shows what a step costs.
 """
 
 from __future__ import annotations
@@ -40,18 +40,17 @@ from fasttrain.terminal import command, rate_text
 from fasttrain.vec.base import SlotVecEnv, slots_of
 
 CHECK_SCHEMA = 1
-# Of `fasttrain check`; before training the checkup's own, smaller, limits hold.
-LONG = {"max_steps": 5_000, "max_seconds": 20.0}
-MOST_LINES = 6  # before training
+LONG = {"max_steps": 5_000, "max_seconds": 20.0}  # limits of `fasttrain check`; a training uses the checkup's defaults
+MOST_LINES = 6  # of findings that are printed before a training
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """`fasttrain check env.id=…`: look at an env for longer. Returns 2 for an error (strict: any finding)."""
+    """`fasttrain check env.id=…`. Returns exit code 2 if an error was found, with checkup=strict for any finding."""
     backend = backend_of(config.env)
     if backend is not None and not backend.lends:
         one = "check plays one Gymnasium env, or one game with an engine"
         raise ConfigError(f"{one}: env.backend={backend.name} has none; remove it")
-    console, look = make_console(), _alone if backend is None else _alone_with_engine
+    console, look = make_console(), _check_env if backend is None else _check_game
     option, result = look(against_bots(config), "algo" in sources, folder, console)
     say(console, f"Checkup of {option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
@@ -69,10 +68,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     return EnvSpecError.exit_code if result.errors or (config.checkup == "strict" and result.findings) else 0
 
 
-def _alone(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
-    """The longer checkup of a Gymnasium env; `for_algo`: the algorithm was asked for."""
+def _check_env(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
+    """The longer checkup of a Gymnasium env. `for_algo`: the user named an algorithm, which the env must suit."""
     spec = env_spec(config)
-    if not for_algo:  # the default, which needs masks, was not asked for
+    if not for_algo:  # the default algorithm needs masks, but nobody asked for it
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
     with Survey(spec, config.env.step_timeout_s, console) as survey:
         built = survey.build()
@@ -81,32 +80,32 @@ def _alone(config: Config, for_algo: bool, folder: Path, console: Console) -> tu
         if for_algo:
             check_spaces(config, spec.option, built.action_space, built.observation_space)
         look = partial(survey.checkup, LONG, False, config.num_envs > 1)
-        return spec.option, _looked(look, spec.option, folder)
+        return spec.option, _stored_checkup(look, spec.option, folder)
 
 
-def _alone_with_engine(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
-    """The same of a game with an external engine."""
+def _check_game(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
+    """The longer checkup of a game with an external engine."""
     check_native_options(config)
     option = config.env.option
     with closing(made_batch(config, 1)) as games, activity(console, f"checkup of {option}"):
         if for_algo:
             check_spaces(config, option, games.action_space, games.observation_space)
-        return option, _looked(
-            lambda: checkup_of_game(games, uses_masks(config) or not for_algo, **LONG), option, folder
-        )
+        look = partial(checkup_of_game, games, uses_masks(config) or not for_algo, **LONG)
+        return option, _stored_checkup(look, option, folder)
 
 
-# What no training takes, stock's neither. Other errors cost quality, or are met in random play alone.
+# With these faults no training can run, stock SB3 neither. Other errors cost quality, or come in random play only.
 FATAL = ("reward_not_scalar", "wrong_shape", "reset_answer", "step_answer")
 
 
 def run_checkup(
     config: Config, folder: Path, console: Console, survey: Survey, games: SlotVecEnv | None = None
 ) -> ProbeResult | None:
-    """The checkup before a training: says what it found, writes checkup.json, returns what the env costs. None where
-    nothing was played (checkup=off, a VectorEnv) or an error was found. Raises EnvSpecError for what no training can
-    use, and for any finding under checkup=strict. `games`: one game with an external engine, to be played in place of
-    the survey's env.
+    """The checkup before a training: prints its findings and writes checkup.json.
+
+    Returns what the env costs; None if it was not played (checkup=off, a VectorEnv) or an error was found. Raises
+    EnvSpecError for faults with which no training can run, and with checkup=strict for any finding. `games`: one game
+    with an external engine, which is played in place of the survey's env.
     """
     if config.checkup == "off":
         return None
@@ -115,13 +114,17 @@ def run_checkup(
     if games is not None:
         look = partial(checkup_of_game, games, uses_masks(config))
     with nullcontext() if games is None else activity(console, f"checkup of {option}"):
-        result = _looked(look, option, folder)
+        result = _stored_checkup(look, option, folder)
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]
     nothing = "nothing found in what could be checked," if result.not_checked else "nothing found"
     count = f"{len(lines)} finding{'s' if len(lines) > 1 else ''}" if lines else nothing
-    begun = result.costs is not None  # it was reset and stepped at least
-    told = zip(lines, result.findings, strict=True)
-    if fatal := [line for line, found in told if found.code in FATAL or (not begun and found.severity == "error")]:
+    begun = result.costs is not None  # the env was reset and stepped at least once
+    fatal = [
+        line
+        for line, finding in zip(lines, result.findings, strict=True)
+        if finding.code in FATAL or (not begun and finding.severity == "error")
+    ]
+    if fatal:
         raise EnvSpecError("\n".join([f"{option}: no training takes what the checkup found", *fatal]))
     if lines and config.checkup == "strict":
         what = f"checkup=strict: {count} in {option}; mend it, or use checkup=warn"
@@ -136,15 +139,15 @@ def run_checkup(
 
 
 def _notes(result: CheckupResult, config: Config) -> list[str]:
-    """What is no fault of the env's, and worth a line."""
+    """Lines about what was not checked, and about masks that the algorithm ignores."""
     notes = [f"not checked: {text}" for text in result.not_checked]
     if result.masks_ignored and config.algo.spec.masks == "no":
         notes.append(f"the env offers action masks and algo={config.algo.name} ignores them: use algo=maskable_ppo")
     return notes
 
 
-def _looked(look: Callable[[], CheckupResult], option: str, folder: Path) -> CheckupResult:
-    """The checkup, written down; also one that the env did not survive."""
+def _stored_checkup(look: Callable[[], CheckupResult], option: str, folder: Path) -> CheckupResult:
+    """Run the checkup and write checkup.json, also if the env ended its process."""
 
     def write(found: Mapping[str, Any]) -> None:
         write_json(folder / "checkup.json", {"schema": CHECK_SCHEMA, "env": option, **found})
@@ -186,14 +189,14 @@ def _duration(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
 
 
-CLOSE = 2.0  # estimates of which neither is so many times the other
+CLOSE = 2.0  # only estimates that differ by a smaller factor are tried
 TURNS, TURN_S = 3, 0.1
-PAYS_FROM_S = 20.0  # of stepping in the whole training: starting workers for the trial takes two or three seconds
+PAYS_FROM_S = 20.0  # trainings that step for less are not tried: the trial itself takes two or three seconds
 
 
 def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Console) -> EnvFacts:
-    """`facts` with the measured time of a step in one process and in workers, where `vec_env=auto` is a close call. The
-    trial has envs of its own and leaves random streams alone. `deterministic=true` goes by the estimates.
+    """`facts` with the measured time of a step in one process and in workers, if `vec_env=auto` and the estimates are
+    close. The trial has its own envs and leaves the random state alone. `deterministic=true` uses the estimates.
     """
     config = plan.config
     open_ = plan.row("vec_env").requested == "auto" and facts.step_s is not None and not config.deterministic
@@ -203,7 +206,7 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
     if facts.vector_form and not needs_single_envs(config):
         own = dataclasses.replace(config, vec_env="vector", workers=0, schedule="lockstep")
         with suppress(Exception), activity(console, "trying the env's own vector form"), own_random_state(config.seed):
-            other_s, own_s = tried(dataclasses.replace(config, schedule="lockstep"), own)
+            other_s, own_s = step_times(dataclasses.replace(config, schedule="lockstep"), own)
             facts = facts._replace(vector=(other_s, own_s))
         if is_faster(facts.vector):
             return facts
@@ -215,21 +218,21 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
     shared = dataclasses.replace(config, vec_env="shared", workers=workers, schedule="lockstep")
     try:
         with activity(console, "trying one process and workers"), own_random_state(config.seed):
-            loop_s, shared_s = tried(alone, shared)
+            loop_s, shared_s = step_times(alone, shared)
         if (facts.step_s or 0.0) >= SLOW_S and 1 / SHARED_MUST_GAIN < loop_s / shared_s < SHARED_MUST_GAIN:
             with activity(console, "trying again, for it is close"), own_random_state(config.seed):
-                again = tried(alone, shared)
-            loop_s, shared_s = min(loop_s, again[0]), min(shared_s, again[1])  # others at work only make it longer
+                again = step_times(alone, shared)
+            loop_s, shared_s = min(loop_s, again[0]), min(shared_s, again[1])  # other programs only make it longer
         return facts._replace(tried=(loop_s, shared_s))
-    except Exception:  # envs that cannot be there twice, say: the run itself tells what is wrong with them
+    except Exception:  # for example an env that cannot be open twice; the run itself reports its errors
         return facts
 
 
-def tried(*configs: Config) -> tuple[float, ...]:
-    """Median seconds of a step of all envs, with masks where there are any, under each configuration; taken in turn."""
-    with ExitStack() as closed:
+def step_times(*configs: Config) -> tuple[float, ...]:
+    """Median seconds of a vector step, with reading masks, under each configuration. They are measured in turn."""
+    with ExitStack() as stack:
         built = (closing(build_vec_env(config, config.num_envs, config.seed)) for config in configs)
-        envs = [closed.enter_context(env) for env in built]
+        envs = [stack.enter_context(env) for env in built]
         players = [_Player(env) for env in envs]
         for _ in range(TURNS):
             for player in players:
@@ -249,7 +252,6 @@ class _Player:
         self._masks = self.source.read_masks()
 
     def play(self, seconds: float) -> None:
-        """For so long, and one step at least."""
         space, until = self.env.action_space, time.perf_counter() + seconds
         while True:
             masks = [None] * self.env.num_envs if self._masks is None else self._masks

@@ -1,7 +1,8 @@
-"""Which engine computes the networks of a run, PyTorch or compiled kernels, and the change between them in mid-run.
+"""Which engine computes the networks of a run, PyTorch or compiled kernels, and the switch during a run.
 
-Kernels that are in the cache work from the first step on; else PyTorch begins and they take over between two rollouts,
-once they are compiled. `fasttrain train warmup=only` compiles them into the cache, for an image or before many jobs.
+Kernels that are in the cache compute from the first step on. Otherwise PyTorch begins, the kernels are compiled in
+another process, and they take over between two rollouts. `fasttrain train warmup=only` compiles them into the cache,
+for a container image or before many jobs.
 """
 
 from __future__ import annotations
@@ -41,10 +42,9 @@ ADAM = "Adam by torch's fused kernel"
 
 
 def engine_settings(plan: RunSpec) -> EngineSettings:
-    """What the effective flags ask of the engine."""
     config, asked = plan.config, plan.row("torch_threads").requested
     fused, kernels_on, cores = plan.row("fused_update"), config.fused_update == "on", usable_cores()
-    several = kernels_on and config.algo.spec.kernels != "Q-network"  # threads: its batch is too small for them
+    several = kernels_on and config.algo.spec.kernels != "Q-network"  # whose batch is too small for several threads
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
@@ -57,7 +57,9 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
 
 
 def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -> RunSpec:
-    """The plan with what kernels can do for this policy; ConfigError if a new run's `fused_update=on` does nothing."""
+    """The plan, with `fused_update=off` and the reason if kernels do not support the policy. Raises ConfigError if a
+    new run asked for `fused_update=on`.
+    """
     if isinstance(model, Fast) and plan.config.engine == "stock":
         raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: a class of ours needs engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
@@ -69,12 +71,12 @@ def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -
 
 
 def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
-    """Give the model its engine, compile what is to be compiled, and say in the plan what came of it."""
+    """Give the model its engine and run torch.compile if asked for. The plan's reasons say what came of it."""
     if not isinstance(model, Fast):
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
     fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
-    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan says it already
+    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a stored plan has it already
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
     model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
@@ -83,23 +85,23 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     if failure := model.prepare(model.env):
         return plan.after("use_compile", "off", failure)
     engine = model.engine
-    told = [plan.row("use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
+    reasons = [plan.row("use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
     if isinstance(getattr(engine, "view", None), StockView):
-        told.append("acting stays eager: this policy acts by its own methods")
-    return plan.after("use_compile", plan.config.use_compile, "; ".join(filter(None, told)))
+        reasons.append("acting stays eager: this policy acts by its own methods")
+    return plan.after("use_compile", plan.config.use_compile, "; ".join(filter(None, reasons)))
 
 
-PAYS_S = 30.0  # a run that ends sooner gains nothing: compiling takes 8 to 40 s of a core, and the rest must make up
+PAYS_S = 30.0  # a run that ends sooner stays on torch: compiling takes 8 to 40 s of a core, which must pay back
 
 
 def learner_calls(config: Config) -> list[KernelCall]:
-    """The kernels that this run acts and learns by; none where it has no compiled ones."""
+    """The kernels with which this run acts and learns; empty if it has none."""
     eligible, _ = find_kernels() if config.fused_update == "on" else (None, "")
     return [] if eligible is None else eligible.REPRODUCED[config.algo.spec.kernels].calls()
 
 
 def replay_calls(config: Config) -> list[KernelCall]:
-    """The kernels that a replay buffer draws by, whichever engine learns: they are waited for."""
+    """The kernels that draw from a replay buffer. Both engines need them, so that training waits for them."""
     if not config.algo.spec.off_policy or config.engine == "stock":
         return []
     by_priority = prioritized.kernel_calls() if getattr(config.algo, "prioritized", False) else []
@@ -107,14 +109,16 @@ def replay_calls(config: Config) -> list[KernelCall]:
 
 
 def compile_shown(calls: list[KernelCall], console: Console) -> float:
-    """Compile or load kernels; the seconds. On two cores the slowest is compiled beside the others: 12 s become 9 s."""
+    """Compile or load kernels, with a progress line; returns the seconds. The slowest kernel, which stands first, is
+    compiled in another process beside the others: on two cores 12 s become 9 s.
+    """
     begun = time.perf_counter()
     missing = [call for call in calls if not call.is_kept]
     beside = missing[0] if len(missing) > 1 and usable_cores() > 1 else None
     if calls:
         with activity(console, "compiling kernels") as doing:
             compiler: Compiler | None = None
-            with suppress(OSError):  # no memory for a process: all are compiled here
+            with suppress(OSError):  # no memory for a process: all kernels are compiled here
                 compiler = None if beside is None else Compiler([beside])
             try:
                 compile_all([call for call in calls if call is not beside], doing.now)
@@ -124,12 +128,12 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
             finally:
                 if compiler is not None:
                     compiler.stop()
-            compile_all(calls)  # loads what the other process left; compiles it if that failed
+            compile_all(calls)  # loads what the other process compiled, or compiles it if that failed
     return time.perf_counter() - begun
 
 
 def switch_step(plan: RunSpec) -> int | None:
-    """The env step from which kernels work, 0: from the first on; None: once they are compiled."""
+    """The env step from which kernels compute; None: once they are compiled."""
     if plan.config.deterministic or (plan.engine_switch_at is None and COMPILES_FIRST.items() <= os.environ.items()):
         return 0
     return plan.engine_switch_at
@@ -143,9 +147,11 @@ def switch_for(
     resumes: bool,
     decide: Callable[[], str],
 ) -> tuple[EngineSwitch | None, float]:
-    """Load or compile the kernels that act and learn, or let the run begin without; returns what will switch, and the
-    seconds. A resumed run without a switch in its plan.json uses its kernels from here on. `decide` is called once they
-    were compiled beside training: why torch is to stay, or an empty text.
+    """Load or compile the kernels that act and learn, or let the run begin on torch.
+
+    Returns the switch to kernels, if it comes later, and the seconds of compiling. A resumed run without a switch in
+    its plan.json waits for its kernels. `decide` is called after the kernels were compiled beside training; it returns
+    why torch stays, or an empty text.
     """
     config, calls, at = plan.config, learner_calls(plan.config), switch_step(plan)
     if at is None and (resumes or all(call.is_kept for call in calls)):
@@ -166,28 +172,28 @@ def switch_for(
 
 
 class EngineSwitch:
-    """Decides where a rollout (DQN: a vector step) begins whether kernels act and learn from here on.
+    """Switches a run from torch to kernels at the start of a rollout (DQN: of a vector step).
 
     Args:
-        at: the env step from which they do; None: once a process beside training has compiled them.
-        use: puts them to work, or returns why torch stays.
+        at: the env step of the switch; None: once a process beside training has compiled the kernels.
+        use: switches, or returns why torch stays.
     """
 
     def __init__(
         self, calls: list[KernelCall], at: int | None, use: Callable[[], str | None], say: Callable[[str], None]
     ) -> None:
         self.at, self.done = at, False
-        self.beside_s: float | None = None  # what compiling beside training took
-        self.why_not = "training ended before its kernels were compiled"
+        self.beside_s: float | None = None  # seconds of compiling beside training
+        self.reason = "training ended before its kernels were compiled"
         self._calls, self._use, self._say = calls, use, say
         self._compiler: Compiler | None = None
         self._began = 0.0
         if at is None:
-            say("the kernels of this run are not compiled yet: it begins on the torch engine, they follow; its numbers "
-                "are others than when they are there from the start (deterministic=true waits for them)")  # fmt: skip
+            say("the kernels of this run are not compiled yet: it begins on the torch engine and switches later; "
+                "its numbers differ from a run that has them from the start (deterministic=true waits)")  # fmt: skip
 
     def at_rest(self, progress: Progress) -> None:
-        """Nothing is under way: the engine may be changed."""
+        """Called between two rollouts, where the engine may be changed."""
         if self.done or (not self._compiled(progress) if self.at is None else progress.env_steps < self.at):
             return
         compile_all(self._calls)
@@ -211,13 +217,13 @@ class EngineSwitch:
         failure = self._compiler.failure
         self.close()
         if not failure and not all(call.is_kept for call in self._calls):
-            failure = "no place to keep them"  # compiled once more here, they would stop the training meanwhile
+            failure = "no place to keep them"  # compiling them again here would stop the training meanwhile
         if failure:
             self._give_up(f"its kernels could not be compiled ({failure})")
         return not failure
 
     def _start_if_it_pays(self, progress: Progress) -> None:
-        """Start compiling after the first update, when the speed of the run is known."""
+        """Start compiling after the first update, when the remaining time of the run can be estimated."""
         if not progress.updates or progress.eta_s is None:
             return
         if progress.eta_s < PAYS_S:
@@ -226,29 +232,27 @@ class EngineSwitch:
         self._began = time.perf_counter()
         try:
             self._compiler = Compiler(self._calls)
-        except OSError as error:  # no memory for a process: no reason to end the run
+        except OSError as error:  # no memory for a process
             self._give_up(f"nothing can be compiled beside it ({error})")
 
     def _give_up(self, why: str) -> None:
-        self.done, self.why_not = True, why
+        self.done, self.reason = True, why
         self._say(f"this run stays on the torch engine: {why}")
 
     def close(self) -> None:
-        """Nothing is compiled for a run that has ended."""
         if self._compiler is not None:
             self._compiler.stop()
             self._compiler = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For perf.json and summary.json."""
-        return {"at": self.at, "beside_s": self.beside_s, **({} if self.at is not None else {"why_not": self.why_not})}
+        return {"at": self.at, "beside_s": self.beside_s, **({} if self.at is not None else {"why_not": self.reason})}
 
 
 def warm_up(config: Config, sources: Mapping[str, str]) -> int:
-    """Compile what a training with this configuration would call; returns the exit code."""
+    """Compile the kernels that a training with this configuration would use; returns the exit code."""
     console = make_console()
     of_game = game_calls(config)
-    missing = [call for call in of_game if not call.is_kept]  # before the env is looked at, which plays it
+    missing = [call for call in of_game if not call.is_kept]  # first, because `env_facts` plays the game
     took = compile_shown(of_game, console)
     plan = resolve(config, sources, env_facts(against_bots(config)), this_machine())
     of_learner = learner_calls(plan.config) + replay_calls(plan.config)
@@ -261,12 +265,12 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
     return EXIT_DONE
 
 
-# --- what a run sets in torch: its device, its compiler left out where it is not used, its threads
+# --- what a run sets in torch: its device, its threads, and no import of its compiler where it is not used
 
 
 def set_up_torch(config: Config) -> None:
     """Set torch up before anything starts. Raises ConfigError for a device that is not there."""
-    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler, 3 s
+    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler: 3 s
         torch.use_deterministic_algorithms(config.deterministic)
     if config.use_compile == "off":
         leave_compiler_out()
@@ -275,7 +279,7 @@ def set_up_torch(config: Config) -> None:
 
 
 def pick_device(requested: str, policy: str) -> str:
-    """The device that was asked for, in torch's words. Raises ConfigError if it is not there."""
+    """The requested device under torch's name. Raises ConfigError if this machine has no such device."""
     if requested == "auto":
         return auto_device(policy.startswith("Cnn"), torch.cuda.is_available())
     if requested == "mps" and not torch.backends.mps.is_available():
@@ -297,15 +301,15 @@ def set_threads(threads: int | str) -> None:
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-DISABLED = "__dynamo_disable"  # where torch keeps the form of a method that its compiler would leave alone
+DISABLED = "__dynamo_disable"  # torch's attribute for the form of a method that its compiler does not compile
 STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 
 def leave_compiler_out() -> None:
     """Let optimizers be built, saved and stepped without importing `torch._dynamo`: 800 modules, 1.2 s of every start.
-    These methods import it only to exclude themselves from compilation; here each is marked as excluded already, and
-    `step` sets gradients on or off without the compiler. In a torch that does this elsewhere the second is lost,
-    nothing else.
+
+    These methods import it only to exclude themselves from compilation. Here they are marked as excluded already, and
+    `step` sets gradients on or off without the compiler. If a later torch does this elsewhere, only the time is lost.
     """
     if "torch._dynamo" in sys.modules:
         return
@@ -320,7 +324,7 @@ def leave_compiler_out() -> None:
 
 
 def _without_compiler(step: Callable[..., R]) -> Callable[..., R]:
-    """As torch's `_use_grad_for_differentiable`, less the compiler's graph breaks."""
+    """Like torch's `_use_grad_for_differentiable`, without the compiler's graph breaks."""
 
     @functools.wraps(step)
     def plain(self: Optimizer, *args: object, **kwargs: object) -> R:

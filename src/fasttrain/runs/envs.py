@@ -1,4 +1,4 @@
-"""From the effective configuration to the vector env of a run, and the facts about it that the plan needs."""
+"""Builds the vectorized env of a run from the effective configuration, and collects facts about it for the plan."""
 
 from __future__ import annotations
 
@@ -45,11 +45,13 @@ from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.stock import ActionLogVecEnv, start_subproc
 
 Statistics = Path | VecNormalize
-MOST_STATISTICS_BYTES = 1 << 30  # three float64 a number of an observation
+MOST_STATISTICS_BYTES = 1 << 30  # three float64 for each number of an observation
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """`env` as the policy sees it. `statistics` of a training (its env or file) are applied and learn no more."""
+    """`env` with frame stacking and normalization. `statistics` of a training (its env or file) are used unchanged;
+    without them new ones are learned.
+    """
     if config.env.frame_stack > 1:
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
@@ -66,10 +68,10 @@ def _learning(env: VecEnv, config: Config) -> VecNormalize:
         env,
         norm_obs=norm_obs,
         norm_reward="reward" in config.env.normalize,
-        gamma=getattr(config.algo, "gamma", 0.99),  # ARS discounts nothing; VecNormalize's own
+        gamma=getattr(config.algo, "gamma", 0.99),  # ARS has no gamma: VecNormalize's default
         norm_obs_keys=keys,
     )
-    if norm_obs:  # float32 whatever the env's own are; a buffer that goes by the space would cut integers
+    if norm_obs:  # VecNormalize gives float32; with the env's integer space a buffer would cut the fractions off
         normalised.observation_space = _float_space(space, keys, normalised.clip_obs)
     return normalised
 
@@ -84,33 +86,31 @@ def _float_space(space: spaces.Space[Any], keys: list[str] | None, clip: float) 
 
 
 def with_statistics(env: VecEnv, config: Config, statistics: Statistics) -> VecNormalize:
-    """`env.normalize` as it was learned in a training, around other envs; it learns nothing more."""
+    """VecNormalize around `env` with the statistics of a training, which do not change any more."""
     if isinstance(statistics, VecNormalize):
         normalised = copy.deepcopy(statistics)  # VecNormalize leaves its env out of copies
         normalised.set_venv(env)
     elif statistics.suffix == ".npz":
         normalised = _learning(env, config)
         load_moments(normalised, read_arrays(statistics, MOST_STATISTICS_BYTES))
-    else:  # SB3's own file, a pickle: who names it trusts it (models.find_statistics)
+    else:  # SB3's own file, a pickle; `find_statistics` gives it only with --trust
         normalised = VecNormalize.load(str(statistics), env)
     normalised.training = normalised.norm_reward = False
     return normalised
 
 
 class MonitoredEnv(EnvFactory):
-    """Builds one env of the run, as a plain SB3 script would: picklable, called in the process that steps it."""
+    """Builds one env of the run in SB3's Monitor, as a plain SB3 script does. Picklable."""
 
     def __call__(self) -> Monitor[Any, Any]:
         return Monitor(super().__call__())
 
 
 def this_machine() -> Machine:
-    """What the plan needs to know."""
     return Machine(usable_cores(), platform.system() == "Windows", torch.cuda.is_available(), bf16_units())
 
 
 def env_spec(config: Config) -> EnvSpec:
-    """The env a run asks for."""
     return EnvSpec(
         id=config.env.id,
         entry_point=config.env.entry_point,
@@ -131,7 +131,7 @@ def env_spec(config: Config) -> EnvSpec:
 
 
 def survey_of(config: Config, console: Console) -> Survey:
-    """What will look at the env of a run."""
+    """The process that will build, check and time the env of a run."""
     compiled = config.env.spec.native is not None and config.env.backend == "gymnasium" and uses_masks(config)
     here = compiled and config.vec_env in ("auto", "native")
     return Survey(env_spec(config), config.env.step_timeout_s, console, here)
@@ -143,11 +143,12 @@ def env_facts(
     measure: Callable[[], ProbeResult | None] = lambda: None,
     look: Callable[[SlotVecEnv], object] = lambda _: None,
 ) -> EnvFacts:
-    """Build the env once, so that a wrong one fails here with one clear message; time it where the plan must choose.
-    Raises EnvSpecError or ConfigError if it cannot be built or does not suit the algorithm or an option.
+    """Build the env once, so that a wrong one fails here with one clear message; time it if the plan needs that.
+
+    Raises EnvSpecError or ConfigError if the env cannot be built or does not suit the algorithm or an option.
 
     Args:
-        survey: of a training, which continues its process.
+        survey: a training's, which goes on using its process.
         measure: the checkup; if it returns what the env costs, the env is not timed again.
         look: the checkup of one game with an external engine.
     """
@@ -175,12 +176,12 @@ def env_facts(
             raise EnvSpecError(built.mask_error)
         images = policy.startswith("Cnn")
         measured = measure()
-        if not times and (measured is None or config.vec_env != "shared"):  # whose workers are fitted to envs that wait
+        if not times and (measured is None or config.vec_env != "shared"):  # shared: cpu_share sets its workers
             density = measured.density if measured else (1.0, 1.0)
             return EnvFacts(native, None, images=images, shares=asked.shares, density=density)
-        found = measured or asked.costs()
-        step_s = found.step_s + found.mask_s
-        return EnvFacts(native, step_s, found.cpu_share, images, shares=asked.shares, density=found.density)
+        costs = measured or asked.costs()
+        step_s = costs.step_s + costs.mask_s
+        return EnvFacts(native, step_s, costs.cpu_share, images, shares=asked.shares, density=costs.density)
 
 
 def build_vec_env(
@@ -191,19 +192,19 @@ def build_vec_env(
     tell: Callable[[str], None] = lambda _: None,
     scout: Scout | None = None,
     folder: Path | None = None,
-    told: set[str] | None = None,
+    reported: set[str] | None = None,
 ) -> VecEnv:
-    """`num_envs` copies as the (effective) `vec_env` says; env i is seeded with `seed + i`.
+    """The vectorized env of the effective `vec_env` with `num_envs` copies; env i is seeded with `seed + i`.
 
     Args:
-        statistics: of `env.normalize` in a training: the envs are played with them.
+        statistics: of `env.normalize` in a training; the envs use them unchanged.
         tell: is called with the number of the env that is being built.
         scout: a process that becomes the first worker.
-        folder: where engines' logs go.
-        told: process settings that envs changed and that were reported already.
+        folder: for the logs of external engines.
+        reported: process settings that envs changed and that were reported already.
     """
     try:
-        env = _stepped(config, num_envs, tell, scout, folder, told)
+        env = _unwrapped_env(config, num_envs, tell, scout, folder, reported)
     except EnvSpecError as error:
         if num_envs < 2 or error.__cause__ is None or isinstance(error, NoMasksError):
             raise
@@ -214,13 +215,13 @@ def build_vec_env(
     return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
 
 
-def _stepped(
+def _unwrapped_env(
     config: Config,
     num_envs: int,
     tell: Callable[[str], None],
     scout: Scout | None,
     folder: Path | None,
-    told: set[str] | None,
+    reported: set[str] | None,
 ) -> VecEnv:
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
         return made_batch(config, num_envs, folder)
@@ -239,11 +240,11 @@ def _stepped(
         tell(f"env {index + 1} of {num_envs}")
         return factory()
 
-    return ActionLogVecEnv([partial(build, index) for index in range(num_envs)], told)
+    return ActionLogVecEnv([partial(build, index) for index in range(num_envs)], reported)
 
 
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
-    """Workers build plain envs: returns, lengths and lean infos are the vector env's own work."""
+    """Workers build plain envs: the vectorized env itself counts returns and lengths and makes infos lean."""
     spec = dataclasses.replace(env_spec(config), lean_info=False)
     env = SharedMemoryVecEnv(
         [RetraceFactory(EnvFactory(spec))] * num_envs,
@@ -275,31 +276,36 @@ def _native_game(config: Config, num_envs: int) -> Any:
 
 
 def game_calls(config: Config) -> list[KernelCall]:
-    """The kernels of the native game, if the env is one that lists them."""
+    """The kernels of the run's native game; empty for other envs, and for a game that does not list them."""
     if config.env.spec.native is None or config.env.backend != "gymnasium":
         return []
     from fasttrain.vec.native import NativeVecEnv
 
     try:
         env = NativeVecEnv(_native_game(config, 1), seed=0)
-    except FastTrainError:  # is told where the env is looked at
+    except FastTrainError:  # `env_facts` reports it
         return []
     if hasattr(env.game, "kernel_calls"):
         return list(env.game.kernel_calls())
-    env.reset()  # of one that lists none, what a step compiles comes before training all the same
+    env.reset()  # a game that lists no kernels compiles them in its first step, which happens here
     env.step(RandomOpponent(env.action_space).act(None, np.stack(env.env_method("action_masks")), np.arange(1)))
     return []
 
 
-# --- what envs tell of a run
+# --- what the vectorized env knows of a run
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
-    """Where the envs' time went. `opponents_ns`: as info["perf"] reports it; `counted`: the envs count themselves."""
-    itself, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule != "first_ready"
-    stepping = env.unwrapped if itself is None else itself.inner
-    if itself is not None:  # the trainer decides for them; what the envs count lies within
-        opponents_ns = itself.opponents_ns
+    """Where the envs' time went.
+
+    Args:
+        opponents_ns: time of opponents' turns that infos reported as info["perf"].
+        counted: the envs count that time themselves, as `opponents_ns`.
+    """
+    self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule != "first_ready"
+    stepping = env.unwrapped if self_play is None else self_play.inner
+    if self_play is not None:  # opponents act in the trainer, which includes what the envs count
+        opponents_ns = self_play.opponents_ns
     elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")
         opponents_ns = int(counts[0] if config.vec_env == "native" else sum(counts))
@@ -308,14 +314,14 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
     if not isinstance(stepping, SharedMemoryVecEnv):
         return EnvTimes(opponents_ns)
     times = stepping.times_ns()
-    if itself is None:
-        opponents_ns = (times["opponents"] or opponents_ns) // stepping.num_workers  # side by side
+    if self_play is None:
+        opponents_ns = (times["opponents"] or opponents_ns) // stepping.num_workers  # workers run in parallel
     own: dict[str, Any] = {f"{name}_ns": times[name] for name in ("envs", "slowest", "waiting")}
     workers, restarts, lost = stepping.num_workers, stepping.restarts, stepping.lost_steps
     return EnvTimes(opponents_ns, workers, in_step=in_step, restarts=restarts, lost_steps=lost, **own)
 
 
 def engines_of(env: VecEnv) -> ExternalVecEnv | None:
-    """The vectorized env whose games external engines play, if `env` is one."""
+    """The vectorized env of games with external engines inside `env`; None if there is none."""
     games = env.inner if isinstance(env, SelfPlayVecEnv) else env.unwrapped
     return games if isinstance(games, ExternalVecEnv) else None

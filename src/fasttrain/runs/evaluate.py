@@ -1,5 +1,5 @@
-"""The quality of a policy, on envs and seeds of its own that leave the training's random state alone; and finished
-runs, whose plan and model the commands with `run=…` read.
+"""Evaluation of a policy, on its own envs and seeds, without a change of the training's random state. And finished
+runs: the commands with `run=…` read their plan and model here.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from fasttrain.spec.removed import rows_without_removed, without_removed
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, resets_and_rests
 
-LONGEST_REASON, MOST_REASONS = 200, 100  # of an env's texts what summary.json keeps
-MAX_EPISODE_STEPS = 27_000  # the usual bound of an Atari episode; a greedy policy may walk in circles for ever
+LONGEST_REASON, MOST_REASONS = 200, 100  # characters of an end reason, and reasons, that summary.json keeps
+MAX_EPISODE_STEPS = 27_000  # the usual limit of an Atari episode; a greedy policy may walk in circles for ever
 NOT_ENDED = "not ended"
-Quality = dict[str, dict[str, Any]]  # way of acting ("greedy", "sampled") → what `summarise` returns
+Quality = dict[str, dict[str, Any]]  # "greedy" or "sampled" → what `summarise` returns
 
 
 def evaluate(
@@ -57,18 +57,18 @@ def evaluate(
     seed: int,
     keep_on: Callable[[int], bool] = lambda _: True,
     reader: InfoReader | None = None,
-    told: bool = False,
+    monitored: bool = False,
     max_steps: int = MAX_EPISODE_STEPS,
 ) -> dict[str, Any]:
     """Play `episodes` episodes and return their `summarise`.
 
-    Every env plays the same number of episodes (to one), because counting whichever ends first would favour short
+    All envs play the same number of episodes, give or take one. Counting the episodes that end first would favour short
     ones.
 
     Args:
         keep_on: is called after every step with the number of episodes so far; False ends the evaluation.
-        told: a Monitor in the envs reports games of several lives; these games count, not the lives.
-        max_steps: an episode of so many steps counts as it stands, with end reason `NOT_ENDED`.
+        monitored: the envs have a Monitor that reports whole games of several lives; these count as the episodes.
+        max_steps: an episode is cut after so many steps and counted, with end reason `NOT_ENDED`.
     """
     predict: Any = model.predict
     masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
@@ -76,7 +76,7 @@ def evaluate(
     returns = np.zeros(env.num_envs)
     lengths = np.zeros(env.num_envs, dtype=np.int64)
     finished: list[tuple[float, int, dict[str, Any]]] = []
-    paths = Paths(env)
+    checksums = EpisodeChecksums(env)
     with own_random_state(seed):
         env.seed(seed)
         observations: Any = env.reset()
@@ -89,59 +89,59 @@ def evaluate(
                 actions, states = predict(
                     observations, state=states, episode_start=starts, deterministic=deterministic, **extra
                 )
-            except ValueError:  # torch's distributions say nothing of envs
+            except ValueError:  # torch's distributions do not name the env
                 check_step(observations, np.zeros(1, np.float32), (), sum(lengths))
                 raise
-            seen = observations
+            acted_on = observations
             observations, rewards, dones, infos = env.step(actions)
-            late = resets_and_rests(env)[0]  # rows in which nothing was done: an action was refused, or they only reset
+            late = resets_and_rests(env)[0]  # envs that made no step: the action was refused, or the env only reset
             starts = dones if late is None else dones | (late & starts)
             if late is not None and before is not None:
                 states = each_array(partial(np.where, late[:, None]), before, states)  # (L, N, H)
-            paths.see(seen, lengths, late)
+            checksums.add(acted_on, lengths, late)
             returns += rewards
             lengths += 1 if late is None else ~late
             for index in np.flatnonzero(dones):
                 record = record_of(infos[index])
-                if told and record is None:
+                if monitored and record is None:
                     continue
-                lost = record is None and "lost" in infos[index]  # by a fault: no result, and another is played
+                lost = record is None and "lost" in infos[index]  # the engine failed: the game has no result
                 if quota[index] and not lost:
                     quota[index] -= 1
-                    played = (record["r"], record["l"]) if told and record else (returns[index], lengths[index])
+                    played = (record["r"], record["l"]) if monitored and record else (returns[index], lengths[index])
                     finished.append((*played, infos[index]))
-                    paths.end(index, lengths[index], returns[index])
-                returns[index] = lengths[index] = paths.seen[index] = 0
+                    checksums.end(index, lengths[index], returns[index])
+                returns[index] = lengths[index] = checksums.running[index] = 0
             for index in np.flatnonzero((lengths >= max_steps) & (quota > 0)):
                 quota[index] = 0
                 finished.append((returns[index], lengths[index], {**infos[index], "end_reason": NOT_ENDED}))
-                paths.end(index, lengths[index], returns[index])
-    return paths.told(summarise(finished, reader))
+                checksums.end(index, lengths[index], returns[index])
+    return checksums.with_distinct(summarise(finished, reader))
 
 
-class Paths:
-    """Which episodes of an evaluation were one and the same: by a checksum of all that was observed in each."""
+class EpisodeChecksums:
+    """Finds equal episodes of an evaluation by a checksum of their observations."""
 
     def __init__(self, env: VecEnv) -> None:
-        self.seen = np.zeros(env.num_envs, np.int64)  # of the running episodes
+        self.running = np.zeros(env.num_envs, np.int64)  # checksums of the running episodes
         self.ended = set[tuple[Any, ...]]()
-        self._all = not isinstance(env.action_space, spaces.Box)  # else rounding alone leads elsewhere: the first alone
+        # With continuous actions rounding errors change later observations, so that only the first one counts.
+        self._all = not isinstance(env.action_space, spaces.Box)
 
-    def see(self, observations: Observations, lengths: Int64Array, late: BoolArray | None) -> None:
-        """What the policy acted on, but for rows in which nothing was done."""
+    def add(self, observations: Observations, lengths: Int64Array, late: BoolArray | None) -> None:
+        """Add the observations that the policy acted on, except those of envs that made no step (`late`)."""
         parts = observations.values() if isinstance(observations, dict) else (observations,)
         for index in np.flatnonzero((self._all | (lengths == 0)) & (True if late is None else ~late)):
             for part in parts:
-                self.seen[index] = zlib.crc32(part[index].tobytes(), int(self.seen[index]))
+                self.running[index] = zlib.crc32(part[index].tobytes(), int(self.running[index]))
 
     def end(self, index: np.integer[Any], length: np.integer[Any], episode_return: float) -> None:
-        """That env's episode counts."""
-        self.ended.add((int(self.seen[index]), int(length), f"{episode_return:.5g}"))
+        self.ended.add((int(self.running[index]), int(length), f"{episode_return:.5g}"))
 
-    def told(self, quality: dict[str, Any]) -> dict[str, Any]:
-        """With `distinct_episodes` where some were one, as all greedy ones of a deterministic game are."""
+    def with_distinct(self, quality: dict[str, Any]) -> dict[str, Any]:
+        """`quality` with `distinct_episodes`, if some were equal, like greedy episodes of a deterministic game."""
         distinct = len(self.ended)
-        if distinct == 1 < quality["episodes"]:  # one game, seen again and again: nothing of it is uncertain
+        if distinct == 1 < quality["episodes"]:  # the same episode each time: there is no uncertainty
             quality["ci95"] = dict.fromkeys(quality["ci95"])
         return {**quality, "distinct_episodes": distinct} if distinct < quality["episodes"] else quality
 
@@ -149,11 +149,11 @@ class Paths:
 def summarise(
     finished: Sequence[tuple[float, int, dict[str, Any]]], reader: InfoReader | None = None
 ) -> dict[str, Any]:
-    """Means and 95 % intervals (`ci95`) over episodes given as (return, length, last info); None: not reported.
+    """Means and 95 % intervals (`ci95`) over episodes given as (return, length, last info). None: not reported.
 
-    `win_rate` lies in 0..1 and has Wilson's interval, others have Student's. What `env.result.scores` names has a mean
-    under its own name, and its name in `scores`. Where nothing but reward is reported, or a key was not found, `untold`
-    says what the last info held and which keys were missing. `distinct_episodes`: see `Paths`.
+    `win_rate` lies in 0..1 and has Wilson's interval, the others have Student's. Entries that `env.result.scores` names
+    have a mean under their own name, and their names are in `scores`. If an info reported nothing besides reward, or a
+    key was missing, `untold` lists the entries of the last info and the missing keys.
     """
     if not finished:
         none = dict.fromkeys(("mean_reward", "win_rate", "score_diff"))
@@ -195,7 +195,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def mean_interval(numbers: Sequence[float]) -> list[float] | None:
-    """Student's 95 % interval of the mean; None of a single value, and where all are alike."""
+    """Student's 95 % interval of the mean; None for a single value and for equal values."""
     values = np.array(numbers, dtype=np.float64)
     mean, half = map(float, student(values))
     return [mean - half, mean + half] if len(values) > 1 and np.ptp(values) else None
@@ -211,15 +211,14 @@ def evaluate_both(
     env: VecEnv | None = None,
     reader: InfoReader | None = None,
 ) -> Quality:
-    """Greedy play and, for a stochastic policy and if `sampled`, sampled play, with a progress line; `stop` ends it
-    early.
+    """Evaluate the greedy policy and, if it is stochastic and `sampled`, the sampling one. `stop` ends it early.
 
     Args:
         statistics: of `env.normalize`; None: those of the env that the model trains on.
-        env: where to play; None: fresh envs, closed afterwards.
-        reader: of the last infos: the training's, which has reported names that do not fit.
+        env: where to play; None: new envs, closed afterwards.
+        reader: the training's reader of infos, which has reported wrong names already.
     """
-    set_threads(config.torch_threads)  # as in training: two on two busy cores took five times as long as one
+    set_threads(config.torch_threads)  # as in training: two threads on two busy cores took five times as long as one
     config = evaluated(config)
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
@@ -230,9 +229,9 @@ def evaluate_both(
         return quality
     with activity(console, "evaluating") as doing, ExitStack() as opened:
         if env is None:
-            # The training has said it; and in a process beside it nobody else is harmed.
+            # What the training has reported is not reported again, nor anything from a process beside it.
             told = {*process_settings()} if console.quiet else getattr(model.env and model.env.unwrapped, "told", None)
-            env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, told=told)
+            env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, reported=told)
             opened.callback(close_envs, env)
         for way in ways:
             steps = itertools.count(1)
@@ -268,13 +267,13 @@ def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistic
 
 
 def _form(space: spaces.Space[Any]) -> object:
-    """What must be equal for a policy, whether channels of images are first or last."""
+    """What two spaces of one policy must have in common: the order of an image's dimensions may differ."""
     if isinstance(space, spaces.Dict):
         return {name: _form(part) for name, part in space.items()}
     return sorted(space.shape) if isinstance(space, spaces.Box) else str(space)
 
 
-# What `eval` takes besides run=… and --trust, in place of what the run had; `resume.MAY_CHANGE` is resume's list.
+# Keys that `eval` takes besides run=… and --trust. They replace the run's values.
 MAY_DIFFER = ("model", "opponent", "eval.", "env.kwargs.")
 
 
@@ -301,7 +300,7 @@ MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
 
 
 class Finished(NamedTuple):
-    """A finished run's effective configuration, one of its models, and where that one's statistics are, if it has."""
+    """A finished run: its effective configuration, one of its models, and the file of that model's statistics."""
 
     config: Config
     model: BaseAlgorithm
@@ -309,19 +308,21 @@ class Finished(NamedTuple):
 
 
 def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: str) -> Path:
-    """The folder of `run=…`. ConfigError for typed keys besides `run`, `trust` and `keys` (`eval.`: all below it)."""
+    """The folder of `run=…`. Raises ConfigError for typed keys other than `run`, `trust` and `keys`, of which `eval.`
+    means all below it.
+    """
     typed = [key for key, source in sources.items() if source == "command line"]
     groups = tuple(key for key in keys if key.endswith("."))
     ignored = sorted(key for key in typed if key not in ("run", "trust", *keys) and not key.startswith(groups))
     if ignored:
         takes = ", ".join(f"{key}…" if key.endswith(".") else f"{key}=…" for key in ("run", *keys))
         raise ConfigError(f"{command} takes {takes} and --trust only: {', '.join(ignored)} would do nothing")
-    return Path(str(config.run)).absolute()  # an env may go to another working directory
+    return Path(str(config.run)).absolute()  # an env may change the working directory
 
 
 def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:
-    """A finished run, of rl_zoo3 too, with its final or another of its models. Raises ConfigError if there is no such
-    run or model. `trust` lets SB3 load it, which executes the pickles in it.
+    """Load a finished run of fasttrain or rl_zoo3, with one of its models. Raises ConfigError if the run or model is
+    missing. `trust`: SB3 loads the model, which executes pickles in it.
     """
     of_zoo: Any = None
     if not (folder / "plan.json").exists() and "zoo" in plugins.names(plugins.INTEGRATIONS):
@@ -333,7 +334,7 @@ def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Fin
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
     config, file, pickled = of_zoo or (config_of(folder), folder / model, None)
     statistics = find_statistics(config, file, trust, pickled)
-    with own_random_state(config.seed):  # weights that are overwritten at once need random numbers
+    with own_random_state(config.seed):  # building the network draws random weights, which are replaced
         return Finished(config, load_policy(config, file, trust), statistics)
 
 
@@ -357,7 +358,7 @@ def flags_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def config_of(folder: Path) -> Config:
-    """What plan.json holds. A flag younger than the run has the value of a plain SB3 script, which is what it did."""
+    """The configuration in plan.json. A flag that did not exist yet gets the value of a plain SB3 script."""
     stored = from_dict(_plan_of(folder).get("config"))
     if not isinstance(stored, dict):
         raise ConfigError(f"{folder / 'plan.json'} holds no configuration; name the folder of a run")

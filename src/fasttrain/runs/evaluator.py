@@ -1,7 +1,7 @@
-"""Quality (`eval_every`) and videos (`video.every`) on the way: made in the training itself, or in a process beside it.
+"""Evaluations (`eval_every`) and videos (`video.every`) during training: in the training, or in a process beside it.
 
-With `eval_async` the trainer only saves a snapshot; loading it, stepping the envs and counting is the process's work,
-with its own envs, seeds and random state. A snapshot that is due while two wait is left out.
+With `eval_async` the trainer only saves a snapshot. The process loads it and plays, with its own envs, seeds and random
+state. A snapshot that is due while two are waiting is skipped.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Evaluator:
     """Keeps evaluations.csv, and the model with the best greedy mean reward as best_model.zip.
 
     Args:
-        quality: evaluates the policy as it is now and returns the greedy one's `evaluate.summarise`.
-        save: writes the model, and what belongs to it, to a file.
-        note: gets each evaluation and its number of env steps.
-        film: makes a video of the policy as it is now; a line about it.
+        quality: evaluates the present policy; returns `evaluate.summarise` of greedy play.
+        save: writes the model, with its statistics and opponents, to a file.
+        note: is called with each evaluation and its number of env steps.
+        film: makes a video of the present policy; returns a line about it.
     """
 
     def __init__(
@@ -47,40 +47,37 @@ class Evaluator:
         note: Callable[[dict[str, Any], int], None] = lambda *_: None,
         film: Callable[[Path], str] = lambda _: "",
     ) -> None:
-        self.folder, self._quality, self._save, self._say, self._tell = folder, quality, save, say, note
+        self.folder, self._quality, self._save, self._say, self._note = folder, quality, save, say, note
         self._film, self._alone = film, no_second_env(config)
         self.saving = saving
         self.log = EvaluationLog(folder / "evaluations.csv")
         self.best_reward = float("-inf")
-        self.beside_s = 0.0  # evaluated beside training
+        self.beside_s = 0.0  # seconds of evaluation in the process beside training
         self.background = BackgroundEvaluation(config, folder, save) if config.eval_async else None
 
     def evaluate(self, env_steps: int, wall_s: float, measure: bool = True, film: bool = False) -> None:
-        """Measure the policy's quality, film it, or both: now, or by handing a snapshot over."""
+        """Evaluate the policy, film it, or both: now, or by a snapshot for the process beside."""
         video = self.folder / VIDEOS / f"step_{env_steps}.mp4" if film else None
         if self.background is not None:
             try:
                 with self.saving.of(SNAPSHOT):
                     self.background.submit(env_steps, wall_s, measure, video)
+                return
             except WorkerLostError as error:
                 self._give_up(error)
-        if self.background is None and video is not None:
+        if video is not None:
             self._say(self._film(video))
-        if self.background is None and measure:
+        if measure:
             with self.saving.extra(EVALUATION):
-                quality = self._quality()
-                if self._note(env_steps, wall_s, quality):
-                    with self.saving.of(BEST):
-                        self._save(self.folder / BEST)
-                        self.best_reward = quality["mean_reward"]
+                self._record(env_steps, wall_s, self._quality(), lambda: self._save(self.folder / BEST))
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
-        """After a resume: these were made."""
+        """After a resume: continue from these evaluations."""
         self.log.go_on(rows)
         self.best_reward = max([self.best_reward, *(row["mean_reward"] for row in rows)])
 
     def collect(self) -> None:
-        """Take in what has been evaluated beside training."""
+        """Record what the process beside training has finished."""
         if self.background is not None:
             try:
                 self._take(self.background.poll())
@@ -88,7 +85,7 @@ class Evaluator:
                 self._give_up(error)
 
     def finish(self, keep_on: Callable[[], bool]) -> None:
-        """Wait for what is still evaluated, unless `keep_on` ends it; no process is left."""
+        """Wait for running evaluations while `keep_on()` is true, then end the process."""
         background = self.background
         if background is None:
             return
@@ -106,7 +103,6 @@ class Evaluator:
         self.close()
 
     def close(self) -> None:
-        """End the process, if there is one."""
         if self.background is not None:
             self.background.close()
             self.background = None
@@ -117,24 +113,29 @@ class Evaluator:
         self.beside_s += result.seconds
         if result.filmed:
             self._say(result.filmed)
-        if result.quality and self._note(result.env_steps, result.wall_s, result.quality):
-            with self.saving.of(BEST):
-                for part in sorted(result.file.parent.iterdir()):  # the model, and what belongs to it
-                    os.replace(part, self.folder / part.name)
-                self.best_reward = result.quality["mean_reward"]
-        shutil.rmtree(result.file.parent, ignore_errors=True)
+        snapshot = result.file.parent
+        if result.quality:
+            self._record(result.env_steps, result.wall_s, result.quality, lambda: self._keep(snapshot))
+        shutil.rmtree(snapshot, ignore_errors=True)
         return True
 
-    def _note(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> bool:
-        """Say and store it; whether it is the best so far."""
+    def _keep(self, snapshot: Path) -> None:
+        for part in sorted(snapshot.iterdir()):  # the model with its statistics and opponents
+            os.replace(part, self.folder / part.name)
+
+    def _record(self, env_steps: int, wall_s: float, quality: dict[str, Any], keep: Callable[[], None]) -> None:
+        """Print and store an evaluation; `keep` stores the model if it is the best so far."""
         if not quality["episodes"]:
-            return False
+            return
         with self.saving.of(self.log.file.name):
             self.log.add(env_steps, wall_s, quality)
-        self._tell(quality, env_steps)
+        self._note(quality, env_steps)
         win = "" if quality["win_rate"] is None else f", win rate {100 * quality['win_rate']:.1f} %"
         self._say(f"[EVAL] {env_steps:,} steps: mean reward {quality['mean_reward']:.3g}{win}")
-        return bool(quality["mean_reward"] > self.best_reward)
+        if quality["mean_reward"] > self.best_reward:
+            with self.saving.of(BEST):
+                keep()
+                self.best_reward = quality["mean_reward"]
 
     def _give_up(self, error: WorkerLostError) -> None:
         lost = 0 if self.background is None else len(self.background.waiting)
@@ -144,24 +145,24 @@ class Evaluator:
         self.close()
 
 
-MOST_WAITING = 2  # snapshots, the one that is being played included
+MOST_WAITING = 2  # snapshots, with the one that is being played
 NAME, SERVE = "the process that evaluates", "fasttrain.runs.evaluator:serve"
-PATIENCE_S = 600.0  # for what is still being played when training is over
+PATIENCE_S = 600.0  # time limit for running evaluations when training is over
 
 
 class Result(NamedTuple):
-    """What came of one snapshot."""
+    """The evaluation of one snapshot."""
 
     env_steps: int
-    wall_s: float  # of training, when the snapshot was taken
-    quality: dict[str, Any]  # of the greedy policy, as `evaluate.summarise` gives it; empty for a video alone
-    seconds: float  # that the process played
+    wall_s: float  # seconds of training when the snapshot was taken
+    quality: dict[str, Any]  # `evaluate.summarise` of greedy play; empty if only a video was made
+    seconds: float  # that the process needed
     file: Path  # the snapshot, in a folder of its own
     filmed: str = ""  # a line about the video
 
 
 class BackgroundEvaluation:
-    """The process, and the snapshots that wait for it, each in a folder of its own below `evaluating`."""
+    """The process beside training and the snapshots that wait for it, each in a folder below `evaluating`."""
 
     def __init__(self, config: Config, folder: Path, save: Callable[[Path], None]) -> None:
         self._config, self._save = config, save
@@ -171,12 +172,12 @@ class BackgroundEvaluation:
         self._process: PipedProcess | None = None
 
     def submit(self, env_steps: int, wall_s: float, measure: bool = True, video: Path | None = None) -> None:
-        """Have the policy as it is now measured, or filmed, or both. Raises WorkerLostError if the process has died."""
+        """Save the present policy for the process to evaluate, film or both. Raises WorkerLostError if it has died."""
         if len(self.waiting) >= MOST_WAITING:
             self.left_out += 1
             return
         if self._process is None:
-            try:  # with one thread: it shall leave the trainer its cores
+            try:  # one thread, so that the trainer has the other cores
                 alone = dataclasses.replace(self._config, torch_threads=1)
                 self._process = PipedProcess(NAME, SERVE, alone, environment={})
             except OSError as error:  # no memory, no descriptors
@@ -189,7 +190,9 @@ class BackgroundEvaluation:
         process.use_pipe(lambda: process.connection.send((file, measure, video)))
 
     def poll(self, timeout_s: float = 0.0) -> Result | None:
-        """The next result within `timeout_s`, or None; its file is yours. WorkerLostError if the process died."""
+        """The next result within `timeout_s`; None if there is none yet. The caller removes its file. Raises
+        WorkerLostError if the process died.
+        """
         process = self._process
         if not self.waiting or process is None or not process.use_pipe(lambda: process.connection.poll(timeout_s)):
             return None
@@ -200,7 +203,7 @@ class BackgroundEvaluation:
         return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file, answer["filmed"])
 
     def wait(self, keep_on: Callable[[], bool]) -> Result | None:
-        """The next result within `PATIENCE_S`; None if there is none, or `keep_on` ends it. Raises as `poll` does."""
+        """The next result within `PATIENCE_S`; None if there is none or `keep_on()` is false. Raises as `poll` does."""
         deadline = time.monotonic() + PATIENCE_S
         while self.waiting and keep_on() and time.monotonic() < deadline:
             if (result := self.poll(0.2)) is not None:
@@ -208,7 +211,7 @@ class BackgroundEvaluation:
         return None
 
     def close(self) -> None:
-        """End the process and remove what was not evaluated."""
+        """End the process and remove the waiting snapshots."""
         if self._process is not None:
             self._process.end(1.0)
             self._process = None
@@ -216,7 +219,7 @@ class BackgroundEvaluation:
 
 
 def serve(connection: Connection, config: Config) -> None:
-    """In the process: evaluate each file that comes, until the other side is gone."""
+    """Runs in the process: evaluates the snapshots that arrive until the connection is closed."""
     import torch
 
     torch.set_num_threads(1)

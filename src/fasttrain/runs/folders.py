@@ -1,5 +1,5 @@
-"""The folders that commands write into: what is in one, what may be removed, how a command line names it. And the
-provenance of a run in plan.json: what was typed, the commit of the user's folder, versions, the machine.
+"""The folders that commands write into: what is in one, which files may be removed, how a command line names it. And
+the provenance of a run for plan.json: the typed command, the commit of the user's folder, versions and the machine.
 """
 
 from __future__ import annotations
@@ -27,62 +27,62 @@ from fasttrain.spec.removed import without_removed
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")
-MARKS = {  # what tells that a folder is one of these, the first that fits
+MARKS = {  # files that show what a folder holds; the first kind that has one of its files counts
     "study": ("study.json",),
     "sweep": ("sweep.json", "multirun.yaml"),
     "run": ("plan.json", "summary.json", "model.zip"),
 }
-PART = "said.txt"  # what a configuration that `fasttrain doctor` measures says; its folder is no run's
-CELLS = "cells"  # of a study, in its folder; those of a sweep lie in the sweep's itself
-GROUP = "FASTTRAIN_GROUP"  # environment variable that tells a cell its sweep's or study's folder
-PARENT = "FASTTRAIN_PARENT"  # one that tells it the number of the process that started it, and ends with it
-TRACKED = ("mlflow.db", "mlartifacts", "trackio")  # what trackers write there, for all runs of a group together
-OWN = {  # what fasttrain itself writes there
-    "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKED),
-    "sweep": ("sweep.json", "sweep.csv", *TRACKED),
+DOCTOR_LOG = "said.txt"  # output of a configuration that `fasttrain doctor` measures; its folder is no run
+CELLS = "cells"  # folder of a study's cells; a sweep's cells lie in the folder of the sweep
+GROUP = "FASTTRAIN_GROUP"  # environment variable: the folder of a cell's sweep or study
+PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; the cell ends with it
+TRACKER_FILES = ("mlflow.db", "mlartifacts", "trackio")  # trackers write them, for all runs of a group together
+WRITTEN = {  # the files that fasttrain itself writes
+    "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKER_FILES),
+    "sweep": ("sweep.json", "sweep.csv", *TRACKER_FILES),
     "run": ("plan.json", "summary.json", "status.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv",
             "evaluations.csv", "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz",
             "vecnormalize.pkl", "checkpoints/step_*", "videos/step_*.mp4", "trackers.json", "tensorboard", "wandb",
-            "daemons", "evaluating", "eval.json", "export.json", *TRACKED,
+            "daemons", "evaluating", "eval.json", "export.json", *TRACKER_FILES,
             *(f"{stem}{end}" for stem in ("model", "best_model", "last_good") for end in
               (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl", ".onnx", ".torchscript.pt"))),
 }  # fmt: skip
 PAGE = ("report.html", "report")
-NEEDED = ("plan.json", "summary.json", "model.zip")  # by eval, play, export and resume
-# Of the configuration what a training does not read, or what its plan.json says by other keys.
+NEEDED = ("plan.json", "summary.json", "model.zip")  # eval, play, export and resume read them
+# Settings that a training does not read, or that plan.json stores under other keys.
 NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "play", "candidates", "seeds",
                 "minutes", "warmup", "gate", "tune", "doctor")  # fmt: skip
 
 
-class Held(NamedTuple):
-    """What is in a folder."""
+class Contents(NamedTuple):
+    """What a folder holds."""
 
     folder: Path
     kind: str  # run, sweep or study
 
     def about(self, key: str = "", typed: str | Path | None = None) -> str:
-        """`hydra.run.dir=x holds a run (crashed)`; or of what a caller of `train` gave."""
+        """`hydra.run.dir=x holds a run (crashed)`. `key`, `typed`: how a caller of `train(…)` named the folder."""
         key = key or ("hydra.sweep.dir" if self.kind == "sweep" else "hydra.run.dir")
         state = read_json(self.folder / "summary.json").get("status") if self.kind == "run" else None
         return f"{key}={typed or self.folder} holds a {self.kind}{f' ({state})' if isinstance(state, str) else ''}"
 
 
-def held(folder: Path) -> Held | None:
-    """What fasttrain wrote there before; None if nothing. Raises ConfigError if a process is at work there."""
+def contents_of(folder: Path) -> Contents | None:
+    """What fasttrain wrote into a folder; None if nothing. Raises ConfigError if a process still works there."""
     if process := holder(folder):
         raise ConfigError(f"{folder}: still going on (process {process}); use another folder, or wait for its end")
     kind = next((kind for kind, names in MARKS.items() if any((folder / name).exists() for name in names)), None)
-    return None if kind is None else Held(folder, kind)
+    return None if kind is None else Contents(folder, kind)
 
 
 def clear(folder: Path, kind: str = "run", but: str = "") -> None:
-    """Remove what fasttrain wrote there, and nothing else; `but`: a file that stays."""
+    """Remove the files that fasttrain wrote there, and no others. `but`: a file that stays."""
     if kind != "run":
         for cell in (folder / CELLS if kind == "study" else folder).glob("*"):
-            if cell.is_dir() and held(cell) is not None:
+            if cell.is_dir() and contents_of(cell) is not None:
                 clear(cell)
-    own = (*OWN[kind], *(PAGE if (folder / PAGE[0]).exists() else ()))
-    for path in [found for name in own if name != but for found in folder.glob(name)]:
+    names = (*WRITTEN[kind], *(PAGE if (folder / PAGE[0]).exists() else ()))
+    for path in [file for name in names if name != but for file in folder.glob(name)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
@@ -90,14 +90,14 @@ def clear(folder: Path, kind: str = "run", but: str = "") -> None:
 
 
 def missing_files(folder: Path, normalized: bool, pooled: bool, failed: Container[str]) -> list[str]:
-    """What commands need of a run that is over and is not there, though its writing did not fail: removed or moved."""
+    """Files of a finished run that were written and are gone now. `failed`: files whose writing failed."""
     needed = [*NEEDED, *["vecnormalize.npz"] * normalized, *["model.opponents.pt"] * pooled]
     lost = [name for name in needed if name not in failed and not (folder / name).is_file()]
     return [f"{name} (it was written, and is gone)" for name in lost]
 
 
-def changes(where: Path, config: Config) -> dict[str, Any]:
-    """Dotted keys in which `config` differs from what the run in that folder was asked for, and their values here."""
+def changed_settings(where: Path, config: Config) -> dict[str, Any]:
+    """The settings in which `config` differs from what the run in that folder was asked for: dotted key → new value."""
     stored = read_json(where / "plan.json")
     asked = {row["flag"]: row["requested"] for row in stored.get("flags", ())}
     before = stored.get("config", {})
@@ -118,8 +118,8 @@ def flat(node: object, prefix: str = "") -> dict[str, Any]:
 # --- how it is named
 
 
-def way_on(folder: Path) -> str:
-    """`saved in F: model.zip …; fasttrain resume run=F goes on`, by what is in the folder; of a study, its cells."""
+def how_to_continue(folder: Path) -> str:
+    """What is saved in the folder and how to continue: `saved in F: model.zip …; fasttrain resume run=F goes on`."""
     if study := read_json(folder / "study.json"):
         done = sum(cell.get("status") == "done" for cell in study.get("cells", ()))
         command = "tune" if study.get("command") == "tune" else "compare"
@@ -136,23 +136,23 @@ def way_on(folder: Path) -> str:
 
 
 def command_line(command: str, *options: str, **folders: Path) -> str:
-    """`fasttrain resume run=outputs/…`: to be typed as it is, whatever is in the folder's name."""
+    """`fasttrain resume run=outputs/…`, quoted for the shell where the folder's name needs it."""
     named = [shlex.quote(override(key, folder)) for key, folder in folders.items()]
     return " ".join([typed(), command, *options, *named])
 
 
 def override(key: str, folder: Path) -> str:
-    """`run=outputs/…` for Hydra; a shell takes it quoted."""
+    """`run=outputs/…` as an override of Hydra. It is not quoted for a shell."""
     return f"{key}={folder if PLAIN.fullmatch(str(folder)) else in_quotes(str(folder))}"
 
 
 def in_quotes(text: str) -> str:
-    """As Hydra reads any text: backslashes stand for others in front of a quote alone."""
+    """The text in quotes of Hydra's grammar, where a backslash escapes only in front of a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), text) + "'"
 
 
 PACKAGES = ("fasttrain", "stable-baselines3", "sb3-contrib", "torch", "numpy", "gymnasium", "numba", "hydra-core")
-GIT_S = 2.0  # at most, for each question
+GIT_S = 2.0  # time limit of each call of git
 
 
 def provenance(overrides: Sequence[str], here: Path | None = None) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def provenance(overrides: Sequence[str], here: Path | None = None) -> dict[str, 
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """`commit`, and how many tracked files differ from it (`changed`); None outside a repository, or without git."""
+    """`commit` and the number of tracked files that differ from it (`changed`). None without git or repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return None

@@ -1,10 +1,9 @@
 """Loggers and callbacks that a configuration names: SB3's, ours and the user's.
 
 A resumed run appends to progress.csv, which is SB3's own file. Experiment trackers are found by their names
-(`fasttrain/integrations`, or a package of yours). They get the settings at the start, every row of the log under SB3's
-names over env steps, [PERF] and evaluations, and at the end the results, with model and report where the tracker keeps
-files. They write into the run's folder, or into the sweep's, where its cells are one group. A tracker that fails is
-left out from there on: one line, and no run ends for it.
+(`fasttrain/integrations`, or another package). A tracker gets the settings at the start, then every row of SB3's log,
+[PERF] and evaluations over env steps, and at the end the results and files. Trackers write into the run's folder, or
+into the folder of a sweep, whose cells form one group. A tracker that fails is left out after one warning.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ STEPS = "time/total_timesteps"
 
 
 class ContinuedCSV(CSVOutputFormat):
-    """Rows and columns that are there stay; SB3's class would empty the file."""
+    """SB3's progress.csv, appended to. SB3's class would empty the file."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(os.devnull)
@@ -53,15 +52,14 @@ class ContinuedCSV(CSVOutputFormat):
         self._find_end()
 
     def cut(self, env_steps: int) -> None:
-        """Forget rows of more env steps."""
         self.file.seek(0)
         rows = list(csv.reader(self.file))
         if rows and STEPS in rows[0]:
             column = rows[0].index(STEPS)
-            kept = [row for row in rows[1:] if len(row) > column and (number_in(row[column]) or 0.0) <= env_steps]
+            older = [row for row in rows[1:] if len(row) > column and (number_in(row[column]) or 0.0) <= env_steps]
             self.file.seek(0)
             self.file.truncate()
-            csv.writer(self.file, lineterminator="\n").writerows([rows[0], *kept])
+            csv.writer(self.file, lineterminator="\n").writerows([rows[0], *older])
             self.file.flush()
         self._find_end()
 
@@ -73,7 +71,7 @@ class ContinuedCSV(CSVOutputFormat):
 
 
 def check_loggers(config: Config) -> None:
-    """Before anything starts: raises ConfigError where `loggers` has a name that nobody knows, or of no logger."""
+    """Raises ConfigError if `loggers` has an unknown name or a class that is no logger. Called before all else."""
     check_metrics(endpoint_of(config))
     for name in (named(entry, "logger", "loggers")[0] for entry in config.loggers or ()):
         if name in ("csv", "stdout", PROMETHEUS) or tracker(name):
@@ -86,7 +84,7 @@ def check_loggers(config: Config) -> None:
 
 
 def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:
-    """SB3's logger with the writers of `loggers`, else `train_log_…`. `continued`: a resumed run appends to them."""
+    """SB3's logger with the writers of `loggers`, else of `train_log_…`. `continued`: a resumed run appends."""
     wanted: list[Named] = [one for one in config.loggers or () if named(one, "logger", "loggers")[0] != PROMETHEUS]
     if config.loggers is None and config.train_log_enabled:
         asked = {"csv": config.train_log_to_file, "stdout": config.train_log_to_console}
@@ -111,17 +109,19 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
         try:
             shown = {flag.name for flag in FLAGS} | {"total_timesteps", "seed", "device", "env", "algo", "opponent"}
             settings = {key: value for key, value in flat(to_dict(config)).items() if key.split(".")[0] in shown}
-            return Watched(start_tracker(kind, Home(folder), settings, given), say)
+            return GuardedWriter(start_tracker(kind, Home(folder), settings, given), say)
         except ConfigError:
             raise
         except Exception as error:  # no server, no network, no room: the run does not need it
             say(f"warning: logger {name} could not be started: {blame(error)}; it is left out, the run goes on")
-            return Watched(None, say, name, blame(error))
-    return Watched(instance_of(name, given, "loggers", KVWriter), say)
+            return GuardedWriter(None, say, name, blame(error))
+    return GuardedWriter(instance_of(name, given, "loggers", KVWriter), say)
 
 
 def instance_of(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
-    """An instance of the user's class `module:Class`, a `kind`. FastTrainError if missing, or for wrong `settings`."""
+    """An instance of the user's class `module:Class`, which must be a `kind`. Raises FastTrainError if there is no such
+    class, or if it does not take the `settings`.
+    """
     found = callable_at(name, f"{key}: {name}", only=kind)
     given = arguments(settings, f"{key}: {name}, ", None, supplies, found)
     try:
@@ -133,40 +133,41 @@ def instance_of(name: str, settings: Mapping[str, Any], key: str, kind: type[T],
         raise ConfigError(f"{key}: {name} could not be made with {dict(settings)}: {blame(error)}{inside}") from error
 
 
-def cut_back(logger: Logger, env_steps: int) -> None:
-    """What was logged after that is logged again."""
+def cut_logs(logger: Logger, env_steps: int) -> None:
+    """Remove rows of more env steps from all writers: a resumed run writes them again."""
     for writer in logger.output_formats:
-        if isinstance(writer, (ContinuedCSV, Watched)):
+        if isinstance(writer, (ContinuedCSV, GuardedWriter)):
             writer.cut(env_steps)
 
 
-def watched(logger: Logger) -> list[Watched]:
-    """Trackers and writers of the user's, which get more than progress.csv and the console: [PERF] and evaluations."""
-    return [writer for writer in logger.output_formats if isinstance(writer, Watched)]
+def guarded_writers(logger: Logger) -> list[GuardedWriter]:
+    """Trackers and the user's writers. They get [PERF] and evaluations besides SB3's rows."""
+    return [writer for writer in logger.output_formats if isinstance(writer, GuardedWriter)]
 
 
-def note(logger: Logger, group: str, figures: Callable[[], Mapping[str, Any]], env_steps: int) -> None:
-    """Hand figures that are no part of SB3's own row to whoever gets more than that row."""
-    if writers := watched(logger):
+def log_figures(logger: Logger, group: str, figures: Callable[[], Mapping[str, Any]], env_steps: int) -> None:
+    """Give figures that are not in SB3's rows to trackers and the user's writers, as `group/NAME`."""
+    if writers := guarded_writers(logger):
         row = {f"{group}/{name}": value for name, value in numbers_of(figures(), {}, "").items()}
         for writer in writers:
             writer.write(row, dict.fromkeys(row, ()), env_steps)
 
 
 def finish(logger: Logger, summary: Mapping[str, Any], files: Sequence[Path]) -> list[str]:
-    """Tell the trackers what the run came to; where each of them shows it."""
-    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf` are the log's stretches
+    """Give the trackers the run's results and files. Returns lines that say where to look at them."""
+    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf/` is used during training
     final = {f"{group}/{name}": value for group in groups for name, value in numbers_of(groups[group], {}, "").items()}
     there = [file for file in files if file.is_file()]
-    found = [writer.finish(summary["status"], final, there, summary["env_steps"]) for writer in watched(logger)]
-    return [line for line in found if line]
+    writers = guarded_writers(logger)
+    lines = [writer.finish(summary["status"], final, there, summary["env_steps"]) for writer in writers]
+    return [line for line in lines if line]
 
 
 class UsersCallbacks(CallbackList):
-    """The callbacks that `callbacks` names. Their time is phase `log`; one that returns False ends the training."""
+    """The callbacks in `callbacks`. Their time counts as phase `log`. One that returns False ends the training."""
 
     def __init__(self, config: Config, clock: PhaseClock, evaluation_env: Callable[[], VecEnv]) -> None:
-        self._envs: list[VecEnv] = []  # made for a callback that takes one and was given none
+        self._envs: list[VecEnv] = []  # built for callbacks that need an eval_env and have none
 
         def eval_env() -> VecEnv:
             self._envs.append(evaluation_env())
@@ -181,7 +182,7 @@ class UsersCallbacks(CallbackList):
         self.stopped_by = ""
 
     def _init_callback(self) -> None:
-        with warnings.catch_warnings():  # the evaluation plays one env in this process, however training steps its own
+        with warnings.catch_warnings():  # the eval_env is in this process, whatever vec_env the training uses
             warnings.filterwarnings("ignore", "Training and eval env are not of the same type", UserWarning)
             super()._init_callback()
 
@@ -199,7 +200,7 @@ class UsersCallbacks(CallbackList):
 
 
 def check_parents(callback: BaseCallback) -> None:
-    """Raises ConfigError for a callback that belongs into an EvalCallback (it declares `parent`) and is not in one."""
+    """Raises ConfigError for a callback that declares `parent`, so belongs into an EvalCallback, and is not in one."""
     name, own = type(callback).__name__, vars(callback).values()
     declared = any("parent" in vars(kind).get("__annotations__", {}) for kind in type(callback).__mro__)
     if declared and not isinstance(callback.parent, EvalCallback):
@@ -211,15 +212,15 @@ def check_parents(callback: BaseCallback) -> None:
 
 # --- experiment trackers
 
-IDS = "trackers.json"  # in the run's folder: as whom each tracker knows the run, for a resume
+IDS = "trackers.json"  # in the run's folder: the run's id in each tracker, for a resume
 PROJECT = "fasttrain"
-MOST_CHARACTERS = 500  # of a value: MLflow's limit of old servers, and nobody reads more
+MOST_CHARACTERS = 500  # of a setting's value: the limit of old MLflow servers
 Numbers = Mapping[str, float]
 Settings = Mapping[str, Any]
 
 
 class Home:
-    """Where a run's trackers write, and as whom they know it."""
+    """Where a run's trackers write, and the run's ids in them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -229,59 +230,59 @@ class Home:
 
     @property
     def shared(self) -> Path:
-        """A folder for all runs of the group, else the run's own."""
+        """The folder of the run's group, else the run's own."""
         return self.group or self.folder
 
     def known_as(self, tracker: str) -> str | None:
-        """The run's id there, if it is continued."""
-        found = read_json(self.folder / IDS).get(tracker)
-        return found if isinstance(found, str) else None
+        """The id of a resumed run in a tracker; None for a new run."""
+        run_id = read_json(self.folder / IDS).get(tracker)
+        return run_id if isinstance(run_id, str) else None
 
     def remember(self, tracker: str, run_id: str) -> None:
-        """For a resume."""
+        """Store the run's id in a tracker for a resume."""
         write_json(self.folder / IDS, {**read_json(self.folder / IDS), tracker: run_id})
 
 
 class Tracker(KVWriter):
-    """One run in an experiment tracker; an entry point of `fasttrain.integrations` names such a class.
+    """One run in an experiment tracker. An entry point of `fasttrain.integrations` names such a class.
 
     Args:
         home: where it writes.
-        settings: what the run was asked for, by dotted key.
-        further: what `loggers` says beside the tracker's name.
+        settings: the run's settings by dotted key.
+        further: the arguments that `loggers` gives beside the tracker's name.
     """
 
-    name: str  # as `loggers` has it
+    name: str  # in `loggers`
     _over = False
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         self.measure(numbers_of(key_values, key_excluded, self.name), step)
 
     def measure(self, numbers: Numbers, step: int) -> None:
-        """Take a row."""
+        """Log one row."""
 
     def cut(self, env_steps: int) -> None:
-        """What was written of later steps is written again."""
+        """A resumed run writes rows of later steps again."""
 
     def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
-        """The run is over: `done` or `stopped`, what it came to, what it left. How to look at it."""
+        """Log the results and files of a run that is `done` or `stopped`. Returns how to look at them."""
         raise TypeError(type(self))
 
     def end(self, status: str) -> None:
-        """Leave nothing open, after `done`, `stopped` or `failed`."""
+        """Close the tracker's run with status `done`, `stopped` or `failed`."""
 
     def close(self) -> None:
         self.over("failed")
 
     def over(self, status: str) -> None:
-        """`end`, the first time."""
+        """Call `end` once."""
         over, self._over = self._over, True
         if not over:
             self.end(status)
 
 
 def trackers() -> list[str]:
-    """The names of those that packages offer; imports all integrations."""
+    """The names of all trackers that packages offer; imports all integrations."""
     return [name for name, one in plugins.loaded(plugins.INTEGRATIONS).items() if _is_tracker(one)]
 
 
@@ -310,15 +311,17 @@ def start_tracker(kind: Any, home: Home, settings: Settings, further: Mapping[st
 def numbers_of(
     key_values: Mapping[str, Any], excluded: Mapping[str, Sequence[str] | None], name: str
 ) -> dict[str, float]:
-    """What a tracker can draw: finite numbers that are not kept from the writer of that name."""
-    meant = {key: value for key, value in key_values.items() if name not in (excluded.get(key) or ())}
+    """The finite numbers in a row of SB3's log, without the keys that exclude the writer of that name."""
     kinds = (bool, int, float, np.number, np.bool_)
-    found = {key: float(value) for key, value in meant.items() if isinstance(value, kinds)}
-    return {key: value for key, value in found.items() if math.isfinite(value)}
+    return {
+        key: float(value)
+        for key, value in key_values.items()
+        if name not in (excluded.get(key) or ()) and isinstance(value, kinds) and math.isfinite(value)
+    }
 
 
-class Watched(KVWriter, SeqWriter):
-    """A tracker or a writer of the user's: one that raises is left out from there on, with one line. `failed`: why."""
+class GuardedWriter(KVWriter, SeqWriter):
+    """A tracker or a user's writer. If it raises, it is left out from then on after one warning; `failed` says why."""
 
     def __init__(self, writer: KVWriter | None, say: Callable[[str], None], name: str = "", failed: str = "") -> None:
         self.writer, self.failed, self._say = writer, failed, say
@@ -344,7 +347,7 @@ class Watched(KVWriter, SeqWriter):
             return None
         try:
             return getattr(self.writer, method)(*arguments, **further)
-        except Exception as error:  # whatever it is, no training ends for it
+        except Exception as error:  # no training ends because a logger fails
             self.failed = blame(error)
             self._say(f"warning: logger {self.name}.{method} failed: {self.failed}; it is left out, the run goes on")
             return None

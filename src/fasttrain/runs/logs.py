@@ -1,5 +1,5 @@
-"""The tables that a run writes as it goes: episodes.csv and evaluations.csv. A resumed run appends to them.
-Environments choose keys and end reasons freely, so each of their texts becomes one harmless line first.
+"""The tables that a run writes during training: episodes.csv and evaluations.csv. A resumed run appends to them.
+Environments choose keys and end reasons freely, so that their texts are made harmless first.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS, WRAPPERS, plain
 from fasttrain.terminal import one_line
 
 LONGEST = 1000  # characters of a cell
-# What spreadsheets take for a formula (OWASP, "CSV Injection"), in full width too; tabs and returns are spaces by then.
+# Spreadsheets read such text as a formula (OWASP, "CSV Injection"), in full width too. Tabs were made spaces.
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
 def csv_cell(value: object) -> object:
-    """A cell that spreadsheets do not compute: text like a formula gets a quote, which `from_csv_cell` takes away."""
+    """A cell that spreadsheets do not compute: text like a formula gets a quote, which `from_csv_cell` removes."""
     if isinstance(value, (bool, np.bool_)):
         return int(value)
     if isinstance(value, (int, float, np.number)) or value is None:
@@ -39,42 +39,40 @@ def csv_cell(value: object) -> object:
 
 
 def from_csv_cell(cell: str) -> str:
-    """The text of which `csv_cell` made this."""
+    """The text from which `csv_cell` made the cell."""
     return cell[1:] if cell.startswith("'") and _looks_like_a_formula(cell[1:]) else cell
 
 
 def _looks_like_a_formula(text: str) -> bool:
-    """Behind quotes too, so that every quote that was there before stays."""
-    if not text.lstrip("'").startswith(FORMULA):
-        return False
-    return number_in(text) is None
+    """Quotes in front are ignored, so that `from_csv_cell` never removes a quote of the text itself."""
+    return text.lstrip("'").startswith(FORMULA) and number_in(text) is None
 
 
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
-FLUSH_EVERY = 2000  # rows; about one write a second at 2,000 episodes/s, a few hundred kB of memory
-MOST_ROWS = 100_000  # that wait while the disk is full, 60 MB of memory; of more the oldest are left out
-FLUSH_S = 5.0  # where episodes are rarer: what a killed run loses of them, and what whoever watches the file waits
+FLUSH_EVERY = 2000  # rows; one write a second at 2,000 episodes/s, a few hundred kB of memory
+MOST_ROWS = 100_000  # that wait while the disk is full, 60 MB of memory; then the oldest are dropped
+FLUSH_S = 5.0  # rows are written at least this often: a killed run loses no more
 
 
 class EpisodeLog:
-    """Collects rows and appends them to `path`. The first batch's infos fix the columns; later keys and values that are
-    no scalars are left out. Rows that cannot be written wait for the next time.
+    """Collects rows and appends them to `path`. The infos of the first batch decide the columns. Later keys, and values
+    that are no scalars, are left out. Rows that cannot be written wait for the next flush.
 
     Args:
-        reward_terms: a column `reward_NAME` for every entry of the info's `reward_terms`, the episode's sums.
+        reward_terms: write a column `reward_NAME` for every entry of the info's `reward_terms` (sums of the episode).
     """
 
     def __init__(self, path: Path, reward_terms: bool = False, saving: Saving | None = None) -> None:
         self.path, self.reward_terms = path, reward_terms
         self.saving = saving or Saving(warnings.warn)
-        self.left_out = 0  # episodes
+        self.left_out = 0  # episodes that were dropped
         self._flush_at = FLUSH_EVERY  # rows
         self._rows: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._keys: list[str] | None = None
         self._flushed = time.monotonic()
 
     def add(self, fixed: tuple[Any, ...], info: dict[str, Any]) -> None:
-        """`fixed` in the order of `FIXED`; `info` of the episode's last step, as `InfoReader.read` gives it."""
+        """Add a row: values in the order of `FIXED`, and the last info of the episode from `InfoReader.read`."""
         if self.reward_terms:
             info = {**info, **{f"{TERM}{name}": value for name, value in info.get("reward_terms", {}).items()}}
         self._rows.append((fixed, info))
@@ -82,14 +80,14 @@ class EpisodeLog:
             self.flush()
 
     def position(self) -> dict[str, Any]:
-        """How long the file is now and which columns it has: what a resumed run cuts it back to. Writes what waits."""
+        """Write waiting rows; return the file's length and columns. A resumed run cuts the file back to that."""
         if self._rows:
             self.flush()
         size = self.path.stat().st_size if self._keys is not None and self.path.is_file() else 0
         return {"bytes": size, "keys": self._keys}
 
     def go_on(self, position: Mapping[str, Any]) -> bool:
-        """Drop what was written after `position` and append; False if the file is gone, or shorter (its rows stay)."""
+        """Cut the file back to `position` and append. False if the file is missing or shorter; then its rows stay."""
         keys, size = position["keys"], int(position["bytes"])
         if size < 0:
             raise ValueError(f"episodes.csv of {size} bytes")
@@ -103,7 +101,7 @@ class EpisodeLog:
         return True
 
     def _keys_of_shorter(self, keys: list[str]) -> list[str] | None:
-        """The columns that the file has, cut back to its last whole line; None: it is without a header then."""
+        """Cut the file back to its last complete line and return its columns; None if it has no header."""
         content = self.path.read_bytes()
         header, end, _ = content.partition(b"\n")
         os.truncate(self.path, content.rfind(b"\n") + 1)
@@ -115,7 +113,6 @@ class EpisodeLog:
         return [from_csv_cell(name) for name in names[len(FIXED) :]] if names[: len(FIXED)] == [*FIXED] else None
 
     def flush(self) -> None:
-        """Append what was collected."""
         with self.saving.of(self.path.name):
             self._append()
             self._rows.clear()
@@ -129,8 +126,8 @@ class EpisodeLog:
         text, first = io.StringIO(), self._keys is None
         writer = csv.writer(text, lineterminator="\n")
         if self._keys is None:
-            told = {key for _, info in self._rows for key, value in info.items() if plain(value) is not None}
-            self._keys = sorted(key for key in told if isinstance(key, str) and key not in WRAPPERS)
+            scalars = {key for _, info in self._rows for key, value in info.items() if plain(value) is not None}
+            self._keys = sorted(key for key in scalars if isinstance(key, str) and key not in WRAPPERS)
             writer.writerow([*FIXED, *map(csv_cell, self._keys)])
         for fixed, info in self._rows:
             writer.writerow([*fixed, *(_cell(info.get(key)) for key in self._keys)])
@@ -141,7 +138,7 @@ class EpisodeLog:
         except OSError:
             self._keys = None if first else self._keys
             if self.path.exists():
-                os.truncate(self.path, before)  # half a row, which would be written again
+                os.truncate(self.path, before)  # remove an incomplete row
             raise
 
 
@@ -157,14 +154,14 @@ FIELDS = (
 
 
 class EvaluationLog:
-    """Written at once: evaluations are rare, and a run that dies should leave them."""
+    """evaluations.csv. Each row is written at once, so that a killed run leaves its evaluations."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.rows: list[dict[str, Any]] = []
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
-        """The file with these rows alone, and on from there."""
+        """Replace the file's rows by these and continue from there."""
         self.rows = [{name: row.get(name) for name in FIELDS} for row in rows]
         if rows:
             self._write()
@@ -172,21 +169,23 @@ class EvaluationLog:
             self.file.unlink(missing_ok=True)
 
     def known(self, env_steps: int) -> list[dict[str, Any]]:
-        """Rows of the file about policies of at most so many steps; what cannot be read is left out."""
+        """The file's rows of at most so many env steps. Unreadable rows are left out."""
         try:
             with self.file.open(newline="", encoding="utf-8") as file:
                 text = file.read()
-            whole = io.StringIO(text[: text.rfind("\n") + 1], newline="")  # without half a row of a killed run
-            rows = [{name: _number(row.get(name)) for name in FIELDS} for row in csv.DictReader(whole)]
+            whole = io.StringIO(text[: text.rfind("\n") + 1], newline="")  # without the incomplete row of a killed run
+            rows: list[dict[str, Any]] = [
+                {name: _number(row.get(name)) for name in FIELDS} for row in csv.DictReader(whole)
+            ]
         except (OSError, ValueError, csv.Error):
             return []
-        whole_rows: list[dict[str, Any]] = [row for row in rows if None not in (row["env_steps"], row["mean_reward"])]
-        return [row for row in whole_rows if row["env_steps"] <= env_steps]
+        return [
+            row for row in rows
+            if None not in (row["env_steps"], row["mean_reward"]) and row["env_steps"] <= env_steps
+        ]  # fmt: skip
 
     def add(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> None:
-        """Add the greedy policy's `quality` (`evaluate.summarise`). After an OSError the row waits for the next
-        writing.
-        """
+        """Add the `evaluate.summarise` of a greedy policy. After an OSError the row is written with the next one."""
         row: dict[str, Any] = {"env_steps": env_steps, "wall_s": round(wall_s, 3), "episodes": quality["episodes"]}
         for name in ("mean_reward", "win_rate"):
             row[name] = quality[name]
@@ -197,7 +196,6 @@ class EvaluationLog:
         self._write()
 
     def _write(self) -> None:
-        """All rows, in the place of what is there."""
         text = io.StringIO()
         writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
         writer.writeheader()
@@ -206,17 +204,17 @@ class EvaluationLog:
 
 
 def _number(text: str | None) -> float | int | None:
-    """A cell; None where it is empty."""
+    """The number in a cell; None if it is empty."""
     if not text:
         return None
     value = float(text)
     return int(value) if value.is_integer() and "." not in text else value
 
 
-# --- read back: of episodes.csv only the columns that somebody needs, and of a huge file an even sample
+# --- reading episodes.csv: only the columns that reports need, and an even sample of a large file
 
 Floats = NDArray[np.float64]
-# A native game writes 14 million episodes an hour, 800 MB; 250,000 rows of it take half a second to read.
+# A native game writes 14 million episodes an hour, 800 MB. Reading 250,000 of its rows takes half a second.
 WHOLE_BYTES = 20_000_000
 BLOCK_BYTES, BLOCKS = 65_536, 256
 NEEDED = ("env_steps", "return")
@@ -226,11 +224,11 @@ TERM = "reward_"  # prefix of the columns of `reward_debug`
 
 @dataclass(slots=True)
 class Episodes:
-    """Training episodes in the order in which they ended; columns the file lacks are absent."""
+    """Training episodes in the order in which they ended."""
 
-    numbers: dict[str, Floats] = field(default_factory=dict)
-    reasons: list[str] = field(default_factory=list)  # empty where the env gives none
-    sampled: bool = False  # the file was too large to read whole
+    numbers: dict[str, Floats] = field(default_factory=dict)  # column → (E,); without columns that the file lacks
+    reasons: list[str] = field(default_factory=list)  # end reasons; empty if the env gives none
+    sampled: bool = False  # the file was too large: these are a sample
 
     def __len__(self) -> int:
         return len(self.numbers.get("env_steps", ()))
@@ -245,7 +243,7 @@ class Episodes:
 
 
 def read_episodes(file: Path, whole_bytes: int = WHOLE_BYTES, blocks: int = BLOCKS) -> Episodes:
-    """The rows that can be read; of a file larger than `whole_bytes`, `blocks` blocks at even distances."""
+    """The readable rows of episodes.csv. Of a file larger than `whole_bytes`, `blocks` blocks at even distances."""
     try:
         sampled = file.stat().st_size > max(whole_bytes, blocks * BLOCK_BYTES)
         header, texts = _texts(file, blocks if sampled else 0)
@@ -262,37 +260,34 @@ def read_episodes(file: Path, whole_bytes: int = WHOLE_BYTES, blocks: int = BLOC
     good = np.logical_and.reduce([np.isfinite(numbers[name]) for name in NEEDED]) if numbers else np.zeros(0, bool)
     return Episodes(
         {name: values[good] for name, values in numbers.items()},
-        [from_csv_cell(reason) or "none given" for reason, kept in zip(reasons, good.tolist(), strict=False) if kept],
+        [from_csv_cell(reason) or "none given" for reason, ok in zip(reasons, good.tolist(), strict=False) if ok],
         sampled,
     )
 
 
 def _texts(file: Path, blocks: int) -> tuple[list[str], list[str]]:
-    """The header, and the rows as one text or as blocks at even distances, without the lines they cut."""
+    """The header, and the complete lines after it: as one text, or as blocks at even distances."""
+    texts = []
     with file.open("rb") as stream:
         first = stream.readline()
         header = next(iter(_rows(first.decode("utf-8", "replace"))), [])
-        if not blocks:
-            rest = stream.read()
-            return header, [rest[: rest.rfind(b"\n") + 1].decode("utf-8", "replace")]
-        texts = []
-        step = (file.stat().st_size - len(first) - BLOCK_BYTES) // (blocks - 1)
-        for number in range(blocks):
+        step = (file.stat().st_size - len(first) - BLOCK_BYTES) // (blocks - 1) if blocks else 0
+        for number in range(blocks or 1):
             stream.seek(len(first) + number * step)
             if number:
                 stream.readline()
-            block = stream.read(BLOCK_BYTES)
+            block = stream.read(BLOCK_BYTES if blocks else -1)
             texts.append(block[: block.rfind(b"\n") + 1].decode("utf-8", "replace"))
     return header, texts
 
 
 def _rows(text: str) -> Iterator[list[str]]:
-    with suppress(csv.Error):  # a NUL byte, a field without end: the rows before it stand
+    with suppress(csv.Error):  # a NUL byte or an unclosed quote: the rows before it are used
         yield from csv.reader(io.StringIO(text, newline=""))
 
 
 def number_in(cell: str) -> float | None:
-    """What a cell says, None where that is no number."""
+    """The number in a cell, None if it is no number."""
     with suppress(ValueError):
         return float(cell)
     return None

@@ -1,4 +1,4 @@
-"""The run's figures for Prometheus, at http://host:port/metrics: read when asked for, so that training pays nothing."""
+"""The run's figures for Prometheus, at http://host:port/metrics. They are read on request and cost training nothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ PROMETHEUS = "prometheus"  # among the loggers: {logger: prometheus, port: 9100}
 
 
 class Endpoint(NamedTuple):
-    """Where the figures can be read: on this machine alone, unless another host is named."""
+    """Address of the figures."""
 
     port: int
-    host: str = "127.0.0.1"
+    host: str = "127.0.0.1"  # can be read on this machine only
 
 
 def endpoint_of(config: Config) -> Endpoint | None:
-    """Where `loggers` puts the figures for Prometheus; None: nowhere. Raises ConfigError if it names no port."""
+    """The endpoint that `loggers` names for Prometheus, or None. Raises ConfigError if it names no port."""
     entries = (named(entry, "logger", "loggers") for entry in config.loggers or ())
     given = next((given for name, given in entries if name == PROMETHEUS), None)
     if given is None:
@@ -41,7 +41,7 @@ def endpoint_of(config: Config) -> Endpoint | None:
 
 
 def check_metrics(endpoint: Endpoint | None) -> None:
-    """Raises ConfigError if the package is missing or the port cannot be had; called before anything starts."""
+    """Raises ConfigError if the package is missing or the port is taken. Called before anything starts."""
     if endpoint is None:
         return
     try:
@@ -58,7 +58,7 @@ def check_metrics(endpoint: Endpoint | None) -> None:
 
 @contextmanager
 def serving(endpoint: Endpoint | None, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> Iterator[None]:
-    """Inside, the figures can be read there."""
+    """Serve the figures at the endpoint inside the block."""
     if endpoint is None:
         yield
         return
@@ -75,14 +75,14 @@ def serving(endpoint: Endpoint | None, progress: Progress, env: VecEnv, model: B
 
 
 class Figures:
-    """What Prometheus calls a collector."""
+    """A collector of prometheus_client."""
 
     def __init__(self, progress: Progress, env: VecEnv, model: BaseAlgorithm) -> None:
         self._progress, self._env, self._model, self._began = progress, env, model, time.perf_counter()
         self._kinds = import_module("prometheus_client.core")
 
     def collect(self) -> Iterator[Any]:
-        """All figures as they are now; called from the server's threads."""
+        """All figures at this moment. Called from the server's threads."""
         progress, games = self._progress, engines_of(self._env)
         yield self._family("counter", "env_steps", "Environment steps.", progress.env_steps)
         yield self._family("counter", "updates", "Gradient updates.", progress.updates)
@@ -91,7 +91,7 @@ class Figures:
             yield self._family("gauge", "episode_reward_mean", "Mean reward of the last episodes.", reward)
         buffered = _buffered(self._model)
         yield self._family("gauge", "buffer_transitions", "Transitions in the replay or rollout buffer.", buffered)
-        text = "Updates that the acting policy has not got yet: it waits."
+        text = "Updates that the acting policy has not got yet. Always 0: acting waits for updates."
         yield self._family("gauge", "model_sync_lag_updates", text, 0)
         if games is not None:
             for figure in games.figures(games.summary(time.perf_counter() - self._began)):

@@ -1,8 +1,8 @@
-"""A run's model: built from the effective configuration, saved, and read from a zip without executing what is in it.
+"""A run's model: built from the effective configuration, saved, and read from a zip without executing code in it.
 
-SB3's own `load` unpickles spaces, schedules and classes. Here the model is built from the run's typed configuration, as
-training builds it, and only the policy's tensors are taken from the zip. What the zip says in JSON about its policy
-must agree with that; `--trust` loads any other model in SB3's way.
+SB3's own `load` unpickles spaces, schedules and classes. Here the model is built from the run's configuration, as
+training builds it, and only the policy's tensors are read from the zip. The JSON in the zip that describes the policy
+must agree with the configuration. `--trust` loads any other model in SB3's way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 import warnings
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from fasttrain.spec.reading import against_bots, uses_masks
 
 
 def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:
-    """The algorithm of the (effective) configuration: stock for `engine=stock`, else ours; `clock` times phases."""
+    """Build the algorithm of the effective configuration. `clock` measures its phases."""
     algo, spec = config.algo, config.algo.spec
     fast = is_fast(config)
     alias = policy_for(algo, env.observation_space, spec.policies)
@@ -60,7 +60,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         if not fast:
             model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
-                model.time_with(clock)  # of bare models; a run refuses it where the plan is made
+                model.time_with(clock)  # in `bare_model` only: a run refuses this class in `settle_kernels`
             return model
         if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
@@ -68,7 +68,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
         ours: Any = _made(config, fast, policy, env, given)
     ours.time_with(clock)
-    ours.collector.lends_observations = True  # the run's own callback keeps none
+    ours.collector.lends_observations = True  # the run's own callback keeps no observations
     if spec.on_policy:
         ours.collector.schedule = config.schedule
     if spec.off_policy and config.prefetch == "on":
@@ -77,7 +77,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
 
 
 def algorithm_class(config: Config, fast: bool) -> Any:
-    """The algorithm's class, or the user's own. Raises ConfigError if that is not derived from the algorithm's."""
+    """The algorithm's class, or the user's subclass of it. Raises ConfigError if it is no subclass."""
     base, own = config.algo.spec.load(fast), config.algo.entry_point
     if own is None:
         return base
@@ -97,22 +97,22 @@ def _made(config: Config, fast: bool, policy: object, env: VecEnv, given: dict[s
         return kind(policy, env, **given, **own)  # type: ignore[no-any-return]
     except (FastTrainError, MemoryError):
         raise
-    except Exception as error:  # of a class of the user's, or for spaces that no network of SB3's reads
+    except Exception as error:  # raised by a class of the user, or by SB3 for spaces that it does not support
         parts = {name: getattr(algo, name) for name in ("entry_point", "kwargs", "policy", "policy_kwargs")}
         named = " with ".join(f"algo.{name}={value}" for name, value in parts.items() if value and value != "auto")
         raise ConfigError(f"{named or f'algo={algo.name}'}: {' '.join(blame(error).split())}") from error
 
 
 def _arguments(config: Config, action_space: spaces.Space[Any]) -> dict[str, Any]:
-    """The stock class's constructor arguments, from `algo.` and from the flags that stand for some of them."""
+    """The stock class's constructor arguments, from `algo.` and from flags such as batch_size and warmup_steps."""
     algo, spec = config.algo, config.algo.spec
     found: dict[str, Any] = {}
     for name, (kind, _) in spec.arguments().items():
         if name in spec.keys():  # noqa: SIM118 - a method
             value = getattr(algo, name)
             if kind.startswith("schedule") and value is not None:
-                begin, end = parse_schedule(value, f"algo.{name}")  # SB3's own line, so that the zip stays stock
-                value = begin if begin == end else LinearSchedule(begin, end, 1.0)
+                begin, end = parse_schedule(value, f"algo.{name}")
+                value = begin if begin == end else LinearSchedule(begin, end, 1.0)  # SB3's class keeps the zip stock
             found[name] = value
     if (noise := getattr(algo, "action_noise", None)) is not None:
         found["action_noise"] = _noise(noise, action_space)
@@ -142,31 +142,27 @@ def _noise(text: str, action_space: spaces.Space[Any]) -> ActionNoise:
 
 # --- zips
 
-# Everything that SB3 2 (tensors.pth: 0.x) and sb3-contrib write for the algorithms here.
+# All files that SB3 2 (tensors.pth: 0.x) and sb3-contrib write into the zips of these algorithms.
 MEMBERS = frozenset(
     ("data", "policy.pth", "policy.optimizer.pth", "actor.optimizer.pth", "critic.optimizer.pth",
      "ent_coef_optimizer.pth", "pytorch_variables.pth", "tensors.pth", "_stable_baselines3_version", "system_info.txt")
 )  # fmt: skip
-MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; the last observations of many envs are in it
+MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; it contains the last observations of all envs
 MOST_WEIGHT_BYTES = 8 << 30
 POLICY_PACKAGES = ("stable_baselines3", "sb3_contrib", "fasttrain")
-# Of policy_kwargs what acting does not depend on, or what the shapes of the weights tell.
-TOLD_OTHERWISE = frozenset(
+# Keys of policy_kwargs that are not compared: acting does not need them, or the shapes of the weights show them.
+UNCOMPARED_KWARGS = frozenset(
     ("optimizer_class", "optimizer_kwargs", "ortho_init", "log_std_init", "net_arch", "device", "lstm_hidden_size",
      "n_lstm_layers", "enable_critic_lstm", "shared_lstm")
 )  # fmt: skip
 WAY_OUT = "--trust loads it as Stable-Baselines3 does, running the code in it: only if you trust who made it"
 
 
-class ModelFile(NamedTuple):
-    """What is taken from a zip."""
+def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Read an SB3 zip without executing anything in it. Raises ConfigError if it is no SB3 zip.
 
-    facts: dict[str, Any]  # SB3's `data`; what is pickled in it stays text
-    weights: dict[str, torch.Tensor]  # of the policy, on the CPU
-
-
-def read_model_file(path: Path) -> ModelFile:
-    """Read an SB3 zip without executing anything in it, in memory of its size. Raises ConfigError if it is none."""
+    Returns SB3's `data`, whose pickled values stay text, and the policy's state dict on the CPU.
+    """
     with opened(path, str(path), most_members=len(MEMBERS)) as archive:
         foreign = sorted(set(archive.namelist()) - MEMBERS)
         if foreign:
@@ -180,20 +176,22 @@ def read_model_file(path: Path) -> ModelFile:
     )
     if not isinstance(facts, dict) or not good:
         raise ConfigError(f"{path} is no model of Stable-Baselines3")
-    return ModelFile(facts, weights)
+    return facts, weights
 
 
 def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorithm:
-    """The model in `file`, to play only, on the CPU; ConfigError if it is another. `trust`: SB3 loads it."""
+    """The model in `file` on the CPU, for acting only. Raises ConfigError if the zip holds another network than the
+    configuration builds. `trust`: SB3 loads it.
+    """
     if trust:
-        # It needs no replay buffer, which may be too large for this machine.
+        # Acting needs no replay buffer, which may be too large for this machine.
         small: dict[str, int] = {"buffer_size": 1} if config.algo.spec.off_policy else {}
         return algorithm_class(config, _plays_as_ours(config)).load(file, device="cpu", **small)  # type: ignore[no-any-return]
-    stored = read_model_file(file)
+    facts, weights = read_model_file(file)
     model = bare_model(config)
-    _check_policy(stored.facts, model, file)
-    _fill(model, stored.weights, file)
-    steps, exploration = stored.facts.get("num_timesteps"), stored.facts.get("exploration_rate")
+    _check_policy(facts, model, file)
+    _fill(model, weights, file)
+    steps, exploration = facts.get("num_timesteps"), facts.get("exploration_rate")
     model.num_timesteps = steps if type(steps) is int and 0 <= steps < 2**63 else 0
     if hasattr(model, "exploration_rate") and isinstance(exploration, (int, float)) and 0 <= exploration <= 1:
         model.exploration_rate = float(exploration)
@@ -201,13 +199,13 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
 
 
 def _plays_as_ours(config: Config) -> bool:
-    """Whether our class is needed to act, whichever trained: our DQN has masks and heads that stock's has not."""
+    """Whether our class is needed for acting, whichever class was trained: our DQN knows masks and dueling heads."""
     spec, own = config.algo.spec, config.algo.entry_point is not None
     return spec.off_policy and spec.has_fast and not (own and config.engine == "stock")
 
 
 def bare_model(config: Config) -> BaseAlgorithm:
-    """The algorithm as the configuration builds it, with fresh weights and least buffers, on the CPU, without env."""
+    """The algorithm of the configuration on the CPU, with new weights, the smallest buffers and no env."""
     config = against_bots(config)
     spec = config.algo.spec
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {}
@@ -236,13 +234,13 @@ def bare_model(config: Config) -> BaseAlgorithm:
 
 
 def one_env(config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """The run's env once, in this process, as the policy sees it."""
+    """A vectorized env with one copy of the run's env, in this process, with the run's wrappers."""
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     return build_vec_env(own, 1, config.eval.seed, statistics)
 
 
 def evaluation_env(config: Config) -> VecEnv:
-    """The run's env once, for a callback that evaluates, in wrappers that `sync_envs_normalization` can update."""
+    """One copy of the run's env for a callback such as EvalCallback. SB3's `sync_envs_normalization` can update it."""
     env = one_env(against_bots(config))
     if isinstance(env, VecNormalize):
         env.training = env.norm_reward = False
@@ -251,9 +249,8 @@ def evaluation_env(config: Config) -> VecEnv:
 
 
 def find_statistics(config: Config, model_file: Path, trust: bool = False, pickled: Path | None = None) -> Path | None:
-    """The file with the statistics of `env.normalize` that belong to a model; None if it needs none. Raises ConfigError
-    if there is none, or only a pickle, which needs `trust`. `pickled`: where SB3's own file is, if not beside the
-    model.
+    """The file with the statistics of `env.normalize` of a model; None if it needs none. Raises ConfigError if there is
+    none, or only a pickle, which needs `trust`. `pickled`: path of SB3's own file, if it is not beside the model.
     """
     if not config.env.normalize:
         return None
@@ -271,21 +268,21 @@ def find_statistics(config: Config, model_file: Path, trust: bool = False, pickl
 
 
 def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> None:
-    """Raises ConfigError, which names the key, if the zip's policy is another than the one that was built."""
-    made = facts.get("policy_class")
-    module = str(made.get("__module__") if isinstance(made, dict) else made)
-    if not isinstance(made, dict) or module.split(".")[0] not in POLICY_PACKAGES:
+    """Raises ConfigError if the zip describes another policy than the one that was built; it names the key."""
+    kind = facts.get("policy_class")
+    module = str(kind.get("__module__") if isinstance(kind, dict) else kind)
+    if not isinstance(kind, dict) or module.split(".")[0] not in POLICY_PACKAGES:
         raise ConfigError(f"{file}: its policy_class is from {module[:100]!r}, not SB3 or fasttrain; {WAY_OUT}")
-    given = facts.get("policy_kwargs", {})
-    if not isinstance(given, dict):
-        raise ConfigError(f"{file}: its policy_kwargs are none")
+    kwargs = facts.get("policy_kwargs", {})
+    if not isinstance(kwargs, dict):
+        raise ConfigError(f"{file}: its policy_kwargs are no mapping")
     own, policy = model.policy_kwargs, model.policy
     defaults = inspect.signature(model.policy_class.__init__).parameters
-    for key in sorted({*given, *own} - TOLD_OTHERWISE):
+    for key in sorted({*kwargs, *own} - UNCOMPARED_KWARGS):
         if key.startswith(":"):
             continue
         built = _readable(getattr(policy, key, own.get(key)))
-        stored = _readable(given[key] if key in given else defaults[key].default if key in defaults else None)
+        stored = _readable(kwargs[key] if key in kwargs else defaults[key].default if key in defaults else None)
         if stored != built:
             raise ConfigError(
                 f"{file}: its policy_kwargs.{key[:50]} is {str(stored)[:80]!r}, the run's configuration builds "
@@ -294,12 +291,12 @@ def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> No
 
 
 def _readable(value: object) -> Any:
-    """As SB3 writes it beside a pickle, as JSON or as text, without the addresses that objects have in a process."""
+    """The value as SB3 writes it into a zip: as JSON, or as the object's text without its memory address."""
     try:
-        found = json.loads(json.dumps(value))
+        value = json.loads(json.dumps(value))
     except TypeError:
-        found = str(value)
-    return re.sub(r" at 0x[0-9A-Fa-f]+", "", found) if isinstance(found, str) else found
+        value = str(value)
+    return re.sub(r" at 0x[0-9A-Fa-f]+", "", value) if isinstance(value, str) else value
 
 
 def _fill(model: BaseAlgorithm, weights: dict[str, torch.Tensor], file: Path) -> None:
@@ -322,7 +319,7 @@ def _fill(model: BaseAlgorithm, weights: dict[str, torch.Tensor], file: Path) ->
 
 
 def save_model(model: BaseAlgorithm, path: Path) -> None:
-    """`path` and, where the env is normalised, its statistics beside it: as plain arrays, and in SB3's own format."""
+    """Write the model to `path`. Statistics of `env.normalize` go beside it, as plain arrays and in SB3's format."""
     statistics = model.get_vec_normalize_env()
     if statistics is not None:
         with statistics_of(path).open("wb") as file:
@@ -332,6 +329,8 @@ def save_model(model: BaseAlgorithm, path: Path) -> None:
 
 
 def statistics_of(path: Path, pickled: bool = False) -> Path:
-    """The file of a model's statistics: vecnormalize.npz for model.zip, else with its name. `pickled`: SB3's own."""
+    """The file of a model's statistics: vecnormalize.npz for model.zip, STEM_vecnormalize.npz for STEM.zip.
+    `pickled`: SB3's file, with the ending .pkl.
+    """
     name = "vecnormalize" if path.stem == "model" else f"{path.stem}_vecnormalize"
     return path.with_name(name + (".pkl" if pickled else ".npz"))

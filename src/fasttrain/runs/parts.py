@@ -1,4 +1,4 @@
-"""The parts of one run, typed: what its callback, checkpoints, evaluations and reports are given of it."""
+"""The parts of one run, typed. The callback, checkpoints, evaluations and reports work with this object."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ from fasttrain.vec.base import EmptyMasks
 
 
 class Interval:
-    """Says when a counter has passed the next multiple of `every` (0 = never)."""
+    """Tells when a counter has passed the next multiple of `every` (0: never)."""
 
     def __init__(self, every: int) -> None:
-        self.every = every
-        self.following = every
+        self.every = self.following = every
 
     def due(self, count: int) -> bool:
         if not self.every or count < self.following:
@@ -46,29 +45,29 @@ class Interval:
 
 
 class Course:
-    """Where a training is: what is due next, and why it ends."""
+    """State of the training loop: when logs, evaluations and checkpoints are due, and why the training ends."""
 
     def __init__(self, config: Config) -> None:
-        self.log = Interval(config.log_every)  # in gradient updates, as snapshots are; the others in env steps
+        self.log = Interval(config.log_every)  # `log` and `snapshot` count gradient updates, the others env steps
         self.snapshot = Interval(config.self_play.every)
         self.evaluate = Interval(config.eval_every)
         self.checkpoint = Interval(config.checkpoint_interval[0])
         self.film = Interval(config.video.every)
         self.logged_updates = 0
-        self.enemy_turn_ms = 0.0  # of Python envs that report info["perf"]["enemy_turn_ms"]
-        self.stopped: Stop | None = None  # before the horizon, by a rule of `stop` or a signal
-        self.at_rest = True  # False: stopped within a rollout
-        self.noise = list[Any]()  # of a resumed run: where each env's action noise was; None: the env starts again
+        self.enemy_turn_ms = 0.0  # sum of what Python envs report as info["perf"]["enemy_turn_ms"]
+        self.stopped: Stop | None = None  # set when a rule of `stop`, a callback or a signal ends the training early
+        self.at_rest = True  # False: the training ended inside a rollout
+        self.noise = list[Any]()  # of a resumed run: state of each env's action noise; None: that env starts again
 
 
 @dataclass(eq=False)
 class Parts:
-    """One run: what was decided (`plan`), and what was built for it."""
+    """One run: its plan, and the objects that were built from it."""
 
-    plan: RunSpec  # changed where only the running training can tell
+    plan: RunSpec  # replaced when the running training changes it, for example when kernels take over
     folder: Path
     console: Console
-    say: Voice  # one line, above the live view where there is one
+    say: Voice  # prints one line, above the live view if there is one
     clock: PhaseClock
     stopping: Stopping
     users: UsersCallbacks
@@ -80,9 +79,9 @@ class Parts:
     compile_s: float = 0.0
     startup_s: float = 0.0  # from the creation of the process until the training began
     resumed_at: list[int] = field(default_factory=list)  # env steps
-    origin: dict[str, Any] = field(default_factory=dict)  # of plan.json: where the run, or its resume, comes from
+    origin: dict[str, Any] = field(default_factory=dict)  # for plan.json: command lines, versions and machine
     stop: StopFlag = field(default_factory=StopFlag)
-    evaluator: Evaluator = field(init=False)  # this and the next two: by `train.build`
+    evaluator: Evaluator = field(init=False)  # `train.build` sets this one and the next two
     meter: PerfMeter = field(init=False)
     checkpoints: Checkpoints = field(init=False)
 
@@ -103,15 +102,15 @@ class Parts:
 
     @property
     def config(self) -> Config:
-        """The effective one, after all that is known by now."""
+        """The effective configuration."""
         return self.plan.config
 
     def write_plan(self) -> None:
-        """plan.json, whole: also in a folder that was moved or emptied on the way."""
+        """Write plan.json anew, also where the folder was moved or emptied during the run."""
         write_json(self.folder / "plan.json", {**self.plan.to_dict(), **self.origin})
 
     def save(self, file: Path) -> None:
-        """The model, and what belongs to it: whole, or as it was."""
+        """Write the model with its statistics and opponents. If writing fails, the old files stay."""
         with into_place(file) as draft:
             save_model(self.model, draft)
             if self.pool is not None:
@@ -119,5 +118,5 @@ class Parts:
 
 
 def pool_file(model_file: Path) -> Path:
-    """Where the opponents lie that belong to a model zip."""
+    """The file of the opponents (self-play) that belong to a model zip."""
     return model_file.with_name(f"{model_file.stem}.opponents.pt")

@@ -1,6 +1,5 @@
-"""What a run knows of itself while it goes: counters, the last episodes and the learning curve, which sums the returns
-of training episodes in a thousand stretches of equal env steps. status.json shows the newest of it to `fasttrain
-watch`.
+"""The progress of a running training: counters, the last episodes and the learning curve. The curve sums the returns of
+training episodes in a thousand stretches of equal env steps. status.json shows the newest values to `fasttrain watch`.
 """
 
 from __future__ import annotations
@@ -22,22 +21,21 @@ from fasttrain.saving.files import FAILED_WRITES, write_whole
 from fasttrain.spec.infos import SCORES, score_diff_of, win_of
 from fasttrain.terminal import one_line, rate_text
 
-STRETCHES = 1000  # of the horizon; 100 kB however many episodes there are
-RECENT = 0.25  # of the training so far: what "now" means
-MIN_STRETCHES, MIN_EPISODES = 5, 100  # fewer have no slope worth showing
+STRETCHES = 1000  # of total_timesteps; 100 kB for any number of episodes
+RECENT = 0.25  # share of the training so far whose slope is shown
+MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer no slope is shown
 MIN_PER_FIFTH = 10  # episodes
 
 
 @dataclass(slots=True)
 class Moments:
-    """Count, mean and sum of squared deviations of what was added (Welford's, exact for long runs)."""
+    """Count, mean and sum of squared deviations of values, by Welford's algorithm."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
     def add(self, value: float) -> None:
-        """One more value."""
         self.count += 1
         delta = value - self.mean
         self.mean += delta / self.count
@@ -50,7 +48,7 @@ class Moments:
 
 
 class Line(NamedTuple):
-    """The slope of a line through weighted points; `spread` of x and `residual` of y are weighted sums of squares."""
+    """A line through weighted points: its slope, and weighted sums of squares of x (`spread`) and the residuals."""
 
     slope: float
     spread: float
@@ -62,7 +60,7 @@ class Line(NamedTuple):
 
 
 def fit_line(points: Sequence[tuple[float, float, float]]) -> Line | None:
-    """Through (x, y, weight), by least squares; None where all x are one."""
+    """Fit a line through points (x, y, weight) by least squares; None if all x are equal."""
     total = sum(weight for _, _, weight in points)
     if not total:
         return None
@@ -78,22 +76,16 @@ def fit_line(points: Sequence[tuple[float, float, float]]) -> Line | None:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Sums over the episodes that ended in it; adding one costs 0.5 µs, and Skull King ends 2,500 a second."""
+    """Sums over the episodes that ended in a stretch. Adding one costs 0.5 µs; Skull King ends 2,500 a second."""
 
     index: int
     episodes: int = 0
     returns: float = 0.0
-    wall_s: float = 0.0  # when they ended
-
-    def add(self, episodes: int, returns: float, wall_s: float) -> None:
-        """Sums over more of them."""
-        self.episodes += episodes
-        self.returns += returns
-        self.wall_s += wall_s
+    wall_s: float = 0.0  # times at which they ended
 
 
 class LearningCurve:
-    """Fed with every finished episode; slopes are returns per hour of training."""
+    """Collects every finished episode. Slopes are in return per hour of training."""
 
     def __init__(self, total_timesteps: int) -> None:
         self._total = max(1, total_timesteps)
@@ -101,18 +93,22 @@ class LearningCurve:
         self._stretches: list[_Stretch] = []
 
     def add(self, env_steps: int, wall_s: float, episode_return: float) -> None:
-        """One episode, at that point of the training."""
+        """Add an episode that ended after `env_steps` and `wall_s`."""
         self.add_stretch(env_steps * STRETCHES // self._total, 1, episode_return, wall_s)
 
     def add_stretch(self, index: int, episodes: int, returns: float, wall_s: float) -> None:
-        """Sums over episodes of a run that goes on here."""
+        """Add the sums of several episodes that ended in stretch `index`."""
         if self._open.index != index:
             self._open = _Stretch(index)
             self._stretches.append(self._open)
-        self._open.add(episodes, returns, wall_s)
+        self._open.episodes += episodes
+        self._open.returns += returns
+        self._open.wall_s += wall_s
 
     def slope_per_hour(self) -> float | None:
-        """Of the last quarter of the training so far; None where it cannot be told from 0, or from too few episodes."""
+        """The slope of the last quarter of the training so far. None if it does not differ from 0 by two standard
+        errors, or with too few episodes.
+        """
         recent = self._between(1 - RECENT, 1.0)
         if len(recent) < MIN_STRETCHES or sum(stretch.episodes for stretch in recent) < MIN_EPISODES:
             return None
@@ -120,20 +116,22 @@ class LearningCurve:
         line = fit_line(points)
         if line is None:
             return None
-        # The scatter of stretches around the line, not of episodes: policies go up and down between updates.
+        # The error comes from the scatter of stretches, not of episodes, because policies vary between updates.
         error = line.error(line.residual / (len(recent) - 2))
         return line.slope if abs(line.slope) > 2 * error else None
 
     def reward_per_hour(self) -> float | None:
-        """Mean of the last fifth of the training minus that of the first, by the hours between their middles."""
-        first, last = _Stretch(-1), _Stretch(-1)
-        for joined, bounds in ((first, (0.0, 0.2)), (last, (0.8, 1.0))):
-            for stretch in self._between(*bounds):
-                joined.add(stretch.episodes, stretch.returns, stretch.wall_s)
-        if min(first.episodes, last.episodes) < MIN_PER_FIFTH:
-            return None
-        hours = (last.wall_s / last.episodes - first.wall_s / first.episodes) / 3600
-        return (last.returns / last.episodes - first.returns / first.episodes) / hours if hours > 0 else None
+        """The mean return of the last fifth of the training minus that of the first, per hour between their middles."""
+        ends = []
+        for stretches in (self._between(0.0, 0.2), self._between(0.8, 1.0)):
+            episodes = sum(stretch.episodes for stretch in stretches)
+            if episodes < MIN_PER_FIFTH:
+                return None
+            sums = sum(stretch.returns for stretch in stretches), sum(stretch.wall_s for stretch in stretches)
+            ends.append([total / episodes for total in sums])
+        (first, began_s), (last, ended_s) = ends
+        hours = (ended_s - began_s) / 3600
+        return (last - first) / hours if hours > 0 else None
 
     def _between(self, low: float, high: float) -> list[_Stretch]:
         """Stretches between these shares of the training so far."""
@@ -146,7 +144,7 @@ RECENT_S, MARK_EVERY_S = 60.0, 1.0
 
 @dataclass(slots=True)
 class Progress:
-    """Written by the callback, read by the live view and the summary."""
+    """Counters and recent results. The callback writes them, the live view and the summary read them."""
 
     total_timesteps: int
     clock: PhaseClock
@@ -158,21 +156,23 @@ class Progress:
     wins: deque[bool] = field(default_factory=lambda: deque(maxlen=1000))
     draws: deque[bool] = field(default_factory=lambda: deque(maxlen=1000))
     score_diffs: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    reward_terms: dict[str, deque[float]] = field(default_factory=dict)  # sums of the last episodes, by term
-    scores: dict[str, deque[float]] = field(default_factory=dict)  # of the last episodes, by `env.result.scores`
-    ticks: float = 0  # of the games' own clocks, over all episodes that told
+    reward_terms: dict[str, deque[float]] = field(
+        default_factory=dict
+    )  # term of the reward → sums of the last episodes
+    scores: dict[str, deque[float]] = field(default_factory=dict)  # name in `env.result.scores` → last episodes
+    ticks: float = 0  # of the games' own clocks, over all episodes that report them
     first_update_s: float | None = None  # from the creation of the process to the end of its first update
-    before_s: float = 0.0  # of the training that a resumed run continues
-    tasks: Callable[[], str] | None = None  # how the tasks of a curriculum are played: `early 62 %, late 31 %`
-    max_s: float | None = None  # the training ends after so many seconds, if not before
+    before_s: float = 0.0  # seconds of training before a resume
+    tasks: Callable[[], str] | None = None  # results by task of a curriculum: `early 62 %, late 31 %`
+    max_s: float | None = None  # limit of stop.max_minutes
     curve: LearningCurve = field(init=False)
-    _marks: deque[tuple[float, int]] = field(default_factory=deque)  # when, and env steps by then
+    _marks: deque[tuple[float, int]] = field(default_factory=deque)  # (time, env steps) at starts of rollouts
 
     def __post_init__(self) -> None:
         self.curve = LearningCurve(self.total_timesteps)
 
     def add_episode(self, episode_return: float, info: dict[str, Any]) -> None:
-        """Count one finished episode; `info` as `InfoReader.read` gives it."""
+        """Count a finished episode. `info`: its last info from `InfoReader.read`."""
         self.episodes += 1
         self.returns.append(episode_return)
         self.curve.add(self.env_steps, time.perf_counter() - self.started, episode_return)
@@ -185,12 +185,12 @@ class Progress:
         score_diff = score_diff_of(info)
         if score_diff is not None:
             self.score_diffs.append(score_diff)
-        for kept, named in ((self.reward_terms, "reward_terms"), (self.scores, SCORES)):
+        for recent, named in ((self.reward_terms, "reward_terms"), (self.scores, SCORES)):
             for name, value in info.get(named, {}).items():
-                kept.setdefault(name, deque(maxlen=1000)).append(float(value))
+                recent.setdefault(name, deque(maxlen=1000)).append(float(value))
 
     def mark(self) -> None:
-        """Called where a rollout begins: between two marks lie whole turns of collecting and updating."""
+        """Note the time at the start of a rollout, so that rates are of whole rollouts and updates."""
         now = time.perf_counter()
         if not self._marks or now - self._marks[-1][0] >= MARK_EVERY_S:
             self._marks.append((now, self.env_steps))
@@ -206,13 +206,13 @@ class Progress:
         return count / elapsed if elapsed > 0 else 0.0
 
     def rates(self) -> list[str]:
-        """`61,234 steps/s`, `310 episodes/s` once one has ended, `4,000 ticks/s` of an env that tells them."""
+        """`61,234 steps/s`; `310 episodes/s` after the first episode; `4,000 ticks/s` if the env reports ticks."""
         counts = {"steps": self.env_steps, "episodes": self.episodes, "ticks": self.ticks}
         return [f"{rate_text(self._per_s(n))} {name}/s" for name, n in counts.items() if n or name == "steps"]
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to go at the rate of the last minute or so; None before anything is known."""
+        """Remaining seconds at the rate of about the last minute; None before the first steps."""
         rate = self.steps_per_s
         if len(self._marks) > 1:
             (began, first), (ended, last) = self._marks[0], self._marks[-1]
@@ -233,16 +233,16 @@ class Progress:
         return sum(self.wins) / len(self.wins) if self.wins else None
 
     def trend(self) -> str:
-        """` +1.2/h`: what the mean return gains per hour now; empty where that is not known."""
+        """` +1.2/h`: the present gain of the mean return per hour; empty if it is not known."""
         slope = self.curve.slope_per_hour()
         return "" if slope is None else f" {slope:+,.0f}/h" if abs(slope) >= 1000 else f" {slope:+.2g}/h"
 
     def mean_terms(self) -> dict[str, float]:
-        """Means per episode of the reward's terms, of envs that tell them (`reward_debug`)."""
+        """Mean sums per episode of the reward's terms, if the env reports them (`reward_debug`)."""
         return {one_line(name): sum(values) / len(values) for name, values in self.reward_terms.items()}
 
     def shares(self) -> dict[str, float]:
-        """Shares of the time so far: env, act, update, rest."""
+        """Shares (0..1) of the time so far: env, act, update, rest."""
         totals = self.clock.snapshot()
         wall = sum(totals.values()) or 1
         groups = {
@@ -285,32 +285,31 @@ def clock_text(seconds: float) -> str:
 STATUS = "status.json"
 TRAINING, EVALUATING = "training", "evaluating"
 EVERY_S = 2.0
-MOST_SHARE = 0.001  # of the time, however slow the disk is: a write of 0.1 ms every two seconds is a twentieth of it
-LONGEST = 300  # characters of the line said last
+MOST_SHARE = 0.001  # of the time that writing may take; on a slow disk the file is written less often
+LONGEST = 300  # characters of the last printed line
 
 
 class StatusFile:
-    """Written whole or not at all; no run needs it, so failures are not reported. `said`: the newest line."""
+    """Writes status.json. No run needs it, so that failures are not reported. `last_line`: the last printed line."""
 
-    def __init__(self, folder: Path, progress: Progress, said: Callable[[], str]) -> None:
-        self._file, self._progress, self._said = folder / STATUS, progress, said
+    def __init__(self, folder: Path, progress: Progress, last_line: Callable[[], str]) -> None:
+        self._file, self._progress, self._last_line = folder / STATUS, progress, last_line
         self._phase, self._due = TRAINING, -math.inf
         self._who = {"pid": os.getpid(), "host": platform.node()}
 
     def tick(self, now: float) -> float:
-        """Write if it is time; `now` and what is returned, when it will be again, are of `time.perf_counter`."""
+        """Write if it is due; returns when it is due next. Times are of `time.perf_counter`."""
         if now >= self._due:
             self.write()
         return self._due
 
     def now(self, phase: str) -> None:
-        """Another phase begins, which the file says at once."""
+        """Set the phase and write the file."""
         self._phase = phase
         self.write()
 
     @contextmanager
     def doing(self, phase: str) -> Iterator[None]:
-        """Another phase while the block runs."""
         before = self._phase
         self.now(phase)
         try:
@@ -319,9 +318,8 @@ class StatusFile:
             self._phase = before
 
     def write(self) -> None:
-        """What is known now."""
         began = time.perf_counter()
-        with suppress(*FAILED_WRITES, ValueError):  # a number that is none; the next time may be better
+        with suppress(*FAILED_WRITES, ValueError):  # ValueError: a value is NaN
             write_whole(self._file, json.dumps(self._content(), allow_nan=False) + "\n")
         took = time.perf_counter() - began
         self._due = began + max(EVERY_S, took / MOST_SHARE)
@@ -337,7 +335,7 @@ class StatusFile:
             "env_steps": progress.env_steps,
             "total_timesteps": progress.total_timesteps,
             **{name: None if value is None or not math.isfinite(value) else value for name, value in figures.items()},
-            "said": one_line(self._said(), LONGEST),
+            "said": one_line(self._last_line(), LONGEST),
             "time": time.time(),
             **self._who,
         }

@@ -1,5 +1,5 @@
-"""`fasttrain resume run=FOLDER`: continue a run from its newest whole checkpoint, in the same folder. plan.json stays
-in force, but for how long to train, when to stop, what to log and how to measure.
+"""`fasttrain resume run=FOLDER`: continue a run from its newest complete checkpoint, in the same folder. The settings
+in plan.json stay, except those about how long to train, when to stop, what to log and how to evaluate.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rich.console import Console
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.runs.evaluate import config_of, flags_of
 from fasttrain.runs.folders import provenance
-from fasttrain.runs.loggers import cut_back
+from fasttrain.runs.loggers import cut_logs
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.state import WRONG, restore
-from fasttrain.runs.train import Draw, build, carry_out
+from fasttrain.runs.train import Draw, build, train_to_end
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.checkpoints import CheckpointFolder, problem_of, stored
 from fasttrain.saving.files import locked, read_json
@@ -33,25 +33,24 @@ from fasttrain.terminal import one_line
 MAY_CHANGE = tuple(one.name for one in dataclasses.fields(Config) if declared(one).may_change)
 MAY_CHANGE_BELOW = ("eval", "stop", "checkpoint", "video")
 
-
 Point = tuple[Path, Mapping[str, Any], Mapping[str, NDArray[Any]]]  # a checkpoint: its folder, state and arrays
 
 
 def main(
     config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = lambda _: ""
 ) -> int:
-    """Train on; returns the exit code of a training."""
-    with ready(config, sources, overrides) as back:
-        return EXIT_DONE if back is None else carry_out(*back, draw)
+    """Continue the training; returns its exit code."""
+    with open_run(config, sources, overrides) as back:
+        return EXIT_DONE if back is None else train_to_end(*back, draw)
 
 
 @contextmanager
-def ready(
+def open_run(
     config: Config, sources: Mapping[str, str], overrides: Sequence[str]
 ) -> Iterator[tuple[Parts, list[str]] | None]:
-    """Restore a run from its newest whole checkpoint; inside, its folder is this process's alone. Yields the run and
-    everything that was ever typed for it, or None if nothing is left to do. Raises ConfigError if the run still goes
-    on, has no whole checkpoint, or a typed value may not change.
+    """Restore a run from its newest complete checkpoint. Its folder is locked inside the block. Yields the run and all
+    overrides that were ever typed for it, or None if all steps are done. Raises ConfigError if the run still trains,
+    has no complete checkpoint, or a typed value may not change.
     """
     where = Path(str(config.run)).absolute()  # an env may go to another working directory
     if not (where / "plan.json").is_file():
@@ -80,12 +79,12 @@ def ready(
         run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
         run.write_plan()
         own = [text for text in overrides if not text.startswith("run=")]
-        first = read_json(where / "summary.json").get("overrides")  # where it came to have one
+        first = read_json(where / "summary.json").get("overrides")  # a killed run has left no summary.json
         yield run, [*(map(str, first) if isinstance(first, list) else ()), *own]
 
 
 def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Parts:
-    """The run at that point, its files cut back to what the checkpoint knows."""
+    """The run at that checkpoint. What its files hold of later steps is removed."""
     run, (folder, state, arrays) = build(plan, where, console, resumes=True), point
     try:
         anew, lost = restore(run, state, arrays)
@@ -116,25 +115,25 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Par
 
 
 def _cut_files_back(run: Parts, own: Mapping[str, Any]) -> None:
-    """Episodes, evaluations and log lines of after the checkpoint are made again; `own` is what it says of the run."""
+    """Remove episodes, evaluations and log lines of later steps than the checkpoint. `own`: its part about the run."""
     steps = run.model.num_timesteps
     if not run.episodes.go_on(own["episodes_file"]):
-        run.say("warning: episodes.csv is shorter than the checkpoint knows it; new episodes are appended to it")
-    # Evaluated beside training, a policy from before the checkpoint may have come back after it was written.
+        run.say("warning: episodes.csv is shorter than at the checkpoint; new episodes are appended to it")
+    # With eval_async the result for an older policy may arrive after the checkpoint was written.
     rows = max(own["evaluations"], run.evaluator.log.known(steps), key=len)
     run.evaluator.go_on(rows)
-    cut_back(run.model.logger, steps)
+    cut_logs(run.model.logger, steps)
 
 
 def refuse_links(where: Path) -> None:
-    """Raises ConfigError if anything in the folder is a link: the run would write to another place through it."""
+    """Raises ConfigError if anything in the folder is a symbolic link: the run would write through it elsewhere."""
     link = next((path for path in where.rglob("*") if path.is_symlink()), None)
     if link is not None:
         raise ConfigError(f"run={where}: {link.relative_to(where)} is a link to another place; put the file there")
 
 
 def may_change(key: str) -> bool:
-    """Whether a run that goes on may have another value there."""
+    """Whether a resumed run may have another value of the setting."""
     return key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE_BELOW
 
 
@@ -178,7 +177,7 @@ def _row(stored_row: Mapping[str, Any], changes: Mapping[str, Any]) -> Row:
 
 
 def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> Point:
-    """The newest whole checkpoint of this version, held open by `files`. Raises ConfigError if there is none."""
+    """The newest complete checkpoint of this version; `files` closes it. Raises ConfigError if there is none."""
     problems: list[str] = []
     for folder in CheckpointFolder(where / "checkpoints", keep).all():
         try:

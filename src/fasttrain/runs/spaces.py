@@ -1,6 +1,5 @@
-"""The policy for the spaces of an env, with its arguments. What Stable-Baselines3 cannot build is refused here, before
-envs start; what only the built network can tell (a features extractor for other observations) is refused where the
-model is built.
+"""Chooses the policy for an env's spaces, with its arguments. Spaces that Stable-Baselines3 does not support are
+refused here, before envs start. Errors that only building the network shows are raised where the model is built.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.setting import did_you_mean
 
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-SMALLEST_IMAGE = 36  # what NatureCNN's three convolutions leave one pixel of
+SMALLEST_IMAGE = 36  # pixels of a side: NatureCNN's three convolutions reduce them to one
 IN_A_WRAPPER = "in the env, or in a wrapper (env.wrappers)"
-# What SB3 calls of `policy_kwargs`: a function does as well as such a class.
+# Entries of `policy_kwargs` that SB3 calls: such a class, or a function.
 CLASSES = {
     "features_extractor_class": torch.nn.Module, "activation_fn": torch.nn.Module,
     "optimizer_class": torch.optim.Optimizer,
@@ -34,8 +33,8 @@ CLASSES = {
 
 
 def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
-    """SB3's name of the policy for the spaces of the env named `what`. Raises EnvSpecError if the algorithm has no such
-    actions or no policy reads such observations, ConfigError if the policy or a wrapper does not suit them.
+    """SB3's name of the policy for the spaces of the env, which messages call `what`. Raises EnvSpecError if the
+    algorithm or SB3's policies do not support the spaces, ConfigError if the chosen policy or a wrapper does not.
     """
     _check_actions(config, what, action)
     spec, parts = config.algo.spec, _parts(observation)
@@ -109,7 +108,7 @@ def _line(space: spaces.Space[Any]) -> str:
 
 
 def _unread(part: object, own: bool) -> str:
-    """Empty if SB3 reads such observations, also where it evaluates; else why not, and the way out."""
+    """Why SB3 does not support such observations, and what to do; empty if it does."""
     if not isinstance(part, OBSERVATION_SPACES):
         known = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
         return f"SB3's policies read {known} or a Dict of them: turn it into one {IN_A_WRAPPER}"
@@ -133,14 +132,14 @@ def _torch_lacks(dtype: np.dtype[Any] | None) -> str:
 
 
 def _key_refused(key: object, own: bool) -> str:
-    """Empty if a Dict may have that key; SB3 calls a module of torch after it."""
+    """Why a Dict must not have that key; empty if it may. SB3 names a torch module by it."""
     if isinstance(key, str) and key and (own or ("." not in key and not hasattr(torch.nn.ModuleDict(), key))):
         return ""
     return f"and torch takes no network of that name: rename the key {IN_A_WRAPPER}"
 
 
 def _is_scaled(algo: AlgoConfig) -> bool:
-    """Whether images are scaled already, so that any three dimensions are one."""
+    """Whether `normalize_images=false` says that images are scaled already: any three dimensions are an image then."""
     return not algo.policy_kwargs.get("normalize_images", True)
 
 
@@ -159,7 +158,7 @@ def _check_around(config: Config, what: str, observation: spaces.Space[Any]) -> 
 
 
 def is_normalisable(space: spaces.Space[Any]) -> bool:
-    """Whether running statistics of such observations make sense."""
+    """Whether `env.normalize` applies to such observations."""
     return isinstance(space, spaces.Box) and not is_image_space(space)
 
 
@@ -167,7 +166,9 @@ def is_normalisable(space: spaces.Space[Any]) -> bool:
 
 
 def policy_for(algo: AlgoConfig, space: spaces.Space[Any], policies: Sequence[str]) -> str:
-    """SB3's alias for `auto` and for a class of the user's own, by observations, from the algorithm's `policies`."""
+    """SB3's alias of the policy, from the algorithm's `policies`. For `auto` and a user's class the observation space
+    decides.
+    """
     if algo.policy != "auto" and ":" not in algo.policy:
         return algo.policy
     is_image = is_image_space(space, normalized_image=_is_scaled(algo))
@@ -176,12 +177,12 @@ def policy_for(algo: AlgoConfig, space: spaces.Space[Any], policies: Sequence[st
 
 
 def is_fast(config: Config) -> bool:
-    """Whether the algorithm's class is ours."""
+    """Whether the run uses fasttrain's class of the algorithm."""
     return config.engine == "fast" and config.algo.spec.has_fast
 
 
 def policy_class(config: Config, observation: spaces.Space[Any]) -> Any:
-    """The policy's class: SB3's for such observations, or the user's own. Raises EnvSpecError if it is no policy."""
+    """The policy's class: SB3's, or the user's. Raises EnvSpecError if the user's is no policy."""
     algo = config.algo
     if ":" in algo.policy:
         return callable_at(algo.policy, f"algo.policy={algo.policy}", only=BasePolicy)
@@ -193,21 +194,22 @@ def check_policy(config: Config, observation: spaces.Space[Any]) -> None:
     known, kind = set[str](), policy_class(config, observation)
     for each in kind.__mro__:
         if "__init__" in vars(each):
-            found = inspect.signature(each.__init__).parameters.values()
-            known |= {one.name for one in found if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-            if not any(one.kind is one.VAR_KEYWORD for one in found):
+            parameters = inspect.signature(each.__init__).parameters.values()
+            known |= {one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+            if not any(one.kind is one.VAR_KEYWORD for one in parameters):
                 break
-    taken = known - {"self", "observation_space", "action_space", "lr_schedule"}
-    for name in policy_kwargs(config.algo).keys() & config.algo.policy_kwargs.keys():  # not those of ours: algo.cell
-        if name not in taken:
-            said = did_you_mean(name, taken) or f"; {kind.__name__} takes {', '.join(sorted(taken))}"
-            raise ConfigError(f"unknown key 'algo.policy_kwargs.{name}'{said}")
+    known -= {"self", "observation_space", "action_space", "lr_schedule"}
+    policy_kwargs(config.algo)  # raises an error for a class that cannot be imported
+    for name in config.algo.policy_kwargs:
+        if name not in known:
+            hint = did_you_mean(name, known) or f"; {kind.__name__} takes {', '.join(sorted(known))}"
+            raise ConfigError(f"unknown key 'algo.policy_kwargs.{name}'{hint}")
 
 
 def policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
-    """What SB3 calls so: `algo.policy_kwargs`, with what has a key of its own."""
+    """SB3's `policy_kwargs`: `algo.policy_kwargs`, and settings that have a key of their own."""
     kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
-    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock's policies take none
+    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # unknown to stock policies
     for name, value in algo.policy_kwargs.items():
         option, kind = f"algo.policy_kwargs.{name}", CLASSES.get(name)
         named = kind is not None and isinstance(value, str)

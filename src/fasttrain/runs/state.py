@@ -1,7 +1,7 @@
-"""A run between an update and the next rollout, as a `Snapshot`, and back into a run of the same configuration.
+"""The state of a run between an update and the next rollout, written to a `Snapshot` and restored from one.
 
-Everything that decides what comes next is in it, so that a resumed run equals one that was never interrupted
-(tests/parity/test_resume_parity.py). The model is built anew from plan.json; only numbers are read from a checkpoint.
+A snapshot holds everything that influences the rest of the training, so that a resumed run equals one that was never
+interrupted (tests/parity/test_resume_parity.py). The model is built from plan.json; a checkpoint gives numbers only.
 `raise_crash` saves a run that an error ended.
 """
 
@@ -30,7 +30,7 @@ from fasttrain.batch import inside, under
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
 from fasttrain.runs.curriculum import set_tasks
-from fasttrain.runs.folders import way_on
+from fasttrain.runs.folders import how_to_continue
 from fasttrain.runs.parts import Course, Interval, Parts
 from fasttrain.runs.progress import LearningCurve, Moments, Progress
 from fasttrain.runs.stopping import Block, Stopping
@@ -47,11 +47,11 @@ from fasttrain.vec.stock import WORKER_ERRORS, place_of
 
 COUNTED = ("env_steps", "updates", "episodes")
 RECENT = ("returns", "wins", "draws", "score_diffs")
-BY_NAME = ("reward_terms", "scores")  # a deque of each
+BY_NAME = ("reward_terms", "scores")  # name → deque
 
 
 def progress_state(progress: Progress) -> dict[str, Any]:
-    """Counters, the last thousand episodes and the learning curve."""
+    """Counters, values of the last thousand episodes, and the learning curve."""
     return {
         **{name: getattr(progress, name) for name in (*COUNTED, "ticks")},
         "wall_s": time.perf_counter() - progress.started,
@@ -62,7 +62,6 @@ def progress_state(progress: Progress) -> dict[str, Any]:
 
 
 def load_progress(progress: Progress, state: Mapping[str, Any]) -> None:
-    """Count on from there."""
     for name in COUNTED:
         setattr(progress, name, int(state[name]))
     progress.ticks = float(state.get("ticks", 0))
@@ -77,20 +76,20 @@ def load_progress(progress: Progress, state: Mapping[str, Any]) -> None:
 
 
 def curve_state(curve: LearningCurve) -> dict[str, Any]:
-    """Its stretches."""
+    """The sums of each stretch of the learning curve."""
     rows = [[each.index, each.episodes, each.returns, each.wall_s] for each in curve._stretches]
     return {"total": curve._total, "stretches": plain(rows)}
 
 
 def load_curve(curve: LearningCurve, state: Mapping[str, Any]) -> None:
-    """In stretches of this horizon: of a longer one several of the old make one."""
+    """Restore a learning curve. If `total_timesteps` has grown, several stored stretches become one."""
     total = int(state["total"])
     for index, episodes, returns, wall_s in state["stretches"]:
         curve.add_stretch(int(index) * total // curve._total, int(episodes), float(returns), float(wall_s))
 
 
 def stopping_state(stopping: Stopping) -> dict[str, Any]:
-    """The last episodes, and the blocks of the rule about plateaus."""
+    """The last returns, and the blocks of the plateau rule."""
     recent, plateau = plain(list(stopping._recent)), stopping._plateau
     if plateau is None:
         return {"recent": recent, "plateau": None}
@@ -101,7 +100,7 @@ def stopping_state(stopping: Stopping) -> dict[str, Any]:
 
 
 def load_stopping(stopping: Stopping, state: Mapping[str, Any]) -> None:
-    """Rules that this run has anew begin with what the stored one counted for them, if it did."""
+    """Restore the stopping rules. A rule that is new in this run starts empty."""
     stopping._recent.extend(state["recent"])
     plateau, stored = stopping._plateau, state["plateau"]
     if plateau is None or stored is None:
@@ -117,7 +116,7 @@ DUE = ("log", "evaluate", "checkpoint", "film")
 
 
 def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
-    """When what is due next."""
+    """When each interval is due next."""
     intervals = {name: getattr(course, name) for name in DUE}
     return {
         "intervals": {name: [each.every, each.following] for name, each in intervals.items()},
@@ -128,10 +127,10 @@ def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
 
 
 def load_course(course: Course, state: Mapping[str, Any], progress: Progress) -> None:
-    """Intervals that were changed start again from here."""
+    """Restore the intervals. One whose length was changed starts at the present step."""
     for name in DUE:
         interval: Interval = getattr(course, name)
-        every, following = state["intervals"].get(name, (None, 0))  # None: a kind that is younger than the checkpoint
+        every, following = state["intervals"].get(name, (None, 0))  # None: the checkpoint is older than this interval
         if every == interval.every:
             interval.following = int(following)
         else:
@@ -143,24 +142,24 @@ def load_course(course: Course, state: Mapping[str, Any], progress: Progress) ->
 
 
 def stateful_noise(model: BaseAlgorithm) -> list[Any]:
-    """The action noise that continues from step to step, of each env: Ornstein-Uhlenbeck's."""
+    """The action noise objects that have a state (Ornstein-Uhlenbeck), one per env."""
     noise = getattr(model, "action_noise", None)
     return [one for one in getattr(noise, "noises", [noise]) if hasattr(one, "noise_prev")]
 
 
-SEED_STRIDE = 1_000_003  # between the seeds of an env and of the one after a resume, which must not play the same again
+SEED_STRIDE = 1_000_003  # added to the seeds of envs at each resume, so that no env repeats its episodes
 OTHER_RUN = "another env or algorithm"
-# What reading values of a wrong kind or number ends in, and an array whose checksum is not its own.
+# Errors that wrong values in a checkpoint cause, and an array with a wrong checksum.
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, zipfile.BadZipFile)
 
 
 def is_retraced(config: Config) -> bool:
-    """Whether envs of this run wear `Retrace`."""
+    """Whether the run's envs are wrapped in `Retrace`, which can replay an episode after a resume."""
     return config.env.backend == "gymnasium" and config.vec_env not in BATCHED
 
 
 def snapshot(run: Parts, broken: bool = False) -> Snapshot:
-    """Of a run at rest. `broken`: an error ended a rollout; where envs are is not asked any more."""
+    """The snapshot of a run between two rollouts. `broken`: an error ended a rollout, so envs are not asked."""
     model, normalizer = run.model, run.model.get_vec_normalize_env()
     found: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
@@ -199,7 +198,7 @@ LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "curriculum", "num
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What a checkpoint must agree on with the run that continues from it, and a digest of each setting behind that."""
+    """What a checkpoint and the run that continues from it must agree on, with a digest of each such setting."""
     chosen = {name: to_dict(getattr(config, name)) for name in LEARNED_BY}
     settings = {f"{name}.{key}": value for name in ("env", "algo") for key, value in chosen.pop(name).items()} | chosen
     digests = {key: digest_of(value) for key, value in settings.items()}
@@ -208,17 +207,17 @@ def identity(config: Config) -> dict[str, Any]:
 
 
 def digest_of(value: object) -> str:
-    """Of a JSON-ready value."""
+    """A short SHA-256 of a JSON-ready value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_identity(stored: object, config: Config) -> None:
-    """Raises ConfigError for a checkpoint of another run; settings that only one of the two knows are not compared."""
+    """Raises ConfigError for a checkpoint of another run. Settings that only one of the two has are not compared."""
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)
     known, settings = stored.get("settings", {}), own.pop("settings")
     key, places = "env.id" if config.env.id else "env.entry_point", formerly(str(own["env"]))
     if stored.get("env") in places and known.get(key) in map(digest_of, places):
-        own["env"], settings[key] = stored["env"], known[key]  # of before it was moved
+        own["env"], settings[key] = stored["env"], known[key]  # stored before the env's module was moved
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")
@@ -229,7 +228,11 @@ def check_identity(stored: object, config: Config) -> None:
 def restore(
     run: Parts, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> tuple[list[int], dict[int, list[str]]]:
-    """Put a fresh run where the other was; which envs start again, what others lost. ConfigError if it cannot."""
+    """Restore a new run from a checkpoint.
+
+    Returns the envs that begin a new episode, and for each other env the attributes that could not be restored. Raises
+    ConfigError if the checkpoint does not fit.
+    """
     check_identity(state.get("of"), run.config)
     try:
         return _restore(run, state, arrays)
@@ -255,7 +258,7 @@ def _restore(
     noise = [np.array(was, np.float64).reshape(model.action_space.shape) for was in own.get("noise", ())]
     run.course.noise = [None if row in rows else was for row, was in enumerate(noise)]
     if begun is not None:
-        begin_anew(model, begun)
+        start_episodes(model, begun)
     load_progress(run.progress, own["progress"])
     load_stopping(run.stopping, own["stopping"])
     load_course(run.course, own["callback"], run.progress)
@@ -265,8 +268,8 @@ def _restore(
     return rows, lost
 
 
-def begin_anew(model: Any, begun: NewEpisodes) -> None:
-    """New episodes of some envs, where the stored observations are of those that broke off."""
+def start_episodes(model: Any, begun: NewEpisodes) -> None:
+    """Replace the model's last observations of the envs that began a new episode, and end their stored episodes."""
     rows = begun.rows
     for name, fresh in (("_last_obs", begun.observations), ("_last_original_obs", begun.original)):
         known = getattr(model, name, None)
@@ -312,7 +315,9 @@ MODEL, LAST_GOOD = "model.zip", "last_good.zip"
 
 
 def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> NoReturn:
-    """Save what there is of a run and raise `error`; after the first update a CrashedError with the way on."""
+    """Save a run that an error ended, then raise `error`; after the first update, as a CrashedError that says how to
+    continue.
+    """
     told = error
     if isinstance(error, SystemExit):
         who = place_of(error) or "an env or a callback "
@@ -326,21 +331,21 @@ def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> N
                "env_steps": run.progress.env_steps, "seed": run.config.seed, "overrides": list(overrides),
                **({"resumed_at": run.resumed_at} if run.resumed_at else {})}  # fmt: skip
     run.episodes.flush()
-    trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # which leaves its last good weights
+    trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # the guard has kept good weights
     missing = _save(run, told) if trained else ""
     with run.saving.of(summary.name):
         write_json(summary, content)
     if not trained:
         raise told
-    text = f"{_what(told, run.progress.env_steps)}\n{missing}{way_on(run.folder)}"
+    text = f"{_what(told, run.progress.env_steps)}\n{missing}{how_to_continue(run.folder)}"
     raise CrashedError(text + (f"; {AGAIN}" if _is_again(before, content) else "")) from told
 
 
-AGAIN = "it is the same error at the same place as before it was resumed, and will be again until that is repaired"
+AGAIN = "the same error came at the same step before the run was resumed; it will come again until its cause is fixed"
 
 
 def _save(run: Parts, error: BaseException) -> str:
-    """Write checkpoint and model; what could not be written."""
+    """Write checkpoint and model. Returns a text about what could not be written."""
     run.checkpoints.after_error(lambda: snapshot(run, broken=True))
     for name in (MODEL, *([LAST_GOOD] if isinstance(error, DivergedError) else [])):
         with run.saving.of(name):
@@ -352,7 +357,7 @@ def _save(run: Parts, error: BaseException) -> str:
 
 
 def _what(error: BaseException, env_steps: int) -> str:
-    """Errors of our own name their place."""
+    """The error's text with the env and step where it happened; errors of fasttrain name their place themselves."""
     if isinstance(error, FastTrainError):
         return str(error)
     told = too_little_memory(error) if isinstance(error, MemoryError) else blame(error)
@@ -360,7 +365,7 @@ def _what(error: BaseException, env_steps: int) -> str:
 
 
 def _is_again(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether the run crashed here before; addresses in messages are of one process."""
+    """Whether the run crashed with this error at this step before. Memory addresses in messages are ignored."""
     one, other = (re.sub(r"0x[0-9a-f]+", "", str(content.get("error"))) for content in (before, now))
     crashed = before.get("status") == "crashed" and bool(now.get("resumed_at"))
     return crashed and one == other and before.get("env_steps") == now["env_steps"]

@@ -1,18 +1,17 @@
-"""When a training ends before its horizon: at a signal, a reward, after some minutes, or when reward no longer rises.
+"""The rules that end a training early: a signal, a reward, some minutes, or a reward that no longer rises (plateau).
 
-A plateau is looked for in the means of disjoint blocks of at least 100 episodes. All of this must hold:
+The plateau rule compares the mean returns of blocks of at least 100 episodes. It stops the training if both hold:
 
-1. The best block of the last `stop.patience` × total_timesteps steps is not better than the best one before by more
+1. The best block of the last `stop.patience` × total_timesteps steps is not better than the best earlier one by more
    than twice the standard error of their difference.
-2. The line through those blocks is flatter than the rise so far: its slope plus twice its standard error lies below
-   half of the mean slope of the training until then. Without that, noise hides a slow steady rise: of simulated
-   straight rises over the whole horizon (1,000 to 30,000 episodes, whose returns scatter by 0.25 to 1 of all that is
-   learned) rule 1 alone stopped 61 % at the default patience, both together 0.3 %; where returns scatter by once and
-   twice of it over 6,000 and 20,000 episodes, 100 % and 7 % (tests/runs/test_stopping.py). Where nothing has risen
-   yet, the line must not rise.
+2. The line through the late blocks is flat: its slope plus twice its standard error lies below half of the mean slope
+   of the training until then. Without this rule noise hides a slow steady rise. Of simulated linear rises over the
+   whole training (1,000 to 30,000 episodes, noise of 0.25 to 1 of the total gain) rule 1 alone stopped 61 % at the
+   default patience, both rules 0.3 %. With noise of once and twice the gain over 6,000 and 20,000 episodes these are
+   100 % and 7 % (tests/runs/test_stopping.py). If nothing has risen yet, the line must not rise.
 
-So nothing is decided before `stop.patience` × total_timesteps steps: a start without reward takes a patience that is
-longer than it.
+Nothing is decided in the first `stop.patience` × total_timesteps steps. If a training has no reward for a while at its
+start, the patience must be longer than that.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ StoppedBy = Literal["horizon", "reward", "plateau", "time", "signal", "callback"
 
 
 class Stop(NamedTuple):
-    """Why a training ended, as summary.json says it and in words: `by a signal`."""
+    """Why a training ended early: the word for summary.json, and a text such as `by a signal`."""
 
     by: StoppedBy
     text: str
@@ -60,17 +59,16 @@ class Block:
 
 
 class Plateau:
-    """Fed with every finished episode; tells once per block whether the mean return has stopped rising."""
+    """The plateau rule. It gets every finished episode and decides once per block."""
 
     def __init__(self, patience_steps: float) -> None:
         self._patience = patience_steps
         self._blocks: list[Block] = []
         self._begin = 0
         self._open = Moments()
-        self.found: tuple[Block, Block] | None = None  # the best block before, and of the last stretch
+        self.found: tuple[Block, Block] | None = None  # on a plateau: the best earlier and the best late block
 
     def add(self, env_steps: int, episode_return: float) -> None:
-        """One episode."""
         self._open.add(episode_return)
         long_enough = env_steps - self._begin >= self._patience / BLOCKS_PER_PATIENCE
         if long_enough and self._open.count >= RECENT_EPISODES:
@@ -93,7 +91,7 @@ class Plateau:
 
 
 def _rise(before: Block, after: Block) -> float:
-    """By how much the mean rose beyond twice the standard error of the difference."""
+    """The rise of the mean minus twice the standard error of the difference."""
     error = math.hypot(before.returns.error, after.returns.error)
     return after.returns.mean - before.returns.mean - ERRORS * error
 
@@ -109,7 +107,7 @@ def _is_flat(blocks: list[Block], mean_slope: float) -> bool:
 
 
 class Stopping:
-    """The rules of `stop`, in one place; `active` is whether there are any."""
+    """The rules of `stop`. `active`: at least one is set."""
 
     def __init__(self, config: StopConfig, total_timesteps: int) -> None:
         self._config = config
@@ -119,14 +117,14 @@ class Stopping:
         self.active = bool(config.patience) or config.at_reward is not None or config.max_minutes is not None
 
     def add(self, env_steps: int, episode_return: float, learned: bool = True) -> None:
-        """One finished training episode; before the first update (not `learned`) its reward is a random policy's."""
+        """Add a training episode. `learned`: after the first update, before which the policy is random."""
         if learned:
             self._recent.append(episode_return)
         if self._plateau is not None:
             self._plateau.add(env_steps, episode_return)
 
     def reason(self, wall_s: float) -> Stop | None:
-        """Why to stop now, after `wall_s` seconds of training."""
+        """Why to stop now, after `wall_s` seconds of training; None: no rule applies."""
         wanted, most = self._config.at_reward, self._config.max_minutes
         mean = sum(self._recent) / RECENT_EPISODES
         if wanted is not None and len(self._recent) == RECENT_EPISODES and mean >= wanted:
@@ -156,13 +154,13 @@ def stopping_for(config: Config) -> Stopping:
     return Stopping(stop, config.total_timesteps)
 
 
-ONE_S = 0.5
-HANG_UP = getattr(signal, "SIGHUP", None)  # a terminal that closes
+REPEAT_S = 0.5  # a second signal within this time is the first one again
+HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed
 FROM_OUTSIDE = (HANG_UP, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None))  # from Slurm
 
 
 def _is_free(number: int) -> bool:
-    """Whether nobody handles the signal: neither Python nor, as Linux tells, C code such as `faulthandler.register`."""
+    """Whether neither Python nor (checked on Linux) C code such as `faulthandler.register` handles the signal."""
     caught = 0
     with suppress(OSError, IndexError, ValueError):
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
@@ -171,9 +169,10 @@ def _is_free(number: int) -> bool:
 
 
 class StopFlag:
-    """Set by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, or a terminal that closes (unless under nohup). The run then ends after
-    the current update (`Checkpoints`). A second signal kills. One within `ONE_S` counts as the first again: a signal to
-    the process group reaches a study and its cell, and the study passes it on.
+    """Set by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, or by a terminal that closes (unless under nohup).
+
+    The run then ends after the current update (`Checkpoints`). A second signal kills it. A signal within `REPEAT_S` of
+    the first is ignored: one sent to the process group reaches a study and its cell, and the study passes it on.
     """
 
     def __init__(self) -> None:
@@ -182,7 +181,7 @@ class StopFlag:
 
     @contextmanager
     def listening(self) -> Iterator[StopFlag]:
-        """Handle the signals inside the block; only the main thread may, elsewhere nothing is changed."""
+        """Handle the signals inside the block. In other threads than the main one nothing is changed."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -201,16 +200,16 @@ class StopFlag:
             silence_terminals()
         if not self.requested:
             self.requested, self._since = True, now
-        elif now - self._since > ONE_S:
+        elif now - self._since > REPEAT_S:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
 
 def silence_terminals() -> None:
-    """What goes to a terminal goes nowhere from now on: one that has closed makes every line an error."""
+    """Send output to the null device where it goes to a terminal: each line to a closed terminal is an error."""
     for descriptor in (1, 2):
         with suppress(OSError):
-            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # `isatty` says no of one that has closed
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # `isatty` is false for a closed terminal
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, descriptor)
                 os.close(nowhere)

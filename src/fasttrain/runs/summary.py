@@ -1,9 +1,9 @@
 """The results of a run: its quality, [PERF] and totals, shown at its end and written as perf.json and summary.json.
 
-Where a simulator can run once only (a port, a licence, a window), no second env is opened: evaluations play on the
-training's one env with `num_envs=1`, which is then brought back to where it was as after a resume, or begins a new
-episode. Engines play the games of an evaluation beside the training's, which wait; where they take no more games, the
-training's games are ended and started again. The last evaluation plays on in them.
+With `num_envs=1` no second env is opened, because some simulators can run only once (a port, a licence, a window).
+Evaluations then play on the training's env. Afterwards its state is restored as after a resume, or it begins a new
+episode. External engines play an evaluation's games beside the training's games, which wait. If the engines take no
+more games, the training's games are ended and started again.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fasttrain.runs.envs import engines_of, with_statistics, wrapped
 from fasttrain.runs.evaluate import Quality, evaluate_both, summarise
 from fasttrain.runs.evaluator import EVALUATION
 from fasttrain.runs.folders import missing_files
-from fasttrain.runs.loggers import finish, watched
+from fasttrain.runs.loggers import finish, guarded_writers
 from fasttrain.runs.parts import Parts
-from fasttrain.runs.state import MODEL, SEED_STRIDE, begin_anew, is_retraced
+from fasttrain.runs.state import MODEL, SEED_STRIDE, is_retraced, start_episodes
 from fasttrain.runs.stopping import StoppedBy
 from fasttrain.runs.view import activity, show_perf, show_quality
 from fasttrain.saving.env_state import env_state, load_env_state, own_random_state
@@ -44,7 +44,7 @@ def report(run: Parts, window: PerfWindow, overrides: list[str]) -> dict[str, An
     _write_perf(run, window, engines)
     quality: Quality = {"greedy": summarise([])}
     with run.saving.extra(EVALUATION):
-        quality = measured(run, final=True)
+        quality = evaluate_run(run, final=True)
     if quality["greedy"]["episodes"]:
         show_quality(run.console, quality)
     elif not run.config.eval.episodes:
@@ -60,7 +60,7 @@ def report(run: Parts, window: PerfWindow, overrides: list[str]) -> dict[str, An
 
 
 def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> None:
-    """Where the time of training went, and what was lost of it, said and written."""
+    """Show how long each phase took and what was lost; write perf.json."""
     show_perf(run.console, window, {row.flag: row.effective for row in run.plan.rows})
     if window.envs.restarts:
         what, lost = "engines" if window.envs.games else "envs or workers", window.envs.lost_steps
@@ -88,7 +88,7 @@ def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> N
 
 
 def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
-    """Of a run that is over."""
+    """The contents of summary.json."""
     perf, warmup_s = perf_dict(window), run.model.engine.warmup_s if isinstance(run.model, Fast) else 0.0
     failed = run.saving.failed.get(EVALUATION)
     why = (f"failed: {failed}" if failed else "") if run.config.eval.episodes else "left out: eval.episodes=0"
@@ -101,7 +101,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
         **_whole_run(run, perf["wall_s"]),
         "startup_s": round(run.startup_s, 3),
         "first_update_s": run.progress.first_update_s,
-        "compile_s": round(run.compile_s + warmup_s, 3),  # of the startup: kernels, torch.compile
+        "compile_s": round(run.compile_s + warmup_s, 3),  # part of startup_s: kernels and torch.compile
         **({} if run.engine_switch is None else {"engine_switch": run.engine_switch.to_dict()}),
         "episodes": run.progress.episodes,
         **({"empty_masks": run.empty_masks.count} if run.empty_masks.count else {}),
@@ -125,7 +125,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
 
 
 def _whole_run(run: Parts, wall_s: float) -> dict[str, Any]:
-    """Totals of a resumed run: `perf`, and what is derived from it, measured the last part alone."""
+    """Totals of a resumed run; `perf` is about the time since the resume."""
     if not run.resumed_at:
         return {}
     steps, updates = run.progress.env_steps, run.progress.updates
@@ -134,13 +134,13 @@ def _whole_run(run: Parts, wall_s: float) -> dict[str, Any]:
 
 
 def _stopped_by(run: Parts) -> StoppedBy:
-    if run.stop.requested:  # perhaps only while the final model was evaluated
+    if run.stop.requested:  # also if the signal came during the final evaluation
         return "signal"
     return "horizon" if run.course.stopped is None else run.course.stopped.by
 
 
 def tell_loggers(run: Parts, summary: Mapping[str, Any]) -> None:
-    """Hand the trackers what the run came to, and its files; say where they show it."""
+    """Give the trackers the run's results and files; print where to look at them."""
     names = (MODEL, "report.html", "summary.json", "perf.json", "plan.json")
     with activity(run.console, "finishing loggers"):
         found = finish(run.model.logger, summary, [run.folder / name for name in names])
@@ -149,8 +149,8 @@ def tell_loggers(run: Parts, summary: Mapping[str, Any]) -> None:
 
 
 def check_saved(run: Parts) -> None:
-    """Raises FastTrainError at the end if something was not written; it names these files, and the way on."""
-    for logger in watched(run.model.logger):
+    """Raises FastTrainError if a file of the run was not written; it names the files and how to continue."""
+    for logger in guarded_writers(run.model.logger):
         if logger.failed:
             run.saving.cost(f"logger {logger.name}", logger.failed)
     if lost := Output.lost:
@@ -160,12 +160,12 @@ def check_saved(run: Parts) -> None:
     missing = [*run.saving.missing(), *missing_files(run.folder, normalized, pooled, run.saving.failed)]
     if run.stop.requested and run.checkpoints.failed:
         missing.append(run.checkpoints.failed)
-    way_on = ""
+    resume = ""
     if missing and (newest := run.checkpoints.folder.newest().folder):
-        way_on = f"; make room, then {command()} resume run={near(run.folder)} continues from {newest.name}"
-    told = {"not saved": missing, "failed, and cost nothing else": run.saving.missing(extras=True)}
-    if text := "; ".join(f"{what}: {'; '.join(names)}" for what, names in told.items() if names):
-        raise FastTrainError(text + way_on)
+        resume = f"; make room, then {command()} resume run={near(run.folder)} continues from {newest.name}"
+    lists = {"not saved": missing, "failed, and cost nothing else": run.saving.missing(extras=True)}
+    if text := "; ".join(f"{what}: {'; '.join(names)}" for what, names in lists.items() if names):
+        raise FastTrainError(text + resume)
 
 
 # --- its quality
@@ -173,7 +173,9 @@ def check_saved(run: Parts) -> None:
 
 @contextmanager
 def env_for_evaluation(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> Iterator[VecEnv]:
-    """The env to evaluate on, with `env.normalize` as it is now. `returned`: the training continues it."""
+    """The training's env or engines for an evaluation, with the present statistics of `env.normalize`. `returned`: the
+    training continues, so that its episodes are restored afterwards.
+    """
     whole: Any = model.get_env()
     games = None if lends_engines(config) and not returned else engines_of(env)
     with own_random_state(config.eval.seed):
@@ -192,11 +194,11 @@ def env_for_evaluation(model: BaseAlgorithm, env: VecEnv, config: Config, return
                 other_seed = (config.seed + SEED_STRIDE + model.num_timesteps) % 2**31
                 begun = load_env_state(whole, state, arrays, other_seed, is_retraced(config))
                 if begun is not None:
-                    begin_anew(model, begun)
+                    start_episodes(model, begun)
 
 
-def measured(run: Parts, final: bool) -> Quality:
-    """The quality of a run's policy: on fresh envs, or on its own, which the final one need not bring back."""
+def evaluate_run(run: Parts, final: bool) -> Quality:
+    """Evaluate a run's policy, on new envs or on the training's. `final`: the training is over."""
     config = run.config
     lends = lends_env(config) or engines_of(run.env) is not None
     lent: Any = env_for_evaluation(run.model, run.env, config, not final) if lends else nullcontext()

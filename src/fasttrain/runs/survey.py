@@ -1,5 +1,5 @@
-"""What the plan needs to know of a run's env, found out in a process of its own: the trainer survives the env. That
-process becomes the first of the training's workers, if it has any; then its env is not built again.
+"""Builds, checks and times a run's env in a process of its own, so that an env that crashes does not end the trainer.
+If the training has worker processes, that process becomes the first worker and keeps its env.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from fasttrain.runs.view import Activity, activity, say
 from fasttrain.spec.config import Config
 from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
 
-START_S = 120.0  # for the process itself, on a machine that may be busy
-NOT_CORE = ("needs_masks", "use_masks", "masks", "info_keys", "lean_info", "action_repeat", "two_sided")  # of EnvSpec
-DEAR_S = 1.0  # a build that takes so long is worth a played env, and a line where there is another
+START_S = 120.0  # time limit for starting the process, on a machine that may be busy
+# Fields of EnvSpec that do not change the env itself: a worker can keep the env when they differ.
+AROUND_ENV = ("needs_masks", "use_masks", "masks", "info_keys", "lean_info", "action_repeat", "two_sided")
+SLOW_BUILD_S = 1.0  # an env whose build takes longer is kept although it was played
 
 
 class BrokenEnvError(EnvSpecError):
-    """The env hangs, ends its process or needs more memory than there is: `code` for programs."""
+    """The env hangs, ends its process or needs more memory than there is. `code` is the finding's in checkup.json."""
 
     def __init__(self, code: str, what: str) -> None:
         super().__init__(what)
@@ -40,17 +41,17 @@ class BrokenEnvError(EnvSpecError):
 
 
 class Survey:
-    """One env of the spec in a process of its own, or in this one (`here`) for compiled games, which load faster so."""
+    """One env of the spec in a process of its own. `here`: in this process, because compiled games then load faster."""
 
     def __init__(self, spec: EnvSpec, timeout_s: float, console: Console, here: bool = False) -> None:
         self.spec, self.console = spec, console
-        self._here, self._kept = here, list[Env]()
+        self._here, self._envs_here = here, list[Env]()
         self._timeout_s = timeout_s
         self._scout: Scout | None = None
         self._built: BuildResult | None = None
         self._played = False
-        self._not_fresh = ""  # why, once it was played
-        self.shares = ""  # copies of one "process", or even of one "machine", influence each other
+        self._not_fresh = ""  # why a training must not continue the played env; empty if it may
+        self.shares = ""  # "process" or "machine": copies there influence each other
 
     def __enter__(self) -> Survey:
         return self
@@ -59,26 +60,28 @@ class Survey:
         self.close()
 
     def close(self) -> None:
-        """End the process, if no training has taken it over."""
-        while self._kept:
-            close_env(self._kept.pop())
+        """End the process, unless a training uses it as a worker."""
+        while self._envs_here:
+            close_env(self._envs_here.pop())
         if self._scout is not None:
             self._scout.close()
 
     # --- what is asked
 
     def build(self) -> BuildResult:
-        """Build the env; its spaces. EnvSpecError if that fails, BrokenEnvError if it hangs, dies or fills memory."""
+        """Build the env and return its spaces. Raises EnvSpecError if that fails, BrokenEnvError if it hangs, ends the
+        process or fills memory.
+        """
         if self._built is None:
             self._built = self._warn(self._ask(Build(self.spec), f"building {self.spec.option}"))
         return self._built
 
     def build_here(self) -> BuildResult:
-        """The same in this process, where nothing is going to be played."""
-        kept, before = list[Env](), process_settings()
-        built = Build(self.spec)(None, kept)
+        """Build the env in this process, where it will not be played."""
+        envs, before = list[Env](), process_settings()
+        built = Build(self.spec)(None, envs)
         restore_settings(before)
-        for env in kept:
+        for env in envs:
             close_env(env)
         return self._warn(built)
 
@@ -91,15 +94,15 @@ class Survey:
         return built
 
     def checkup(self, limits: Mapping[str, Any], stays: bool, copies: bool = True) -> CheckupResult:
-        """Play it; `stays`: a training may continue this env; `copies`: it plays several."""
+        """Play the env and look for faults. `stays`: a training may continue this env; `copies`: it has several."""
         built = self.build()
-        look = Check(self.spec, built.build_s, stays and built.build_s >= DEAR_S, dict(limits), copies=copies)
+        look = Check(self.spec, built.build_s, stays and built.build_s >= SLOW_BUILD_S, dict(limits), copies=copies)
         result: CheckupResult = self._ask(look, f"checkup of {self.spec.option}")
         self._played, self._not_fresh, self.shares = True, result.not_fresh, result.shares
         return result
 
     def costs(self) -> ProbeResult:
-        """What a short play costs."""
+        """Play the env for a moment and return the times of its steps and resets."""
         measured: MeasureResult = self._ask(Measure(self.spec, self.build().build_s), f"timing {self.spec.option}")
         self._played, self._not_fresh = True, measured.not_fresh
         return measured.costs
@@ -108,8 +111,8 @@ class Survey:
         option = self.spec.option
         if self._here:
             with activity(self.console, title):
-                return task(None, self._kept)
-        make_importable(os.getcwd())  # what comes back may be of classes of the user's
+                return task(None, self._envs_here)
+        make_importable(os.getcwd())  # the answer may contain objects of the user's classes
         if self._scout is None:
             self._scout = Scout()
         place = Place(self._scout.memory)
@@ -124,16 +127,18 @@ class Survey:
                     raise EnvError(f"{option}: {error}") from error.cause
                 raise EnvSpecError(str(error)) from error.cause
 
-    # --- what becomes of it
+    # --- what the training takes over
 
     def first_worker(self, config: Config, spec: EnvSpec) -> Scout | None:
-        """The process as first worker of a training with this (effective) configuration; None if it needs none. Its env
-        is kept if that changes no number: never played, or slow to build and seen to repeat its first play from a seed.
+        """The process as the first worker of a training with this effective configuration; None without workers.
+
+        The worker keeps the env if that changes no number of the training: if it was never played, or if it is slow to
+        build and repeated its first play when it was seeded again.
         """
         if self._scout is None or self._built is None:
             return None
         why = self._why_anew(config, spec)
-        if why and config.vec_env != "native" and self._built.build_s >= DEAR_S:
+        if why and config.vec_env != "native" and self._built.build_s >= SLOW_BUILD_S:
             took = f"building the env takes {self._built.build_s:.1f} s"
             say(self.console, f"  {took}, and it is built again for training: {why}")
         if config.vec_env != "shared":
@@ -145,17 +150,17 @@ class Survey:
     def _why_anew(self, config: Config, spec: EnvSpec) -> str:
         if config.vec_env != "shared":
             return f"vec_env={config.vec_env} plays it in another process than the checkup"
-        if spec != dataclasses.replace(self.spec, **{name: getattr(spec, name) for name in NOT_CORE}):
+        if spec != dataclasses.replace(self.spec, **{name: getattr(spec, name) for name in AROUND_ENV}):
             return "with other arguments"
         if not self._played:
             return ""
         if config.deterministic:
             return "deterministic=true takes none that was played"
-        return self._not_fresh if self._built is not None and self._built.build_s >= DEAR_S else "it is quickly done"
+        return self._not_fresh if self._built is not None and self._built.build_s >= SLOW_BUILD_S else "it is fast"
 
 
 class _Watch:
-    """Looks at the process while it plays, says where it is, and raises where it will not come back."""
+    """Watches the process while it plays: shows where it is, and raises BrokenEnvError if it hangs or fills memory."""
 
     def __init__(self, option: str, place: Place, pid: int, timeout_s: float, doing: Activity) -> None:
         self._option, self._place, self._pid, self._doing = option, place, pid, doing
@@ -183,7 +188,7 @@ class _Watch:
 
 
 def _death(option: str, place: Place, exit_code: int | None) -> Exception:
-    """What to say of a process that ended at `place`."""
+    """The error about a process that ended at `place`."""
     if not place.started:
         how = "no word" if exit_code is None else f"exit code {exit_code}"
         return EnvError(f"the process that was to build {option} ended with {how} while starting; see above")

@@ -23,7 +23,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.report import EnvTimes, PerfWindow
 from fasttrain.perf.windows import PerfMeter
 from fasttrain.runs import callbacks, engine
-from fasttrain.runs.calibration import calibrated, chosen_at_switch, settle_threads
+from fasttrain.runs.calibration import calibrate, calibrate_at_switch, settle_threads
 from fasttrain.runs.check import run_checkup, with_trial
 from fasttrain.runs.curriculum import Curriculum
 from fasttrain.runs.envs import (
@@ -39,14 +39,14 @@ from fasttrain.runs.envs import (
 from fasttrain.runs.evaluate import check_evaluation
 from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.folders import clear, provenance
-from fasttrain.runs.loggers import UsersCallbacks, check_loggers, make_logger, note
+from fasttrain.runs.loggers import UsersCallbacks, check_loggers, log_figures, make_logger
 from fasttrain.runs.metrics import endpoint_of, serving
 from fasttrain.runs.models import build_algorithm, evaluation_env
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.progress import EVALUATING
 from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.stopping import stopping_for
-from fasttrain.runs.summary import check_saved, measured, report, tell_loggers
+from fasttrain.runs.summary import check_saved, evaluate_run, report, tell_loggers
 from fasttrain.runs.view import Voice, activity, make_console, say, show_plan
 from fasttrain.saving.checkpointing import Checkpoints, Settings
 from fasttrain.saving.checkpoints import CheckpointFolder
@@ -59,7 +59,7 @@ from fasttrain.vec.base import close_envs
 from fasttrain.vec.process import Scout
 from fasttrain.vec.stock import killing_workers
 
-Draw = Callable[[Path], str]  # report.html of a run's folder; why there is none
+Draw = Callable[[Path], str]  # draws report.html in a run's folder; returns why it failed, or an empty text
 
 
 def main(
@@ -68,18 +68,18 @@ def main(
     """Train as `config` says and leave everything in `folder`; returns the exit code."""
     if config.warmup == "only":
         return engine.warm_up(config, sources)
-    with ready(config, sources, folder, overrides) as run:
-        return carry_out(run, overrides, draw)
+    with open_run(config, sources, folder, overrides) as run:
+        return train_to_end(run, overrides, draw)
 
 
 @contextmanager
-def ready(
+def open_run(
     config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], switch_at: int | None = None
 ) -> Iterator[Parts]:
-    """The run that `config` asks for, its plan shown and written; inside, `folder` is this process's alone."""
+    """Build the run that `config` asks for; show its plan and write plan.json. `folder` is locked inside the block."""
     console = make_console()
     with locked(folder), survey_of(against_bots(config), console) as survey:
-        compile_s = engine.compile_shown(game_calls(config), console)  # before the checkup plays it
+        compile_s = engine.compile_shown(game_calls(config), console)  # the checkup plays the compiled game
         look = partial(run_checkup, config, folder, console, survey)
         facts = env_facts(against_bots(config), survey, look, look)
         plan = resolve(config, sources, facts, this_machine())
@@ -99,16 +99,16 @@ def ready(
         yield run
 
 
-def carry_out(run: Parts, overrides: Sequence[str], draw: Draw) -> int:
-    """Train a run that was built, or restored, until its end, and leave everything in its folder."""
+def train_to_end(run: Parts, overrides: Sequence[str], draw: Draw) -> int:
+    """Train a new or restored run to its end and write its files. Returns the exit code."""
     with run.stop.listening():
-        _to_the_end(run, overrides, draw)
+        _train(run, overrides, draw)
     run.status.now("stopped" if run.stop.requested else "done")
     check_saved(run)
     return EXIT_STOPPED if run.stop.requested else EXIT_DONE
 
 
-def _to_the_end(run: Parts, overrides: Sequence[str], draw: Draw) -> None:
+def _train(run: Parts, overrides: Sequence[str], draw: Draw) -> None:
     try:
         window = learn(run)
         with activity(run.console, f"saving {MODEL}"), run.saving.of(MODEL):
@@ -140,12 +140,12 @@ def _to_the_end(run: Parts, overrides: Sequence[str], draw: Draw) -> None:
 
 
 def learn(run: Parts) -> PerfWindow:
-    """Train until the horizon or a signal; where the time of that went."""
+    """Train until `total_timesteps`, a stopping rule or a signal. Returns how long each phase took."""
     run.startup_s = process_age_s()
     with serving(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
         more: Any = {"log_interval": None, "reset_num_timesteps": not run.resumed_at}
         run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
-        window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # the last checkpoint apart
+        window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # without the last checkpoint
         with activity(run.console, "writing the last checkpoint"):
             run.checkpoints.finish(run.model.num_timesteps, run.course.at_rest, run.stop.requested)
         return window
@@ -162,11 +162,11 @@ def build(
     scout: Scout | None = None,
     density: tuple[float, float] = (1.0, 1.0),
 ) -> Parts:
-    """The run of a plan, ready to learn.
+    """Build the run of a plan.
 
     Args:
-        resumes: the run continues the files in its folder.
-        scout: the process that looked at the env; it becomes the first worker.
+        resumes: the run appends to the files in its folder.
+        scout: the process that ran the checkup; it becomes the first worker.
         density: as in `EnvFacts`.
     """
     config, voice, clock = plan.config, Voice(console), PhaseClock()
@@ -176,7 +176,7 @@ def build(
     engine.set_up_torch(config)
     check_every(config)
     check_loggers(config)
-    compile_s = engine.compile_shown(game_calls(config), console)  # waited for; what is loaded takes no time
+    compile_s = engine.compile_shown(game_calls(config), console)  # takes no time where `open_run` has done it
     with activity(console, f"starting {config.num_envs:,} envs") as doing:
         env = build_vec_env(config, config.num_envs, config.seed, None, doing.now, scout, folder / "daemons")
     try:
@@ -200,14 +200,14 @@ def build(
         raise
 
 
-def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, shown: bool) -> BaseAlgorithm:
-    """The algorithm. `shown`: callbacks of the user's see the observations, and may keep them."""
+def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, has_callbacks: bool) -> BaseAlgorithm:
+    """Build the algorithm. With callbacks of the user, which may keep observations, each step gives new arrays."""
     model = build_algorithm(config, env, clock)
-    if (replay := callbacks.replay_dict(model)) is not None:  # np.zeros takes memory page by page, as it is written
+    if (replay := callbacks.replay_dict(model)) is not None:  # the system gives its memory as the buffer fills
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
-    if shown and isinstance(model, Fast):
+    if has_callbacks and isinstance(model, Fast):
         model.collector.lends_observations = False
-    if engines_of(env) is None:  # which have begun a game of an evaluation
+    if engines_of(env) is None:  # engines have checked the evaluation's games when they started
         check_evaluation(model, config)
     return model
 
@@ -215,16 +215,16 @@ def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, shown: 
 def _settled(
     plan: RunSpec, model: BaseAlgorithm, console: Console, resumes: bool, density: tuple[float, float]
 ) -> RunSpec:
-    """What only the built model can tell: kernels or PyTorch, on how many threads, compiled or not."""
+    """Decide what depends on the built model: kernels or PyTorch, the number of threads, torch.compile or not."""
     plan = engine.settle_kernels(plan, model, resumes)
     with activity(console, "trying kernels, torch and its threads"):
-        plan = settle_threads(plan if resumes else calibrated(plan, model, console, density), model)
+        plan = settle_threads(plan if resumes else calibrate(plan, model, console, density), model)
     with activity(console, "compiling the policy"):
         return engine.settle_engine(plan, model)
 
 
 def _complete(run: Parts, config: Config) -> None:
-    """Add what reads the other parts: evaluator, [PERF] and checkpoints."""
+    """Add the parts that read the others: evaluator, [PERF] and checkpoints."""
     counted, (every, every_s) = run.env.has_attr("opponents_ns"), config.checkpoint_interval
 
     def times() -> EnvTimes:
@@ -232,8 +232,8 @@ def _complete(run: Parts, config: Config) -> None:
         return told._replace(episodes=run.progress.episodes, ticks=run.progress.ticks)
 
     run.evaluator = Evaluator(
-        config, run.folder, lambda: measured(run, final=False)["greedy"], run.save, run.say, run.saving,
-        note=lambda quality, env_steps: note(run.model.logger, "eval", lambda: quality, env_steps),
+        config, run.folder, lambda: evaluate_run(run, final=False)["greedy"], run.save, run.say, run.saving,
+        note=lambda quality, env_steps: log_figures(run.model.logger, "eval", lambda: quality, env_steps),
         film=lambda file: recorded(config, run.model, run.model.get_vec_normalize_env(), file),
     )  # fmt: skip
     run.meter = PerfMeter(run.clock, times, lambda: callbacks.replay_words(run.model))
@@ -244,6 +244,6 @@ def _complete(run: Parts, config: Config) -> None:
 
 
 def _decide(run: Parts, density: tuple[float, float]) -> str:
-    """Why PyTorch had better stay, now that the kernels are compiled; empty if they take over."""
-    run.plan, reason = chosen_at_switch(run.plan, cast(Fast, run.model), run.console, density)
+    """Why PyTorch stays although the kernels are compiled now; empty if the kernels take over."""
+    run.plan, reason = calibrate_at_switch(run.plan, cast(Fast, run.model), run.console, density)
     return reason

@@ -1,8 +1,8 @@
-"""What a person sees of a run: the panel or the lines while it trains, and the tables of plan, [PERF] and quality.
+"""What a run shows: the live panel or lines during training, and the tables of plan, [PERF] and quality.
 
-There is one console per run, so that the live panel and other lines do not mix; tables fit its width. Whatever can take
-longer than two seconds goes through `activity`: moving lines at the foot of a terminal, plain lines elsewhere.
-Activities may be nested, also below the live view of a training.
+A run has one console, so that the live panel and other lines do not mix. Tables fit its width. Work that can take
+longer than two seconds is shown by `activity`: as moving lines at the foot of a terminal, elsewhere as plain lines.
+Activities may be nested, also in the live view of a training.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -30,18 +30,22 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.terminal import GLUE, Output, folded, one_line, rate_text, spelt, with_interval
 
 GAP = "  "
-LEAST = 40  # columns of text in which the last column may be folded beside the others
+LEAST = 40  # width from which the last column is folded beside the others; else it goes below the row
 
 
 class FittingTable:
-    """Rows of text under names, folded between words. `right`: columns of numbers; `plain`: without a repeated name."""
+    """A table of texts that fits the console. If it is too wide, the last columns of each row go on lines below it.
+
+    Args:
+        right: columns of numbers, aligned to the right.
+        plain: columns that are shown below a row without their name.
+    """
 
     def __init__(self, names: Sequence[str], right: Collection[str] = (), plain: Collection[str] = ()) -> None:
         self.names, self.right, self.plain = list(names), right, plain
-        self.rows: list[tuple[list[str], str]] = []  # cells, in which nothing is markup, and a style
+        self.rows: list[tuple[list[str], str]] = []  # cells (markup is not interpreted) and style
 
     def add_row(self, *cells: str, style: str = "") -> None:
-        """A cell for each name."""
         self.rows.append((list(cells), style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -84,7 +88,11 @@ BAR_COLOURS = {"env": "green", "act": "cyan", "update": "magenta", "rest": "brig
 
 
 class LiveView:
-    """Shows a `Progress`; `tick` may be called at any rate. `beside` gets the time and returns when it is next due."""
+    """Shows a `Progress`; `tick` may be called at any rate.
+
+    Args:
+        beside: is called with the time when it is due, and returns when it is due next.
+    """
 
     def __init__(
         self, progress: Progress, console: Console, title: str, panel: bool,
@@ -92,11 +100,11 @@ class LiveView:
     ) -> None:  # fmt: skip
         self._progress, self._console, self._title = progress, console, title
         self._panel = panel and moves(console)
-        self._drawn = Group()  # what is drawn beside the training is what was there at the last tick: counters change
+        self._drawn = Group()  # drawn at the last tick: another thread shows it while the counters change
         self._shown = ExitStack()
         self._every_s = MOVING_EVERY_S if self._panel else PLAIN_EVERY_S
         self._draws = time.perf_counter() + self._every_s
-        self._beside, self._next = beside, 0.0  # when there is anything to do: most ticks end there
+        self._beside, self._next = beside, 0.0  # time of the next work of `tick`
 
     def __enter__(self) -> LiveView:
         if self._panel:
@@ -117,13 +125,13 @@ class LiveView:
         if now >= self._draws:
             self._draws = now + self._every_s
             if self._panel:
-                self._drawn = self.render()  # and drawn by the activity's thread
+                self._drawn = self.render()
             else:
                 say(self._console, self._progress.line())
         self._next = min(self._draws, self._beside(now))
 
     def render(self) -> Group:
-        """The panel: progress, rates, where the time goes, how it learns."""
+        """The panel: progress, rates, results, and the shares of the phases."""
         progress, width = self._progress, self._console.width - 1
         eta = "" if progress.eta_s is None else f"  ETA {clock_text(progress.eta_s)}"
         counts = f"{progress.env_steps:,}/{progress.total_timesteps:,}{eta}"
@@ -156,7 +164,7 @@ NARROW = 80  # columns
 
 
 class LastingConsole(Console):
-    """A reader that goes away (`| tee` gets the same Ctrl-C) or a full disk ends the output, not the run."""
+    """A closed pipe (`| tee` gets the same Ctrl-C) or a full disk ends the output, not the run."""
 
     def _check_buffer(self) -> None:
         try:
@@ -166,26 +174,26 @@ class LastingConsole(Console):
 
     def on_broken_pipe(self, error: OSError | None = None) -> None:
         self.quiet = True
-        with suppress(OSError, ValueError):  # no file beneath: nothing is left to be written at exit
+        with suppress(OSError, ValueError):  # standard output is no file
             Output.end(error or BrokenPipeError(errno.EPIPE, "nobody reads"), sys.stdout.fileno())
 
 
 def make_console() -> Console:
-    """Standard output; where it is no terminal, wide enough that tables do not wrap."""
-    plain: dict[str, Any] = {"markup": False, "emoji": False}  # names of the user's are shown as they are
+    """The console on standard output. If that is no terminal, it is wide enough for the tables."""
+    plain: dict[str, Any] = {"markup": False, "emoji": False}  # the user's names are shown unchanged
     if not sys.stdout.isatty():  # a file, whatever FORCE_COLOR wishes
         plain |= {"width": 140, "no_color": True, "force_terminal": False}
     return LastingConsole(**plain)
 
 
 def say(console: Console, line: str, style: str = "") -> None:
-    """One line as it is; on a terminal it is folded between words."""
+    """Print one line; on a terminal it is folded between words."""
     text = folded(line, console.width) if console.is_terminal else line
     console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 class Voice:
-    """`say` on one console; `last` is what it said last."""
+    """`say` on one console. `last`: the last printed line."""
 
     def __init__(self, console: Console) -> None:
         self._console, self.last = console, ""
@@ -196,7 +204,7 @@ class Voice:
 
 
 def show_plan(console: Console, plan: RunSpec) -> None:
-    """Flags that differ from a plain SB3 script or from what was requested."""
+    """Print the flags that differ from a plain SB3 script or from what was requested."""
     console.print("Plan: what differs from a plain SB3 script", style="bold")
     table = FittingTable(["flag", "requested", "effective", "class", "source", "why"], plain=["why"])
     for row in plan.notable():
@@ -212,7 +220,7 @@ def _cell(value: object) -> str:
 
 
 def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]) -> None:
-    """Where the time of training went; `effective`: flags as they are in force."""
+    """Print how long each phase of training took. `effective`: the effective flags."""
     rates = "".join(f", {rate_text(rate)} {name.replace('_per_', '/')}" for name, rate in window.rates.items())
     say(
         console,
@@ -236,7 +244,7 @@ def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]
 
 
 def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> None:
-    """Evaluation results, one row per way of acting."""
+    """Print evaluation results: a row for greedy and one for sampled play."""
     console.print("\nQuality (own seeds, 95 % intervals)", style="bold")
     draws = any(result.get("draw_rate") for result in quality.values())
     columns = ["acting", "episodes", "mean reward", "win rate", *(["draws"] if draws else []), "score difference"]
@@ -265,45 +273,44 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
 
 
 def figure_text(result: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
-    """`61.3 % [60.1, 62.4]` of an evaluation."""
+    """`61.3 % [60.1, 62.4]`: a figure of an evaluation with its interval."""
     return with_interval(result.get(name), (result.get("ci95") or {}).get(name), form, scale)
 
 
-# --- what is under way
+# --- progress lines of longer work
 
-T = TypeVar("T")
-SILENT_S = 2.0  # what is over sooner is not worth a line in a log
+SILENT_S = 2.0  # shorter activities print no line in a log
 SAID_EVERY_S = 30.0
 MOVING_EVERY_S = 0.25
-WHEELS = {"utf": "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "": "|/-\\"}  # by the beginning of the console's encoding
+WHEELS = {"utf": "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "": "|/-\\"}  # key: how the console's encoding begins
 
 
 def moves(console: Console) -> bool:
-    """Whether lines can be drawn over there."""
+    """Whether the console can draw over its lines."""
     return console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
 
 class Activity:
-    """Something under way; its thread may call `now` and `count` at any rate. `ask` gives the detail for each line."""
+    """Work that takes a while. `now` and `count` may be called at any rate. `ask`: returns the detail for each line."""
 
     def __init__(self, title: str, ask: Callable[[], str] | None = None) -> None:
         self._title, self._detail, self._more, self._ask = title, "", "", ask
         self._began = time.monotonic()
         self._counted: tuple[int, int, str] | None = None
-        self._first: tuple[int, float] = (0, 0.0)  # what was counted first, and when
+        self._first: tuple[int, float] = (0, 0.0)  # the first count and its time
 
     def now(self, detail: str) -> None:
-        """Say which part of it is at work: `3 of 12: act_rows`."""
+        """Set the detail: `3 of 12: act_rows`."""
         self._detail, self._counted = detail, None
 
     def count(self, done: int, wanted: int, unit: str, more: str = "") -> None:
-        """Say how far it is, and `more` of it; how long it will take follows from that."""
+        """Set the progress, from which the remaining time is estimated. `more`: a text behind it."""
         if self._counted is None or self._counted[1:] != (wanted, unit):
             self._first = (done, time.monotonic())
         self._counted, self._more = (done, wanted, unit), more
 
     def line(self, width: int | None = None) -> str:
-        """`compiling kernels: 3 of 12: act_rows, 0:14`, the detail cut where that is wider than `width`."""
+        """`compiling kernels: 3 of 12: act_rows, 0:14`. The detail is cut if the line is wider than `width`."""
         detail, tail = self._detail, f", {clock_text(time.monotonic() - self._began)}"
         if self._ask is not None:
             with suppress(OSError, ValueError):
@@ -322,16 +329,16 @@ class Activity:
 
 @contextmanager
 def moving(console: Console, draw: Callable[[], RenderableType]) -> Iterator[None]:
-    """Draw what `draw` gives at the foot of the terminal, below what moves there already, while the block runs."""
+    """Draw what `draw` returns at the foot of the terminal, below other moving lines, while the block runs."""
     per_s = 1 / MOVING_EVERY_S
     with Live(console=console, refresh_per_second=per_s, transient=True, get_renderable=draw) as live:
-        live.refresh()  # of all that are within each other: rich draws them together
+        live.refresh()  # rich draws nested ones together
         yield
 
 
 @contextmanager
 def activity(console: Console, title: str, ask: Callable[[], str] | None = None) -> Iterator[Activity]:
-    """Show `title`, what `now`, `count` or `ask` say of it and the time it takes, while the block runs."""
+    """Show `title`, the detail of `now`, `count` or `ask`, and the time, while the block runs."""
     doing = Activity(title, ask)
     wheel = next(wheel for encoding, wheel in WHEELS.items() if console.encoding.startswith(encoding))
 
@@ -339,29 +346,29 @@ def activity(console: Console, title: str, ask: Callable[[], str] | None = None)
         turn = wheel[int(time.monotonic() / MOVING_EVERY_S) % len(wheel)]
         return Text(f"{turn} {doing.line(console.width - 5)}", no_wrap=True, overflow="crop")
 
-    with moving(console, drawn) if moves(console) else _told(console, doing):
+    with moving(console, drawn) if moves(console) else _in_lines(console, doing):
         yield doing
 
 
 @contextmanager
-def _told(console: Console, doing: Activity) -> Iterator[None]:
-    """Lines, of the innermost activity alone."""
-    under_way, over = vars(console).setdefault("fasttrain_activities", []), threading.Event()
+def _in_lines(console: Console, doing: Activity) -> Iterator[None]:
+    """Print plain lines about the activity, unless another one runs inside it."""
+    running, over = vars(console).setdefault("fasttrain_activities", []), threading.Event()
 
     def go_on() -> None:
         wait_s = SILENT_S
-        with suppress(OSError, ValueError):  # nobody reads any more
+        with suppress(OSError, ValueError):  # the output was closed
             while not over.wait(wait_s):
-                if under_way[-1] is doing:
+                if running[-1] is doing:
                     say(console, doing.line())
                     wait_s = SAID_EVERY_S
 
     thread = threading.Thread(target=go_on, daemon=True)
-    under_way.append(doing)
+    running.append(doing)
     thread.start()
     try:
         yield
     finally:
         over.set()
         thread.join()
-        under_way.remove(doing)
+        running.remove(doing)

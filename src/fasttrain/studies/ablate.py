@@ -1,9 +1,8 @@
-"""`fasttrain compare candidates=ablate +profile=speed`: which of the profile's flags pay on this env and this machine.
+"""`fasttrain compare candidates=ablate +profile=speed`: which of the profile's settings pay on this env and machine.
 
-Two ways through the same levers: from the baseline to the profile one after the other (what each adds), and the
-profile without each (what is lost without it). A lever is dropped if the profile is surely no slower without it, or
-learns better, and kept otherwise.
-What is kept becomes profile/measured.yaml, which then runs beside the profile.
+A setting that differs between baseline and profile is a lever. Each lever is measured twice: added on the way from the
+baseline to the profile, and left out of the profile. It is dropped if the profile is clearly no slower without it, or
+learns better without it. The other levers form profile/measured.yaml, which is then compared with the whole profile.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from fasttrain.studies.study import MINUTES, Cell, Compose, Study, Wanted, base_
 from fasttrain.terminal import command, spelt, with_interval
 
 BASELINE, WHOLE, MEASURED = "baseline", "profile", "measured"
-FIRST_S = 6.0  # of training, of the first two cells, which tell how fast both ends are
-SHARE_OF_CELLS = 0.8  # of the time; the rest is for running the result beside the profile
+FIRST_S = 6.0  # seconds of training of the first two cells, which measure the speed of baseline and profile
+SHARE_OF_CELLS = 0.8  # of the time; in the rest the result is compared with the profile
 ROUNDS = 2
-CHECKS = 3  # pairs of the result beside the profile
-LONGEST_S, SHORTEST_S = 60.0, 2.0  # of training, per cell
-MOST_OVERTIME = 1.5  # slow cells end after so much more than the profile takes
-# Name → settings that are changed together. Every other setting is a lever by itself.
+CHECKS = 3  # pairs of result and profile
+LONGEST_S, SHORTEST_S = 60.0, 2.0  # seconds of training of a cell
+MOST_OVERTIME = 1.5  # slow cells end after this many times the profile's time
+# Name → settings that form one lever. Every other setting is a lever by itself.
 TOGETHER = {
     "learning_rate": ("algo.learning_rate",),
     "n_epochs": ("algo.n_epochs",),
@@ -52,13 +51,13 @@ class Lever:
 
     @property
     def flag_class(self) -> str:
-        """exact, rounding or trade-off; hyperparameters are trade-offs."""
+        """exact, rounding or trade-off. Hyperparameters are trade-offs."""
         if self.name in BY_NAME:
             return BY_NAME[self.name].class_of(self.after[self.name])
         return "exact" if self.name == "logging" else "trade-off"
 
     def text(self) -> str:
-        """`stock → fast`; of several settings those that differ."""
+        """`stock → fast`, for each setting that differs."""
         pairs = [(self.before[key], self.after[key]) for key in self.before if self.before[key] != self.after[key]]
         return ", ".join(f"{spelt(old, '-')} → {spelt(new, '-')}" for old, new in pairs)
 
@@ -68,14 +67,14 @@ class Finding:
     """The measured effect of a lever."""
 
     lever: Lever
-    added: Ratio | None  # speed with it ÷ without it, on the way from the baseline
-    within: Ratio | None  # speed of the profile ÷ of the profile without it
-    quality: Comparison | None  # profile − without it; None for flags that change no number, or too few episodes
-    failed: bool = False  # the profile does not run without it
+    added: Ratio | None  # speed with the lever ÷ without it, on the way from the baseline
+    within: Ratio | None  # speed of the profile ÷ of the profile without the lever
+    quality: Comparison | None  # profile − profile without it; None for exact levers and with too few episodes
+    failed: bool = False  # the profile does not run without the lever
 
     @property
     def keep(self) -> bool:
-        """Whether the profile is worse off without it, or may be: only what surely brings nothing is dropped."""
+        """Whether the lever stays: it is dropped only if it clearly gains nothing."""
         if self.costs_quality or self.brings_quality:
             return not self.costs_quality
         if self.within is None:
@@ -100,7 +99,7 @@ class Finding:
         gain = f"{self.within.text()} as fast with it"
         if self.within.clear:
             return f"keep: {gain}" if self.within.value > 1 else f"drop: slower with it, {gain}"
-        return f"drop: no gain, {gain}" if self.within.alike else f"kept, for it drowns in noise: {gain}"
+        return f"drop: no gain, {gain}" if self.within.alike else f"keep: the noise is larger than its effect, {gain}"
 
 
 def is_ablation(config: Config) -> bool:
@@ -109,13 +108,16 @@ def is_ablation(config: Config) -> bool:
 
 
 def asked_of(config: Config) -> list[str]:
-    """The levers that are named; empty: all."""
+    """The levers that the user named; empty: all."""
     return re.findall(r"[\w.]+", str(config.candidates))[1:]
 
 
 def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Run the cells, write study.json, profile/measured.yaml and the report. Returns 4 if stopped by a signal, 1 if
-    either end could not be run, else 0. Raises ConfigError: no profile named, or nothing differs from the baseline."""
+    """Run the cells, write study.json, profile/measured.yaml and the report.
+
+    Returns 4 if stopped by a signal, 1 if baseline or profile could not be run, else 0. Raises ConfigError if no
+    profile is named, or nothing in it differs from the baseline.
+    """
     profiles = [key for key in overrides if key_of(key) == "profile"]
     if not profiles or profiles[-1].partition("=")[2] == BASELINE:
         example = f"{command()} compare candidates=ablate +profile=speed"
@@ -127,8 +129,8 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
     levers = find_levers(before, settings(config))
     if not levers:
         raise ConfigError(f"{profiles[-1]}: nothing in it differs from the baseline")
-    chosen_levers(levers, asked_of(config))  # a wrong name is told before anything runs
-    asked = [text for text in overrides if text.replace("'", "") != "candidates=ablate"]  # as `fasttrain ablate` has it
+    chosen_levers(levers, asked_of(config))  # raises an error for a wrong name before anything runs
+    asked = [text for text in overrides if text.replace("'", "") != "candidates=ablate"]
     study = Study("ablate", folder, asked, make_console(), config.on_existing == "overwrite")
     ablation = Ablation(study, config, base, before, levers)
     try:
@@ -150,7 +152,7 @@ class Ablation:
         self.budget_s = 60 * (config.minutes or MINUTES)
 
     def run(self) -> int:
-        """Both ends, every lever, the result beside the profile."""
+        """Run baseline and profile, then every lever, then the result beside the profile. Returns the exit code."""
         if not self._run_ends():
             return EXIT_CRASHED
         self.wanted = self._plan_cells()
@@ -159,14 +161,14 @@ class Ablation:
         return EXIT_DONE
 
     def _run_ends(self) -> bool:
-        """How fast both ends are, and which levers make a difference at all."""
+        """Measure the speed of baseline and profile, and find the levers that change anything on this machine."""
         seed, horizon = self.config.seed, (10**9, FIRST_S)
         found = self.study.run(
             [self._wanted(BASELINE, (), seed, horizon), self._wanted(WHOLE, self._names, seed, horizon)]
         )
         cells = [by_seed[seed] for by_seed in found.values() if by_seed]
         if len(cells) < 2:
-            self.study.say("candidates=ablate: an end of the way could not be run; see above")
+            self.study.say("candidates=ablate: baseline or profile could not be run; see above")
             return False
         plans = [read_json(cell.folder / "plan.json") for cell in cells]
         self.levers = chosen_levers(effective_levers(self.all_levers, *plans), asked_of(self.config))
@@ -178,16 +180,16 @@ class Ablation:
         return True
 
     def _plan_cells(self) -> list[Wanted]:
-        """Two rounds of all cells in turn, each so long that they fit into the time."""
+        """Two rounds of all cells in turn. The length of a cell is chosen so that all fit into the time."""
         names = [lever.name for lever in self.levers]
-        fixed = [name for name in self._names if name not in names]  # not asked for: as in the profile
-        ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names)]  # first what decides
+        fixed = [name for name in self._names if name not in names]  # levers not asked for stay as in the profile
+        ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names)]  # the cells that decide come first
         ways += [(f"-{name}", (*fixed, *(other for other in names if other != name))) for name in names]
         ways += [(BASELINE, tuple(fixed))]
         ways += [(f"+{name}", (*fixed, *names[: place + 1])) for place, name in enumerate(names[:-1])]
         left = SHARE_OF_CELLS * self.budget_s - self.study.spent_s()
         seconds = min(LONGEST_S, max(SHORTEST_S, left / (ROUNDS * len(ways)) - self.overhead_s))
-        self.seconds = self.study.notes.setdefault("cell_s", round(seconds, 1))  # continued, cells stay the same
+        self.seconds = self.study.notes.setdefault("cell_s", round(seconds, 1))  # a continued study keeps its value
         self.horizon = max(1, round(self.speed * self.seconds)), MOST_OVERTIME * self.seconds
         return [
             self._wanted(label, applied, self.config.seed + number, self.horizon)
@@ -211,13 +213,13 @@ class Ablation:
 
     @property
     def episodes(self) -> int:
-        """Enough for a rough look at quality; the whole study shall take minutes."""
+        """Enough for a rough comparison of quality: the whole study takes minutes."""
         return min(self.config.eval.episodes, 300 if self.config.env.spec.native else 20)
 
     def conclude(self, written: bool) -> None:
-        """Say and store what was found; `written`: the profile too."""
+        """Print and store the findings. `written`: also write the profile."""
         findings = self.findings()
-        if findings:  # else those of an earlier part of the study stand
+        if findings:  # else the findings of an earlier part of the study stay
             self.study.notes["rows"] = [_row(finding) for finding in findings]
             self.study.console.print()
             self.study.console.print(_table(findings))
@@ -226,7 +228,6 @@ class Ablation:
         self.study.conclude(self.study.failed())
 
     def findings(self) -> list[Finding]:
-        """From the cells that are finished."""
         cells = self.study.finished(self.wanted)
         whole = cells.get(WHOLE, {})
         if not whole:
@@ -242,7 +243,7 @@ class Ablation:
         return found
 
     def _quality(self, lever: Lever, whole: Mapping[int, Cell], without: Mapping[int, Cell]) -> Comparison | None:
-        """Profile − profile without it, over cells that made the same number of steps."""
+        """Quality of the profile − without the lever, over cells that made the same number of steps."""
         if lever.flag_class == "exact":
             return None
         ours, theirs = (
@@ -253,7 +254,7 @@ class Ablation:
         return compared(ours, theirs, self.config.gate, metric)
 
     def _write(self, findings: Sequence[Finding]) -> None:
-        """The profile of what paid, and how fast it is beside the whole one."""
+        """Write the profile of the levers that stay, and compare its speed with the whole profile."""
         kept = [finding.lever.name for finding in findings if finding.keep]
         others = [lever.name for lever in self.all_levers if lever not in self.levers]
         path = self._write_profile(findings, [*kept, *others], "")
@@ -267,7 +268,7 @@ class Ablation:
         if result is not None:
             said = f"{result.text()} as fast as the profile"
             if result.clear and result.value < 1:
-                said += "; the levers pay only together, so that all were kept after all"
+                said += "; the levers pay only together, so that all are kept"
                 kept = [finding.lever.name for finding in findings]
         self._write_profile(findings, [*kept, *others], said)
         self.study.notes["kept"] = kept
@@ -279,7 +280,7 @@ class Ablation:
         values = values_with(self.before, self.after, self.all_levers, applied)
         notes = {key: finding.why() for finding in findings for key in finding.lever.before}
         head = (
-            f"What pays of the profile on {self.config.env.name} with {self.config.algo.name}, measured in "
+            f"The settings of the profile that pay on {self.config.env.name} with {self.config.algo.name}, measured in "
             f"{ROUNDS} rounds of {self.seconds:.0f} s a cell. {said}"
         )
         return self.study.write_profile(MEASURED, values, head, notes)
@@ -294,10 +295,7 @@ def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lev
 
 
 def effective_levers(levers: Sequence[Lever], baseline: Mapping[str, Any], profile: Mapping[str, Any]) -> list[Lever]:
-    """Those that make a difference on this machine, by the plans of both ends (plan.json's contents).
-
-    A flag whose effective value is the same at both ends, or that has no effect with the algorithm, is none.
-    """
+    """The levers with different effective values in the plans of baseline and profile (contents of plan.json)."""
     ends = [{row["flag"]: row["effective"] for row in plan["flags"]} for plan in (baseline, profile)]
 
     def differs(lever: Lever) -> bool:
@@ -311,7 +309,7 @@ def effective_levers(levers: Sequence[Lever], baseline: Mapping[str, Any], profi
 
 
 def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
-    """Those called for by name; all, if none is. Raises ConfigError: one of the names is no lever here."""
+    """The levers of these names; all if there are no names. Raises ConfigError if a name is no lever here."""
     known = [lever.name for lever in levers]
     for name in names:
         if name not in known:
@@ -325,7 +323,7 @@ def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
 def values_with(
     before: Mapping[str, Any], after: Mapping[str, Any], levers: Sequence[Lever], applied: Sequence[str]
 ) -> dict[str, Any]:
-    """The profile's settings, but of `levers` only those named in `applied`."""
+    """The profile's settings, with the baseline's values for all `levers` that `applied` does not name."""
     values = dict(after)
     for lever in levers:
         values.update(lever.after if lever.name in applied else lever.before)

@@ -1,8 +1,8 @@
-"""Changes that might pay: which a configuration leaves open, and what each is expected to gain.
+"""Changes of a configuration that might make it faster, and the expected gain of each.
 
-A change's gain is what the model of `limits` makes of it after the parts that it changes were measured again, in
-turn with the same parts of the present configuration. What the run takes besides stays as it is. Below stands how the
-doctor says what it found: the machine, the parts of the run, its limit, and what to change.
+The parts that a change affects are measured again, in turn with the same parts of the present configuration. The model
+in `limits` computes the gain from that. Below are the texts of `fasttrain doctor`: the machine, the parts of the run,
+its limit, and the advice.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from fasttrain.spec.setting import FlagClass
 from fasttrain.studies.limits import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.terminal import command, rate_text, spelt
 
-MOST = 7  # candidates that are built and measured: each takes some seconds
-SLOWER_FROM = 1.2  # slowest worker's work over the mean, from which serving whoever is ready may pay
+MOST = 7  # candidates that are built and measured, some seconds each
+SLOWER_FROM = 1.2  # slowest worker's work ÷ the mean; above it schedule=first_ready may pay
 PARTS = ("env", "policy", "update")
 
 
 class Situation(NamedTuple):
-    """The measurements that advice is based on."""
+    """The measurements on which the advice is based."""
 
     requested: Config
     sources: Mapping[str, str]
-    overrides: Sequence[str]  # that a training of it is started with
+    overrides: Sequence[str]  # start a training of this configuration
     facts: EnvFacts
     machine: Machine
     effective: Config
     rates: Rates
     flow: Flow
-    trained_s: float | None = None  # seconds per env step of the run itself as it trains here and now
-    slowest_over_mean: float | None = None  # workers' work
-    finished_s: float | None = None  # of the finished run that is examined
-    engines: tuple[str, list[str]] | None = None  # what limits games with them, and overrides that would show it
+    trained_s: float | None = None  # seconds per env step of a short training here
+    slowest_over_mean: float | None = None  # work of the slowest worker ÷ mean of all
+    finished_s: float | None = None  # seconds per env step of the finished run in `run=FOLDER`
+    engines: tuple[str, list[str]] | None = None  # the limit of games with engines, and overrides to try
 
     @property
     def present_s(self) -> float:
-        """Seconds per env step of the training measured now; changes are compared with it."""
+        """Seconds per env step of the short training. Changes are compared with it."""
         return self.trained_s or 0.0
 
     @property
-    def told_s(self) -> float | None:
-        """Seconds per env step of which the parts are shares."""
+    def run_s(self) -> float | None:
+        """Seconds per env step of the run; the parts are shown as shares of it."""
         return self.trained_s if self.finished_s is None else self.finished_s
 
 
@@ -65,12 +65,12 @@ class Candidate(NamedTuple):
     """A change that might pay."""
 
     changes: tuple[tuple[str, Any], ...]  # dotted key, value
-    parts: tuple[str, ...]  # what has to be measured again
+    parts: tuple[str, ...]  # the parts of the run that it affects
     why: str
 
     @property
     def flag_class(self) -> FlagClass:
-        """The strongest of what is switched on: what is switched off for it makes no difference of its own."""
+        """The weakest class among the settings that are switched on. Settings that are switched off do not count."""
         order: list[FlagClass] = ["exact", "rounding", "trade-off"]
         on = [(key, value) for key, value in self.changes if value != "off"]
         parts = [one.name for one in engines()]
@@ -88,32 +88,34 @@ class Candidate(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """A change with its expected gain, and its real one where it was tried."""
+    """A change with its expected gain, and its measured gain if it was tried."""
 
     candidate: Candidate
     expected: float  # 0.25: a quarter more steps/s
-    real: float | None = None  # where it was tried
+    real: float | None = None  # measured gain, if it was tried
     error: str = ""  # why trying it failed
 
     def to_dict(self) -> dict[str, Any]:
-        given = self.candidate
+        change = self.candidate
         return {
-            "change": given.text, "class": given.flag_class, "why": given.why, "measured_again": list(given.parts),
-            "expected_gain": self.expected, "real_gain": self.real, "error": self.error,
+            "change": change.text, "class": change.flag_class, "why": change.why,
+            "measured_again": list(change.parts), "expected_gain": self.expected, "real_gain": self.real,
+            "error": self.error,
         }  # fmt: skip
 
 
 def candidates(now: Situation) -> list[Candidate]:
-    """Those whose parts take enough time that they can gain `WORTH`, the most promising first."""
-    found = [*_engine(now), *_stepping(now), *_sizes(now), *_computing(now), *_learning(now)]
-    shares = (sum(getattr(now.rates, part) or 0.0 for part in each.parts if part in PARTS) for each in found)
-    gains = [most_gain(share, now.present_s) for share in shares]
-    worth = sorted((number for number, gain in enumerate(gains) if gain >= WORTH), key=lambda number: -gains[number])
-    return [found[number] for number in worth[:MOST]]
+    """The changes that can gain at least `WORTH`, because their parts take enough time. The most promising is first."""
+
+    def at_most(change: Candidate) -> float:
+        return most_gain(sum(getattr(now.rates, part) or 0.0 for part in change.parts if part in PARTS), now.present_s)
+
+    every = [*_engine(now), *_stepping(now), *_sizes(now), *_computing(now), *_learning(now)]
+    return sorted((change for change in every if at_most(change) >= WORTH), key=at_most, reverse=True)[:MOST]
 
 
 def logging_advice(now: Situation) -> list[Advice]:
-    """What logging costs needs no second measurement: with ten times the interval a tenth of it remains, at most."""
+    """Advice about logging. It needs no second measurement: with ten times the interval a tenth of the cost remains."""
     cost, config = now.rates.logging or 0.0, now.effective
     gain = gain_of(now.present_s, now.present_s - 0.9 * cost)
     if gain < WORTH:
@@ -121,7 +123,7 @@ def logging_advice(now: Situation) -> list[Advice]:
     prints = config.train_log_to_console and config.train_log_enabled
     quiet = (("train_log_to_console", False),) if prints else ()
     change = (("log_every", 10 * config.log_every), *quiet)
-    return [Advice(Candidate(change, ("logging",), "logging costs more than it tells"), gain)]
+    return [Advice(Candidate(change, ("logging",), "logging takes a noticeable part of the time"), gain)]
 
 
 def _engine(now: Situation) -> Iterator[Candidate]:
@@ -144,35 +146,35 @@ def _stepping(now: Situation) -> Iterator[Candidate]:
     if config.vec_env != "shared":
         return
     if (rates.transport or 0.0) > 0.4 * (rates.env or 0.0):
-        yield Candidate((("vec_env", "dummy"),), ("env",), "the way to the workers costs more than their work")
+        yield Candidate((("vec_env", "dummy"),), ("env",), "communication with the workers costs more than their work")
     workers = config.workers if isinstance(config.workers, int) else machine.cores
     more = min(config.num_envs, 2 * workers)
     if more > workers and (facts.cpu_share < 0.9 or workers < machine.cores):
-        yield Candidate((("workers", more),), ("env",), "the envs wait, or cores are free")
+        yield Candidate((("workers", more),), ("env",), "the envs mostly wait, or cores are free")
     if now.flow.groups or not fast_on_policy:
         return
     differ = (now.slowest_over_mean or 1.0) > SLOWER_FROM
     if differ or facts.cpu_share < 0.9 or machine.cores > workers:
-        why = "all wait for the slowest" if differ else "the policy acts for those that are ready while others step"
+        why = "all envs wait for the slowest one" if differ else "the policy acts for ready envs while others step"
         yield Candidate((("schedule", "first_ready"),), ("env", "policy"), why)
 
 
 def _sizes(now: Situation) -> Iterator[Candidate]:
-    """More envs per vector step, the updates per env step as they were."""
+    """More envs per vector step, with the same number of updates per env step."""
     config = now.effective
     off_policy = config.algo.spec.off_policy
-    if off_policy and train_frequency(config.algo.train_freq)[1] == "episode":  # of one env
+    if off_policy and train_frequency(config.algo.train_freq)[1] == "episode":  # SB3 allows one env only
         return
     changes = {
         "num_envs": 2 * config.num_envs,
         **({"updates_per_step": 2 * config.updates_per_step} if off_policy else {}),
     }
-    why = "each vector step costs something, however many envs it has"
+    why = "each vector step has an overhead, however many envs it has"
     yield Candidate((*changes.items(),), PARTS if off_policy else ("env", "policy"), why)
 
 
 def _computing(now: Situation) -> Iterator[Candidate]:
-    """The same learning, computed otherwise."""
+    """The same learning, computed in another way."""
     config, machine = now.effective, now.machine
     if config.engine == "stock":
         yield from _threads(now)
@@ -202,7 +204,7 @@ def _threads(now: Situation) -> Iterator[Candidate]:
 
 
 def _learning(now: Situation) -> Iterator[Candidate]:
-    """Less work per env step, for which the learning pays or not."""
+    """Less work per env step, which may cost quality."""
     config, algo = now.effective, now.effective.algo
     batch_size = batch_size_of(config)
     if batch_size is None:
@@ -220,16 +222,16 @@ def _learning(now: Situation) -> Iterator[Candidate]:
         yield Candidate((("batch_size", 4 * batch_size),), ("update",), "fewer and larger minibatches")
 
 
-# --- what a change would be, and gain
+# --- the plan and the gain of a change
 
 
 def changed_plan(now: Situation, candidate: Candidate) -> RunSpec | None:
-    """The plan after the change; None where it cannot be, or would change nothing that was asked for."""
+    """The plan after the change; None if the change is not possible or changes nothing."""
     config = with_changes(now.requested, candidate.changes)
     sources = {**now.sources, **dict.fromkeys((key for key, _ in candidate.changes), "command line")}
     try:
         facts = now.facts
-        if {"engine", "vec_env"} & set(dict(candidate.changes)):  # who steps the envs is chosen by other facts then
+        if {"engine", "vec_env"} & set(dict(candidate.changes)):  # they need other facts about the env
             facts = env_facts(against_bots(config))
         plan = resolve(config, sources, facts, now.machine)
     except (ConfigError, EnvSpecError):
@@ -251,8 +253,9 @@ def advise(
     measure_again: Callable[[RunSpec, Candidate], tuple[Rates, Flow] | None],
     tell: Callable[[str], None],
 ) -> list[Advice]:
-    """All that gain `WORTH`, the best first. `measure_again` builds the run of a candidate and gives its rates; None
-    where it cannot be built."""
+    """The changes that gain at least `WORTH`, the best first. `measure_again` measures the run of a candidate; it
+    returns None if that cannot be built.
+    """
     found = logging_advice(now)
     for candidate in candidates(now):
         if (plan := changed_plan(now, candidate)) is None:
@@ -289,68 +292,61 @@ def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
 
 
 def parts(console: Console, now: Situation) -> None:
-    """The machine, a table of the parts, and the limit with the run's share of it."""
-    is_ = machine_dict(now.machine, now.effective)
-    units = f"bfloat16 by {is_['bf16_units']}" if is_["bf16_units"] else "no bfloat16 units"
-    say(
-        console,
-        f"Machine: {is_['cores']} cores, {units}, {is_['gpu'] or 'no GPU'}, "
-        f"{is_['free_memory_gb']:g} of {is_['memory_gb']:g} GB of memory free",
-    )
-    rates, present_s = now.rates, now.told_s
+    """Print the machine, a table of the parts, and the limit with the run's share of it."""
+    facts = machine_dict(now.machine, now.effective)
+    units = f"bfloat16 by {facts['bf16_units']}" if facts["bf16_units"] else "no bfloat16 units"
+    memory = f"{facts['free_memory_gb']:g} of {facts['memory_gb']:g} GB of memory free"
+    say(console, f"Machine: {facts['cores']} cores, {units}, {facts['gpu'] or 'no GPU'}, {memory}")
+    rates, run_s = now.rates, now.run_s
     names = ["steps/s", "µs per step", "of the run's time"]
     table = FittingTable(["part, by itself", *names], right=names)
     for part, name in NAMES.items():
         if (seconds := getattr(rates, part)) is not None:
-            share = "" if present_s is None else f"{100 * seconds / present_s:.0f} %"
+            share = "" if run_s is None else f"{100 * seconds / run_s:.0f} %"
             table.add_row(name, rate_text(1 / seconds) if seconds > 0 else "-", f"{1e6 * seconds:.3g}", share)
     if table.rows:
         console.print(table)
     if all(getattr(rates, part) is not None for part in PARTS):
         limit = composed_limit(rates, now.flow)
-        say(console, f"Limit of this configuration: {rate_text(limit)} steps/s ({flow_words(now.flow)})")
-        if present_s is not None:
+        overlap = "the policy acts while envs step" if now.flow.groups else "envs step, then the policy acts"
+        say(console, f"Limit of this configuration: {rate_text(limit)} steps/s ({overlap}, then updates)")
+        if run_s is not None:
             run = "The run" if now.finished_s is not None else "A short training"
-            say(console, f"{run}: {rate_text(1 / present_s)} steps/s, {100 / present_s / limit:.0f} % of the limit")
+            say(console, f"{run}: {rate_text(1 / run_s)} steps/s, {100 / run_s / limit:.0f} % of the limit")
     if now.engines is not None:
         say(console, f"Games with engines: {now.engines[0]}")
 
 
-def flow_words(flow: Flow) -> str:
-    return f"{'the policy acts while envs step' if flow.groups else 'envs step, then the policy acts'}, then updates"
-
-
 def advices(console: Console, best: Sequence[Advice], now: Situation) -> None:
-    """What to change, or that there is nothing to."""
+    """Print the advice, or that there is none."""
     if not best:
-        say(console, f"As fast as this configuration gets; what is left is {what_is_left(now)}.")
+        say(console, f"No change that was considered makes it faster. The bottleneck is {bottleneck(now)}.")
         return
     say(console, "What would pay:")
     for number, advice in enumerate(best, 1):
-        given = advice.candidate
-        line = f"  {number}. {given.text} ({given.flag_class}; {given.why}): {_gain(advice.expected)} expected"
+        change = advice.candidate
+        line = f"  {number}. {change.text} ({change.flag_class}; {change.why}): {_gain(advice.expected)} expected"
         if advice.real is not None:
             line += f", {_gain(advice.real)} when tried"
         if advice.error:
             line += f"; trying it failed: {advice.error}"
         say(console, line)
-        if given.flag_class == "trade-off":
-            say(console, f"     changes the learning: check with: {comparison(now.overrides, given.overrides)}")
+        if change.flag_class == "trade-off":
+            say(console, f"     changes the learning: check with: {comparison(now.overrides, change.overrides)}")
 
 
 def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
-    """The command that shows whether learning is as good."""
+    """The command that compares the learning with and without the changes."""
     changed = f"candidates=[{{name: now, overrides: []}}, {{name: changed, overrides: [{', '.join(changes)}]}}]"
     return f'{command()} compare {" ".join([*base, ""])}"{changed}"'
 
 
-def what_is_left(now: Situation) -> str:
-    """The part that takes the most, in words."""
-    rates, present_s = now.rates, now.told_s
+def bottleneck(now: Situation) -> str:
+    """The part that takes the most time, with the gain if it took none."""
+    rates, run_s = now.rates, now.run_s
     part = max(PARTS, key=lambda name: getattr(rates, name) or 0.0)
-    most = float("inf") if present_s is None else most_gain(getattr(rates, part), present_s)
-    at_most = "all of it" if most == float("inf") else f"at most {_gain(most)} without any"
-    return f"{NAMES[part]}: {at_most}"
+    most = float("inf") if run_s is None else most_gain(getattr(rates, part), run_s)
+    return f"{NAMES[part]}: " + ("all of it" if most == float("inf") else f"at most {_gain(most)} if it took no time")
 
 
 def _gain(gain: float) -> str:

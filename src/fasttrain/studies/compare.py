@@ -1,7 +1,7 @@
 """`fasttrain compare candidates=[baseline,speed]`: is it faster, and does it learn as well?
 
-Every candidate trains with the same seeds, in turn (A B C, A B C …) so that the machine's drift meets all of them, each
-in a process of its own. The first candidate is what the others must match; `judge` says how that is decided.
+Every candidate trains with the same seeds, each in a process of its own. They take turns (A B C, A B C …), so that a
+machine that slows down slows all of them. The others are compared with the first candidate, by the rules in `judge`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from fasttrain.studies.statistics import FAIL, MIN_PAIRS, MIN_SPEED_UP, OPEN, PA
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, merged
 from fasttrain.terminal import one_line, with_interval
 
-ENDLESS = 10**12  # total_timesteps under minutes=…
+ENDLESS = 10**12  # total_timesteps if minutes=… ends the cells
 STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
-TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # else its own name
+TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # of metrics
 
 
 class Candidate(NamedTuple):
-    """A name and what is typed for it."""
+    """A candidate's name and overrides."""
 
     name: str
     overrides: tuple[str, ...]
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Run the cells that are missing, judge, write study.json and the report. Returns 3 if a candidate failed the gate,
-    4 if stopped by a signal, 1 if a cell crashed, else 0. Raises ConfigError: a candidate is no valid run."""
+    """Run the missing cells, judge, write study.json and the report.
+
+    Returns 3 if a candidate failed the gate, 4 if stopped by a signal, 1 if a cell crashed, else 0. Raises ConfigError
+    if a candidate is no valid run.
+    """
     if is_ablation(config):
         return ablate(config, sources, folder, overrides, compose)
     candidates = parse_candidates(config.candidates)
@@ -64,24 +67,24 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def conclude(
     study: Study, config: Config, candidates: Sequence[Candidate], wanted: Sequence[Wanted], algorithms: Sequence[str]
 ) -> list[Row]:
-    """Judge what is finished, print it, store it in study.json, draw the report."""
-    found = {
+    """Judge the finished cells; print the result and store it in study.json."""
+    outcomes = {
         label: {seed: read_outcome(cell) for seed, cell in cells.items()}
         for label, cells in study.finished(wanted).items()
     }
-    every = [outcome for by_seed in found.values() for outcome in by_seed.values()]
+    every = [outcome for by_seed in outcomes.values() for outcome in by_seed.values()]
     study.notes["candidates"] = [{"name": name, "overrides": list(more)} for name, more in candidates]
     rows: list[Row] = []
     if every:
-        baseline = list(found[candidates[0].name].values())
         metric = choose_metric(every, config.gate, algorithms)
-        threshold = choose_threshold(baseline, config.gate)
-        rows = judge(found, config.gate, metric, threshold)
-        margins = [row.comparison.margin for row in rows if row.comparison is not None]
+        threshold = choose_threshold(list(outcomes[candidates[0].name].values()), config.gate)
+        rows = judge(outcomes, config.gate, metric, threshold)
         study.notes["rows"] = [row.to_dict() for row in rows]
-        told = {"metric": metric, "threshold": threshold, "curve_of": every[0].curve_of}
-        least = {"margin": next(iter(margins), None), "min_speed_up": MIN_SPEED_UP, "min_pairs": MIN_PAIRS}
-        study.notes["gate"] = {**told, **least}
+        study.notes["gate"] = {
+            "metric": metric, "threshold": threshold, "curve_of": every[0].curve_of,
+            "margin": next((row.comparison.margin for row in rows if row.comparison is not None), None),
+            "min_speed_up": MIN_SPEED_UP, "min_pairs": MIN_PAIRS,
+        }  # fmt: skip
         show_comparison(study.console, rows, study.notes["gate"])
     study.conclude(study.failed(wanted))
     return rows
@@ -90,8 +93,8 @@ def conclude(
 def parse_candidates(text: str | None) -> list[Candidate]:
     """`[baseline, speed, num_envs=8, {name: mine, overrides: [profile=speed, num_envs=8]}]` → candidates.
 
-    A bare word is a profile, `key=value` an override of its own. Raises ConfigError: that is no such list, has fewer
-    than two entries, or two of the same name.
+    A bare word names a profile; `key=value` is a candidate with that override. Raises ConfigError if the text is no
+    such list, has fewer than two entries, or two of the same name.
     """
     example = "candidates='[baseline, speed, {name: mine, overrides: [profile=speed, num_envs=8]}]'"
     if text is None:
@@ -126,8 +129,9 @@ def _candidate(entry: object, example: str) -> Candidate:
 
 
 def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """Under `minutes` time ends a cell, not steps. Raises ConfigError: something stretches over total_timesteps, which
-    was not given."""
+    """The overrides that end a cell after `minutes`. Raises ConfigError if a schedule needs total_timesteps and that is
+    not given.
+    """
     if config.minutes is None:
         return []
     ends = [f"stop.max_minutes={config.minutes:g}"]
@@ -149,16 +153,14 @@ def _checked(name: str, overrides: Sequence[str], compose: Compose) -> Config:
         raise ConfigError(f"candidate {name}: {error}") from error
 
 
-# --- what is shown
+# --- tables and verdicts
 
 
 def show_comparison(console: Console, rows: Sequence[Row], gate: Mapping[str, Any]) -> None:
-    """Two tables and the verdicts. `gate`: metric, threshold, curve_of, margin, min_speed_up as in study.json."""
+    """Print two tables and the verdicts. `gate` as in study.json."""
     console.print("\nSpeed (interquartile mean over seeds, 95 % intervals)", style="bold", highlight=False)
     console.print(_speed_table(rows, gate))
-    console.print(
-        "\nQuality (final greedy policy; what the env does not tell is left out)", style="bold", highlight=False
-    )
+    console.print("\nQuality (final greedy policy, what the env reports)", style="bold", highlight=False)
     console.print(_quality_table(rows))
     for row in rows:
         ends = ", ".join(f"{name} {100 * share:.0f} %" for name, share in row.end_reason.items())
@@ -170,15 +172,14 @@ def show_comparison(console: Console, rows: Sequence[Row], gate: Mapping[str, An
 
 def sentence(row: Row, gate: Mapping[str, Any]) -> str:
     """`speed: PASS, 12.1× [11.8, 12.5] as fast; win rate +0.4 [-1.2, +2.0] points, margin 3 (5 seeds)`."""
-    found = row.comparison
+    found, metric = row.comparison, TITLES.get(gate["metric"], gate["metric"])
     if row.speed_up is None:
         return f"{row.name}: no seed finished that the baseline finished too"
     if found is None:
-        metric = TITLES.get(gate["metric"], gate["metric"])
         return f"{row.name}: no verdict, {row.speed_up.text()} as fast; no {metric} of a seed is known on both sides"
     scale, unit = (100.0, " points") if is_rate(gate["metric"], gate["curve_of"]) else (1.0, "")
     low, high = (f"{scale * bound:+.3g}" if math.isfinite(bound) else "?" for bound in (found.low, found.high))
-    difference = f"{TITLES.get(gate['metric'], gate['metric'])} {scale * found.difference:+.3g} [{low}, {high}]{unit}"
+    difference = f"{metric} {scale * found.difference:+.3g} [{low}, {high}]{unit}"
     facts = f"{difference}, margin {scale * found.margin:.3g} ({found.pairs} seeds)"
     speed = f"{row.speed_up.text()} as fast"
     if not row.faster:
@@ -191,7 +192,7 @@ def sentence(row: Row, gate: Mapping[str, Any]) -> str:
 
 
 def cell_text(interval: Interval | None, scale: float = 1.0, form: str = "{:.3g}") -> str:
-    """`61.3 [60.1, 62.4]`; a dash where there is nothing, `never` for what did not happen."""
+    """`61.3 [60.1, 62.4]`; a dash without a value, `never` for an infinite time."""
     return "-" if interval is None else with_interval(interval.value, (interval.low, interval.high), form, scale)
 
 

@@ -1,7 +1,7 @@
-"""`fasttrain doctor`: what each part of a run could do alone, what that allows together, and what to change.
+"""`fasttrain doctor`: the speed of each part of a run, the limit that follows from them, and what to change.
 
-It measures the run's own parts on this machine (`rig`), puts them together (`limits`), looks for changes that
-pay (`advice`) and tries the best of them as real trainings, in turn with the present configuration.
+It measures the run's parts on this machine (`rig`), computes the limit (`limits`), looks for changes that pay
+(`advice`) and tries the best of them in real trainings, in turn with the present configuration.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ from fasttrain.studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
 SHOWN = 2  # advices
-SECONDS = 3.0  # of measuring, per part
-AGAIN_ROUNDS = 7  # of a part that a candidate changes, beside the present one
-TRY_S = 4.0  # of training in each process that tries a change, at least
+SECONDS = 3.0  # of measuring each part
+AGAIN_ROUNDS = 7  # of measuring a part that a candidate changes, beside the present one
+TRY_S = 4.0  # least seconds of each training that tries a change
 OWN_KEYS = ("doctor", "run")
-# What a training that tries a change does not take over: its length, and what interrupts it.
+# Settings of the run that a training for trying a change does not use.
 NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every")
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Examine the configuration, or that of `run=FOLDER`; print it and write doctor.json. 4 if stopped by Ctrl-C.
-    Raises ConfigError: the part named does not exist in this run, or `run` is no finished run's folder."""
-    console = make_console()
-    case = _case(config, sources, overrides)
-    doctor = Doctor(case, folder, console)
+    """Examine the configuration, or that of `run=FOLDER`; print the result and write doctor.json.
+
+    Returns 4 if stopped by Ctrl-C. Raises ConfigError if the run does not have the named part, or if `run` is not the
+    folder of a finished run.
+    """
+    doctor = Doctor(_case(config, sources, overrides), folder, make_console())
     stopped = False
     try:
         doctor.examine()
@@ -60,11 +61,13 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 class Case(NamedTuple):
+    """What is examined."""
+
     config: Config  # as requested
     sources: Mapping[str, str]
-    overrides: list[str]  # that a training of it is started with
-    run: str | None = None  # the finished run it is of,
-    finished_s: float | None = None  # and its seconds per env step
+    overrides: list[str]  # start a training of this configuration
+    run: str | None = None  # folder of the finished run
+    finished_s: float | None = None  # its seconds per env step
 
 
 def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) -> Case:
@@ -87,7 +90,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
 
 
 class Doctor:
-    """One examination; what it has found so far can be reported at any moment."""
+    """One examination. `report` works at any moment, with what was measured so far."""
 
     def __init__(self, case: Case, folder: Path, console: Console) -> None:
         self.case, self.folder, self.console = case, folder, console
@@ -97,14 +100,14 @@ class Doctor:
         self.advices: list[Advice] = []
         self.tried: list[dict[str, Any]] = []
         self.slowest_over_mean: float | None = None
-        self.engines: tuple[str, list[str]] | None = None  # what limits games with them, and what to try
-        self.advised = False  # everything was looked at
+        self.engines: tuple[str, list[str]] | None = None  # the limit of games with engines, and what to try
+        self.advised = False  # all changes were considered
         self._torch_threads = torch.get_num_threads()
         self._rigs = 0
         self.rig: Rig | None = None
         played = against_bots(config)
         with activity(console, "building the env"), survey_of(played, Console(quiet=True)) as survey:
-            # Whether envs of workers compute or wait is asked for elsewhere only under auto.
+            # `env_facts` measures whether envs compute or wait only with vec_env=auto.
             shared = config.vec_env == "shared"
             self.facts = env_facts(played, survey, survey.costs) if shared else env_facts(played)
         self.plan = resolve(config, case.sources, self.facts, self.machine)
@@ -120,7 +123,7 @@ class Doctor:
             )
 
     def examine(self) -> None:
-        """Everything, in the order of its worth."""
+        """Measure the parts, look for changes that pay, and try the best ones."""
         settings = self.config.doctor
         with activity(self.console, "looking at the run") as doing:
             doing.now("building it")
@@ -139,8 +142,8 @@ class Doctor:
                 self.slowest_over_mean = times["slowest"] / mean if mean else None
             self.engines = rig.engines(SECONDS)
         if settings.test != "all":
-            told = (settings.test, WITH.get(settings.test))
-            self.samples = {part: values for part, values in self.samples.items() if part in told}
+            shown = (settings.test, WITH.get(settings.test))
+            self.samples = {part: values for part, values in self.samples.items() if part in shown}
             return
         show.parts(self.console, self.situation)
         with activity(self.console, "looking for what would pay") as doing:
@@ -165,12 +168,12 @@ class Doctor:
         return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
 
     def _measure_again(self, plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
-        """The parts that `candidate` changes, in turn with the present ones."""
+        """Measure the parts that `candidate` changes, in turn with the present ones. None if it cannot be built."""
         if self.rig is None:
             return None
         try:
             rig = self._build(plan)
-        except FastTrainError:  # the built model may refuse what the plan could not know
+        except FastTrainError:  # only the built model shows some conflicts
             return None
         try:
             rig.warm_up(SECONDS / 2)
@@ -185,7 +188,7 @@ class Doctor:
             rig.close()
 
     def _try(self, advice: Advice, number: int) -> Advice:
-        """The present and the changed configuration as real trainings, in turn; the better of two of each counts."""
+        """Train with the present and the changed configuration in turn, twice each; the better of the two counts."""
         config = self.plan.config
         rollout = config.num_envs if config.algo.spec.off_policy else config.algo.rollout_size
         steps = max(int(max(TRY_S, 2 * SECONDS) / typical(self.samples["train"])), 6 * rollout)
@@ -210,7 +213,7 @@ class Doctor:
         return advice._replace(real=max(rates["changed"]) / max(rates["now"]) - 1.0)
 
     def report(self, status: str) -> None:
-        """Print what is not printed yet; write doctor.json."""
+        """Print the rest of the results; write doctor.json."""
         if self.config.doctor.test != "all" or not self.advised:
             show.parts(self.console, self.situation)
         if self.advised:
@@ -222,9 +225,9 @@ class Doctor:
 
     def to_dict(self, status: str) -> dict[str, Any]:
         """doctor.json; rates in env steps per second."""
-        rates, present_s = self.situation.rates, self.situation.told_s
+        rates, run_s = self.situation.rates, self.situation.run_s
         limit = composed_limit(rates, self.flow) if {"env", "policy", "update"} <= set(self.samples) else None
-        steps_per_s = None if present_s is None else 1.0 / present_s
+        steps_per_s = None if run_s is None else 1.0 / run_s
         return {
             "schema": DOCTOR_SCHEMA,
             "status": status,

@@ -1,4 +1,4 @@
-"""Candidates compared: what each finished cell says, rows of speed and quality with intervals, verdicts."""
+"""Compares candidates: reads the results of finished cells, computes speed and quality with intervals, and judges."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from fasttrain.spec.infos import WIN_KEYS
 from fasttrain.studies import statistics
 from fasttrain.studies.study import Cell
 
-RISE = 0.9  # share of the baseline's rise that counts as learned, where no threshold was named
-TAIL = 0.2  # the last fifth of a training curve: what was learned, without the luck of one final policy
-EVERY_BYTE = 10**12  # a verdict takes no sample
+RISE = 0.9  # share of the baseline's rise that counts as learned, if gate.threshold is not set
+TAIL = 0.2  # the last fifth of a training curve; its mean depends less on chance than one final policy
+EVERY_BYTE = 10**12  # episodes.csv is read completely
 WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
-OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # of a summary; the others of its quality
-# Shown as the interquartile mean over seeds with a bootstrap interval.
+OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # these are in summary.json, others in quality
+# Figures that are shown as the interquartile mean over seeds, with a bootstrap interval.
 FIGURES = (*OF_TRAINING, "win_rate", "mean_reward", "score_diff", "draw_rate", "mean_turns", "tail", "elo")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run. Episodes in the order in which they ended."""
+    """The results of one run, with its E training episodes in the order in which they ended."""
 
     seed: int
     summary: dict[str, Any]
-    curve_of: str  # "win rate" where the env tells who won, else "return"
-    env_steps: statistics.Floats  # (E,) when each training episode ended
+    curve_of: str  # "win rate" if the env reports wins, else "return"
+    env_steps: statistics.Floats  # (E,) at the end of each episode
     wall_s: statistics.Floats  # (E,)
-    values: statistics.Floats  # (E,) 0 or 1 of a win rate, else returns
+    values: statistics.Floats  # (E,) 0 or 1 for a win rate, else returns
 
     def figure(self, name: str) -> float | None:
-        """One of `FIGURES`, or what else the final greedy policy was measured by; None: not told."""
+        """One of `FIGURES`, or another result of the final evaluation. None: not reported."""
         if name == "tail":
             return self.tail()
-        told = self.summary if name in OF_TRAINING else self.summary["quality"]
-        value = (self.summary.get("self_play") or {}).get(name) if name == "elo" else told.get(name)
+        group = self.summary if name in OF_TRAINING else self.summary["quality"]
+        value = (self.summary.get("self_play") or {}).get(name) if name == "elo" else group.get(name)
         return None if value is None else float(value)
 
     def tail(self) -> float | None:
@@ -54,7 +54,7 @@ class Outcome:
         return float(self.summary["env_steps"])
 
     def efficiency(self, env_steps: float) -> float | None:
-        """Mean of the training curve up to `env_steps`: how much was had of so many steps."""
+        """Mean of the training curve up to `env_steps` (sample efficiency); None without an episode."""
         within = self.env_steps <= env_steps
         curve = statistics.learning_curve(self.env_steps[within], self.values[within], env_steps)  # type: ignore[arg-type]
         return float(np.mean(curve)) if curve else None
@@ -64,7 +64,7 @@ class Outcome:
         return float(self.values[:WINDOW].mean()) if len(self.values) >= WINDOW else None
 
     def time_to(self, threshold: float) -> tuple[float, float] | None:
-        """(env steps, seconds of training) when the mean of 100 episodes first reached it; None: never."""
+        """(env steps, seconds of training) when the mean of 100 episodes first reached the threshold; None: never."""
         for index, best in statistics.trail(self.values, WINDOW, levels=1000):  # type: ignore[arg-type]
             if best >= threshold:
                 return float(self.env_steps[index]), float(self.wall_s[index])
@@ -72,7 +72,6 @@ class Outcome:
 
 
 def read_outcome(cell: Cell) -> Outcome:
-    """The outcome of a cell that is done."""
     episodes = read_episodes(cell.folder / "episodes.csv", whole_bytes=EVERY_BYTE)
     numbers = episodes.numbers
     won = next((numbers[name] for name in WIN_KEYS if name in numbers), None)
@@ -90,13 +89,13 @@ def read_outcome(cell: Cell) -> Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate over all its seeds. `None` where the env does not tell, or there is nothing to compare with."""
+    """One candidate over all its seeds. None: the env does not report it, or there is no baseline to compare with."""
 
     name: str
     outcomes: Mapping[int, Outcome]
-    figures: dict[str, statistics.Interval | None]  # of FIGURES, of the env's own scores, and sample_efficiency
+    figures: dict[str, statistics.Interval | None]  # FIGURES, the env's own scores, and sample_efficiency
     end_reason: dict[str, float]
-    time_s: statistics.Interval | None  # of training, to the threshold; infinite: half of the seeds never came there
+    time_s: statistics.Interval | None  # seconds to the threshold; infinite: half of the seeds never reached it
     time_steps: statistics.Interval | None
     speed_up: statistics.Ratio | None
     comparison: statistics.Comparison | None
@@ -104,7 +103,7 @@ class Row:
 
     @property
     def verdict(self) -> str | None:
-        """Of quality: pass, fail, not enough seeds; None of the baseline."""
+        """The verdict on quality: pass, fail or not enough seeds; None for the baseline."""
         return None if self.comparison is None else self.comparison.verdict
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,24 +128,24 @@ class Row:
 
 
 def speed_ratio(ours: Mapping[int, Cell], theirs: Mapping[int, Cell]) -> statistics.Ratio | None:
-    """Of cells by seed; None where no seed is finished on both sides."""
+    """Speed of our cells ÷ speed of theirs, paired by seed; None if no seed is finished on both sides."""
     return statistics.ratio_interval(*({seed: cell.rate for seed, cell in cells.items()} for cells in (ours, theirs)))
 
 
 def choose_metric(outcomes: Sequence[Outcome], gate: GateConfig, algorithms: Sequence[str]) -> str:
-    """What is judged. A greedy policy of DQN's kind is another after every update (CartPole: 9 or 500): its tail, as
-    that of runs without an evaluation."""
+    """The figure that is judged. For DQN and runs without an evaluation it is the tail of the training curve: the
+    greedy policy of DQN changes with every update (CartPole: return 9 or 500).
+    """
     if gate.metric != "auto":
         return gate.metric
     unknown = all(outcome.figure("mean_reward") is None for outcome in outcomes)
     if unknown or any(ALGORITHMS[name].greedy for name in algorithms):
         return "tail"
-    told = all(outcome.figure("win_rate") is not None for outcome in outcomes)
-    return "win_rate" if told else "mean_reward"
+    return "win_rate" if all(outcome.figure("win_rate") is not None for outcome in outcomes) else "mean_reward"
 
 
 def choose_threshold(baseline: Sequence[Outcome], gate: GateConfig) -> float | None:
-    """The gate's, else 90 % of what the baseline's training curve rose by (median of its seeds); None: it did not."""
+    """`gate.threshold`, else 90 % of the rise of the baseline's training curve (median of its seeds). None: no rise."""
     if gate.threshold is not None:
         return gate.threshold
     found = []
@@ -160,7 +159,7 @@ def choose_threshold(baseline: Sequence[Outcome], gate: GateConfig) -> float | N
 def judge(
     candidates: Mapping[str, Mapping[int, Outcome]], gate: GateConfig, metric: str, threshold: float | None
 ) -> list[Row]:
-    """A row for every candidate (name → seed → outcome) with an outcome; the first is the baseline of all others."""
+    """A row for every candidate (name → seed → outcome) with an outcome. The first candidate is the baseline."""
     first = next(iter(candidates))
     every = [outcome for of_seed in candidates.values() for outcome in of_seed.values()]
     how = gate, metric, threshold, min((outcome.total for outcome in every), default=0.0)
@@ -181,7 +180,7 @@ def _row(
     figures = {name: _interval([outcome.figure(name) for outcome in runs]) for name in names}
     figures["sample_efficiency"] = _interval([outcome.efficiency(common) for outcome in runs])
     reached = [None if threshold is None else outcome.time_to(threshold) for outcome in runs]
-    ends: Counter[str] = Counter()  # how episodes of the final evaluation ended, over all seeds
+    ends: Counter[str] = Counter()  # shares of end reasons in the final evaluations, over all seeds
     for outcome in runs:
         for reason, share in outcome.summary["quality"].get("end_reason", {}).items():
             ends[reason] += share / len(runs)
@@ -205,7 +204,7 @@ def _interval(values: Sequence[float | None]) -> statistics.Interval | None:
 
 
 def values_of(outcomes: Mapping[int, Outcome], metric: str) -> dict[int, float]:
-    """The metric by seed; seeds that do not tell it are left out."""
+    """The metric by seed, without seeds that do not report it."""
     found = {seed: outcome.figure(metric) for seed, outcome in outcomes.items()}
     return {seed: value for seed, value in found.items() if value is not None}
 
@@ -213,7 +212,7 @@ def values_of(outcomes: Mapping[int, Outcome], metric: str) -> dict[int, float]:
 def compared(
     outcomes: Mapping[int, Outcome], baseline: Mapping[int, Outcome], gate: GateConfig, metric: str
 ) -> statistics.Comparison | None:
-    """Of the seeds that tell the metric on both sides; None without any."""
+    """The comparison over the seeds that report the metric on both sides; None if there are none."""
     ours, theirs = values_of(outcomes, metric), values_of(baseline, metric)
     if not ours.keys() & theirs.keys():
         return None
@@ -222,5 +221,5 @@ def compared(
 
 
 def is_rate(metric: str, curve_of: str) -> bool:
-    """Whether the metric is a win rate, in 0..1; `curve_of`: what the training curves are of."""
+    """Whether the metric is a win rate (0..1). `curve_of`: as in `Outcome`."""
     return metric == "win_rate" or (metric == "tail" and curve_of == "win rate")

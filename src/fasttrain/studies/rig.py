@@ -1,8 +1,8 @@
-"""A run on the bench: built as training builds it, trained for a moment, then its parts measured one by one.
+"""Measures the parts of a run for `fasttrain doctor`: it builds the run, trains for a moment, then times each part.
 
-A part's cost is what the run's own clock says of it, in windows of some tenths of a second, as seconds per env step:
-collecting (envs, choosing actions, storing), updating, and training as a whole with its logging. Windows of all parts,
-and of configurations that are compared, take turns, so that a machine that slows down slows all of them.
+The run's own clock gives the time of each part, in windows of some tenths of a second, as seconds per env step:
+collecting (envs, choosing actions, storing), updating, and the whole training with its logging. The windows of all
+parts and configurations take turns, so that a machine that slows down slows all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import StockPhases, is_stock
 from fasttrain.runs.calibration import updates_per_step
 from fasttrain.runs.callbacks import callbacks_of
-from fasttrain.runs.folders import PART
+from fasttrain.runs.folders import DOCTOR_LOG
 from fasttrain.runs.train import build
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
@@ -38,19 +38,18 @@ from fasttrain.studies.statistics import interquartile_mean
 from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
-FILLED = 20_000  # transitions in a replay buffer before its updates are timed: more than a cache line of each
-BUFFER = 50_000  # at most so large: two configurations are there at once
+FILLED = 20_000  # transitions in a replay buffer before its updates are timed: they must not fit into the cache
+BUFFER = 50_000  # largest replay buffer, because two configurations are in memory
 WARMUP = 1_000
-ROUNDS = 12  # the first is not counted; short windows in many rounds, so that what else the machine does hits all alike
-LEAST_ROUNDS, SLACK = 2, 1.5  # of parts whose iterations take long: so many windows, or this times what was asked for
+ROUNDS = 12  # the first is not counted; other programs disturb the short windows of all parts alike
+LEAST_ROUNDS, SLACK = 2, 1.5  # a part with long iterations gets so many rounds, or this times the seconds asked for
 Window = dict[str, float]  # part → seconds per env step
-Samples = dict[str, list[float]]  # the same, window by window
+Samples = dict[str, list[float]]  # part → seconds per env step of each window
 
 
-class Beat(BaseCallback):
-    """Stands last among the callbacks: measures whole iterations, from one rollout's start to another's, then stops.
-
-    What `learn` does before the first and after the last belongs to no iteration.
+class IterationTimer(BaseCallback):
+    """The last callback: measures whole iterations, from the start of one rollout to the start of another, then stops
+    the training. Work of `learn` before the first rollout and after the last is not measured.
     """
 
     def __init__(self, seconds: float, clock: PhaseClock) -> None:
@@ -74,35 +73,35 @@ class Beat(BaseCallback):
 
 
 def steady(config: Config) -> Config:
-    """The configuration in the steady state of its training: nothing stops it, warm-up and exploring are over."""
+    """The configuration in the middle of its training: no stopping rules, warm-up and exploration are over."""
     changes: dict[str, Any] = {
         "stop": StopConfig(), "eval_every": 0, "checkpoint_every": 0, "live": "off",
         "report": False, "warmup_steps": min(config.warmup_steps, WARMUP),
     }  # fmt: skip
     if (algo := config.algo).spec.off_policy:
-        settled: dict[str, Any] = {"buffer_size": min(algo.buffer_size, max(BUFFER, config.num_envs))}
+        of_algo: dict[str, Any] = {"buffer_size": min(algo.buffer_size, max(BUFFER, config.num_envs))}
         if hasattr(algo, "exploration_final_eps"):
-            settled["exploration_initial_eps"] = algo.exploration_final_eps
-        changes["algo"] = dataclasses.replace(algo, **settled)
+            of_algo["exploration_initial_eps"] = algo.exploration_final_eps
+        changes["algo"] = dataclasses.replace(algo, **of_algo)
     return dataclasses.replace(config, **changes)
 
 
 class Rig:
-    """One configuration, built.
+    """A built run whose parts can be measured.
 
     Args:
-        plan: the configuration as it is planned; trained in its steady state.
-        folder: made anew; what the run writes and says goes there (`said.txt`).
-        torch_threads: torch's own number, for a configuration that leaves it alone.
+        plan: the run's plan; it is trained as in the middle of a training (`steady`).
+        folder: a new folder for the run's files and output (`said.txt`).
+        torch_threads: torch's own number of threads, for a configuration that does not set it.
     """
 
     def __init__(self, plan: RunSpec, folder: Path, torch_threads: int | None = None) -> None:
         folder.mkdir(parents=True)
         if torch_threads is not None:
             torch.set_num_threads(torch_threads)
-        self._said = (folder / PART).open("w", encoding="utf-8")
+        self._said = (folder / DOCTOR_LOG).open("w", encoding="utf-8")
         plan = plan._replace(config=steady(plan.config))
-        with contextlib.redirect_stdout(self._said):  # a logger keeps the stream it was made with
+        with contextlib.redirect_stdout(self._said):  # loggers print to the stream that they were built with
             self.run = build(plan, folder, Console(file=self._said, width=140))
         self.config: Config = self.run.plan.config
         model: Any = self.run.model
@@ -117,40 +116,39 @@ class Rig:
         self.slow_update = False  # one takes longer than a window
 
     def activate(self) -> None:
-        """Restore torch's number of threads, which configurations that are built at the same time share."""
+        """Set this run's number of torch threads: two runs are built at the same time."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
     def close(self) -> None:
-        """End workers; files are flushed."""
         self.model.logger.close()
         self.run.env.close()
         self._said.close()
 
     def train(self, seconds: float) -> Window:
-        """Train for about `seconds`, an iteration at least: the run itself, and what logging takes of it."""
-        beat = Beat(seconds, self.run.clock)
+        """Train for about `seconds` and at least one iteration; measures the training and its logging."""
+        timer = IterationTimer(seconds, self.run.clock)
         more: dict[str, Any] = {"log_interval": None, "reset_num_timesteps": not self._begun}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rollout = getattr(self.model, "n_steps", 1) * self.num_envs
             enough = max(self.config.total_timesteps, 4 * rollout)  # an iteration ends where the next rollout begins
-            self.model.learn(enough, [*self._callbacks, beat], **more)
+            self.model.learn(enough, [*self._callbacks, timer], **more)
         self._begun = True
-        steps = max(1, beat.steps)
-        return {"train": beat.seconds / steps, "logging": beat.logging_s / steps}
+        steps = max(1, timer.steps)
+        return {"train": timer.seconds / steps, "logging": timer.logging_s / steps}
 
     def warm_up(self, seconds: float) -> float | None:
-        """Train until everything that is compiled, chosen or filled on the way is so; at most about `seconds`.
+        """Train for at most about `seconds`, so that kernels are compiled and the replay buffer is filled.
 
-        Returns seconds per env step where a single iteration took longer than that: then it was no warm-up alone.
+        Returns seconds per env step if a single iteration took longer than `seconds`: it then counts as a measurement.
         """
         until = time.perf_counter() + seconds
         step_s = self.train(min(0.2, seconds / 4))["train"]
         slow = time.perf_counter() > until
         if self.off_policy:
             model, wanted = self.model, min(FILLED, self.config.algo.buffer_size, self.config.total_timesteps)
-            starts, model.learning_starts = model.learning_starts, 2**62  # it only collects
+            starts, model.learning_starts = model.learning_starts, 2**62  # collect without updates
             try:
                 while model.replay_buffer.size() * self.num_envs < wanted and time.perf_counter() < until:
                     self.train(seconds / 10)
@@ -160,9 +158,8 @@ class Rig:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[Callable[[], None]]:
-        """Yields what collects a rollout in lockstep, of DQN a vector step; the count of env steps stays as it was.
-
-        Games with engines go each at its own pace, as they train: waiting for the slowest is no part of them.
+        """Yields a function that collects a rollout (DQN: a vector step) in lockstep. `num_timesteps` does not change.
+        Games with external engines are collected each at its own pace, as in training.
         """
         model, clock = self.model, self.run.clock
         callback = CallbackList([StockPhases(clock)] if self.stock else [])
@@ -188,26 +185,25 @@ class Rig:
                 model.collector.schedule = schedule
 
     def engines(self, seconds: float) -> tuple[str, list[str]] | None:
-        """What limits the games with engines while it trains, and the overrides that would show it."""
+        """What limits games with external engines during training, and overrides to try. None without engines."""
         if self.games is None:
             return None
-        self.train(0.0)  # the wait since the last time is none of the games'
+        self.train(0.0)  # the pause before it must not count as waiting of the games
         return self.games.limits(lambda: self.train(seconds))
 
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
-        """How the run overlaps its parts."""
         shared = self.shared
         groups = shared is not None and self.config.schedule == "first_ready"
-        # A probe on a busy machine takes waiting for a core for waiting: only envs that mostly wait leave cores free.
+        # On a busy machine the probe also counts waiting for a core, so that only long waits are believed.
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing
         return Flow(groups, machine.cores, env_cores)
 
 
 def collect_window(rig: Rig, seconds: float) -> Window:
-    """The run collecting in lockstep: stepping the envs with reading their masks, choosing actions, storing.
+    """Measure collecting in lockstep: stepping the envs and reading masks, choosing actions, storing.
 
-    Of workers that are served as they are ready (first_ready) the mean one's work counts, else the slowest one's.
+    With schedule=first_ready the mean work of the workers counts, else the slowest worker's.
     """
     model, clock, shared = rig.model, rig.run.clock, rig.shared
     times = shared.times_ns() if shared else {}
@@ -230,9 +226,8 @@ def collect_window(rig: Rig, seconds: float) -> Window:
 
 
 def update_window(rig: Rig, seconds: float) -> Window:
-    """The run's own `train` on what was collected last. PPO begins with the same weights every time.
-
-    Rounds of episodes count as if of steps.
+    """Measure updates on the collected data. PPO begins with the same weights each time. A `train_freq` in episodes
+    counts as if it were in steps.
     """
     if not rig.off_policy and not rig.model.rollout_buffer.full:
         with rig.collecting() as collect:
@@ -246,7 +241,7 @@ def update_window(rig: Rig, seconds: float) -> Window:
 
 
 def _round(rig: Rig) -> tuple[int, float]:
-    """Updates of a round, and the transitions before it."""
+    """The number of gradient updates of a round, and of the transitions before it."""
     updates = max(1, rig.model.gradient_steps)
     return updates, updates * rig.num_envs / updates_per_step(rig.model)
 
@@ -258,7 +253,7 @@ def _dqn_updates(rig: Rig) -> float:
 
 
 def _ppo_update(rig: Rig, seconds: float) -> float:
-    """One update. Where it takes longer than `seconds`, the next are of one epoch, counted as so many."""
+    """Seconds of one PPO update. If it takes longer than `seconds`, later ones run one epoch, scaled to all epochs."""
     model, epochs = rig.model, rig.model.n_epochs
     with untouched(model.policy):
         try:
@@ -276,7 +271,7 @@ def _ppo_update(rig: Rig, seconds: float) -> float:
 
 
 def replay_window(rig: Rig, seconds: float) -> Window:
-    """Drawing an iteration's batches from the replay buffer, in the trainer."""
+    """Measure drawing an iteration's batches from the replay buffer, in the training thread."""
     model, calls, until = rig.model, 0, time.perf_counter() + seconds
     storage, size, (updates, transitions) = model.replay_buffer, model.batch_size, _round(rig)
     normalizer = model.get_vec_normalize_env()
@@ -301,11 +296,11 @@ WINDOWS: dict[str, Callable[[Rig, float], Window]] = {
     "train": Rig.train,
 }
 OF_WINDOW = {"env": "collect", "transport": "collect", "policy": "collect", "storing": "collect", "logging": "train"}
-WITH = {"env": "transport", "policy": "storing"}  # what is told with a part
+WITH = {"env": "transport", "policy": "storing"}  # part → part that is shown with it
 
 
 def windows_of(rig: Rig, wanted: Sequence[str]) -> list[str]:
-    """Names of the windows that measure the parts `wanted`, of those that exist for this run."""
+    """Names of the windows that measure the parts `wanted`, as far as the run has them."""
     names = dict.fromkeys(OF_WINDOW.get(part, part) for part in wanted)
     return [name for name in names if name != "replay" or rig.off_policy]
 
@@ -318,13 +313,13 @@ def measure(
     tell: Callable[[str], None] = lambda _: None,
     rounds: int = ROUNDS,
 ) -> None:
-    """Run windows in turn: round by round, part by part, configuration by configuration.
+    """Run the windows in turn: round by round, part by part, configuration by configuration.
 
     Args:
-        seconds: per part and configuration, all rounds together.
-        samples: configuration → part → what was measured; added to, so that an interrupted measurement leaves what it
-            has. The first round is not in it.
-        tell: is told what comes next.
+        seconds: for each part and configuration, all rounds together.
+        samples: configuration → part → measured values. They are added here, so that an interrupted measurement leaves
+            its values. The first round is not stored.
+        tell: is called with the name of the next window.
     """
     spent = dict.fromkeys(((name, key) for name in names for key in rigs), 0.0)
     for turn in range(rounds):
@@ -338,21 +333,21 @@ def measure(
                 found = WINDOWS[name](rig, seconds / rounds)
                 took = time.perf_counter() - begun
                 spent[name, key] += took
-                if turn or took > seconds / 2:  # what took so long has warmed up on the way
+                if turn or took > seconds / 2:  # such a long window needs no warm-up
                     for part, value in found.items():
                         samples[key].setdefault(part, []).append(value)
 
 
 def typical(values: Sequence[float]) -> float:
-    """The lower quartile: what else the machine does can only add time.
+    """The lower quartile of the values, because other programs can only add time.
 
-    On two cores at load 10 the medians of five parts and of the whole drifted apart by up to 40 %, these by 10 %.
+    On two cores at load 10 the sum of the parts differed from the whole by up to 40 % with medians, by 10 % with these.
     """
     return float(np.quantile(values, 0.25))
 
 
 def rates_of(samples: Samples) -> Rates:
-    """Typical windows; of logging the middle half's mean, whose lines fall due in some of them only."""
+    """The typical value of each part; of logging the mean of the middle half, because only some windows log."""
     found = {part: typical(values) for part, values in samples.items() if part in Rates._fields}
     if "logging" in samples:
         found["logging"] = float(interquartile_mean(np.array(samples["logging"])))
@@ -360,6 +355,6 @@ def rates_of(samples: Samples) -> Rates:
 
 
 def ratios_of(changed: Samples, base: Samples) -> dict[str, float]:
-    """Typical changed ÷ typical base, of the parts that both have."""
+    """Typical changed ÷ typical base, for the parts that both have."""
     both = [part for part in changed if part in base and typical(base[part]) > 0]
     return {part: typical(changed[part]) / typical(base[part]) for part in both}

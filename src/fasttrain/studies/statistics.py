@@ -1,7 +1,7 @@
 """Statistics of training runs with several seeds: pure functions, tested against known truths.
 
-A seed is a pair: candidate and baseline train with the same one. Differences within pairs decide; everything else is
-shown beside them with an interval.
+Candidate and baseline train with the same seeds. The differences within these pairs decide; all other figures are shown
+with an interval.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from fasttrain.intervals import student
 from fasttrain.terminal import with_interval
 
 Floats = NDArray[np.float64]
-MIN_PAIRS = 5  # fewer seeds are no proof of equality, whatever their interval says
+MIN_PAIRS = 5  # fewer seeds prove no equality, whatever their interval is
 MIN_SPEED_UP = 1.1  # below it a candidate is not worth its trade-offs
-MOST_PAIRS = 1000  # that seeds_needed speaks of
+MOST_PAIRS = 1000  # largest answer of seeds_needed
 RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
 WIN_RATE_MARGIN = 0.03
-REWARD_MARGIN = 0.05  # of the size of the baseline's mean reward
-# Of rewards around zero, as those of zero-sum games, 5 % of the mean vanish. There the margin goes by the standard
-# deviation of the baseline's seeds: so large that, as with win rates whose seeds differ by 2 points, ten seeds tell.
+REWARD_MARGIN = 0.05  # share of the baseline's mean reward
+# In zero-sum games the mean reward is about 0, and so is 5 % of it. If the mean is below NEAR_ZERO standard deviations
+# of the baseline's seeds, the margin is SPREAD_MARGIN of them, with which about ten seeds give a verdict.
 NEAR_ZERO, SPREAD_MARGIN = 1.0, 1.5
-TINY = 1e-9  # of what is zero in every run, equals are equal
-SLIGHT = 0.05  # a gain that is not worth a flag
-NOISE = 0.03  # by which the medians of a few short cells on a shared machine differ without a cause
+TINY = 1e-9  # least margin, if all values are zero
+SLIGHT = 0.05  # a smaller gain in speed is not worth a setting
+NOISE = 0.03  # by which the speeds of a few short cells on a shared machine differ without a cause
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % interval; the bounds of what was seen once are infinite."""
+    """A value and its 95 % interval. The bounds are infinite if there was one observation."""
 
     value: float
     low: float
@@ -48,18 +48,18 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio(Interval):
-    """Speed of one setting ÷ speed of another, from cells that ran in turn."""
+    """The speed of one configuration ÷ that of another, from cells that ran in turn."""
 
     pairs: int
 
     @property
     def clear(self) -> bool:
-        """Whether the two differ by more than noise: every turn says so, and by enough. One turn says nothing."""
+        """Whether the two differ by more than noise; False with one pair."""
         return self.pairs > 1 and (self.low > 1 or self.high < 1) and abs(self.value - 1) > NOISE
 
     @property
     def alike(self) -> bool:
-        """Whether the first is surely not faster by more than `SLIGHT`."""
+        """Whether the first is clearly not faster by more than `SLIGHT`."""
         return self.pairs > 1 and self.high <= 1 + SLIGHT
 
     def text(self) -> str:
@@ -75,23 +75,24 @@ class Comparison:
     baseline: float
     candidate: float
     difference: float
-    low: float  # Student's 95 % interval of the mean difference, which decides: at 10 seeds the bootstrap is too narrow
+    low: (
+        float  # Student's 95 % interval of the mean difference, which decides: for 10 seeds the bootstrap is too narrow
+    )
     high: float
-    bootstrap: tuple[float, float]  # percentile bootstrap over seeds, shown beside it
+    bootstrap: tuple[float, float]  # percentile bootstrap over seeds, for information
     margin: float
     verdict: str
-    seeds_needed: int | None  # for an open verdict: about how many would do, if the two are alike
+    seeds_needed: int | None  # for an open verdict: about how many seeds give one, if the two are equal
 
 
 def compare(
     baseline: Mapping[int, float], candidate: Mapping[int, float], margin: float, min_pairs: int = MIN_PAIRS
 ) -> Comparison:
-    """Non-inferiority of `candidate` by a `margin` > 0 in the unit of the values; keys are seeds.
+    """Test whether `candidate` is worse than `baseline` by no more than `margin` > 0 (non-inferiority). Keys are seeds.
 
     pass: the lower bound lies above -margin and there are `min_pairs` seeds. fail: the upper bound lies below -margin.
-    Everything else is "not enough seeds". With normal differences a candidate that is worse by just the margin fails in
-    2.5 % of all studies and passes in 2.5 %; that of equal ones fewer fail is tested with real spreads. Raises
-    ValueError: no seed in common.
+    Everything else is "not enough seeds". With normal differences a candidate that is worse by exactly the margin fails
+    in 2.5 % of all studies and passes in 2.5 %. Raises ValueError if the sides have no seed in common.
     """
     seeds = sorted(baseline.keys() & candidate.keys())
     if not seeds:
@@ -101,7 +102,7 @@ def compare(
     differences = ours - theirs
     low, high = t_interval(differences)
     verdict, needed = OPEN, None
-    if high < -margin and len(seeds) > 2:  # of two seeds, one may be what is called luck
+    if high < -margin and len(seeds) > 2:  # two seeds may differ by chance
         verdict = FAIL
     elif low > -margin and len(seeds) >= min_pairs:
         verdict = PASS
@@ -122,49 +123,47 @@ def compare(
 
 
 def seeds_needed(differences: Floats, margin: float, min_pairs: int = MIN_PAIRS) -> int | None:
-    """Pairs with which two equals of this spread pass four times in five; None where the spread is not known.
-
-    The power of Student's test, by the noncentral t distribution.
+    """Number of pairs with which two equal candidates of this spread pass with probability 0.8, by the power of
+    Student's test (noncentral t distribution). None if the spread is not known.
     """
     if len(differences) < 2 or margin <= 0:
         return None
     spread = float(np.std(differences, ddof=1))
     pairs = np.arange(max(2, min_pairs), MOST_PAIRS + 1)
     power = stats.nct.sf(stats.t.ppf(0.975, pairs - 1), pairs - 1, margin * np.sqrt(pairs) / max(spread, 1e-12))
-    enough = np.flatnonzero(~(power < 0.8))  # far beyond, scipy's tail is not a number
+    enough = np.flatnonzero(~(power < 0.8))  # for large values scipy's power is NaN
     return int(pairs[enough[0]]) if len(enough) else MOST_PAIRS
 
 
 def t_interval(values: Floats) -> tuple[float, float]:
-    """Student's 95 % interval of the mean; of a single value, everything."""
+    """Student's 95 % interval of the mean; infinite for a single value."""
     mean, half = map(float, student(values))
     return mean - half, mean + half
 
 
 def interquartile_mean(values: Floats, axis: int = -1) -> Any:
-    """Mean of the middle half: little moved by one seed that failed (Agarwal et al. 2021, "statistical precipice")."""
+    """Mean of the middle half, which one failed seed hardly changes (Agarwal et al. 2021, "statistical precipice")."""
     return stats.trim_mean(values, 0.25, axis=axis)
 
 
 def bootstrap_interval(
     values: Floats, statistic: Callable[..., Any] = np.mean, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Percentile bootstrap, 95 %, of a `statistic`, which is given rows (resamples, n) and an `axis`."""
+    """The 95 % percentile bootstrap of a `statistic`, which takes rows (resamples, n) and an `axis`."""
     drawn = np.random.default_rng(seed).integers(0, len(values), (resamples, len(values)))
     low, high = np.percentile(statistic(values[drawn], axis=-1), [2.5, 97.5])
     return float(low), float(high)
 
 
 def interval_of(values: Floats) -> Interval:
-    """The interquartile mean of what runs with several seeds gave, with its bootstrap; of one, everything."""
+    """The interquartile mean of several runs with its bootstrap interval, which is infinite for one run."""
     bounds = bootstrap_interval(values, interquartile_mean, 2000) if len(values) > 1 else (-math.inf, math.inf)
     return Interval(float(interquartile_mean(values)), *bounds)
 
 
 def ratio_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ratio | None:
-    """Median of the paired ratios ours ÷ theirs, with a 95 % bootstrap: one disturbed cell moves it little.
-
-    None where no seed has a speed on both sides.
+    """The median of the paired ratios ours ÷ theirs with a 95 % bootstrap; one disturbed cell hardly changes it. None
+    if no seed has a speed on both sides.
     """
     seeds = sorted(seed for seed in ours.keys() & theirs.keys() if ours[seed] and theirs[seed])
     if not seeds:
@@ -175,7 +174,7 @@ def ratio_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ra
 
 
 def margin_of(baseline: Mapping[int, float], is_rate: bool) -> float:
-    """3 percentage points of a win rate, 5 % of the size of a mean reward; of one near zero, by the spread of seeds."""
+    """The margin: 3 percentage points of a win rate, 5 % of a mean reward; near zero, from the spread of the seeds."""
     if is_rate:
         return WIN_RATE_MARGIN
     values = np.array([*baseline.values()], dtype=np.float64)
@@ -186,8 +185,8 @@ def margin_of(baseline: Mapping[int, float], is_rate: bool) -> float:
 def learning_curve(env_steps: Sequence[float], values: Sequence[float], total: float, bins: int = 50) -> list[float]:
     """Mean value of the episodes that ended in each of `bins` equal shares of the `total` env steps.
 
-    A share in which no episode ended repeats the one before it; the first ones, the first that has any. No episode at
-    all: no curve. The mean of the curve is the area under it, divided by its width.
+    A share without an episode repeats the one before it; shares before the first episode have the first mean. Empty
+    without an episode. The mean of the curve is the area under it, divided by its width.
     """
     if not len(values):
         return []
@@ -200,7 +199,7 @@ def learning_curve(env_steps: Sequence[float], values: Sequence[float], total: f
 
 
 def trail(values: Sequence[float], window: int = 100, levels: int = 100) -> list[tuple[int, float]]:
-    """When the mean of the last `window` values rose to a new best: (index, best), in steps of its rise ÷ `levels`."""
+    """New bests of the mean of the last `window` values, as (index, best), in steps of the whole rise ÷ `levels`."""
     array = np.asarray(values, dtype=np.float64)
     if len(array) < window:
         return []
@@ -213,9 +212,9 @@ def trail(values: Sequence[float], window: int = 100, levels: int = 100) -> list
 
 
 def median_time(times: Sequence[float | None], seed: int = 0) -> Interval:
-    """When half of the runs had got there, with a 95 % bootstrap interval; None and infinity: never.
+    """The time at which half of the runs had reached something, with a 95 % bootstrap interval. None: never.
 
-    Order statistics only, because an infinity cannot be averaged.
+    It uses order statistics only, because the infinite time of such a run cannot be averaged.
     """
     values = np.sort(np.array([math.inf if time is None else time for time in times], dtype=np.float64))
     middle = (len(values) - 1) // 2

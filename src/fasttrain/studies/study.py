@@ -1,8 +1,8 @@
-"""A study: many cells in one folder, run in turn, stored one by one, continued where they stopped.
+"""A study: many cells in one folder. They run in turn, each is stored when it ends, and a stopped study is continued.
 
-A cell is a `fasttrain` command in a process of its own: the first in a shared one would pay for imports, compilation
-and caches that the others find warm. What a study recommends is written as a profile: flat values with the evidence
-beside them, to be used as `+profile=NAME`.
+A cell is a `fasttrain` command in a process of its own. In a shared process the first cell would pay for imports,
+compilation and cold caches. The settings that a study recommends are written as a profile, for `+profile=NAME`, with
+the evidence as comments.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.terminal import command, one_line, rate_text
 
-LEAST_WINDOWS = 3  # fewer are no steady state that the first could be left out of
+LEAST_WINDOWS = 3  # with fewer the first window is not left out of a rate
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 
 
@@ -46,14 +46,14 @@ STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped
 class Cell:
     """One run and its result."""
 
-    label: str  # candidate, trial, or what a sweep changed
+    label: str  # name of the candidate or trial; of a sweep the cell's number
     overrides: list[str]
     folder: Path
     exit_code: int
     error: str
-    seconds: float  # the whole process, start-up included
+    seconds: float  # of the whole process
     seed: int | None = None
-    summary: dict[str, Any] = field(default_factory=dict)  # summary.json, empty where the cell left none
+    summary: dict[str, Any] = field(default_factory=dict)  # summary.json; empty if the cell wrote none
 
     @property
     def status(self) -> str:
@@ -65,14 +65,14 @@ class Cell:
 
     @property
     def rate(self) -> float:
-        """Steps/s without the first window, in which caches are cold; of a very short run, of all of it."""
+        """Steps/s without the first window, in which caches are cold; of a very short run the whole rate."""
         windows = read_json(self.folder / "perf.json").get("windows") or []
         if len(windows) >= LEAST_WINDOWS and (seconds := windows[-1]["wall_s"] - windows[0]["wall_s"]) > 0:
             return float((windows[-1]["env_steps"] - windows[0]["env_steps"]) / seconds)
         return float(self.summary.get("steps_per_s") or 0.0)
 
     def described(self) -> str:
-        """`done · 61,234 steps/s · reward 2.9 · win 61.3 %`, or what went wrong."""
+        """`done · 61,234 steps/s · reward 2.9 · win 61.3 %`, or the status and error."""
         quality, speed = self.summary.get("quality") or {}, self.summary.get("steps_per_s")
         reward, won = quality.get("mean_reward"), quality.get("win_rate")
         facts = [
@@ -84,31 +84,30 @@ class Cell:
         return " · ".join(filter(None, [*facts, self.error]))
 
     def to_dict(self, study: Path) -> dict[str, Any]:
-        """For study.json; the folder relative to the study's, so that the whole can be moved."""
-        told = {key: getattr(self, key) for key in ("label", "seed", "status", "exit_code", "error", "overrides")}
-        return {**told, "seconds": round(self.seconds, 2), "folder": os.path.relpath(self.folder, study)}
+        """For study.json. The folder is relative to the study's, so that a study can be moved."""
+        fields = {key: getattr(self, key) for key in ("label", "seed", "status", "exit_code", "error", "overrides")}
+        return {**fields, "seconds": round(self.seconds, 2), "folder": os.path.relpath(self.folder, study)}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], study: Path) -> Cell:
-        """What `to_dict` gave; the summary is read from the folder."""
+        """The cell that `to_dict` stored, with its present summary.json."""
         folder, typed = study / str(stored["folder"]), texts_without_removed(stored["overrides"])
-        told = {key: stored[key] for key in ("label", "exit_code", "error", "seconds", "seed")}
-        return cls(overrides=typed, folder=folder, summary=read_json(folder / "summary.json"), **told)
+        fields = {key: stored[key] for key in ("label", "exit_code", "error", "seconds", "seed")}
+        return cls(overrides=typed, folder=folder, summary=read_json(folder / "summary.json"), **fields)
 
 
 def run_cell(
     command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None
 ) -> tuple[Cell, bool]:
-    """Run `fasttrain COMMAND overrides…` into `folder`, its output in log.txt there.
+    """Run `fasttrain COMMAND overrides…` into `folder`, with its output in log.txt there.
 
-    Returns the cell, and whether SIGINT or SIGTERM came meanwhile: the process gets it too, saves and ends.
+    Returns the cell, and whether SIGINT or SIGTERM came meanwhile. The cell gets the signal too, saves and ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    one = [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # whatever mode a profile chooses
+    one = [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # a profile may choose another mode
     command_line = [sys.executable, "-u", "-m", "fasttrain", command, *overrides, *one]
     group = folder.parent.parent if folder.parent.name == CELLS else folder.parent
-    # All are compared, and end with this process.
     environment = {**COMPILES_FIRST, **os.environ, GROUP: str(group), PARENT: str(os.getpid())}
     with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
         process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
@@ -119,7 +118,7 @@ def run_cell(
 
 
 def last_line(folder: Path) -> str:
-    """What the cell in `folder` said last; read while it runs. Raises OSError: it has not begun."""
+    """The last line of a running cell's log. Raises OSError if the cell has not begun."""
     with (folder / "log.txt").open("rb") as log:
         log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
         lines = log.read().decode(errors="replace").splitlines()
@@ -128,9 +127,8 @@ def last_line(folder: Path) -> str:
 
 @contextmanager
 def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM, not to die of them. The cell stops and saves at the first, the second kills it.
-
-    Ctrl-C at a terminal reaches the cell by itself, so only SIGTERM is passed on.
+    """Catch SIGINT and SIGTERM inside the block and yield the list of those received. The first makes the cell save and
+    stop, the second kills it. Ctrl-C at a terminal reaches the cell by itself, so that only SIGTERM is passed on.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -153,13 +151,13 @@ def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]
 
 
 def merged(base: Sequence[str], more: Sequence[str]) -> list[str]:
-    """`base` with `more`: the same key, and another profile or group of the same name, is replaced."""
+    """`base` followed by `more`, without overrides of `base` whose key (or group, or profile) `more` sets again."""
     keys = {key_of(text) for text in more} - {""}
     return [text for text in base if key_of(text) not in keys] + list(more)
 
 
 def why(exit_code: int, log: Path) -> str:
-    """What ended a cell: a signal, its `fasttrain: error:` line, else the last line it wrote; empty if it went well."""
+    """Why a cell failed: a signal, its `fasttrain: error:` line, or its last line. Empty if it did not fail."""
     if exit_code in (EXIT_DONE, EXIT_STOPPED):
         return ""
     if exit_code < 0:
@@ -170,34 +168,36 @@ def why(exit_code: int, log: Path) -> str:
 
 
 STUDY_SCHEMA = 1
-# Keys that speak to the study, not to its cells.
+# Settings of the study itself, which its cells do not get.
 OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gate", "tune", "report", "live")
-MINUTES = 10.0  # for a whole search, where nobody says how many
+MINUTES = 10.0  # of an ablation or a search, if minutes=… is not given
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
-# Unless it is typed: a cell that was not finished is started again, so that a checkpoint would only take time.
-BESIDES = ("on_existing=overwrite", "checkpoint_every=0")
-Compose = Callable[[Sequence[str]], Config]  # command line arguments → the typed configuration
+# An unfinished cell is started again, so that checkpoints would only take time. Typed overrides replace these.
+CELL_DEFAULTS = ("on_existing=overwrite", "checkpoint_every=0")
+Compose = Callable[[Sequence[str]], Config]  # command line arguments → typed configuration
 
 
 class Wanted(NamedTuple):
+    """A cell to run."""
+
     label: str
     seed: int
     overrides: tuple[str, ...]  # without seed and folder
 
 
 def base_overrides(overrides: Sequence[str]) -> list[str]:
-    """The typed overrides that every cell shares."""
+    """The typed overrides that all cells get."""
     return [text for text in overrides if key_of(text).split(".")[0] not in OWN_KEYS]
 
 
 class Study:
-    """The cells of one folder. `study.json` is rewritten after each; `notes` are its further entries.
+    """The cells of one folder. `study.json` is written after each of them; `notes` are its other entries.
 
     Args:
-        folder: of the study; finished cells that it holds already are not run again.
-        overrides: what was typed, stored so that `run=FOLDER` alone goes on.
-        anew: what the folder holds of a study is removed.
+        folder: of the study. Its finished cells are not run again.
+        overrides: the typed overrides, stored so that `run=FOLDER` alone continues the study.
+        anew: remove what the folder holds of a study.
     """
 
     def __init__(
@@ -211,21 +211,21 @@ class Study:
         self.notes: dict[str, Any] = {key: value for key, value in stored.items() if key not in FIXED}
         self.cells = [Cell.from_dict(cell, self.folder) for cell in stored.get("cells", [])]
         self.begun = time.perf_counter()
-        self.store()  # from now on the folder is known for a study's
+        self.store()  # from now on the folder is a study's
 
     def find(self, wanted: Wanted) -> Cell | None:
-        """The finished cell for just this. Of two candidates that ask for the same each has its own."""
+        """The finished cell with this label and these overrides, or None."""
         return next((cell for cell in self.cells if cell.done and self._is(cell, wanted)), None)
 
     def _is(self, cell: Cell, wanted: Wanted) -> bool:
         return cell.label == wanted.label and cell.overrides == self._overrides(wanted)
 
     def run(self, cells: Iterable[Wanted], until_s: float = math.inf) -> dict[str, dict[int, Cell]]:
-        """Run what is not finished, in this order; returns the finished ones by label and seed.
+        """Run the cells that are not finished, in this order. Returns the finished ones by label and seed.
 
-        A cell that fails is said and stored and stops nothing; a label whose cell was illegal is not tried again with
-        other seeds. None is begun when `until_s` seconds of the study are over. Raises KeyboardInterrupt: SIGINT or
-        SIGTERM came; what is finished is stored.
+        A cell that fails is printed and stored, and the study continues. A label whose cell had wrong settings is not
+        tried with other seeds. No cell begins after `until_s` seconds of the study. Raises KeyboardInterrupt after
+        SIGINT or SIGTERM; finished cells are stored.
         """
         todo = list(cells)
         illegal: set[str] = set()
@@ -238,7 +238,7 @@ class Study:
         return self.finished(todo)
 
     def finished(self, cells: Iterable[Wanted]) -> dict[str, dict[int, Cell]]:
-        """Those of `cells` that are finished, by label and seed; labels without any are there too."""
+        """The finished ones of `cells` by label and seed. Labels without a finished cell have an empty entry."""
         found: dict[str, dict[int, Cell]] = {}
         for wanted in cells:
             by_seed = found.setdefault(wanted.label, {})
@@ -247,13 +247,13 @@ class Study:
         return found
 
     def failed(self, cells: Iterable[Wanted] | None = None) -> list[Cell]:
-        """Those of `cells` that ended with an error; None: of all, also of candidates that are asked for no more."""
+        """The ones of `cells` that ended with an error; None: all, also of former candidates."""
         asked = None if cells is None else list(cells)
         failures = [cell for cell in self.cells if cell.exit_code not in (EXIT_DONE, EXIT_STOPPED)]
         return [cell for cell in failures if asked is None or any(self._is(cell, wanted) for wanted in asked)]
 
     def conclude(self, failures: Iterable[Cell]) -> None:
-        """Say what failed, and write study.json."""
+        """Print the failures and write study.json."""
         for cell in failures:
             self.say(f"{cell.status}: {cell.label} seed {cell.seed}: {cell.error} ({cell.folder / 'log.txt'})")
         self.store()
@@ -262,9 +262,9 @@ class Study:
         title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
         with activity(self.console, title + self._eta([wanted, *later], until_s), lambda: last_line(folder)):
             overrides = self._overrides(wanted)
-            while holder(folder):  # the cell of a study that was killed; it is continued when it has ended
+            while holder(folder):  # the cell of a killed study may still be running
                 time.sleep(0.2)
-            cell, stopped = run_cell("train", merged(BESIDES, overrides), folder, wanted.label, wanted.seed)
+            cell, stopped = run_cell("train", merged(CELL_DEFAULTS, overrides), folder, wanted.label, wanted.seed)
             cell.overrides = overrides
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
         self.store()
@@ -277,13 +277,13 @@ class Study:
         return [*wanted.overrides, *CELL_OVERRIDES, f"seed={wanted.seed}"]
 
     def _folder_of(self, wanted: Wanted) -> Path:
-        """Told apart by what was asked for: a candidate may keep its name and change."""
+        """The cell's folder. Its name has a hash of the overrides, because a candidate may change and keep its name."""
         mark = hashlib.sha256("\n".join(self._overrides(wanted)).encode()).hexdigest()[:6]
         name = "".join(letter if letter.isalnum() or letter in "-+.=_" else "-" for letter in wanted.label)[:60]
         return self.folder / CELLS / f"{name}_seed{wanted.seed}_{mark}"
 
     def _eta(self, later: Sequence[Wanted], until_s: float) -> str:
-        """From what cells of the same label took, else from all; no later than when no more are begun."""
+        """The remaining time, estimated from cells of the same label, else from all cells."""
         done = [cell for cell in self.cells if cell.done]
         todo = [wanted for wanted in later if self.find(wanted) is None]
         if not done or not todo:
@@ -300,13 +300,13 @@ class Study:
         say(self.console, line)
 
     def spent_s(self) -> float:
-        """Seconds since the study was begun or continued."""
+        """Seconds since the study was started or continued."""
         return time.perf_counter() - self.begun
 
     def write_profile(self, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:
-        """conf/profile/NAME.yaml in its folder; `notes` become comments behind the keys they are about."""
+        """Write conf/profile/NAME.yaml in the study's folder. `notes`: key → comment behind it."""
         lines = ["# @package _global_", *(f"# {line}".rstrip() for line in head.splitlines())]
-        for key in sorted(values, key=lambda key: key.startswith("algo.")):  # the group of the algorithm's last
+        for key in sorted(values, key=lambda key: key.startswith("algo.")):  # the keys below `algo` come last
             group, _, inner = key.rpartition(".")
             if group and f"{group}:" not in lines:
                 lines.append(f"{group}:")
@@ -317,18 +317,18 @@ class Study:
         return path
 
     def use_profile(self, name: str) -> list[str]:
-        """The arguments that run with such a profile, wherever else the user's configuration lies."""
+        """The arguments that use such a profile beside the user's own configuration folder."""
         place = str(self.folder / "conf").replace("\\", "/").replace("'", "\\'")
         return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
 
     def say_profile(self, name: str, path: Path) -> None:
-        """Where it is, and what to type to train with it."""
+        """Print where a profile is, and the command that trains with it."""
         config_dir = shlex.quote(str(self.folder / "conf"))
         self.say(f"written to {path}: {command()} --config-dir {config_dir} +profile={name}")
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """What a profile may choose, by dotted key: every flag, and what belongs to the tier of algorithm and game."""
+    """The settings that a profile may choose, by dotted key: all flags, and the own values of algorithm and game."""
     found = {flag.name: getattr(config, flag.name) for flag in FLAGS}
     natives = config.own.num_envs if config.algo.spec.on_policy else None
     if natives is not None and config.vec_env in ("auto", "native"):

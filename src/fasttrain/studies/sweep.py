@@ -1,7 +1,7 @@
-"""`fasttrain -m`: every cell in a fresh process, then one table of speed and quality over all of them.
+"""`fasttrain -m`: every cell in a new process, then one table of speed and quality over all of them.
 
-Hydra composes the cells; running them in one process (its default) would let the first pay for imports, compilation
-and caches that the others find warm.
+Hydra composes the cells. It would run them in one process, where the first cell would pay for imports, compilation and
+cold caches.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
 
 
 class Sweep:
-    """Runs the cells that Hydra hands over one by one; `finish` prints and writes the table.
+    """Runs the cells that Hydra gives one by one; `finish` prints and writes the table.
 
     Args:
-        arguments: what was typed, stored so that the same sweep is continued.
-        overrides: the same as Hydra has them, and what the environment says.
-        files: options that a cell needs to find the user's own files.
+        arguments: the typed arguments, stored so that the sweep can be continued.
+        overrides: the same as Hydra's overrides, with those from environment variables.
+        files: options with which a cell finds the user's configuration files.
         way: `on_existing`.
     """
 
@@ -60,14 +60,15 @@ class Sweep:
         self.cells: list[Cell] = []
         self.folder: Path | None = None
         self.stopped = False  # by a signal
-        self._stored: list[dict[str, Any]] = []  # cells of a sweep that this one continues
+        self._stored: list[dict[str, Any]] = []  # cells of the sweep that this one continues
         self._lock = ExitStack()
         self._swept: dict[str, int] = {}
         self._total = 1
 
     def run_cell(self, job: Any) -> int:
-        """Run one composed cell in a process of its own, its output in the cell's log.txt; returns its exit code.
-        Raises KeyboardInterrupt: after the cell has stopped and is recorded; ends the sweep."""
+        """Run one composed cell in a process of its own, with its output in its log.txt; returns its exit code. After a
+        signal it stores the cell and raises KeyboardInterrupt, which ends the sweep.
+        """
         if self.folder is None:
             self._open(Path(job.sweep.dir).absolute())
             of_files = [f"{key}={value}" for key, value in (job.sweeper.get("params") or {}).items()]
@@ -91,7 +92,7 @@ class Sweep:
         return cell.exit_code
 
     def _open(self, folder: Path) -> None:
-        """The folder is this process's alone until `finish`."""
+        """Lock the folder until `finish`."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._lock.enter_context(locked(folder))
@@ -101,7 +102,7 @@ class Sweep:
             self._stored = read_json(folder / "sweep.json").get("cells", [])
 
     def _known(self, label: str, overrides: list[str], folder: Path) -> Cell | None:
-        """A cell that was done before the sweep was stopped."""
+        """The cell, if it was finished before the sweep was stopped."""
         for row in self._stored:
             typed, seconds = texts_without_removed(row["overrides"]), float(row.get("seconds", 0))
             if (str(row["cell"]), typed, row["exit_code"]) == (label, overrides, EXIT_DONE):
@@ -109,7 +110,7 @@ class Sweep:
         return None
 
     def _without_report(self) -> list[str]:
-        """A cell's own page takes a second and is rarely looked at; the sweep has one, `report=true` asks for all."""
+        """Cells draw no page of their own, which takes a second, unless the user typed `report`."""
         typed = {key_of(text) for text in self.arguments}
         return ["report=false"] if self.command == "train" and "report" not in typed else []
 
@@ -122,9 +123,8 @@ class Sweep:
         return f" · ETA {clock_text(left * sum(done) / len(done))}" if done and left > 0 else ""
 
     def finish(self) -> int:
-        """Print the table, write sweep.csv and sweep.json beside the cells; the sweep's exit code.
-
-        0 if every cell is done, 4 if stopped, else 1 if any failed, else 2 (only illegal ones).
+        """Print the table, write sweep.csv and sweep.json, return the exit code: 0 if every cell is done, 4 if it was
+        stopped, else 1 if a cell failed, else 2 (cells with wrong settings).
         """
         if self.folder is None:
             raise ConfigError(f"{' '.join(filter(key_of, self.arguments))}: no value is left, so no cell to run")
@@ -138,7 +138,7 @@ class Sweep:
         return EXIT_CRASHED if codes - {EXIT_DONE, EXIT_WRONG_INPUT} else max(codes, default=EXIT_WRONG_INPUT)
 
     def way_on(self) -> str:
-        """What there is of a sweep that was stopped, and the command that goes on."""
+        """How many cells of a stopped sweep are done, and the command that continues it."""
         done = sum(cell.exit_code == EXIT_DONE for cell in self.cells)
         text = f"stopped: {done} of {self._total} cells are done, in {self.folder}"
         if self.command != "train" or self.folder is None:
@@ -154,7 +154,7 @@ class Sweep:
         return rows, [key for key in keys if len({values.get(key) for values in cells}) > 1], against
 
     def _reference(self) -> tuple[float | None, str]:
-        """What speed-ups are relative to: the baseline profile's cell if there is one, else the first that is done."""
+        """Speed and name of the cell that speed-ups are relative to: the baseline profile's, or the first finished."""
         done = [cell for cell in self.cells if cell.summary.get("steps_per_s")]
         baseline = [cell for cell in done if any(o.lstrip("+") == "profile=baseline" for o in cell.overrides)]
         cell = next(iter((*baseline, *done)), None)
@@ -196,14 +196,14 @@ class Sweep:
 
 
 def _swept_keys(given: Sequence[str]) -> dict[str, int]:
-    """Keys with several values and how many: `num_envs=64,128` → `{"num_envs": 2}`."""
+    """The keys with several values and their number: `num_envs=64,128` → `{"num_envs": 2}`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
         overrides = OverridesParser.create().parse_overrides(list(given))
         return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
-    except HydraException:  # Hydra itself will say what is wrong
+    except HydraException:  # Hydra itself reports it
         return {}
 
 

@@ -1,8 +1,9 @@
-"""`fasttrain tune +profile=speed`: the values with the most steps/s on this machine, by successive halving.
+"""`fasttrain tune +profile=speed`: finds the settings with the most steps/s on this machine, by successive halving
+(Jamieson & Talwalkar 2016).
 
-Short trials of many settings, longer ones of the best third, and at last the best few and the profile itself in turn.
-Every trial is a process of its own, its first window is left out, and none may update less often per env step than the
-profile does or take more memory. Jamieson & Talwalkar 2016.
+Many settings get a short trial, the best third a longer one. At last the best few and the profile itself run in turn.
+Every trial is a process of its own. A trial with fewer updates per env step than the profile, or too much memory, is
+refused.
 """
 
 from __future__ import annotations
@@ -31,20 +32,23 @@ from fasttrain.studies.study import MINUTES, Cell, Compose, Study, Wanted, base_
 from fasttrain.terminal import command, rate_text, spelt
 
 PROFILE = "profile"
-TRIAL_S = (3.0, 8.0, 16.0)  # of training, by rung; the last is run in turn with the profile
-SHARES = (0.45, 0.65)  # of the time, after which a rung's last trial is begun
-KEPT = 3  # one in three goes on
+TRIAL_S = (3.0, 8.0, 16.0)  # seconds of training by rung; trials of the last run in turn with the profile
+SHARES = (0.45, 0.65)  # of the time; then no more trial of that rung begins
+KEPT = 3  # one in so many trials reaches the next rung
 FINALISTS, TURNS = 2, 3
-FREE_SHARE = 0.8  # of free memory that a run may take
-ENDLESS = 10**12  # total_timesteps: time ends a trial
+FREE_SHARE = 0.8  # of the free memory that a trial may use
+ENDLESS = 10**12  # total_timesteps: the time ends a trial
 
 Space = dict[str, list[Any]]
 Point = dict[str, Any]
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Search, write study.json, profile/tuned.yaml and the report. Returns 4 if stopped by a signal, 1 if the profile
-    itself could not be run, else 0. Raises ConfigError: the space names an unknown key or one that may not vary."""
+    """Search; write study.json, profile/tuned.yaml and the report.
+
+    Returns 4 if stopped by a signal, 1 if the profile itself could not be run, else 0. Raises ConfigError if tune.space
+    names an unknown key or a wrong value.
+    """
     known = all_keys()
     for key, values in (config.tune.space or {}).items():
         if key not in known:
@@ -74,7 +78,7 @@ class Search:
         self.best: Point | None = None
 
     def run(self) -> int:
-        """Three rungs, then the verdict."""
+        """Run the profile and three rungs of trials, then the verdict. Returns the exit code."""
         first = self._run_one({}, 0)
         if first is None:
             self.study.say("tune: the profile itself could not be run; see above")
@@ -93,12 +97,11 @@ class Search:
         return EXIT_DONE
 
     def _space(self, plan: Mapping[str, Any]) -> Space:
-        given = self.config.tune.space
-        if given is not None:
-            return {key: list(values) for key, values in given.items()}
+        if self.config.tune.space is not None:
+            return {key: list(values) for key, values in self.config.tune.space.items()}
         typed = {key_of(text) for text in self.base}
         space = default_space(self.config, plan, usable_cores())
-        return {key: values for key, values in space.items() if key not in typed}  # what is typed stays
+        return {key: values for key, values in space.items() if key not in typed}  # typed values do not vary
 
     def _first_rung(self, points: Sequence[Point]) -> list[Point]:
         drawn = np.random.default_rng(self.config.seed).permutation(len(points))[::-1]
@@ -107,7 +110,9 @@ class Search:
         return best[: max(FINALISTS, -(-len(best) // KEPT))]
 
     def _rung(self, points: Sequence[Point], rung: int) -> list[Point]:
-        """Those that ran, the fastest first; of a later rung the finalists at least."""
+        """Run a rung; returns the points whose trial succeeded, the fastest first. A later rung runs at least the
+        finalists.
+        """
         found = []
         for number, point in enumerate(points):
             if self.study.spent_s() >= SHARES[rung] * self.budget_s and number >= FINALISTS * rung:
@@ -117,7 +122,7 @@ class Search:
         return [point for _, point in sorted(found, key=lambda each: -each[0])]
 
     def _finals(self, points: Sequence[Point]) -> None:
-        """The best and the profile in turn; the best is the one with the highest median ratio."""
+        """Run the finalists and the profile in turn; the best has the highest median ratio."""
         sides: dict[str, dict[int, Cell]] = {}
         for turn in range(TURNS):
             if turn and self.study.spent_s() > self.budget_s:
@@ -131,7 +136,7 @@ class Search:
                 self.result, self.best = found, point
 
     def _run_one(self, point: Point, rung: int, turn: int = 0) -> Cell | None:
-        """A trial; None where it failed, took too much memory or updated too rarely."""
+        """Run a trial; None if it failed, used too much memory or made no update."""
         minutes = TRIAL_S[rung] / 60
         typed = [f"{key}={spelt(value)}" for key, value in point.items()]
         horizon = [] if self.config.algo.spec.stretches else [f"total_timesteps={ENDLESS}"]
@@ -148,17 +153,16 @@ class Search:
         if cell is None:
             return None
         memory = cell.summary["utilization"]["memory_bytes"]
-        why = "" if cell.summary["updates"] else "it did not get as far as an update"
+        why = "" if cell.summary["updates"] else "it ended before its first update"
         if memory > self.memory_bytes:
             why = f"{memory / 2**30:.1f} GiB of memory, {self.memory_bytes / 2**30:.1f} are allowed"
         row = {"point": point, "rung": rung + 1, "turn": turn, "steps_per_s": cell.rate, "memory_bytes": memory}
         self.trials.append({**row, "update_ratio": cell.summary["update_ratio"], "refused": why})
         if why:
-            self.study.say(f"{wanted.label}: not taken: {why}")
+            self.study.say(f"{wanted.label}: refused: {why}")
         return None if why else cell
 
     def conclude(self) -> None:
-        """Say, write and draw what was found."""
         self.study.notes["rows"] = self.trials
         if self.result is not None and self.best is not None:
             self._write(self.best, self.result)
@@ -190,7 +194,7 @@ class Search:
         self.study.say_profile("tuned", path)
 
     def _evidence(self, key: str) -> str:
-        """Best steps/s of the first rung with this value, and with each other one."""
+        """The best steps/s of the first rung for each value of the key."""
         best: dict[str, float] = {}
         for trial in self.trials:
             if trial["rung"] == 1 and key in trial["point"] and not trial["refused"]:
@@ -199,12 +203,11 @@ class Search:
         return "best steps/s by value: " + ", ".join(f"{said} {rate_text(rate)}" for said, rate in sorted(best.items()))
 
 
-# --- what is searched
+# --- the space of settings
 
 
 def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
-    """Around what the profile resolved to: keys that mean something in its `plan`, the plan.json of a run, each with
-    its present value. `cores`: that this process may use."""
+    """Values around the profile's effective ones. `plan`: contents of its plan.json; `cores`: usable cores."""
     effective = {row["flag"]: row["effective"] for row in plan["flags"]}
     num_envs = int(effective["num_envs"])
     space: Space = {"num_envs": _around(num_envs, (4, 2, 1, 1 / 2, 1 / 4), least=1)}
@@ -214,7 +217,7 @@ def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
     if config.algo.spec.off_policy:
         updates = int(effective["updates_per_step"])
         space["updates_per_step"] = _around(updates, (2, 1, 1 / 2), least=1) if updates > 0 else [updates]
-        if train_frequency(config.algo.train_freq)[1] == "episode":  # of one env
+        if train_frequency(config.algo.train_freq)[1] == "episode":  # SB3 allows one env only
             space["num_envs"] = [num_envs]
     if config.algo.spec.minibatches:
         space["batch_size"] = _around(int(effective["batch_size"]), (2, 1, 1 / 2), least=2)
@@ -234,7 +237,7 @@ def _around(value: int, factors: Sequence[float], least: int) -> list[int]:
 
 
 def update_ratio(config: Config, point: Point, defaults: Mapping[str, Any]) -> float:
-    """Gradient updates per env step with these settings; `defaults`: the plan's effective values for all others."""
+    """Gradient updates per env step at a point; `defaults`: the plan's effective values of the other settings."""
     value = {**defaults, **point}
     if config.algo.spec.off_policy:
         count, unit = train_frequency(config.algo.train_freq)
@@ -247,7 +250,7 @@ def update_ratio(config: Config, point: Point, defaults: Mapping[str, Any]) -> f
 
 
 def is_legal(config: Config, point: Point, defaults: Mapping[str, Any], least_ratio: float) -> bool:
-    """Whether the point can run and updates often enough. Ratios are compared to within 2 %: rollouts are whole."""
+    """Whether a point can run and updates often enough; 2 % fewer updates are allowed, because rollouts are rounded."""
     value = {**defaults, **point}
     if config.algo.spec.on_policy:
         steps = config.algo.n_steps
@@ -262,17 +265,17 @@ def is_legal(config: Config, point: Point, defaults: Mapping[str, Any], least_ra
 
 
 def legal_points(config: Config, space: Space, defaults: Mapping[str, Any], least_ratio: float) -> list[Point]:
-    """All combinations that are worth a trial; the one that changes nothing is not among them."""
+    """All legal combinations, without the one that changes nothing."""
     points = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
     return [point for point in points if changes(point, defaults) and is_legal(config, point, defaults, least_ratio)]
 
 
 def changes(point: Point, defaults: Mapping[str, Any]) -> Point:
-    """Of the point, what differs from what runs without it."""
+    """The settings of a point that differ from the defaults."""
     return {key: value for key, value in point.items() if key not in defaults or defaults[key] != value}
 
 
-# --- what is shown
+# --- output
 
 
 def label_of(point: Point) -> str:

@@ -1,7 +1,7 @@
-"""`fasttrain zoo import FILE.yml --env ID --algo NAME`: an entry of rl_zoo3's hyperparameters as a profile of ours; and
-the folders of rl_zoo3's runs, as runs to play. Nothing in these files is executed.
+"""`fasttrain zoo import FILE.yml --env ID --algo NAME` makes a profile from an entry of rl_zoo3's hyperparameters. And
+folders of rl_zoo3's runs are read, so that they can be played. Nothing in these files is executed.
 
-The YAML has tags of Python: tuples and OrderedDicts are read as lists and mappings, any other tag is refused.
+The YAML has tags of Python. Tuples and OrderedDicts are read as lists and mappings; any other tag is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.setting import did_you_mean
 
 USAGE = "fasttrain zoo import FILE.yml --env CartPole-v1 --algo ppo [--output conf/profile/NAME.yaml]"
-FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # without a class of ours, and with one
+FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # for stock classes, for fasttrain's classes
 MARK = "Imported from rl_zoo3"
 
 
@@ -37,7 +37,7 @@ class _Arguments(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the profile; say where it is, how it is used and what is not in it."""
+    """Write the profile; print where it is, how to use it and what it does not contain."""
     parser = _Arguments(prog="fasttrain zoo", add_help=False, allow_abbrev=False)
     parser.add_argument("verb", choices=["import"])
     parser.add_argument("file")
@@ -60,14 +60,14 @@ def main(arguments: Sequence[str]) -> int:
     print(f"written to {output}\n  {command}\n  {command} {FASTER[spec.has_fast]}    faster")
     if not asked.env.endswith(name):
         print(f"from the entry {name}: none is called {asked.env}{did_you_mean(asked.env, map(str, entries))}")
-    for kind, lines in (("not taken over", found.left), ("otherwise", found.notes)):
+    for kind, lines in (("not taken over", found.left), ("differs", found.notes)):
         for line in lines:
             print(f"{kind}: {terminal.one_line(line)}")
     return EXIT_DONE
 
 
 def _file(given: str) -> Path:
-    """A file, or the one that the installed package has for an algorithm."""
+    """The named file, or the installed rl_zoo3's file of an algorithm."""
     path = Path(given)
     if path.suffix in (".yml", ".yaml") or path.exists():
         return path
@@ -82,7 +82,7 @@ def _file(given: str) -> Path:
 
 
 def _is_atari(env: str) -> bool:
-    """As rl_zoo3 tells such games, or by the name alone where no package has registered them."""
+    """Whether an env is an Atari game: by its name, or by its entry point as in rl_zoo3."""
     import gymnasium  # 0.2 s
 
     if re.match(r"ALE/|\w+NoFrameskip-v\d$", env):
@@ -108,7 +108,7 @@ def _write(output: Path, head: Sequence[str], found: Taken, spec: AlgorithmSpec)
     values = nested(found.settings, {"defaults": [{"override /algo": spec.name}, {"override /env": "gym"}]})
     lines = ["# @package _global_", *(f"# {line}" for line in head)]
     lines += [f"# Not taken over: {terminal.one_line(line)}" for line in found.left]
-    lines += [f"# Otherwise: {line}" for line in found.notes]
+    lines += [f"# Differs: {line}" for line in found.notes]
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     if "${" in text:
         raise ConfigError(f"{output.stem}: a text with ${{ in it, which a profile would look up elsewhere")
@@ -122,19 +122,19 @@ def _write(output: Path, head: Sequence[str], found: Taken, spec: AlgorithmSpec)
 # --- the files and folders of rl_zoo3
 
 MOST_BYTES = 1 << 20  # of a file; 16 kB are usual
-MOST_VALUES = 100_000  # in a file: one that names its own parts again and again has more than it is long
+MOST_VALUES = 100_000  # in a file; aliases can make more values than its length suggests
 
 
 class ZooRun(NamedTuple):
-    """What a folder of rl_zoo3 holds."""
+    """A run of rl_zoo3."""
 
     config: Config
     model: Path
-    statistics: Path  # of VecNormalize, a pickle; there only where the run had it
+    statistics: Path  # VecNormalize's pickle; it exists if the run was normalized
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values, and the tags that `yaml.dump` of an OrderedDict and of a tuple writes."""
+    """Reads plain values, and the tags that `yaml.dump` writes for an OrderedDict and a tuple."""
 
 
 def _listed(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> list[Any]:
@@ -152,7 +152,7 @@ _Loader.add_constructor(f"{PYTHON}/object/apply:collections.OrderedDict", _order
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file. Raises ConfigError if there is none, it is too large, or holds something else."""
+    """The mapping in a YAML file. Raises ConfigError if the file is missing, too large, or holds something else."""
     try:
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
@@ -167,8 +167,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def zoo_run(folder: Path, model: str) -> ZooRun | None:
-    """What rl_zoo3 left in a folder of its own; None if it is no such folder. `model`: model.zip for the last model,
-    for which the best is taken if it is missing, or best_model.zip. Raises ConfigError if it cannot be played.
+    """The run of rl_zoo3 in a folder; None if it holds none. Raises ConfigError if it cannot be played.
+
+    `model`: best_model.zip, or model.zip for the last model (if that is missing, the best one).
     """
     found = sorted(folder.glob("*/args.yml"))
     if len(found) != 1:
@@ -197,7 +198,7 @@ def _configuration(where: Path, folder: Path) -> Config:
         config = configuration(found.settings, spec)
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its args.yml and config.yml make no run of fasttrain ({error})") from error
-    # Rewards are told as the env pays them, so that statistics of rewards are not needed.
+    # Evaluations report the env's own rewards, so that statistics of rewards are not needed.
     normalize = tuple(name for name in config.env.normalize if name == "obs")
     if normalize and config.env.frame_stack > 1:
         raise ConfigError(f"run={folder}: frame_stack over normalised observations is the other way round here")

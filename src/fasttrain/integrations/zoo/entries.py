@@ -1,7 +1,7 @@
-"""Hyperparameters as rl_zoo3 keeps them, as settings of ours. What has no place is told with the reason, never dropped.
+"""Translates rl_zoo3's hyperparameters into settings. Keys without a counterpart are reported with the reason.
 
-The zoo evaluates texts such as `dict(net_arch=[64, 64], activation_fn=nn.ReLU)` as Python; here they are parsed, and
-what is more than literals, `dict` and a few known names is refused.
+The zoo evaluates texts such as `dict(net_arch=[64, 64], activation_fn=nn.ReLU)` as Python. Here they are parsed, and
+only literals, `dict` and a few known names are allowed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CLASSES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like
 PLAIN = {"n_timesteps": "total_timesteps", "n_envs": "num_envs", "frame_stack": "env.frame_stack",
          "env_kwargs": "env.kwargs"}  # fmt: skip
 LISTS = {"env_wrapper": ("env.wrappers", "wrapper"), "callback": ("callbacks", "callback")}
-STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_steps")  # ours have other defaults
-NORMALIZE = {"training": True, "clip_obs": 10.0, "clip_reward": 10.0, "epsilon": 1e-8}  # VecNormalize's own
+STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_steps")  # our defaults differ from SB3's
+NORMALIZE = {"training": True, "clip_obs": 10.0, "clip_reward": 10.0, "epsilon": 1e-8}  # VecNormalize's defaults
 NO_PLACE = {
     "vec_env_wrapper": "there is no place for wrappers of all envs at once, but env.frame_stack and env.normalize",
     "monitor_kwargs": "is_success is found by itself; env.result.scores=[…] names other entries of the last info",
@@ -36,20 +36,20 @@ MOST_CHARACTERS = 20_000
 
 
 class Taken(NamedTuple):
-    """What an entry became."""
+    """The translation of an entry."""
 
     settings: Settings
-    left: list[str]  # `key: why it could not be taken over`, one each
-    notes: list[str]  # what was taken and is not quite as in the zoo
+    left: list[str]  # `key: why it could not be taken over`
+    notes: list[str]  # differences from the zoo in what was taken over
 
 
 def zoo_name(spec: AlgorithmSpec) -> str:
-    """What rl_zoo3 calls an algorithm."""
+    """rl_zoo3's name of an algorithm."""
     return spec.zoo or spec.name
 
 
 def algorithm(name: str) -> AlgorithmSpec:
-    """The algorithm of that name, rl_zoo3's or ours. Raises ConfigError if there is none."""
+    """The algorithm of that name, in rl_zoo3 or here. Raises ConfigError if there is none."""
     known = {**ALGORITHMS, **{zoo_name(spec): spec for spec in ALGORITHMS.values()}}
     if name not in known:
         raise ConfigError(f"--algo {name}: not one of {', '.join(sorted(known))}{did_you_mean(name, known)}")
@@ -59,7 +59,9 @@ def algorithm(name: str) -> AlgorithmSpec:
 def entry_of(
     entries: Mapping[Any, Any], env: str, is_atari: Callable[[str], bool], where: str
 ) -> tuple[str, Mapping[str, Any]]:
-    """Name and contents of the entry for an env: its own, `atari` for such a game, or `default`; else ConfigError."""
+    """Name and contents of the entry for an env: its own, `atari` for an Atari game, or `default`. Raises ConfigError
+    if there is none.
+    """
     plain = env.rpartition(":")[2]
     name = plain if plain in entries else "atari" if is_atari(plain) else "default"
     found = entries.get(name)
@@ -71,7 +73,7 @@ def entry_of(
 
 
 def taken(entry: Mapping[str, Any], env: str, spec: AlgorithmSpec) -> Taken:
-    """The settings of a training as the zoo's own would be: one process, SB3's own values of what is not said."""
+    """The settings of a training like the zoo's: one process, and SB3's defaults for keys that the entry lacks."""
     stock = {name: default for name, (_, default) in spec.arguments().items() if name in STOCK}
     found, left = Settings(), list[str]()
     for key, value in {**stock, "n_envs": 1, **entry}.items():
@@ -86,14 +88,14 @@ def taken(entry: Mapping[str, Any], env: str, spec: AlgorithmSpec) -> Taken:
 
 
 def nested(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with dotted settings put into their groups."""
+    """`values` with the dotted settings added in their groups."""
     for key, value in settings.items():
         put(values, key, value)
     return values
 
 
 def configuration(settings: Settings, spec: AlgorithmSpec) -> Config:
-    """The typed configuration of such settings, others at their defaults. Raises ConfigError if they are wrong."""
+    """The typed configuration with these settings and defaults for the others. Raises ConfigError if one is wrong."""
     return from_mapping(nested(settings, {**defaults_of(Config), "algo": {"name": spec.name}}))
 
 
@@ -105,7 +107,7 @@ def _told(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec
 
 
 def _settings(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
-    """What one key of an entry becomes, `(setting, value)`; of a part that has no place `(name, ConfigError)`."""
+    """The settings for one key of an entry as (setting, value); (name, ConfigError) for a part without counterpart."""
     if key in PLAIN:
         value = {"frame_stack": 1, "env_kwargs": {}}.get(key) if value is None else value
         yield PLAIN[key], int(value) if isinstance(value, float) and value.is_integer() else value
@@ -140,7 +142,7 @@ def _settings(key: str, value: object, entry: Mapping[str, Any], spec: Algorithm
 
 
 def _fitted(found: Settings, left: list[str], spec: AlgorithmSpec) -> Iterator[str]:
-    """Where keys meet each other: changes `found`, and says what is otherwise than in the zoo."""
+    """Adjust settings that depend on each other, in `found`; yields notes about differences from the zoo."""
     if "num_envs" in spec.flags and found["num_envs"] != spec.flags["num_envs"]:
         left.append(f"n_envs: {spec.name} plays in {spec.flags['num_envs']} env here, candidates one after the other")
         found["num_envs"] = spec.flags["num_envs"]
@@ -196,7 +198,7 @@ def _noise(entry: Mapping[str, Any], spec: AlgorithmSpec) -> tuple[str, Any]:
 
 
 def _network(name: str, node: object, spec: AlgorithmSpec) -> tuple[str, Any]:
-    """One of `policy_kwargs`, a syntax tree or a plain value."""
+    """The setting for one entry of `policy_kwargs`, which is a syntax tree or a plain value."""
     try:
         if name == "activation_fn":
             text = ast.unparse(node) if isinstance(node, ast.AST) else str(node)
@@ -214,7 +216,7 @@ def _network(name: str, node: object, spec: AlgorithmSpec) -> tuple[str, Any]:
 
 
 def _parts(value: object) -> Iterator[tuple[str, Any]]:
-    """The entries of a mapping, or of one in Python's words, there as syntax trees."""
+    """The entries of a mapping, or of the text of a Python dict; then the values are syntax trees."""
     if value is None or isinstance(value, Mapping):
         yield from (value or {}).items()
         return
@@ -229,7 +231,7 @@ def _parts(value: object) -> Iterator[tuple[str, Any]]:
 
 
 def _pairs(node: ast.AST) -> list[tuple[str, ast.AST]] | None:
-    """The entries of `dict(a=1)` and `{"a": 1}`; None of anything else."""
+    """The entries of `dict(a=1)` and `{"a": 1}`; None for anything else."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict" and not node.args:
         return [(str(one.arg), one.value) for one in node.keywords] if all(one.arg for one in node.keywords) else None
     if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
@@ -238,7 +240,7 @@ def _pairs(node: ast.AST) -> list[tuple[str, ast.AST]] | None:
 
 
 def _value(node: object) -> Any:
-    """What a syntax tree means; a plain value is one already."""
+    """The value of a syntax tree; a plain value stays."""
     if not isinstance(node, ast.AST):
         return node
     if (pairs := _pairs(node)) is not None:
