@@ -11,14 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fasttrain.terminal import rate_text
-
-if TYPE_CHECKING:
-    from fasttrain.vec.external import Figure
 
 PARTS = ("engine", "network", "decode", "queue", "idle")
 SHARES = ("busy_share", "cpu_share")
@@ -187,30 +184,28 @@ def summary_lines(found: Mapping[str, Any]) -> list[str]:
     return [*lines, *([found["warning"]] if found["warning"] else [])]
 
 
-def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[Figure]:
-    """The figures in a `summary` and a tally, for Prometheus."""
-    from fasttrain.vec.external import Figure  # it loads torch, which worker processes must not
-
-    yield Figure("counter", "decisions", "Decisions of the policy in games with engines.", found["decisions"])
-    yield Figure("counter", "games", "Games that ended by their rules or limits.", found["games"])
+def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[tuple[Any, ...]]:
+    """The fields of each `vec.external.Figure` in a `summary` and a tally."""
+    yield ("counter", "decisions", "Decisions of the policy in games with engines.", found["decisions"])
+    yield ("counter", "games", "Games that ended by their rules or limits.", found["games"])
     lost = {cause: one["games"] for cause, one in found["lost_games"].items()}
-    yield Figure("counter", "lost_games", "Games that a fault ended.", lost, "cause")
+    yield ("counter", "lost_games", "Games that a fault ended.", lost, "cause")
     for name in ("forced", "refused"):
-        yield Figure("counter", f"decisions_{name}", f"Decisions {name}.", found[name])
+        yield ("counter", f"decisions_{name}", f"Decisions {name}.", found[name])
     made = found["decisions"] + found["forced"]
     parts = {name: made * found[f"{name}_ms"] / 1000 for name in PARTS}
-    yield Figure("counter", "game_seconds", "Where the time of all games in flight went.", parts, "part")
-    yield Figure("counter", "daemon_restarts", "Engines started again.", found["restarts"], "cause")
+    yield ("counter", "game_seconds", "Where the time of all games in flight went.", parts, "part")
+    yield ("counter", "daemon_restarts", "Engines started again.", found["restarts"], "cause")
     for share in SHARES:
         each = {str(one["daemon"]): one[share] for one in found["daemons"]}
-        yield Figure("gauge", f"daemon_{share}", "Of the time, 0 to 1 per core.", each, "daemon")
+        yield ("gauge", f"daemon_{share}", "Of the time, 0 to 1 per core.", each, "daemon")
     memory = {str(one["daemon"]): one["memory_mb"] * 2**20 for one in found["daemons"]}
-    yield Figure("gauge", "daemon_memory_bytes", "Resident memory of an engine.", memory, "daemon")
+    yield ("gauge", "daemon_memory_bytes", "Resident memory of an engine.", memory, "daemon")
     texts = {"decision": "Time of a decision of an engine.", "game": "Time of a game."}
     for name, times in (("decision", tally.decisions), ("game", tally.games)):
         up_to = {str(float(edge)): times.up_to(edge) for edge in BUCKETS_S[name]}
         value = (up_to, sum(times.counts.values()), times.total_ns / 1e9)
-        yield Figure("histogram", f"{name}_duration_seconds", texts[name], value)
+        yield ("histogram", f"{name}_duration_seconds", texts[name], value)
 
 
 def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tuple[str, list[str]]:

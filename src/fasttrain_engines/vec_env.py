@@ -343,7 +343,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return summary_lines(found)
 
     def figures(self, found: Mapping[str, Any]) -> Iterator[Figure]:
-        return figures(found, self.tally())
+        return (Figure(*one) for one in figures(found, self.tally()))
 
     def limits(self, play: Callable[[], object]) -> tuple[str, list[str]]:
         tally, times, began = self.tally(fresh=True), self.times(), time.perf_counter()
