@@ -75,7 +75,7 @@ def test_the_summary_is_per_decision():
     ("parts", "busy", "cpu", "says", "tried"),
     [
         ((1, 0, 0, 9), 0.1, 0.1, "wait for the policy longer", []),
-        ((1, 0, 0, 2, 7), 0.1, 0.1, "no engine to play with", []),
+        ((1, 0, 0, 2, 7), 0.1, 0.1, "wait for engines to restart", []),
         ((9, 0, 0, 1), 0.99, 1.9, "compute on 1.9 of 2 cores", []),
         ((9, 0, 0, 1), 0.95, 0.95, "Each daemon computes", ["daemons.count=2", "daemons.games_per_daemon=auto"]),
         ((9, 0, 0, 1), 0.95, 0.1, "mostly wait", ["num_envs=16", "daemons.count=1", "daemons.games_per_daemon=16"]),

@@ -73,7 +73,7 @@ def test_a_training_builds_its_envs_and_no_more(fasttrain: RunCommand):
 
 
 def test_the_env_of_a_checkup_goes_on_into_the_training_where_it_is_dear(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(survey, "DEAR_S", 0.0)
+    monkeypatch.setattr(survey, "SLOW_BUILD_S", 0.0)
     config = configured(*SHARED)
     with survey_of(config, Console(quiet=True)) as looking:
         assert looking.build().build_s > 0
@@ -105,7 +105,7 @@ def test_the_env_of_a_checkup_goes_on_into_the_training_where_it_is_dear(monkeyp
 def test_a_dear_env_that_is_built_again_says_why(
     arguments: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(survey, "DEAR_S", 0.0)
+    monkeypatch.setattr(survey, "SLOW_BUILD_S", 0.0)
     config = configured(*SHARED, *arguments)
     spec = env_spec(config)
     with Survey(dataclasses.replace(spec, max_episode_steps=None), 60.0, make_console()) as looking:
@@ -139,8 +139,8 @@ def test_a_compiled_game_is_looked_at_in_this_process():
         assert looking.build().observation_space.shape == (248,)
         assert looking.checkup({"max_steps": 50}, False).steps >= 50
         assert looking._scout is None
-        assert looking._kept
-    assert not looking._kept
+        assert looking._envs_here
+    assert not looking._envs_here
 
 
 def looked_at(name: str, timeout_s: float = 60.0) -> Survey:
