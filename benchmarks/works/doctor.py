@@ -28,9 +28,11 @@ BLOCKS, BLOCK_S = 12, 0.25
 
 def doctor(arguments: tuple[str, ...]) -> Sample:
     from fasttrain.cli import main
+    from fasttrain.studies import doctor as module
 
+    module.TRIED = 0
     with tempfile.TemporaryDirectory() as folder:
-        if main(["doctor", *arguments, "doctor.tries=0", f"hydra.run.dir={folder}/run"]) != 0:
+        if main(["doctor", *arguments, f"hydra.run.dir={folder}/run"]) != 0:
             raise SystemExit(1)
         told = json.loads((Path(folder) / "run" / "doctor.json").read_text(encoding="utf-8"))
     advice = told["advice"][0]["change"] if told["advice"] else "none"

@@ -4,7 +4,7 @@
         daemons.command='[python, pig_engine.py, --port, "{port}"]'
 
 `Pig` waits for the engine's questions, `PigByRequest` asks the engine; the games are the same. PigEngine.java plays
-them too: daemons.build='[javac, -d, build, PigEngine.java]' daemons.command='[java, -cp, build, PigEngine, …]'.
+them too, after `javac -d build PigEngine.java`: daemons.command='[java, -cp, build, PigEngine, …]'.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import os
 import shutil
 import socket
@@ -24,10 +23,9 @@ from typing import IO
 import psutil
 
 from fasttrain.errors import EnvSpecError
+from fasttrain_engines.backend import DaemonsConfig
 from fasttrain_engines.channel import Channel, connect
 from fasttrain_engines.game import EngineGame, greet
-from fasttrain_engines.jvm import QUIET_STDOUT, is_java, refused_flags, with_flags
-from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.wire import GameLostError
 
 HOST = "127.0.0.1"
@@ -36,16 +34,12 @@ LOOK_S = 0.02  # between two looks whether a process listens or has ended
 CLOSE_S = 3.0  # from SIGTERM to SIGKILL; a JVM writes its recording in this time
 LOG_MB, KEPT_LOGS = 16.0, 3  # size at which a log is rotated, and number of older logs
 SAID_LINES = 8  # lines of the log in error messages
-SAID_OF_BUILD = 4000  # characters of a build's output in error messages
+PROBE_TIMEOUT_S = 30.0  # of a JVM that is started to try its flags
+# A JVM logs to stdout, which carries the messages if an engine is connected by pipes.
+QUIET_STDOUT = ("-Xlog:disable", "-Xlog:all=warning:stderr")
 TEMPORARY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)  # errors that another try may pass
 # Program → its package in Debian and Ubuntu.
-PACKAGES = {
-    "java": "default-jre-headless",
-    "javac": "default-jdk-headless",
-    "node": "nodejs",
-    "npm": "npm",
-    "gnugo": "gnugo",
-}
+PACKAGES = {"java": "default-jre-headless", "node": "nodejs", "npm": "npm", "gnugo": "gnugo"}
 
 
 class Daemon:
@@ -140,10 +134,10 @@ class Daemon:
     def _command(self) -> list[str]:
         """The command with its placeholders filled in; chooses the address."""
         command = [str(part) for part in self.settings.command]
-        if is_java(command):
-            flags = list(self.settings.jvm_flags)
+        if java := place_after_java(command):
             uses_pipes = not any("{port}" in part or "{socket}" in part for part in command)
-            command = with_flags(command, [*flags, *(QUIET_STDOUT if uses_pipes else ())])
+            flags = [*self.settings.jvm_flags, *(QUIET_STDOUT if uses_pipes else ())]
+            command[java:java] = flags  # before the command's own flags, which take precedence
         values = {"{index}": str(self.index), "{threads}": str(self._threads), "{folder}": str(self.folder)}
         values["{daemons}"] = str(Path(__file__).parent)
         self.address = None
@@ -163,7 +157,6 @@ class Daemon:
             **os.environ,
             "PATH": path,
             **threads,
-            **{name: str(value) for name, value in self.settings.env.items()},
         }
 
     async def connect(self, make: Callable[[], Channel]) -> Channel:
@@ -302,28 +295,37 @@ def spawn(
         raise EnvSpecError(f"daemons: {command[0]!r} {_start_problem(command[0], error)}") from error
 
 
-def prepare(settings: DaemonsConfig) -> None:
-    """Before engines start: check the flags of a JVM, and run `daemons.build` once in the life of this process. Raises
-    EnvSpecError if a flag is wrong or the build fails.
-    """
+def place_after_java(command: Sequence[str]) -> int:
+    """The place for flags in a command that starts a JVM, perhaps by `env NAME=VALUE java`. 0: it starts none."""
+    program = next((place for place, part in enumerate(command) if part != "env" and "=" not in part), 0)
+    return program + 1 if Path(command[program]).name in ("java", "java.exe") else 0
+
+
+def check_jvm_flags(settings: DaemonsConfig) -> None:
+    """Raises EnvSpecError for a flag in `daemons.jvm_flags` with which the JVM does not start."""
     java = str(settings.command[0])
-    if is_java([java]) and shutil.which(java):
+    if place_after_java([java]) and shutil.which(java):
         values = {"{threads}": "1", "{index}": "0", "{folder}": tempfile.gettempdir()}
         for flag, why in refused_flags(java, [fill_in(flag, values) for flag in settings.jvm_flags]).items():
             raise EnvSpecError(f"daemons.jvm_flags: {java} does not start with {flag}: {why}; remove it")
-    if settings.build:
-        environment = tuple((name, str(value)) for name, value in settings.env.items())
-        _build(tuple(map(str, settings.build)), settings.cwd, environment)
 
 
-@functools.cache  # once, because an evaluation starts engines too, while others run
-def _build(command: tuple[str, ...], cwd: str | None, environment: tuple[tuple[str, str], ...]) -> None:
-    with tempfile.TemporaryFile() as log:
-        process = spawn(command, DaemonsConfig(cwd=cwd), log, {**os.environ, **dict(environment)})
-        if code := process.wait():
-            log.seek(0)
-            said = log.read().decode(errors="replace").strip()[-SAID_OF_BUILD:]
-            raise EnvSpecError(f"daemons.build={' '.join(command)} ended with exit code {code}; it said:\n{said}")
+def refused_flags(java: str, flags: Sequence[str]) -> dict[str, str]:
+    """Flags with which this JVM does not start → its message. If each flag works alone, they are tried together."""
+    if not flags or not _jvm_error(java, flags):
+        return {}
+    each = {flag: _jvm_error(java, [flag]) for flag in flags}
+    return {flag: why for flag, why in each.items() if why} or {" ".join(flags): _jvm_error(java, flags)}
+
+
+def _jvm_error(java: str, flags: Sequence[str]) -> str:
+    """The JVM's error message; empty if it starts."""
+    try:
+        done = subprocess.run([java, *flags, "-version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {PROBE_TIMEOUT_S:g} s"
+    said = (done.stdout + done.stderr).strip().splitlines()
+    return (said or [f"exit code {done.returncode}"])[0] if done.returncode else ""
 
 
 def _start_problem(program: str, error: OSError) -> str:
@@ -331,9 +333,8 @@ def _start_problem(program: str, error: OSError) -> str:
         return f"cannot be started: {error.strerror}"
     package = PACKAGES.get(program)
     if package is None:
-        return "was not found, as a file or on PATH; correct daemons.command or daemons.build, or give its full path"
-    also = " (a Java runtime without its compiler)" if program == "javac" and shutil.which("java") else ""
-    return f"is not installed{also}: it comes with the package {package} (Debian, Ubuntu: apt install {package})"
+        return "was not found, as a file or on PATH; correct daemons.command, or give its full path"
+    return f"is not installed: it comes with the package {package} (Debian, Ubuntu: apt install {package})"
 
 
 def kill_tree(process: subprocess.Popen[bytes], known: Sequence[psutil.Process] = ()) -> None:

@@ -65,6 +65,7 @@ class EngineGame(ABC):
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     masked: bool = True  # decisions name the legal actions
+    skip_forced: bool = False  # decisions with one legal action are taken without the policy
     framing: str | type[Framing] = "lines"  # or "length", or the user's class
     codec: str | type[Codec] = "json"  # or "msgpack", "text", or the user's class
     id_key: str = "id"

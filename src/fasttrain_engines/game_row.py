@@ -22,6 +22,7 @@ from gymnasium import spaces
 from fasttrain.batch import NO_LEGAL_ACTION, Int64Array, each_array, select_rows
 from fasttrain.errors import EnvError
 from fasttrain.vec.worker_memory import Arrays
+from fasttrain_engines.backend import DaemonsConfig
 from fasttrain_engines.game import (
     MOST_REWARD,
     NO_ACTION,
@@ -35,7 +36,6 @@ from fasttrain_engines.game import (
     row_of,
 )
 from fasttrain_engines.pool import Pool
-from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import GameTimes, Tally
 from fasttrain_engines.wire import GameLostError
 
@@ -184,7 +184,7 @@ class Row:
         if isinstance(outcome, Over) or self.table.arrays.action_masks is None:
             return None
         self.mask = mask_of(outcome.legal, self.table.arrays.action_masks.shape[1])
-        one_only = self.settings.skip_forced and isinstance(self.table.action_space, spaces.Discrete)
+        one_only = self.game.skip_forced and isinstance(self.table.action_space, spaces.Discrete)
         return int(self.mask.argmax()) if one_only and self.mask.sum() == 1 else None
 
     async def _opened(self) -> Decision:

@@ -40,7 +40,7 @@ class GameTimes(NamedTuple):
     queue_ns: int = 0
     idle_ns: int = 0
     decisions: int = 0  # made by the policy
-    forced: int = 0  # with one legal action, taken without the policy (daemons.skip_forced)
+    forced: int = 0  # with one legal action, taken without the policy (`EngineGame.skip_forced`)
     refused: int = 0
     games: int = 0  # ended by their rules or limits
     lost: int = 0

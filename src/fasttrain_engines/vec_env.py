@@ -33,10 +33,10 @@ from fasttrain.vec.base import copy_observations, episode_info
 from fasttrain.vec.external import ExternalVecEnv, Figure
 from fasttrain.vec.groups import GroupStep
 from fasttrain.vec.worker_memory import Arrays, Layout, SharedBlock
-from fasttrain_engines.daemon import prepare
+from fasttrain_engines.backend import DaemonsConfig, shared_out, workers_for
+from fasttrain_engines.daemon import check_jvm_flags
 from fasttrain_engines.game_row import AGAIN, READY
 from fasttrain_engines.games_worker import GamesProcess, GamesSettings, Ready
-from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
 from fasttrain_engines.stats import GameTimes, Tally, advice, figures, merged, summary, summary_lines
 
 LOOK_EVERY_S = 0.5  # between two looks whether workers live
@@ -80,7 +80,7 @@ class DaemonVecEnv(ExternalVecEnv):
     ) -> None:
         if sys.platform == "win32":
             raise EnvSpecError("env.backend=daemons needs Linux or macOS: use WSL")
-        prepare(settings)
+        check_jvm_flags(settings)
         self.num_daemons, self.per_daemon = shared_out(settings, num_envs, cores)
         self._temporary = None if folder else tempfile.mkdtemp(prefix="fasttrain-")
         self.folder = Path(folder or str(self._temporary))

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fasttrain_engines.backend import BACKEND
-from fasttrain_engines.settings import DaemonsConfig
+from fasttrain_engines.backend import BACKEND, DaemonsConfig
 
 
 def config(**changed: Any) -> Any:

@@ -17,8 +17,8 @@ import pytest
 
 from fasttrain.errors import EnvSpecError
 from fasttrain_engines import daemon as daemons
-from fasttrain_engines.daemon import Daemon, free_port, prepare, rotate, spawn
-from fasttrain_engines.settings import DaemonsConfig, Timeouts
+from fasttrain_engines.backend import DaemonsConfig, Timeouts
+from fasttrain_engines.daemon import Daemon, check_jvm_flags, free_port, rotate, spawn
 from fasttrain_engines.wire import GameLostError
 from pig_games import Pig, ports, said, settings, until
 
@@ -133,7 +133,7 @@ def test_no_room_for_a_process_now_is_no_wrong_command(monkeypatch: pytest.Monke
 
 def test_environment_and_folder_are_the_engines(made: Any, tmp_path: Path):
     code = "import os; print(os.environ['FLAG'], os.environ['OMP_NUM_THREADS'], os.getcwd(), flush=True); 1/0"
-    daemon = made(plain(*python(code, "{port}"), env={"FLAG": 7}, cwd=str(tmp_path)))
+    daemon = made(plain("env", "FLAG=7", *python(code, "{port}"), cwd=str(tmp_path)))
     with pytest.raises(GameLostError, match="(?s)ended with exit code 1; it said:.*7 2 .*ZeroDivisionError"):
         asyncio.run(daemon.start(Pig()))
 
@@ -228,36 +228,12 @@ def test_time_with_open_requests_is_counted_once(made: Any):
     assert daemon.busy_ns <= time.perf_counter_ns() - began
 
 
-WRITES = "import os; open('built', 'a').write(os.environ['WHAT'])"
-
-
-def test_it_builds_once_where_the_engines_run(tmp_path: Path):
-    settings = DaemonsConfig(
-        command=("engine",), build=(sys.executable, "-c", WRITES), cwd=str(tmp_path), env={"WHAT": 7}
-    )
-    prepare(settings)
-    prepare(settings)
-    assert (tmp_path / "built").read_text() == "7"
-
-
-def test_a_build_that_fails_is_shown():
-    says = "import sys; print('line 3: no such class'); sys.exit(2)"
-    with pytest.raises(EnvSpecError, match=r"(?s)daemons\.build=.* exit code 2; it said:\nline 3: no such class"):
-        prepare(DaemonsConfig(command=("engine",), build=(sys.executable, "-c", says)))
-
-
-def test_the_package_of_a_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvSpecError, match="default-jdk-headless"):
-        prepare(DaemonsConfig(command=("java", "Engine"), build=("javac", "Engine.java")))
-
-
 def test_flags_that_java_refuses_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     java = tmp_path / "java"
     java.write_text('#!/bin/sh\ncase "$*" in *{*|*-XX:+New*) echo "Unrecognized VM option \'New\'"; exit 1; esac\n')
     java.chmod(0o755)
-    prepare(DaemonsConfig(command=(str(java), "Engine"), jvm_flags=("-Xss1m", "-XX:Cores={threads}")))
+    check_jvm_flags(DaemonsConfig(command=(str(java), "Engine"), jvm_flags=("-Xss1m", "-XX:Cores={threads}")))
     with pytest.raises(EnvSpecError, match=r"daemons\.jvm_flags: .*java does not start with -XX:\+New: Unrecognized"):
-        prepare(DaemonsConfig(command=(str(java), "Engine"), jvm_flags=("-Xss1m", "-XX:+New")))
+        check_jvm_flags(DaemonsConfig(command=(str(java), "Engine"), jvm_flags=("-Xss1m", "-XX:+New")))
     monkeypatch.setattr(daemons, "refused_flags", pytest.fail)
-    prepare(DaemonsConfig(command=("engine",)))
+    check_jvm_flags(DaemonsConfig(command=("engine",)))

@@ -16,10 +16,10 @@ from gymnasium import spaces
 
 from fasttrain.errors import EnvError
 from fasttrain_engines import game_row
+from fasttrain_engines.backend import DaemonsConfig, Timeouts
 from fasttrain_engines.game import Decision, EngineGame, Over, Refused
 from fasttrain_engines.game_row import AGAIN, READY, SPENT, STEP, Records, Row, Table
 from fasttrain_engines.pool import Seat
-from fasttrain_engines.settings import DaemonsConfig, Timeouts
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import GameLostError
 
@@ -97,9 +97,16 @@ class Stage:
     """A row, and what it told."""
 
     def __init__(
-        self, folder: Path, game: Written, asks_again: bool = True, masked: bool = True, **changed: Any
+        self,
+        folder: Path,
+        game: Written,
+        asks_again: bool = True,
+        masked: bool = True,
+        skip_forced: bool = False,
+        **changed: Any,
     ) -> None:
         self.game, self.pool, self.told = game, FakePool(), list[tuple[int, int, Any]]()
+        game.skip_forced = skip_forced
         one, flag = np.zeros((1, 1), np.float32), np.zeros(1, np.bool_)
         self.arrays: Any = SimpleNamespace(
             observations=(one, one), final_observations=one.copy(), actions=np.zeros(1, np.int64),

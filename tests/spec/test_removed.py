@@ -127,6 +127,9 @@ def test_what_a_run_recorded_and_showed_goes_on():
     first, second = found["daemons"]["jvm_flags"]
     assert (first, second[:42]) == ("-Xmx1g", "-XX:StartFlightRecording:filename={folder}")
     assert stored["daemons"] == {"profile": "jfr", "jvm_flags": ["-Xmx1g"]}
+    engine = {"env": {"LEVEL": 3, "MODE": "fast"}, "command": ["engine", "{port}"]}
+    command = ["env", "LEVEL=3", "MODE=fast", "engine", "{port}"]
+    assert without_removed({"daemons": engine}) == {"daemons": {"command": command}}
 
 
 OLD_ENV = {

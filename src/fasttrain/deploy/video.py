@@ -233,7 +233,7 @@ def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None
     try:
         file.parent.mkdir(exist_ok=True)
         seed = config.eval.seed
-        made = film(against_bots(config), model, statistics, file, config.video.episodes, True, seed, MOST_S)
+        made = film(against_bots(config), model, statistics, file, 1, True, seed, MOST_S)
     except Exception as error:
         return f"[VIDEO] {name} was not made ({blame(error)}{no_second_env(config)}); the run goes on"
     rewards = [total for total, _, _ in made.finished]

@@ -20,7 +20,7 @@ from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
 
 MOST_BINS = 100  # points of a curve: a chart 420 pt wide shows no more
 EPISODES_PER_BIN = 20
-POINTS = 80  # of a mean over seeds
+POINTS = 80  # points of a mean curve over seeds
 SEED_BINS = 40  # of a seed's curve; fewer than in a run's own report, because the band over seeds shows the noise
 QUANTILES = (0.1, 0.9)
 MOST_REASONS, MOST_TERMS = 6, 6

@@ -276,8 +276,8 @@ class Tracker(KVWriter):
 
     def over(self, status: str) -> None:
         """Call `end` once."""
-        over, self._over = self._over, True
-        if not over:
+        if not self._over:
+            self._over = True
             self.end(status)
 
 

@@ -28,7 +28,6 @@ from fasttrain.runs.folders import missing_files
 from fasttrain.runs.loggers import finish, guarded_writers
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.state import MODEL, SEED_STRIDE, is_retraced, start_episodes
-from fasttrain.runs.stopping import StoppedBy
 from fasttrain.runs.view import activity, show_perf, show_quality
 from fasttrain.saving.env_state import env_state, load_env_state, own_random_state
 from fasttrain.saving.files import SUMMARY_SCHEMA, write_json
@@ -90,13 +89,15 @@ def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> N
 def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overrides: list[str]) -> dict[str, Any]:
     """The contents of summary.json."""
     perf, warmup_s = perf_dict(window), run.model.engine.warmup_s if isinstance(run.model, Fast) else 0.0
+    stopped_by = "horizon" if run.course.stopped is None else run.course.stopped.by
+    stopped_by = "signal" if run.stop.requested else stopped_by  # also one during the final evaluation
     failed = run.saving.failed.get(EVALUATION)
     why = (f"failed: {failed}" if failed else "") if run.config.eval.episodes else "left out: eval.episodes=0"
     return {
         "schema": SUMMARY_SCHEMA,
         "version": __version__,
         "status": "stopped" if run.stop.requested else "done",
-        "stopped_by": _stopped_by(run),
+        "stopped_by": stopped_by,
         **{key: perf[key] for key in ("env_steps", "wall_s", "steps_per_s", "updates", "update_ratio")},
         **_whole_run(run, perf["wall_s"]),
         "startup_s": round(run.startup_s, 3),
@@ -131,12 +132,6 @@ def _whole_run(run: Parts, wall_s: float) -> dict[str, Any]:
     steps, updates = run.progress.env_steps, run.progress.updates
     totals = {"env_steps": steps, "wall_s": wall_s + run.progress.before_s, "updates": updates}
     return {**totals, "update_ratio": updates / max(1, steps), "resumed_at": run.resumed_at}
-
-
-def _stopped_by(run: Parts) -> StoppedBy:
-    if run.stop.requested:  # also if the signal came during the final evaluation
-        return "signal"
-    return "horizon" if run.course.stopped is None else run.course.stopped.by
 
 
 def tell_loggers(run: Parts, summary: Mapping[str, Any]) -> None:

@@ -48,7 +48,6 @@ class DoctorConfig:
     test: Literal["all", "env", "policy", "update", "replay", "transport", "logging"] = setting(
         "all", "Which part is measured. Also --test."
     )
-    tries: int = setting(1, "Number of its suggestions that doctor tries in a real training.", least=0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +69,6 @@ class EvalConfig:
         "Environments of an evaluation. null uses up to 8, or 64 of a game that steps all in one call.",
         least=1,
         most=4096,
-    )
-    max_steps: int = setting(
-        27_000, "Longest episode of an evaluation. A longer one is cut and counts with the reward so far.", least=1
     )
 
 
@@ -101,8 +97,11 @@ class PlayConfig:
 class VideoConfig:
     """Videos of the greedy policy, made while a run trains; `fasttrain play run=… output=game.mp4` makes one of it."""
 
-    every: int = setting(0, "Env steps between two videos during training. 0 makes none.", least=0)
-    episodes: int = setting(1, "Episodes in a video, which lasts at most a minute.", least=1)
+    every: int = setting(
+        0,
+        "Env steps between two videos during training, each of one episode and at most a minute. 0 makes none.",
+        least=0,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,6 +72,9 @@ REMOVED = {  # what does their work now
     "daemons.profile": f"use daemons.jvm_flags=[{RECORDING}]",
     "daemons.log_mb": CONSTANT,
     "daemons.max_wait_ms": "the game's class says it, as wait_ms",
+    "daemons.skip_forced": "the game's class says it, as skip_forced",
+    "daemons.env": "use daemons.command=[env, NAME=VALUE, program, …]",
+    "daemons.build": "run the command before fasttrain",
     "metrics.port": "use loggers=[csv, stdout, {logger: prometheus, port: 9100}]",
     "metrics.host": "use loggers=[csv, stdout, {logger: prometheus, port: 9100, host: …}]",
     "study": "use run=FOLDER",
@@ -81,10 +84,15 @@ REMOVED = {  # what does their work now
     "tune.min_update_ratio": "no trial updates less often than the profile does; remove it",
     "tune.sampler": "settings are drawn at random, the best go on; remove it",
     "doctor.seconds": CONSTANT,
+    "doctor.tries": "the best suggestion is tried; Ctrl-C ends doctor and keeps what was measured; remove it",
+    "eval.max_steps": "an evaluation cuts episodes at 27,000 steps, or env.max_episode_steps if larger; remove it",
+    "video.episodes": "a video shows one episode; fasttrain play output=… play.episodes=… films more; remove it",
     "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
 }
 # What a run's weights came by; self-play of an env of the user's among them, for which somebody must decide.
-LEARNED_WITH = ("overlap", "algo.chunk_steps", "algo.burn_in", "env.native_game", "env.opponent_key")
+LEARNED_WITH = (
+    "overlap", "algo.chunk_steps", "algo.burn_in", "env.native_game", "env.opponent_key", "daemons.skip_forced",
+)  # fmt: skip
 # What a cell that is yet to run would lack. A run has the values of its env.own; reward_debug only tells more.
 NEEDED = (*LEARNED_WITH, "env.own", "env.eval_opponent")
 OFF = ("null", "false", "off", "no", "0", "{}")
@@ -122,6 +130,9 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
         found["loggers"] = [*loggers, {"logger": "prometheus", "port": port, "host": host}]
     if lookup(found, "daemons.profile") == "jfr":
         put(found, "daemons.jvm_flags", [*(lookup(found, "daemons.jvm_flags") or ()), RECORDING.strip("'")])
+    if isinstance(variables := lookup(found, "daemons.env"), Mapping) and variables:
+        command = [f"{name}={value}" for name, value in variables.items()]
+        put(found, "daemons.command", ["env", *command, *(lookup(found, "daemons.command") or ())])
     _by_its_game(found)
     for key in REMOVED:
         if key in LEARNED_WITH and lookup(found, key) not in (None, False, "off", 0, {}):

@@ -33,7 +33,7 @@ from fasttrain.studies.rig import WITH, Rig, Samples, measure, rates_of, ratios_
 from fasttrain.studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
-SHOWN = 2  # advices
+SHOWN, TRIED = 2, 1  # advices
 SECONDS = 3.0  # of measuring each part
 AGAIN_ROUNDS = 7  # of measuring a part that a candidate changes, beside the present one
 TRY_S = 4.0  # least seconds of each training that tries a change
@@ -151,7 +151,7 @@ class Doctor:
         self.advised = True
         rig.close()
         self.rig = None
-        for index, advice in enumerate(self.advices[: settings.tries]):
+        for index, advice in enumerate(self.advices[:TRIED]):
             self.advices[index] = self._try(advice, index)
 
     @property

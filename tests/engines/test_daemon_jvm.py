@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fasttrain_engines.jvm import is_java, refused_flags, with_flags
+from fasttrain_engines.daemon import place_after_java, refused_flags
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def test_each_refused_flag_is_named(java: str):
     assert refused_flags("/nowhere/java", []) == {}
 
 
-def test_flags_come_before_the_commands_own():
-    assert with_flags(["java", "-Xmx1g", "Engine"], ["-Xss512k"]) == ["java", "-Xss512k", "-Xmx1g", "Engine"]
-    assert [is_java([word]) for word in ("java", "/opt/jdk/bin/java", "javac", "node")] == [True, True, False, False]
-    assert not is_java([])
+def test_flags_come_behind_the_program():
+    assert [place_after_java([word]) for word in ("java", "/opt/jdk/bin/java", "javac", "node")] == [1, 1, 0, 0]
+    assert place_after_java(["env", "HEAP=1g", "java", "Engine"]) == 3
+    assert place_after_java(["env", "JAVA=java", "node"]) == 0
 
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="there is no java")
