@@ -32,7 +32,7 @@ def doctor(arguments: tuple[str, ...]) -> Sample:
 
     module.TRIED = 0
     with tempfile.TemporaryDirectory() as folder:
-        if main(["doctor", *arguments, f"hydra.run.dir={folder}/run"]) != 0:
+        if main(["doctor", *arguments, f"hydra.run.dir={folder}/run"]):
             raise SystemExit(1)
         told = json.loads((Path(folder) / "run" / "doctor.json").read_text(encoding="utf-8"))
     advice = told["advice"][0]["change"] if told["advice"] else "none"

@@ -85,7 +85,7 @@ def test_the_page_about_security_names_each_setting_that_imports_or_starts_code(
     keys = {name for name, one in declarations if names_code(name, one)}
     assert {"env.id", "opponent", "algo.policy_kwargs", "eval.env_kwargs", "daemons.command", "loggers"} <= keys
     page = (SOURCE.parent / "SECURITY.md").read_text(encoding="utf-8")
-    told = page.partition("These keys import modules or start programs:")[2].partition("In their arguments")[0]
+    told = page.partition("| setting | what happens |")[2].partition("\n\n")[0]
     named = set(re.findall(r"`([\w.]+)[=`]", told))
     assert keys <= named, "imports or starts code, and SECURITY.md does not say so"
     assert named <= {name for name, _ in declarations}, "no such setting"

@@ -22,7 +22,7 @@ from fasttrain.spec.precedence import TYPED, one_name, read
 from fasttrain.spec.reading import all_keys
 
 MOST_ERRORS = 50
-FREE = ("env.kwargs", "eval.env_kwargs", "algo.kwargs", "algo.policy_kwargs", "daemons.env", "tune.space", "candidates")
+FREE = ("env.kwargs", "eval.env_kwargs", "algo.kwargs", "algo.policy_kwargs", "tune.space", "candidates")
 GROUPS = ("algo", "env", "profile", "tuned")  # files by their names, where a text stands in the place of keys
 
 

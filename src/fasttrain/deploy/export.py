@@ -67,9 +67,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def export(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, kind: str, path: Path
 ) -> dict[str, Any]:
-    """Write and check `path`. Returns its inputs, outputs and difference from the policy. Raises FastTrainError if the
-    difference is too large.
-    """
+    """Write and check `path`; returns what export.json says of it. FastTrainError if it differs from the policy."""
     write, load = (_write_onnx, _load_onnx) if kind == "onnx" else (_write_torchscript, _load_torchscript)
     draft, other = _draft(path), "torchscript" if kind == "onnx" else "onnx"
     draft.unlink(missing_ok=True)  # it may be a link to another file

@@ -107,9 +107,7 @@ def calibrate_at_switch(plan: RunSpec, model: Fast, console: Console, density: D
 
 
 def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
-    """Measure how many threads of torch are fastest and set them, where `torch_threads=auto` and nothing must be
-    deterministic.
-    """
+    """Measure how many torch threads are fastest and set them, if `torch_threads=auto` and not `deterministic`."""
     config, row = plan.config, plan.row("torch_threads")
     threads, open_ = config.torch_threads, row.requested == "auto" and not row.reason.startswith(MEASURED)
     if not open_ or threads == 1 or config.deterministic or model.device.type != "cpu":
@@ -169,9 +167,7 @@ def ways_of(plan: RunSpec, model: Fast) -> dict[str, RunSpec]:
 
 
 def _threads(plan: RunSpec, model: Fast) -> list[Any]:
-    """Numbers of torch threads to try: as asked for, or one and one per core. One if workers need the cores, or for
-    small networks.
-    """
+    """Numbers of torch threads to try; one if workers need the cores, or for small networks."""
     config, asked = plan.config, plan.row("torch_threads").requested
     if asked != "auto":
         return [asked]
@@ -301,9 +297,7 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
 
 
 class _Blank(gym.Env[Any, Any]):
-    """An env of random observations, with the share of zeros and of legal actions that `density` says. An episode has
-    64 steps.
-    """
+    """An env of random observations with the shares of zeros and legal actions in `density`; episodes of 64 steps."""
 
     def __init__(self, observation_space: Any, action_space: Any, masked: bool, density: Density) -> None:
         self.observation_space, self.action_space = observation_space, action_space

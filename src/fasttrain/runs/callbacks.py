@@ -274,9 +274,7 @@ def sequences_line(model: Any) -> str:
 
 
 def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
-    """Let `empty` count masks without a legal action, for the model and its opponents. A stock class asks its env for
-    masks, so that they are counted there.
-    """
+    """Let `empty` count masks without a legal action; of a stock class where it asks its env for masks."""
     timed = unwrap_vec_wrapper(model.env, TimedVecEnv) if model.env is not None else None
     if model.env is not None and isinstance(model.env.unwrapped, SelfPlayVecEnv):
         model.env.unwrapped.empty_masks = empty

@@ -49,9 +49,7 @@ MOST_STATISTICS_BYTES = 1 << 30  # three float64 for each number of an observati
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """`env` with frame stacking and normalization. `statistics` of a training (its env or file) are used unchanged;
-    without them new ones are learned.
-    """
+    """`env` with frame stacking and normalization; `statistics` of a training (its env or file) do not change."""
     if config.env.frame_stack > 1:
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
@@ -296,12 +294,7 @@ def game_calls(config: Config) -> list[KernelCall]:
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
-    """Where the envs' time went.
-
-    Args:
-        opponents_ns: time of opponents' turns that infos reported as info["perf"].
-        counted: the envs count that time themselves, as `opponents_ns`.
-    """
+    """Where the envs' time went. `opponents_ns`: as info["perf"] reports it; `counted`: envs count it themselves."""
     self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule != "first_ready"
     stepping = env.unwrapped if self_play is None else self_play.inner
     if self_play is not None:  # opponents act in the trainer, which includes what the envs count

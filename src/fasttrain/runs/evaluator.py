@@ -190,9 +190,7 @@ class BackgroundEvaluation:
         process.use_pipe(lambda: process.connection.send((file, measure, video)))
 
     def poll(self, timeout_s: float = 0.0) -> Result | None:
-        """The next result within `timeout_s`; None if there is none yet. The caller removes its file. Raises
-        WorkerLostError if the process died.
-        """
+        """The next result within `timeout_s`, or None; the caller removes its file. WorkerLostError if it has died."""
         process = self._process
         if not self.waiting or process is None or not process.use_pipe(lambda: process.connection.poll(timeout_s)):
             return None

@@ -119,9 +119,7 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
 
 
 def instance_of(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
-    """An instance of the user's class `module:Class`, which must be a `kind`. Raises FastTrainError if there is no such
-    class, or if it does not take the `settings`.
-    """
+    """An instance of the user's class. FastTrainError if it is missing, no `kind`, or does not take the `settings`."""
     found = callable_at(name, f"{key}: {name}", only=kind)
     given = arguments(settings, f"{key}: {name}, ", None, supplies, found)
     try:

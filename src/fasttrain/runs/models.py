@@ -329,8 +329,6 @@ def save_model(model: BaseAlgorithm, path: Path) -> None:
 
 
 def statistics_of(path: Path, pickled: bool = False) -> Path:
-    """The file of a model's statistics: vecnormalize.npz for model.zip, STEM_vecnormalize.npz for STEM.zip.
-    `pickled`: SB3's file, with the ending .pkl.
-    """
+    """The file of a model's statistics: vecnormalize.npz for model.zip. `pickled`: SB3's file, which ends in .pkl."""
     name = "vecnormalize" if path.stem == "model" else f"{path.stem}_vecnormalize"
     return path.with_name(name + (".pkl" if pickled else ".npz"))

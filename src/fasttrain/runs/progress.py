@@ -106,9 +106,7 @@ class LearningCurve:
         self._open.wall_s += wall_s
 
     def slope_per_hour(self) -> float | None:
-        """The slope of the last quarter of the training so far. None if it does not differ from 0 by two standard
-        errors, or with too few episodes.
-        """
+        """The slope of the last quarter so far; None within two standard errors of 0, or with too few episodes."""
         recent = self._between(1 - RECENT, 1.0)
         if len(recent) < MIN_STRETCHES or sum(stretch.episodes for stretch in recent) < MIN_EPISODES:
             return None

@@ -166,9 +166,7 @@ def is_normalisable(space: spaces.Space[Any]) -> bool:
 
 
 def policy_for(algo: AlgoConfig, space: spaces.Space[Any], policies: Sequence[str]) -> str:
-    """SB3's alias of the policy, from the algorithm's `policies`. For `auto` and a user's class the observation space
-    decides.
-    """
+    """SB3's alias of the policy, from `policies`. For `auto` and a user's class the observation space decides."""
     if algo.policy != "auto" and ":" not in algo.policy:
         return algo.policy
     is_image = is_image_space(space, normalized_image=_is_scaled(algo))

@@ -315,9 +315,7 @@ MODEL, LAST_GOOD = "model.zip", "last_good.zip"
 
 
 def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> NoReturn:
-    """Save a run that an error ended, then raise `error`; after the first update, as a CrashedError that says how to
-    continue.
-    """
+    """Save a run that an error ended, and raise: after the first update a CrashedError that says how to continue."""
     told = error
     if isinstance(error, SystemExit):
         who = place_of(error) or "an env or a callback "

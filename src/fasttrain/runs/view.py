@@ -88,11 +88,7 @@ BAR_COLOURS = {"env": "green", "act": "cyan", "update": "magenta", "rest": "brig
 
 
 class LiveView:
-    """Shows a `Progress`; `tick` may be called at any rate.
-
-    Args:
-        beside: is called with the time when it is due, and returns when it is due next.
-    """
+    """Shows a `Progress`. `beside` is called with the time when it is due, and returns when it is due next."""
 
     def __init__(
         self, progress: Progress, console: Console, title: str, panel: bool,

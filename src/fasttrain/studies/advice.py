@@ -253,9 +253,7 @@ def advise(
     measure_again: Callable[[RunSpec, Candidate], tuple[Rates, Flow] | None],
     tell: Callable[[str], None],
 ) -> list[Advice]:
-    """The changes that gain at least `WORTH`, the best first. `measure_again` measures the run of a candidate; it
-    returns None if that cannot be built.
-    """
+    """The changes that gain at least `WORTH`, the best first. `measure_again`: None if a run cannot be built."""
     found = logging_advice(now)
     for candidate in candidates(now):
         if (plan := changed_plan(now, candidate)) is None:

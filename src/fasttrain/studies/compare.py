@@ -129,9 +129,7 @@ def _candidate(entry: object, example: str) -> Candidate:
 
 
 def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """The overrides that end a cell after `minutes`. Raises ConfigError if a schedule needs total_timesteps and that is
-    not given.
-    """
+    """The overrides that end a cell after `minutes`. Raises ConfigError if a schedule needs total_timesteps."""
     if config.minutes is None:
         return []
     ends = [f"stop.max_minutes={config.minutes:g}"]

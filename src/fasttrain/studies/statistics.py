@@ -162,9 +162,7 @@ def interval_of(values: Floats) -> Interval:
 
 
 def ratio_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ratio | None:
-    """The median of the paired ratios ours ÷ theirs with a 95 % bootstrap; one disturbed cell hardly changes it. None
-    if no seed has a speed on both sides.
-    """
+    """The median of the paired ratios ours ÷ theirs with a 95 % bootstrap. None if no seed has both speeds."""
     seeds = sorted(seed for seed in ours.keys() & theirs.keys() if ours[seed] and theirs[seed])
     if not seeds:
         return None

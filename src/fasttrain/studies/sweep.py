@@ -66,9 +66,7 @@ class Sweep:
         self._total = 1
 
     def run_cell(self, job: Any) -> int:
-        """Run one composed cell in a process of its own, with its output in its log.txt; returns its exit code. After a
-        signal it stores the cell and raises KeyboardInterrupt, which ends the sweep.
-        """
+        """Run one composed cell in a process of its own; returns its exit code. KeyboardInterrupt after a signal."""
         if self.folder is None:
             self._open(Path(job.sweep.dir).absolute())
             of_files = [f"{key}={value}" for key, value in (job.sweeper.get("params") or {}).items()]

@@ -110,9 +110,7 @@ class Search:
         return best[: max(FINALISTS, -(-len(best) // KEPT))]
 
     def _rung(self, points: Sequence[Point], rung: int) -> list[Point]:
-        """Run a rung; returns the points whose trial succeeded, the fastest first. A later rung runs at least the
-        finalists.
-        """
+        """Run a rung; returns the points whose trial succeeded, the fastest first. Later rungs run all finalists."""
         found = []
         for number, point in enumerate(points):
             if self.study.spent_s() >= SHARES[rung] * self.budget_s and number >= FINALISTS * rung:
