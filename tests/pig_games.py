@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from fasttrain_engines.backend import DaemonsConfig, Timeouts
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
 
 ENGINES = Path(__file__).resolve().parent.parent / "examples" / "engines"
 sys.path.append(str(ENGINES))  # workers of the tests find the examples there too

@@ -270,7 +270,7 @@ def ours(entry: str, kwargs: dict[str, Any], games: int, rollout: int, **daemons
     sys.path.insert(0, str(EXAMPLES))
     from fasttrain import MaskablePPO
     from fasttrain.machine import usable_cores
-    from fasttrain_engines.backend import DaemonsConfig
+    from fasttrain_engines.settings import DaemonsConfig
     from fasttrain_engines.vec_env import DaemonVecEnv
 
     if not daemons["command"]:

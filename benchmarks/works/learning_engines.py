@@ -51,7 +51,7 @@ def learned(kind: str, settings: dict[str, Any], minutes: float, kwargs: dict[st
 def played(model: Any, kind: str, kwargs: dict[str, Any], greedy: bool, folder: Path) -> tuple[float, float]:
     """The win rate, and how many of the games' records differ. Each env plays as many games as any other."""
     from fasttrain.machine import usable_cores
-    from fasttrain_engines.backend import DaemonsConfig
+    from fasttrain_engines.settings import DaemonsConfig
     from fasttrain_engines.vec_env import DaemonVecEnv
 
     folder.mkdir()

@@ -23,9 +23,9 @@ from typing import IO
 import psutil
 
 from fasttrain.errors import EnvSpecError
-from fasttrain_engines.backend import DaemonsConfig
 from fasttrain_engines.channel import Channel, connect
 from fasttrain_engines.game import EngineGame, greet
+from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.wire import GameLostError
 
 HOST = "127.0.0.1"

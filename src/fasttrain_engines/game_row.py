@@ -22,7 +22,6 @@ from gymnasium import spaces
 from fasttrain.batch import NO_LEGAL_ACTION, Int64Array, each_array, select_rows
 from fasttrain.errors import EnvError
 from fasttrain.vec.worker_memory import Arrays
-from fasttrain_engines.backend import DaemonsConfig
 from fasttrain_engines.game import (
     MOST_REWARD,
     NO_ACTION,
@@ -36,6 +35,7 @@ from fasttrain_engines.game import (
     row_of,
 )
 from fasttrain_engines.pool import Pool
+from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import GameTimes, Tally
 from fasttrain_engines.wire import GameLostError
 

@@ -30,10 +30,10 @@ from fasttrain.envs.user_code import blame, look_up
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError, FastTrainError
 from fasttrain.vec.process import PipedProcess
 from fasttrain.vec.worker_memory import Arrays, Layout, check_spaces, receive_block
-from fasttrain_engines.backend import DaemonsConfig
 from fasttrain_engines.game import EngineGame
 from fasttrain_engines.game_row import Records, Row, Table
 from fasttrain_engines.pool import Pool
+from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import Lengths
 

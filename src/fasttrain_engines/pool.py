@@ -26,10 +26,10 @@ from typing import NamedTuple
 import psutil
 
 from fasttrain.errors import EnvError, EnvSpecError
-from fasttrain_engines.backend import DaemonsConfig
 from fasttrain_engines.channel import Channel, cancel
 from fasttrain_engines.daemon import CLOSE_S, Daemon
 from fasttrain_engines.game import EngineGame, greet
+from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import GameLostError
 

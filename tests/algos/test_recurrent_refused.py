@@ -16,7 +16,7 @@ import pig_games
 from conftest import configured
 from fasttrain.runs.callbacks import pool_for
 from fasttrain.vec.self_play import SelfPlayVecEnv
-from fasttrain_engines.backend import DaemonsConfig, Timeouts
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
 from fasttrain_engines.vec_env import DaemonVecEnv
 from recurrent_cases import assert_walked
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fasttrain_engines.backend import BACKEND, DaemonsConfig
+from fasttrain_engines.backend import BACKEND
+from fasttrain_engines.settings import DaemonsConfig
 
 
 def config(**changed: Any) -> Any:

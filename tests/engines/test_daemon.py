@@ -17,8 +17,8 @@ import pytest
 
 from fasttrain.errors import EnvSpecError
 from fasttrain_engines import daemon as daemons
-from fasttrain_engines.backend import DaemonsConfig, Timeouts
 from fasttrain_engines.daemon import Daemon, check_jvm_flags, free_port, rotate, spawn
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
 from fasttrain_engines.wire import GameLostError
 from pig_games import Pig, ports, said, settings, until
 

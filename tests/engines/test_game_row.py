@@ -16,10 +16,10 @@ from gymnasium import spaces
 
 from fasttrain.errors import EnvError
 from fasttrain_engines import game_row
-from fasttrain_engines.backend import DaemonsConfig, Timeouts
 from fasttrain_engines.game import Decision, EngineGame, Over, Refused
 from fasttrain_engines.game_row import AGAIN, READY, SPENT, STEP, Records, Row, Table
 from fasttrain_engines.pool import Seat
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import GameLostError
 

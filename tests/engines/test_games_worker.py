@@ -13,9 +13,9 @@ from gymnasium import spaces
 
 import pig_games
 from fasttrain.errors import EnvSpecError
-from fasttrain_engines.backend import Timeouts
 from fasttrain_engines.game_row import STEP
 from fasttrain_engines.games_worker import GamesSettings, Worker, made
+from fasttrain_engines.settings import Timeouts
 
 
 def given(entry_point: str, kwargs: dict[str, Any], folder: str = ".", rows: int = 1, **changed: Any) -> GamesSettings:

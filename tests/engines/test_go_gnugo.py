@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from fasttrain.spec.setting import build
-from fasttrain_engines.backend import DaemonsConfig
 from fasttrain_engines.channel import Channel
 from fasttrain_engines.daemon import GAMES
 from fasttrain_engines.game import Over
 from fasttrain_engines.go import PASS, Go
 from fasttrain_engines.pool import Pool
+from fasttrain_engines.settings import DaemonsConfig
 
 FOUND = shutil.which("gnugo", path=os.pathsep.join([os.environ.get("PATH", ""), GAMES]))
 pytestmark = pytest.mark.skipif(FOUND is None, reason="gnugo is not installed (apt install gnugo)")

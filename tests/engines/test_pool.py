@@ -15,8 +15,8 @@ import pytest
 
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain_engines import pool as pools
-from fasttrain_engines.backend import Recycle
 from fasttrain_engines.pool import Pool, Seat, ports_of
+from fasttrain_engines.settings import Recycle
 from fasttrain_engines.wire import GameLostError
 from pig_games import COMMAND, Pig, descendants, settings, until
 

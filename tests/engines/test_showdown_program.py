@@ -26,7 +26,7 @@ import yaml
 import fasttrain_engines
 from fasttrain.spec.setting import build
 from fasttrain.vec.self_play import SelfPlayVecEnv
-from fasttrain_engines.backend import DaemonsConfig
+from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.showdown import SIZE
 from fasttrain_engines.vec_env import DaemonVecEnv
 from pig_games import ports

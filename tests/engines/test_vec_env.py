@@ -22,7 +22,7 @@ import pig_games
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.vec.process import PipedProcess
 from fasttrain_engines import vec_env
-from fasttrain_engines.backend import Recycle, Timeouts
+from fasttrain_engines.settings import Recycle, Timeouts
 from fasttrain_engines.vec_env import DaemonVecEnv
 from pig_games import STRICT, descendants, engines, prudent, settings, until
 

@@ -21,9 +21,9 @@ import psutil
 
 import pig_games
 from fasttrain import MaskablePPO
-from fasttrain_engines.backend import DaemonsConfig, Recycle, Timeouts
 from fasttrain_engines.game import read_message
 from fasttrain_engines.game_row import AGAIN
+from fasttrain_engines.settings import DaemonsConfig, Recycle, Timeouts
 from fasttrain_engines.vec_env import DaemonVecEnv
 from fasttrain_engines.wire import CODECS, FRAMINGS, GameLostError
 

@@ -111,11 +111,12 @@ def test_what_comes_after_the_training_costs_its_own_output_alone(
     monkeypatch.setattr("fasttrain.terminal.Output.lost", NO_ROOM)
     done = fasttrain(*SMALL)
     assert done.exit_code == 1
-    lost = f"evaluation, loggers (ValueError: broken); report.html (no ink); the output ({NO_ROOM})"
+    why = f"ValueError: broken ({__file__}:{broken.__code__.co_firstlineno + 1}, in broken)"
+    lost = f"evaluation, loggers ({why}); report.html (no ink); the output ({NO_ROOM})"
     assert done.err == f"fasttrain: error: failed, and cost nothing else: {lost}\n"
     assert (done.folder / "model.zip").is_file()
     summary = done.json("summary.json")
-    assert (summary["status"], summary["evaluation"]) == ("done", "failed: ValueError: broken")
+    assert (summary["status"], summary["evaluation"]) == ("done", f"failed: {why}")
 
 
 @pytest.mark.parametrize(

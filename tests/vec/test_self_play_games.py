@@ -11,7 +11,7 @@ import pytest
 
 from fasttrain.errors import EnvError
 from fasttrain.vec.self_play import SelfPlayVecEnv
-from fasttrain_engines.backend import DaemonsConfig, Timeouts
+from fasttrain_engines.settings import DaemonsConfig, Timeouts
 from fasttrain_engines.vec_env import DaemonVecEnv
 
 HERE = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ import pytest
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import check_backend
-from fasttrain_engines.backend import DaemonsConfig, shared_out, workers_for
+from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
 
 COMMAND = ("engine", "--port", "{port}")
 
