@@ -28,9 +28,10 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 131 and a module for the help of profiles and topics, and for the shell's completion of commands and values.
 # 672 and three modules, 19 of games, for tasks of a curriculum: their settings, draws, figures, and the way to workers;
 # 84 for texts of vec and envs in whole sentences, with the arguments and errors of each function.
-# 116 for what is wrong with an answer of an env that SB3's loop or a VectorEnv failed on.
+# 138 for what is wrong with an answer of an env that SB3's loop or a VectorEnv failed on, and
+# for output and paths that the system refuses.
 CEILINGS = {
-    "fasttrain": {"lines": 43_628, "modules": 189, ": Any": 516},
+    "fasttrain": {"lines": 43_645, "modules": 189, ": Any": 516},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
 }

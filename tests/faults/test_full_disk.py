@@ -15,6 +15,7 @@ from conftest import RunCommand
 from fasttrain import cli
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.saving.checkpoints import CheckpointFolder
+from fasttrain.terminal import Output
 
 NO_ROOM = f"[Errno {errno.ENOSPC}] No space left on device"
 SMALL = ("+profile=speed", "algo.rollout_size=128", "batch_size=64", "algo.net_arch=[8]", "num_envs=8", "checkup=off",
@@ -125,6 +126,13 @@ def test_what_comes_after_the_training_costs_its_own_output_alone(
         ("runs.parts.write_json", errno.ENOSPC, 1, f"[Errno {errno.ENOSPC}] .*plan.json"),
         ("runs.parts.write_json", errno.EACCES, 1, f"[Errno {errno.EACCES}] .*plan.json"),
         ("cli._dispatch", errno.EMFILE, 2, "[Errno 24] Too many open files: raise the limit of this shell"),
+        ("cli._dispatch", errno.EFBIG, 2, "[Errno 27] File too large: raise the limit of this shell (ulimit -f"),
+        (
+            "cli._dispatch",
+            errno.ENAMETOOLONG,
+            2,
+            f"[Errno {errno.ENAMETOOLONG}] File name too long: use a shorter path",
+        ),
     ],
 )
 def test_what_stops_a_start_is_one_line(
@@ -137,3 +145,13 @@ def test_what_stops_a_start_is_one_line(
     assert done.err.startswith(f"fasttrain: error: {begins}")
     assert contains in done.err
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["--help", "--version"])
+def test_a_command_whose_output_is_lost_does_not_end_as_done(
+    fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch, command: str
+):
+    monkeypatch.setattr(Output, "lost", "No space left on device")
+    done = fasttrain(command)
+    assert done.exit_code == 1
+    assert done.err == "fasttrain: error: the output could not be written (No space left on device)\n"

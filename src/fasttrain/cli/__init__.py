@@ -34,6 +34,13 @@ if TYPE_CHECKING:
 PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
 # No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
 UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
+MORE_FILES = "raise the limit of this shell (ulimit -n 1024), or use fewer envs or workers"
+WAYS_OUT = {
+    errno.EMFILE: MORE_FILES,
+    errno.ENFILE: MORE_FILES,
+    errno.EFBIG: "raise the limit of this shell (ulimit -f unlimited)",
+    errno.ENAMETOOLONG: "use a shorter path",
+}
 LAST_FRAMES, MOST_LETTERS = 6, 10_000  # of a traceback: where the user's code is
 
 
@@ -49,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _sigterm_as_ctrl_c():
             if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # it ends with its study
                 threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
-            return _dispatch(arguments)
+            return _dispatch(arguments) or _lost_output()
     except FastTrainError as error:
         with suppress(FastTrainError):  # a variable of the environment that is none
             return _report(error, error.exit_code, with_names_as_typed(str(error), arguments, os.environ, here))
@@ -63,15 +70,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return EXIT_DONE if PRINTS_ONLY & set(arguments) else EXIT_CRASHED
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            way_out = "raise the limit of this shell (ulimit -n 1024), or use fewer envs or workers"
-            return _report(error, ConfigError.exit_code, f"{error}: {way_out}")
+        if error.errno in WAYS_OUT:
+            return _report(error, ConfigError.exit_code, f"{terminal.one_line(error)}: {WAYS_OUT[error.errno]}")
         if error.errno not in UNWRITABLE:
             return _report_users(error)
         unnamed = "" if error.filename else " (no file is named: perhaps /dev/shm, where semaphores of workers lie)"
         return _report(error, EXIT_CRASHED, f"{error}{unnamed}; make room, or let it be written there")
     except BaseException as error:
         return _report_users(error)
+
+
+def _lost_output() -> int:
+    """The exit code of a command that is done: not 0 if its output could not be written, to a full disk say."""
+    with suppress(OSError, ValueError):  # closed
+        sys.stdout.flush()
+    if not terminal.Output.lost:
+        return EXIT_DONE
+    terminal.tell(f"fasttrain: error: the output could not be written ({terminal.Output.lost})")
+    return EXIT_CRASHED
 
 
 def refuse_while_imported() -> None:

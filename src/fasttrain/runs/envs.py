@@ -301,7 +301,8 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
         opponents_ns = self_play.opponents_ns
     elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")
-        opponents_ns = int(counts[0] if config.vec_env == "native" else sum(counts))
+        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # an env may have any attribute
+        opponents_ns = int(sum(counts[:1] if config.vec_env == "native" else counts))
     if isinstance(stepping, ExternalVecEnv):
         return EnvTimes(opponents_ns, in_step=in_step, **stepping.env_times())
     if not isinstance(stepping, SharedMemoryVecEnv):
