@@ -48,6 +48,7 @@ from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.stopping import stopping_for
 from fasttrain.runs.summary import check_saved, evaluate_run, report, tell_loggers
 from fasttrain.runs.view import Voice, activity, make_console, say, show_plan
+from fasttrain.runs.warm_start import warm_start
 from fasttrain.saving.checkpointing import Checkpoints, Settings
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import clean, locked
@@ -181,6 +182,8 @@ def build(
         env = build_vec_env(config, config.num_envs, config.seed, None, doing.now, scout, folder / "daemons")
     try:
         model = _model(config, env, clock, voice, bool(users.callbacks))
+        if not resumes:
+            warm_start(config, model, voice)
         plan = _settled(plan, model, console, resumes, density)
         config = plan.config
         switch, switch_s = engine.switch_for(plan, model, console, voice, resumes, lambda: _decide(run, density))

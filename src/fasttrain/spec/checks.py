@@ -29,7 +29,7 @@ NAMED = ("loggers", "callbacks")  # may have arguments of any name
 SECRET = re.compile(r"(?i)[\"']?(\w*(?:api_?key|token|password|secret)\w*)[\"']?\s*[:=]|://[^/\s:@]+:[^/\s@]+@")
 BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps all envs
 AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's: a positive number to begin with
-PATHS = ("run", "output")
+PATHS = ("run", "output", "init_from")
 LONGEST_NAME = 255  # bytes: of all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
 
@@ -59,6 +59,9 @@ def check(config: Config) -> None:
         rule(config)
     check_backend(config)
     check_curriculum(config.curriculum)
+    for key in ("init_from_strict", "init_from_also"):
+        if config.init_from is None and getattr(config, key):
+            raise ConfigError(f"{key} has no effect without init_from=PATH: name a model, or remove {key}")
     if config.curriculum.tasks and (config.vec_env == "vector" or backend_of(config.env) is not None):
         raise ConfigError(
             "curriculum.tasks are options for the reset of single environments, and here one object resets all "

@@ -317,6 +317,16 @@ class Config:
         "module:Class: one of yours.",
     )
     run: str | None = setting(None, "Folder of a run, sweep or study.")
+    init_from: str | None = setting(
+        None,
+        "Begins with the weights of this model: a run's folder, or a zip of fasttrain or SB3. Parts of the network "
+        "that have another name or shape keep their fresh weights.",
+    )
+    init_from_strict: bool = setting(False, "Refuses a model of init_from that does not fit in every part.")
+    init_from_also: tuple[Literal["optimizer", "statistics"], ...] = setting(
+        (),
+        "What else is taken from init_from. optimizer: the state of the optimizer. statistics: those of env.normalize.",
+    )
     format: Literal["onnx", "torchscript"] | None = setting(None, "Format of the exported file.")
     model: Literal["final", "best"] = setting(
         "final", "Which model of the run is used: the final one or the best evaluation's."

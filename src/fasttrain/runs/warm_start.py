@@ -1,0 +1,119 @@
+"""`init_from`: a training begins with the weights of a model that was trained before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.save_util import data_to_json, recursive_getattr
+from stable_baselines3.common.vec_env import VecNormalize
+
+from fasttrain.errors import ConfigError
+from fasttrain.runs.envs import MOST_STATISTICS_BYTES
+from fasttrain.runs.models import MEMBERS, MOST_WEIGHT_BYTES, read_model_file, statistics_of
+from fasttrain.saving.archives import opened, read_arrays, read_member, read_tensors
+from fasttrain.saving.env_state import load_moments
+from fasttrain.saving.files import parse_json
+from fasttrain.spec.config import Config
+
+MODEL = "model.zip"  # in a run's folder
+MOST_NAMED = 4  # parts of the network that did not fit, in one line
+OPTIMIZER, STATISTICS = "optimizer", "statistics"
+
+
+def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object]) -> None:
+    """Give a new model the weights of `init_from`, as far as names and shapes agree; says what was taken.
+
+    Raises:
+        ConfigError: the file cannot be read, is of another game, fits in no part, or fits in parts only although
+            `init_from_strict` is on.
+    """
+    if config.init_from is None:
+        return
+    file = Path(config.init_from)
+    file = file / MODEL if file.is_dir() else file
+    if not file.is_file():
+        raise ConfigError(f"init_from={config.init_from}: there is no file {file}; name a run's folder or a zip")
+    stored = read_model_file(file)
+    _check_spaces(stored.facts, model, file)
+    own = model.policy.state_dict()
+    taken = {name: tensor for name, tensor in stored.weights.items() if name in own and own[name].shape == tensor.shape}
+    if bad := next((name for name, tensor in taken.items() if not bool(torch.isfinite(tensor).all())), None):
+        raise ConfigError(f"init_from: the weights in {file} are not finite ({bad[:100]}); nothing can begin with them")
+    left = _differences(own, stored.weights)
+    if not taken or (left and config.init_from_strict):
+        what = "no part of it fits this run's network" if not taken else "init_from_strict=true, and not all of it fits"
+        raise ConfigError(f"init_from: {file}: {what}: {_named(left)}")
+    model.policy.load_state_dict({**own, **taken})
+    _take_more(config, model, file, whole=not left)
+    say(
+        f"init_from: {len(taken)} of the {len(own)} tensors of the policy come from {file}"
+        + (f". Not taken: {_named(left)}" if left else "")
+    )
+    if config.env.normalize and STATISTICS not in config.init_from_also and statistics_of(file).is_file():
+        say("init_from: env.normalize begins with statistics of its own; init_from_also=[statistics] takes the model's")
+
+
+def _check_spaces(facts: Mapping[str, Any], model: BaseAlgorithm, file: Path) -> None:
+    """Raises ConfigError for a model that saw and did something else: what it has learned says nothing here."""
+    shown = {}
+    for name in ("observation_space", "action_space"):
+        here = parse_json(data_to_json({name: getattr(model, name)}).encode(), name)[name]
+        there = facts.get(name)
+        shown[name] = [_look(each) for each in (there, here)]
+    if all(there and there != here for there, here in shown.values()):
+        (seen, sees), (did, does) = shown.values()
+        raise ConfigError(
+            f"init_from: {file} is of another game: its observations are {seen} and its actions {did}; here they are "
+            f"{sees} and {does}"
+        )
+
+
+def _look(space: object) -> str:
+    """What a space is, of the JSON that SB3 writes of one: `Box (4,)`, `Discrete 5`."""
+    if not isinstance(space, Mapping):
+        return ""
+    kind = str(space.get(":type:", "")).rpartition(".")[2].rstrip("'>")
+    sizes = [str(space[key]) for key in ("_shape", "n", "nvec", "spaces") if space.get(key) not in (None, [], ())]
+    return f"{kind} {' '.join(sizes)}"[:200]
+
+
+def _differences(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> list[str]:
+    """Each part that is in one of the two networks only, or has another shape in each."""
+    here, there = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (own, stored))
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    return [f"{name[:100]} is {there.get(name, 'missing')} there, {here.get(name, 'missing')} here" for name in names]
+
+
+def _named(left: list[str]) -> str:
+    more = f"; and {len(left) - MOST_NAMED} more" if len(left) > MOST_NAMED else ""
+    return "; ".join(left[:MOST_NAMED]) + more
+
+
+def _take_more(config: Config, model: BaseAlgorithm, file: Path, whole: bool) -> None:
+    """The optimizer's state and the statistics of `env.normalize`, where `init_from_also` asks for them."""
+    if OPTIMIZER in config.init_from_also:
+        if not whole:
+            raise ConfigError("init_from_also=[optimizer]: its state does not fit, because the network is another one")
+        names = [f"{name}.pth" for name in model._get_torch_save_params()[0] if name.endswith("optimizer")]
+        with opened(file, str(file), most_members=len(MEMBERS)) as archive:
+            for name in names:
+                state = read_tensors(read_member(archive, name, MOST_WEIGHT_BYTES, str(file)), f"{file}: its {name}")
+                optimizer: Any = recursive_getattr(model, name.removesuffix(".pth"))
+                rates = [group["lr"] for group in optimizer.param_groups]
+                try:
+                    optimizer.load_state_dict(state)
+                except (ValueError, KeyError, TypeError, AttributeError) as error:
+                    raise ConfigError(f"init_from_also=[optimizer]: {name} of {file} does not fit: {error}") from error
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):  # this run's own
+                    group["lr"] = rate
+    if STATISTICS in config.init_from_also:
+        normalizer = model.get_vec_normalize_env()
+        if not isinstance(normalizer, VecNormalize):
+            raise ConfigError("init_from_also=[statistics]: this run normalizes nothing; use env.normalize=[obs] too")
+        if not statistics_of(file).is_file():
+            raise ConfigError(f"init_from_also=[statistics]: there is no {statistics_of(file).name} beside {file}")
+        load_moments(normalizer, read_arrays(statistics_of(file), MOST_STATISTICS_BYTES))
