@@ -17,6 +17,7 @@ from fasttrain.spec.games import GameSpec, game_of
 from fasttrain.spec.groups import (
     MAX_SEED,
     CheckpointConfig,
+    CloneConfig,
     DoctorConfig,
     EvalConfig,
     GateConfig,
@@ -337,6 +338,7 @@ class Config:
     )
     trust: bool = setting(False, "Loads a model as SB3 does, which executes code that is pickled in it. Also --trust.")
     play: PlayConfig = PlayConfig()
+    clone: CloneConfig = CloneConfig()
     video: VideoConfig = VideoConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
     curriculum: CurriculumConfig = CurriculumConfig()

@@ -83,6 +83,20 @@ class SelfPlayConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CloneConfig:
+    """Whom `fasttrain clone` imitates, and how long."""
+
+    of: str | None = setting(
+        None,
+        "Whom to imitate: a file of decisions (.npz), the folder of a run, the name of one of the game's bots, or a "
+        "class of yours as module:Class with act(observations, action_masks, envs).",
+    )
+    episodes: int = setting(1000, "Episodes that are recorded, where clone.of is no file.", least=2)
+    epochs: int = setting(30, "Most passes over the decisions. Fewer if the held-out ones gain nothing more.", least=1)
+    held_out: float = setting(0.1, "Share of the episodes that nothing is learned from.", least=0.001, most=0.9)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlayConfig:
     """How `fasttrain play` shows a game."""
 

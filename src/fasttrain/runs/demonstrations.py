@@ -1,0 +1,171 @@
+"""Recorded decisions: what somebody saw and did in whole episodes, as arrays of an .npz file.
+
+observations    (M, …), or observations/KEY for each key of a Dict space: as the policy sees them
+actions         (M, …)
+action_masks    (M, A) bool, of environments with masks
+episode_starts  (M,) bool: true in the first row of each episode
+rewards         (M,): what the action of the row brought
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from stable_baselines3.common.vec_env import VecEnv
+
+from fasttrain.algos.policy_view import action_dims
+from fasttrain.batch import BoolArray, Float32Array, each_array, under
+from fasttrain.errors import ConfigError
+from fasttrain.saving.archives import read_arrays
+from fasttrain.saving.files import into_place
+from fasttrain.vec.base import copy_observations, rests_of
+
+MOST_BYTES = 64 << 30
+
+
+class Demonstrations(NamedTuple):
+    """M decisions, episode after episode."""
+
+    observations: Any  # (M, …), or an array per key
+    actions: NDArray[Any]
+    action_masks: BoolArray | None
+    episode_starts: BoolArray
+    rewards: Float32Array
+
+    def returns(self, gamma: float) -> Float32Array:
+        """(M,) discounted sums of the rewards from each decision to the end of its episode."""
+        found, total = np.zeros(len(self.rewards), np.float32), 0.0
+        ends = np.append(self.episode_starts[1:], True)
+        for row in range(len(found) - 1, -1, -1):
+            total = float(self.rewards[row]) + (0.0 if ends[row] else gamma * total)
+            found[row] = total
+        return found
+
+    def rows(self, chosen: NDArray[Any]) -> Demonstrations:
+        """Those rows."""
+        masks = None if self.action_masks is None else self.action_masks[chosen]
+        observations = each_array(lambda part: part[chosen], self.observations)
+        return Demonstrations(
+            observations, self.actions[chosen], masks, self.episode_starts[chosen], self.rewards[chosen]
+        )
+
+    def save(self, file: Path) -> None:
+        """Write them as an .npz file."""
+        seen = self.observations
+        named = under("observations", seen) if isinstance(seen, Mapping) else {"observations": seen}
+        masks = {} if self.action_masks is None else {"action_masks": self.action_masks}
+        rest = {"actions": self.actions, "episode_starts": self.episode_starts, "rewards": self.rewards}
+        with into_place(file) as draft, draft.open("wb") as stream:
+            np.savez(stream, **{**named, **masks, **rest})
+
+
+def read_demonstrations(
+    file: Path, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> Demonstrations:
+    """Read a file of decisions in an environment with these spaces.
+
+    Raises:
+        ConfigError: an array is missing or does not fit its space, or an action is illegal under its mask.
+    """
+    arrays = read_arrays(file, MOST_BYTES)
+    if missing := [name for name in ("actions", "episode_starts", "rewards") if name not in arrays]:
+        raise ConfigError(f"{file}: there is no array {missing[0]} in it")
+    seen: Any = arrays.get("observations")
+    if isinstance(observation_space, spaces.Dict):
+        seen = {key: arrays.get(f"observations/{key}") for key in observation_space.spaces}
+    actions, count = arrays["actions"], len(arrays["actions"])
+    parts = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
+    for key, space in parts.items():
+        name, part = f"observations{f'/{key}' if key else ''}", seen[key] if key else seen
+        if part is None or part.shape != (count, *(space.shape or ())):
+            found = "missing" if part is None else f"of shape {part.shape}"
+            raise ConfigError(f"{file}: {name} is {found}; this environment needs ({count:,}, …) of {space}")
+        if part.dtype.kind == "f" and not np.isfinite(part).all():
+            raise ConfigError(f"{file}: {name} is not finite in row {_first(~np.isfinite(part)):,}")
+    masks = arrays.get("action_masks")
+    starts, rewards = arrays["episode_starts"].astype(np.bool_), arrays["rewards"].astype(np.float32)
+    if not count or starts.shape != (count,) or rewards.shape != (count,) or not np.isfinite(rewards).all():
+        raise ConfigError(f"{file}: episode_starts and rewards need a finite value for each of the {count:,} actions")
+    starts[0] = True
+    _check_actions(file, actions, masks, action_space)
+    return Demonstrations(seen, actions, None if masks is None else masks.astype(np.bool_), starts, rewards)
+
+
+def _first(wrong: NDArray[Any]) -> int:
+    """The first row in which anything is wrong."""
+    return int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
+
+
+def _check_actions(file: Path, actions: NDArray[Any], masks: NDArray[Any] | None, space: spaces.Space[Any]) -> None:
+    if actions.shape[1:] != (space.shape or ()):
+        raise ConfigError(f"{file}: actions have shape {actions.shape}, this environment takes {space}")
+    if isinstance(space, spaces.Box):
+        if not np.isfinite(actions).all():
+            raise ConfigError(f"{file}: the action of row {_first(~np.isfinite(actions)):,} is not finite")
+        return
+    dims = np.array(action_dims(space))
+    chosen = actions.reshape(len(actions), -1)
+    wrong = (chosen < 0) | (chosen >= dims)
+    if actions.dtype.kind not in "iu" or wrong.any():
+        raise ConfigError(f"{file}: the action of row {_first(wrong) if wrong.any() else 0:,} is none of {space}")
+    if masks is None:
+        return
+    if masks.shape != (len(actions), dims.sum()):
+        raise ConfigError(f"{file}: action_masks have shape {masks.shape}, expected ({len(actions):,}, {dims.sum()})")
+    begins = np.array([0, *accumulate(dims.tolist())][:-1])
+    illegal = ~np.take_along_axis(masks.astype(np.bool_), chosen + begins, axis=1)
+    if illegal.any():
+        row = _first(illegal)
+        raise ConfigError(f"{file}: action {actions[row].tolist()} of row {row:,} is illegal under its mask")
+
+
+class Player(Protocol):
+    """Decides in N environments."""
+
+    def act(self, observations: Any, action_masks: BoolArray | None, envs: NDArray[np.int64]) -> NDArray[Any]:
+        """Actions (N, …) for observations (N, …) and masks (N, A) of these environments (N,)."""
+
+
+def record(
+    env: VecEnv, player: Player, episodes: int, tell: Callable[[int, int], object] = lambda done, steps: None
+) -> Demonstrations:
+    """Let a player play, and keep what it saw and did in whole episodes, about `episodes` of them."""
+    count, masked = env.num_envs, env.has_attr("action_masks")
+    everyone, running = np.arange(count), [list[tuple[Any, ...]]() for _ in range(count)]
+    quota = np.array([(episodes + index) // count for index in range(count)])
+    kept: list[tuple[Any, ...]] = []
+    observations: Any = copy_observations(env.reset())
+    done_episodes = steps = 0
+    while quota.any():
+        masks = np.stack(env.env_method("action_masks")) if masked else None
+        actions = np.asarray(player.act(observations, masks, everyone))
+        seen = observations
+        following, rewards, dones, infos = env.step(actions)
+        observations, late = copy_observations(following), rests_of(env)[0]
+        steps += count
+        for row in np.flatnonzero(quota > 0).tolist():
+            if late is None or not late[row]:
+                mask = None if masks is None else masks[row].copy()
+                seen_here = each_array(lambda part, row=row: part[row], seen)
+                running[row].append((seen_here, np.array(actions[row]), mask, not running[row], float(rewards[row])))
+            if dones[row]:
+                if "lost" not in infos[row]:
+                    kept += running[row]
+                    quota[row] -= 1
+                    done_episodes += 1
+                running[row] = []
+        tell(done_episodes, steps)
+    seen_rows, acted, legal, starts, gains = zip(*kept, strict=True)
+    return Demonstrations(
+        each_array(lambda *parts: np.stack(parts), *seen_rows),
+        np.stack(acted),
+        np.stack(legal) if masked else None,
+        np.array(starts, np.bool_),
+        np.array(gains, np.float32),
+    )
