@@ -29,7 +29,7 @@ from fasttrain.spec.infos import averaged_by_sb3
 from fasttrain.vec.base import EmptyMasks, SlotSource, copy_observations, slots_of
 
 ACCELERATORS = "fasttrain.accelerators"  # imported when it is asked for: the plain path needs nothing of it
-UNSAVED = ("engine", "collector", "dims")
+UNSAVED = ("engine", "collector", "dims", "loss")  # a `loss` that was set on the instance is code
 
 
 class Fast(BaseAlgorithm):

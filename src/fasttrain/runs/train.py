@@ -47,6 +47,7 @@ from fasttrain.runs.progress import EVALUATING
 from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.stopping import stopping_for
 from fasttrain.runs.summary import check_saved, evaluate_run, report, tell_loggers
+from fasttrain.runs.teacher import follow_teacher
 from fasttrain.runs.view import Voice, activity, make_console, say, show_plan
 from fasttrain.runs.warm_start import warm_start
 from fasttrain.saving.checkpointing import Checkpoints, Settings
@@ -184,6 +185,7 @@ def build(
         model = _model(config, env, clock, voice, bool(users.callbacks))
         if not resumes:
             warm_start(config, model, voice)
+        follow_teacher(config, model)
         plan = _settled(plan, model, console, resumes, density)
         config = plan.config
         switch, switch_s = engine.switch_for(plan, model, console, voice, resumes, lambda: _decide(run, density))

@@ -29,6 +29,7 @@ LSTM = {"lstm_hidden_size": (int, 256), "n_lstm_layers": (int, 1), "enable_criti
         "shared_lstm": (bool, False)}  # fmt: skip
 MEMORY = {**LSTM, "cell": (Literal["lstm", "gru"], "lstm"),
           "memory_inputs": (tuple[Literal["action", "reward"], ...], ())}  # fmt: skip
+TEACHER = {"teacher": (str | None, None), "teacher_coef": (float | str, "linear_1")}
 DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, False), "dueling": (bool, False),
               "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
               "use_masking": (bool, True)}  # fmt: skip
@@ -197,6 +198,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             actions=CHOICES,
             exports="logits",
             tiers=PPO_TIERS,
+            extras=TEACHER,
         ),
         AlgorithmSpec(
             name="ppo",
@@ -206,6 +208,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             actions=(*CHOICES, "Box"),
             exports="logits",
             tiers=PPO_TIERS,
+            extras=TEACHER,
         ),
         AlgorithmSpec(
             name="dqn",

@@ -31,7 +31,7 @@ BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps a
 AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's: a positive number to begin with
 PATHS = ("run", "output", "init_from")
 LONGEST_NAME = 255  # bytes: of all usual file systems
-SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std")
+SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std", "algo.teacher_coef")
 
 
 @cache

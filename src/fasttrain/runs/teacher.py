@@ -1,0 +1,72 @@
+"""`algo.teacher`: PPO stays close to another policy for a while, by a term of its loss.
+
+The term is the KL divergence from the teacher's distribution to the learner's in the states of each minibatch, among
+the legal actions, times `algo.teacher_coef` (Schmitt et al. 2018, https://arxiv.org/abs/1803.03835). It is set in
+place of the model's `loss`, as a subclass of a user's would: PyTorch computes the update, and compiled kernels act.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+from torch import Tensor
+
+from fasttrain.algos.policy_view import ILLEGAL_LOGIT, Evaluated, action_dims, networks_of
+from fasttrain.buffers.rollout import RolloutBatch
+from fasttrain.errors import ConfigError
+from fasttrain.runs.evaluate import load_run
+from fasttrain.spec.checks import parse_schedule
+from fasttrain.spec.config import Config
+
+
+def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
+    """Add the term to the model's loss, where `algo.teacher` names a run.
+
+    Raises:
+        ConfigError: the run is not there, or its policy is for other observations or actions.
+    """
+    source = getattr(config.algo, "teacher", None)
+    if source is None:
+        return
+    teacher = load_run(Path(source)).model
+    for name in ("observation_space", "action_space"):
+        mine, its = getattr(model, name), getattr(teacher, name)
+        if mine != its:
+            raise ConfigError(f"algo.teacher={source}: its {name} is {its}, this run's is {mine}")
+    policy: Any = teacher.policy.to(model.device)
+    policy.set_training_mode(False)
+    view, usual = networks_of(policy, model.action_space), model.loss  # type: ignore[attr-defined]
+    if view is None:
+        raise ConfigError(f"algo.teacher={source}: the distribution of its policy ({policy.action_dist}) is not served")
+    begin, end = parse_schedule(config.algo.teacher_coef, "algo.teacher_coef")
+
+    def loss(batch: RolloutBatch, evaluated: Evaluated) -> dict[str, Tensor]:
+        coef = end + (begin - end) * model._current_progress_remaining
+        with torch.no_grad():
+            wanted = view.outputs(batch.observations)[0]
+        return usual(batch, evaluated) | {"teacher_kl": coef * divergence(model, policy, wanted, evaluated, batch)}
+
+    model.loss = loss  # type: ignore[attr-defined]
+
+
+def divergence(model: Any, teacher: Any, wanted: Tensor, evaluated: Evaluated, batch: RolloutBatch) -> Tensor:
+    """Mean KL(teacher ‖ learner) of a minibatch, a scalar; `wanted` are the teacher's logits or means (B, A)."""
+    found = evaluated.logits
+    if found is None:
+        raise ConfigError("algo.teacher: the policy acts in a way of its own, so its distribution is not known")
+    if isinstance(model.action_space, spaces.Box):
+        pairs = ((wanted, teacher.log_std.detach()), (found, model.policy.log_std))
+        there, here = (torch.distributions.Normal(means, log_std.exp().expand_as(means)) for means, log_std in pairs)
+        return torch.distributions.kl_divergence(there, here).sum(dim=1).mean()
+    if batch.action_masks is not None:
+        wanted, found = (torch.where(batch.action_masks, each, ILLEGAL_LOGIT) for each in (wanted, found))
+    total = found.new_zeros(len(found))
+    dims = action_dims(model.action_space)
+    for theirs, own in zip(wanted.split(dims, dim=1), found.split(dims, dim=1), strict=True):
+        likely = torch.log_softmax(theirs.float(), dim=1)
+        total = total + (likely.exp() * (likely - torch.log_softmax(own.float(), dim=1))).sum(dim=1)
+    return total.mean()
