@@ -1,7 +1,8 @@
 """`fasttrain play run=FOLDER`: watch a trained agent play in the terminal, or play against it.
 
-Any env with `render_mode="ansi"` can be watched; `output=game.mp4` films one that has `rgb_array` (`video.py`). An env
-may also have these methods and attributes:
+Any env with `render_mode="ansi"` can be watched; `output=game.mp4` films one that has `rgb_array` (`video.py`), and
+`output=games.npz` keeps the learner's decisions for `fasttrain clone`. An env may also have these methods and
+attributes:
 
 - `describe_action(action) -> str`: an action in words ("plays yellow 7");
 - `describe_choice(part, value) -> str`: a value of one sub-action in words, for a person who chooses;
@@ -32,9 +33,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import OPPONENTS_TURN as TURN
+from fasttrain.batch import each_array
 from fasttrain.deploy.acting import best_choices
 from fasttrain.deploy.video import Seats, check_output, drawn_env, film, opponents_decide
 from fasttrain.errors import ConfigError
+from fasttrain.runs.demonstrations import Decision, stacked
 from fasttrain.runs.envs import Statistics, env_spec, wrapped
 from fasttrain.runs.evaluate import load_run, named_run, summarise
 from fasttrain.runs.view import activity, make_console
@@ -84,7 +87,8 @@ class PlayedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """Play the episodes, one decision after the other. Stopping early is no error."""
     where, console = named_run("play", config, sources, "model", "opponent", "output", "play."), make_console()
-    target = None if config.output is None else check_output(config, sources)
+    recording = Path(config.output) if str(config.output).endswith(".npz") else None
+    target = None if config.output is None or recording is not None else check_output(config, sources)
     file = "best_model.zip" if config.model == "best" else "model.zip"
     with activity(console, "loading the model"):
         trained, model, statistics = load_run(where, file, config.trust)
@@ -104,6 +108,9 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         show(console, "\nstopped")
     finally:
         close_envs(env)
+    if recording is not None and play.decisions:
+        stacked(play.decisions, play.has_masks).save(recording)
+        show(console, f"{config.output}: {len(play.decisions)} decisions of whole games")
     show(console, _summary(play.finished, play.reader, "you" if config.play.human else "the agent"), "bold")
     return 0
 
@@ -184,6 +191,7 @@ class Play:
         self.seats = Seats(model, played, self.has_masks, self.settings.deterministic)
         self.reader = InfoReader.of(trained.env, lambda line: show(console, f"  {line}"))
         self.finished: list[tuple[float, int, dict[str, Any]]] = []
+        self.decisions: list[Decision] = []  # of whole episodes
 
     def episodes(self) -> None:
         """Play all episodes. Raises EOFError if the person stops."""
@@ -193,7 +201,7 @@ class Play:
 
     def _episode(self, number: int, observations: object) -> object:
         """Play one episode; returns the first observations of the next one."""
-        total, decisions, over = 0.0, 0, False
+        total, decisions, over, made = 0.0, 0, False, list[Decision]()
         self.seats.forget()
         while not over:
             masks = np.stack(self.env.env_method("action_masks")) if self.has_masks else None
@@ -207,12 +215,17 @@ class Play:
                 self._show(f"\n--- game {number}{of}, decision {decisions}", "dim")
                 self._show(str(self.played.render()))
                 actions = self._ask(masks) if self.settings.human else self._watch(observations, masks)
+                seen = each_array(lambda part: np.array(part[0]), observations)
+                made.append(Decision(seen, actions[0], None if masks is None else masks[0], not made))
             observations, rewards, dones, infos = self.env.step(actions)
+            if made:
+                made[-1].reward += float(rewards[0])
             over, total = bool(dones[0]), total + float(rewards[0])
             if self.played.step_text and (over or not opponents_decide(self.played)):
                 self._show(self.played.step_text)
         infos[0] = self.reader.read(infos[0])
         self.finished.append((total, decisions, infos[0]))
+        self.decisions += made
         self._show(f"\n{self.played.last_picture}")
         self._show(f"game {number}: {_outcome(infos[0])}, {decisions} decisions, return {total:.3g}", "bold")
         if facts := ", ".join(_facts(infos[0])):

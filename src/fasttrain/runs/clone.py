@@ -43,8 +43,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         raise ConfigError("clone needs clone.of: a file of decisions (.npz), a run's folder, a bot, or module:Class")
     if not config.algo.spec.on_policy or config.algo.spec.recurrent or config.algo.name == "ars":
         raise ConfigError(f"clone with algo={config.algo.name}: it learns policies of ppo, maskable_ppo and a2c")
-    if "obs" in config.env.normalize:
-        raise ConfigError("clone with env.normalize=[obs]: statistics of a training are missing; remove it")
+    if config.env.normalize:
+        raise ConfigError("clone with env.normalize: there are no statistics of a training to normalize by; remove it")
     with ready(config, sources, folder, overrides) as run:
         try:
             shown = demonstrations_of(run)
@@ -149,7 +149,7 @@ def learn(run: Parts, shown: Demonstrations) -> Learned:
     held = generator.permutation(number[-1] + 1)[: max(1, round(config.clone.held_out * (number[-1] + 1)))]
     test = np.isin(number, held)
     rows, kept, best, since = np.flatnonzero(~test), copy.deepcopy(policy.state_dict()), -np.inf, 0
-    figures = _rated(policy, shown.rows(test), returns[test])
+    figures, epochs = _rated(policy, shown.rows(test), returns[test]), 0
     batch_size, spread = config.batch_size or 64, float(returns.std()) or 1.0
     for epoch in range(1, config.clone.epochs + 1):
         policy.set_training_mode(True)

@@ -9,7 +9,8 @@ rewards         (M,): what the action of the row brought
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,7 +25,7 @@ from fasttrain.batch import BoolArray, Float32Array, each_array, under
 from fasttrain.errors import ConfigError
 from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.files import into_place
-from fasttrain.vec.base import copy_observations, rests_of
+from fasttrain.vec.base import copy_observations, resets_and_rests
 
 MOST_BYTES = 64 << 30
 
@@ -73,6 +74,8 @@ def read_demonstrations(
     Raises:
         ConfigError: an array is missing or does not fit its space, or an action is illegal under its mask.
     """
+    if not file.is_file():
+        raise ConfigError(f"{file}: there is no such file of decisions")
     arrays = read_arrays(file, MOST_BYTES)
     if missing := [name for name in ("actions", "episode_starts", "rewards") if name not in arrays]:
         raise ConfigError(f"{file}: there is no array {missing[0]} in it")
@@ -125,6 +128,28 @@ def _check_actions(file: Path, actions: NDArray[Any], masks: NDArray[Any] | None
         raise ConfigError(f"{file}: action {actions[row].tolist()} of row {row:,} is illegal under its mask")
 
 
+@dataclass(slots=True)
+class Decision:
+    """One row."""
+
+    observation: Any
+    action: NDArray[Any]
+    action_mask: BoolArray | None
+    begins: bool  # the episode
+    reward: float = 0.0
+
+
+def stacked(decisions: Sequence[Decision], masked: bool) -> Demonstrations:
+    """Rows as arrays."""
+    return Demonstrations(
+        each_array(lambda *parts: np.stack(parts), *[each.observation for each in decisions]),
+        np.stack([each.action for each in decisions]),
+        np.stack([each.action_mask for each in decisions]) if masked else None,  # type: ignore[misc]
+        np.array([each.begins for each in decisions], np.bool_),
+        np.array([each.reward for each in decisions], np.float32),
+    )
+
+
 class Player(Protocol):
     """Decides in N environments."""
 
@@ -137,9 +162,9 @@ def record(
 ) -> Demonstrations:
     """Let a player play, and keep what it saw and did in whole episodes, about `episodes` of them."""
     count, masked = env.num_envs, env.has_attr("action_masks")
-    everyone, running = np.arange(count), [list[tuple[Any, ...]]() for _ in range(count)]
+    everyone, running = np.arange(count), [list[Decision]() for _ in range(count)]
     quota = np.array([(episodes + index) // count for index in range(count)])
-    kept: list[tuple[Any, ...]] = []
+    kept: list[Decision] = []
     observations: Any = copy_observations(env.reset())
     done_episodes = steps = 0
     while quota.any():
@@ -147,13 +172,14 @@ def record(
         actions = np.asarray(player.act(observations, masks, everyone))
         seen = observations
         following, rewards, dones, infos = env.step(actions)
-        observations, late = copy_observations(following), rests_of(env)[0]
+        observations, late = copy_observations(following), resets_and_rests(env)[0]
         steps += count
         for row in np.flatnonzero(quota > 0).tolist():
             if late is None or not late[row]:
                 mask = None if masks is None else masks[row].copy()
                 seen_here = each_array(lambda part, row=row: part[row], seen)
-                running[row].append((seen_here, np.array(actions[row]), mask, not running[row], float(rewards[row])))
+                begins, gain = not running[row], float(rewards[row])
+                running[row].append(Decision(seen_here, np.array(actions[row]), mask, begins, gain))
             if dones[row]:
                 if "lost" not in infos[row]:
                     kept += running[row]
@@ -161,11 +187,4 @@ def record(
                     done_episodes += 1
                 running[row] = []
         tell(done_episodes, steps)
-    seen_rows, acted, legal, starts, gains = zip(*kept, strict=True)
-    return Demonstrations(
-        each_array(lambda *parts: np.stack(parts), *seen_rows),
-        np.stack(acted),
-        np.stack(legal) if masked else None,
-        np.array(starts, np.bool_),
-        np.array(gains, np.float32),
-    )
+    return stacked(kept, masked)

@@ -334,7 +334,7 @@ class Config:
     )
     output: str | None = setting(
         None,
-        "File that export, play (a video) or report (a page) writes.",
+        "File that export, play (a video, or decisions as .npz) or report (a page) writes.",
     )
     trust: bool = setting(False, "Loads a model as SB3 does, which executes code that is pickled in it. Also --trust.")
     play: PlayConfig = PlayConfig()

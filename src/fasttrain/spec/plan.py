@@ -107,8 +107,9 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
             steps, reason = computing.steps_back(changes["algo"], effective, exact)
             rows.append(Row("steps_back", steps, steps, "rollout_size ÷ num_envs", "trade-off", reason))
             rows += (Row(*row) for row in computing.memory_rows(config.algo, effective["engine"], sources))
-    if config.algo.spec.off_policy:
+    if not config.algo.spec.recurrent:
         computing.check_extras(config, effective["engine"], sources)
+    if config.algo.spec.off_policy:
         ratio, reason = computing.replay_ratio(config, effective)
         rows.append(Row("replay_ratio", ratio, ratio, "updates ÷ transitions", "trade-off", reason))
     rows += _own_rows(config, sources)

@@ -1,0 +1,90 @@
+"""Behaviour cloning, from the command to a run that goes on from it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from conftest import Finished, RunCommand
+
+CORRIDOR = ("+profile=speed", "algo=ppo", "env.entry_point=toys:Corridor", "vec_env=dummy", "num_envs=4", "checkup=off",
+            "batch_size=32", "algo.net_arch=[16]", "eval.episodes=4")  # fmt: skip
+SKULL = ("+profile=speed", "num_envs=8", "checkup=off", "algo.net_arch=[16]", "eval.episodes=4", "clone.epochs=2",
+         "clone.episodes=20", "batch_size=64")  # fmt: skip
+
+
+class Wise:
+    """Reaches the end of the corridor after a pause at its beginning."""
+
+    def act(self, observations: Any, action_masks: Any, envs: NDArray[np.int64]) -> NDArray[Any]:
+        return np.where(observations[:, 2] * 60 < 2.5, 0, 1)
+
+
+@pytest.fixture
+def cloned(trained: RunCommand) -> Finished:
+    return trained("clone", *CORRIDOR, "clone.of=test_clone:Wise", "clone.episodes=60", "algo.learning_rate=0.01")
+
+
+def test_a_policy_learns_what_was_shown(cloned: Finished) -> None:
+    summary = cloned.json("summary.json")
+    assert summary["clone"]["episodes"] == 60
+    assert summary["clone"]["held_out_decisions"] in range(40, 100)
+    assert summary["clone"]["accuracy"] > 0.95
+    assert summary["clone"]["value_error"] < 0.2
+    assert summary["quality"]["mean_reward"] == 1.0
+    accuracies = [float(text) for text in re.findall(r"epoch \d+: held-out accuracy ([\d.]+) %", cloned.out)]
+    assert len(accuracies) >= 2
+    assert (cloned.folder / "demonstrations.npz").is_file()
+
+
+def test_a_run_goes_on_from_it_and_other_commands_read_it(cloned: Finished, fasttrain: RunCommand) -> None:
+    more = fasttrain(
+        *CORRIDOR, "algo.learning_rate=1e-9", "total_timesteps=64", "algo.rollout_size=64", f"init_from={cloned.folder}"
+    )
+    assert more.json("summary.json")["quality"]["mean_reward"] == 1.0
+    assert (
+        "win_rate"
+        in fasttrain("eval", f"run={cloned.folder}", "eval.episodes=4").json("eval.json")["quality"]["greedy"]
+    )
+
+
+def test_decisions_of_a_file_and_of_a_run_are_learned(cloned: Finished, fasttrain: RunCommand) -> None:
+    for of in (cloned.folder / "demonstrations.npz", cloned.folder):
+        again = fasttrain("clone", *CORRIDOR, f"clone.of={of}", "clone.episodes=60", "algo.learning_rate=0.01")
+        assert again.json("summary.json")["clone"]["accuracy"] > 0.95, of
+
+
+def test_a_games_bot_is_imitated_under_its_masks(fasttrain: RunCommand) -> None:
+    run = fasttrain("clone", *SKULL, "clone.of=easy")
+    assert run.exit_code == 0, run.err
+    with np.load(run.folder / "demonstrations.npz") as arrays:
+        masks, actions = arrays["action_masks"], arrays["actions"]
+        assert masks[np.arange(len(actions)), actions].all()
+        assert arrays["episode_starts"].sum() == 20
+    assert run.json("summary.json")["clone"]["decisions"] == len(actions) == 20 * 65
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (CORRIDOR, "clone needs clone.of"),
+        ((*CORRIDOR, "clone.of=hard"), "no such folder, and this environment has no bots"),
+        ((*CORRIDOR, "clone.of=toys:Corridor"), "it has no method act"),
+        ((*CORRIDOR, "clone.of=nothing.npz"), "nothing.npz"),
+        ((*CORRIDOR, "clone.of=test_clone:Wise", "env.normalize=[obs]"), "no statistics of a training"),
+        ((*SKULL, "clone.of=hardest"), "hardest"),
+        (("algo=dqn", "env.id=CartPole-v1", "clone.of=x.npz"), "clone with algo=dqn"),
+    ],
+)
+def test_what_cannot_be_cloned_ends_in_one_line(
+    settings: tuple[str, ...], message: str, fasttrain: RunCommand, tmp_path: Path
+) -> None:
+    run = fasttrain("clone", *settings)
+    assert run.exit_code == 2
+    assert message in run.err
+    assert "Traceback" not in run.err

@@ -1,0 +1,87 @@
+"""PPO that stays close to a teacher by a term of its loss."""
+
+from __future__ import annotations
+
+import csv
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from conftest import Finished, RunCommand
+from fasttrain.runs.teacher import divergence
+
+CORRIDOR = ("+profile=speed", "algo=ppo", "env.entry_point=toys:Corridor", "vec_env=dummy", "num_envs=4", "checkup=off",
+            "batch_size=32", "algo.rollout_size=64", "eval.episodes=4", "total_timesteps=256", "report=false",
+            "loggers=[csv]", "log_every=1")  # fmt: skip
+
+
+def kl(space: spaces.Space[Any], wanted: Any, found: Any, masks: Any = None) -> float:
+    evaluated = SimpleNamespace(logits=torch.tensor(found))
+    model = SimpleNamespace(action_space=space, policy=SimpleNamespace(log_std=torch.zeros(2)))
+    teacher = SimpleNamespace(log_std=torch.zeros(2))
+    batch = SimpleNamespace(action_masks=None if masks is None else torch.tensor(masks))
+    return float(divergence(model, teacher, torch.tensor(wanted), evaluated, batch))  # type: ignore[arg-type]
+
+
+def test_the_divergence_is_that_of_the_distributions() -> None:
+    wanted, found = np.log([[0.5, 0.5], [0.9, 0.1]]), np.log([[0.25, 0.75], [0.9, 0.1]])
+    by_hand = (0.5 * np.log(2) + 0.5 * np.log(0.5 / 0.75)) / 2
+    assert kl(spaces.Discrete(2), wanted, found) == pytest.approx(by_hand)
+    both = np.hstack([wanted, wanted]), np.hstack([found, found])
+    assert kl(spaces.MultiDiscrete([2, 2]), *both) == pytest.approx(2 * by_hand)
+    assert kl(spaces.Discrete(2), wanted, found, [[True, False], [True, True]]) == pytest.approx(0, abs=1e-7)
+    means = np.array([[1.0, 2.0]]), np.array([[0.0, 0.0]])
+    assert kl(spaces.Box(-1, 1, (2,)), *means) == pytest.approx((1 + 4) / 2)
+
+
+@pytest.fixture
+def teacher(trained: RunCommand) -> Finished:
+    return trained(*CORRIDOR, "total_timesteps=2048", "algo.learning_rate=0.01")
+
+
+def logged(run: Finished) -> list[float]:
+    rows = csv.DictReader((run.folder / "progress.csv").read_text().splitlines())
+    return [float(row["train/teacher_kl"]) for row in rows if row.get("train/teacher_kl")]
+
+
+def test_the_term_is_logged_pulls_and_fades(teacher: Finished, fasttrain: RunCommand) -> None:
+    strong = fasttrain(*CORRIDOR, f"algo.teacher={teacher.folder}", "algo.teacher_coef=5", "total_timesteps=1024")
+    assert strong.exit_code == 0, strong.err
+    divergences = logged(strong)
+    assert divergences[-1] < 0.3 * divergences[0]
+    fading = logged(fasttrain(*CORRIDOR, f"algo.teacher={teacher.folder}", "algo.learning_rate=1e-9"))
+    assert len(fading) == 4
+    assert fading[0] / fading[2] == pytest.approx(0.75 / 0.25, rel=0.1), "a quarter of the training is left then"
+    assert fading[3] == 0
+    assert "loss is set on the instance" in strong.out
+
+
+def test_kernels_step_aside_and_the_zip_stays_a_stock_one(teacher: Finished, fasttrain: RunCommand) -> None:
+    run = fasttrain(*CORRIDOR, f"algo.teacher={teacher.folder}", "fused_update=auto")
+    assert run.exit_code == 0, run.err
+    rows = {row["flag"]: row["effective"] for row in run.json("plan.json")["flags"]}
+    assert rows["fused_update"] == "off"
+    import stable_baselines3
+
+    assert stable_baselines3.PPO.load(run.folder / "model.zip", device="cpu").num_timesteps == 256
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("algo.teacher=nowhere",), "no plan.json there"),
+        (("algo.teacher=FOLDER", "engine=stock"), "the stock class has no such thing"),
+        (("algo.teacher=FOLDER", "env.entry_point=null", "env.id=Acrobot-v1"), "its observation_space is"),
+        (("algo.teacher=FOLDER", "algo.teacher_coef=often"), "algo.teacher_coef=often: expected a number"),
+    ],
+)
+def test_what_cannot_teach_is_refused(
+    settings: tuple[str, ...], message: str, teacher: Finished, fasttrain: RunCommand
+) -> None:
+    run = fasttrain(*CORRIDOR, *[text.replace("FOLDER", str(teacher.folder)) for text in settings])
+    assert run.exit_code == 2
+    assert message in run.err
