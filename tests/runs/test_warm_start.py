@@ -22,7 +22,7 @@ STILL = ("algo.learning_rate=1e-30",)  # changes no weight
 
 
 def weights(run: Finished) -> dict[str, torch.Tensor]:
-    return read_model_file(run.folder / "model.zip").weights
+    return read_model_file(run.folder / "model.zip")[1]
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class PlayedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """Play the episodes, one decision after the other. Stopping early is no error."""
     where, console = named_run("play", config, sources, "model", "opponent", "output", "play."), make_console()
-    recording = Path(config.output) if str(config.output).endswith(".npz") else None
+    recording = None if config.output is None or not config.output.endswith(".npz") else Path(config.output)
     target = None if config.output is None or recording is not None else check_output(config, sources)
     file = "best_model.zip" if config.model == "best" else "model.zip"
     with activity(console, "loading the model"):

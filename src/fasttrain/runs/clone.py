@@ -25,7 +25,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.demonstrations import Demonstrations, Player, read_demonstrations, record
 from fasttrain.runs.evaluate import Finished, evaluate_both, load_run
 from fasttrain.runs.parts import Parts
-from fasttrain.runs.train import ready
+from fasttrain.runs.train import open_run
 from fasttrain.runs.view import activity, say, show_quality
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import SUMMARY_SCHEMA, write_json
@@ -41,11 +41,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     """Record where there is no file yet, learn, evaluate; leaves a run's folder with model.zip."""
     if config.clone.of is None:
         raise ConfigError("clone needs clone.of: a file of decisions (.npz), a run's folder, a bot, or module:Class")
-    if not config.algo.spec.on_policy or config.algo.spec.recurrent or config.algo.name == "ars":
-        raise ConfigError(f"clone with algo={config.algo.name}: it learns policies of ppo, maskable_ppo and a2c")
+    if not config.algo.spec.on_policy or config.algo.spec.recurrent:
+        raise ConfigError(f"clone with algo={config.algo.name}: it learns policies of ppo, maskable_ppo, a2c and trpo")
     if config.env.normalize:
         raise ConfigError("clone with env.normalize: there are no statistics of a training to normalize by; remove it")
-    with ready(config, sources, folder, overrides) as run:
+    with open_run(config, sources, folder, overrides) as run:
         try:
             shown = demonstrations_of(run)
             learned = learn(run, shown)
@@ -160,7 +160,7 @@ def learn(run: Parts, shown: Demonstrations) -> Learned:
             wanted = torch.as_tensor(returns[part], device=policy.device)
             loss = -log_probs.mean() + functional.mse_loss(values / spread, wanted / spread)
             policy.optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(policy.parameters(), config.algo.max_grad_norm)
             policy.optimizer.step()
         figures_now = _rated(policy, shown.rows(test), returns[test])

@@ -165,14 +165,15 @@ def record(
     everyone, running = np.arange(count), [list[Decision]() for _ in range(count)]
     quota = np.array([(episodes + index) // count for index in range(count)])
     kept: list[Decision] = []
-    observations: Any = copy_observations(env.reset())
+    observations: Any = env.reset()
+    observations = copy_observations(observations)
     done_episodes = steps = 0
     while quota.any():
         masks = np.stack(env.env_method("action_masks")) if masked else None
         actions = np.asarray(player.act(observations, masks, everyone))
         seen = observations
-        following, rewards, dones, infos = env.step(actions)
-        observations, late = copy_observations(following), resets_and_rests(env)[0]
+        observations, rewards, dones, infos = env.step(actions)
+        observations, late = copy_observations(observations), resets_and_rests(env)[0]
         steps += count
         for row in np.flatnonzero(quota > 0).tolist():
             if late is None or not late[row]:

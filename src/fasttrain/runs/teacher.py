@@ -48,7 +48,8 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
         coef = end + (begin - end) * model._current_progress_remaining
         with torch.no_grad():
             wanted = view.outputs(batch.observations)[0]
-        return usual(batch, evaluated) | {"teacher_kl": coef * divergence(model, policy, wanted, evaluated, batch)}
+        terms: dict[str, Tensor] = usual(batch, evaluated)
+        return terms | {"teacher_kl": coef * divergence(model, policy, wanted, evaluated, batch)}
 
     model.loss = loss  # type: ignore[attr-defined]
 
@@ -66,7 +67,7 @@ def divergence(model: Any, teacher: Any, wanted: Tensor, evaluated: Evaluated, b
         wanted, found = (torch.where(batch.action_masks, each, ILLEGAL_LOGIT) for each in (wanted, found))
     total = found.new_zeros(len(found))
     dims = action_dims(model.action_space)
-    for theirs, own in zip(wanted.split(dims, dim=1), found.split(dims, dim=1), strict=True):
+    for theirs, own in zip(torch.split(wanted, dims, 1), torch.split(found, dims, 1), strict=True):
         likely = torch.log_softmax(theirs.float(), dim=1)
         total = total + (likely.exp() * (likely - torch.log_softmax(own.float(), dim=1))).sum(dim=1)
     return total.mean()

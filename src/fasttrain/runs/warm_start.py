@@ -37,13 +37,13 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
     file = file / MODEL if file.is_dir() else file
     if not file.is_file():
         raise ConfigError(f"init_from={config.init_from}: there is no file {file}; name a run's folder or a zip")
-    stored = read_model_file(file)
-    _check_spaces(stored.facts, model, file)
+    facts, stored = read_model_file(file)
+    _check_spaces(facts, model, file)
     own = model.policy.state_dict()
-    taken = {name: tensor for name, tensor in stored.weights.items() if name in own and own[name].shape == tensor.shape}
+    taken = {name: tensor for name, tensor in stored.items() if name in own and own[name].shape == tensor.shape}
     if bad := next((name for name, tensor in taken.items() if not bool(torch.isfinite(tensor).all())), None):
         raise ConfigError(f"init_from: the weights in {file} are not finite ({bad[:100]}); nothing can begin with them")
-    left = _differences(own, stored.weights)
+    left = _differences(own, stored)
     if not taken or (left and config.init_from_strict):
         what = "no part of it fits this run's network" if not taken else "init_from_strict=true, and not all of it fits"
         raise ConfigError(f"init_from: {file}: {what}: {_named(left)}")

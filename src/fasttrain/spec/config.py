@@ -319,14 +319,11 @@ class Config:
     )
     run: str | None = setting(None, "Folder of a run, sweep or study.")
     init_from: str | None = setting(
-        None,
-        "Begins with the weights of this model: a run's folder, or a zip of fasttrain or SB3. Parts of the network "
-        "that have another name or shape keep their fresh weights.",
+        None, "Begins with the weights of this run's folder or zip, as far as names and shapes of the network agree."
     )
     init_from_strict: bool = setting(False, "Refuses a model of init_from that does not fit in every part.")
     init_from_also: tuple[Literal["optimizer", "statistics"], ...] = setting(
-        (),
-        "What else is taken from init_from. optimizer: the state of the optimizer. statistics: those of env.normalize.",
+        (), "What else init_from takes. optimizer: the state of the optimizer. statistics: those of env.normalize."
     )
     format: Literal["onnx", "torchscript"] | None = setting(None, "Format of the exported file.")
     model: Literal["final", "best"] = setting(
