@@ -117,7 +117,7 @@ def no_training() -> Iterator[None]:
             arguments[0].env.close()
         raise Accepted
 
-    places = ((train, "carry_out"), (resume, "carry_out"), (study, "run_cell"), (doctor, "run_cell"),
+    places = ((train, "train_to_end"), (resume, "train_to_end"), (study, "run_cell"), (doctor, "run_cell"),
               (doctor.Doctor, "examine"))  # fmt: skip
     with ExitStack() as patches:
         for place, name in places:

@@ -27,7 +27,7 @@ from fasttrain.spec.setting import named
 T = TypeVar("T")
 RECENT = 100  # episodes of a mean
 FLOOR = 0.1  # share of the draws that learnability spreads over all tasks by their weights
-STREAM = 0x7A5C  # parts the draws from all else that is seeded with the run's seed
+STREAM = 0x7A5C  # separates these random numbers from others that are seeded with the run's seed
 
 
 class TaskCurriculum(Protocol):
@@ -182,7 +182,7 @@ class Curriculum:
         self.figures = {name: TaskFigures() for name in self.names}
         self.present: Int64Array = np.zeros(num_envs, np.int64)  # numbers of tasks, from 1; 0: none
         self.following: Int64Array = np.zeros(num_envs, np.int64)
-        self._rows: list[Int64Array] = []  # of each vector step of the rollout, for the errors of values
+        self._rows: list[Int64Array] = []  # tasks (N,) at each vector step of the rollout
 
     def begin(self, env: VecEnv) -> None:
         """Draw the first task of every environment; its next `reset` begins with it."""
@@ -228,9 +228,8 @@ class Curriculum:
             set_tasks(env, self.following[rows], rows)
 
     def take_value_errors(self, model: Any) -> None:
-        """Of the rollout that was learned from: how far the predicted values were from the returns, task by task.
-
-        Only of fasttrain's PPO in lockstep, whose rollout has a row for each vector step.
+        """Store the mean absolute error of the predicted values in the last rollout for each task. Only fasttrain's PPO
+        in lockstep has it, because its rollout has a row for each vector step.
         """
         rows, self._rows = self._rows, []
         storage = getattr(getattr(model, "rollout_buffer", None), "storage", None)
@@ -242,9 +241,9 @@ class Curriculum:
                 figures.value_error = float(errors[played].mean())
 
     def count(self, info: Mapping[str, Any], episode_return: float, length: int) -> None:
-        """An episode ended, with the info that `InfoReader.read` made of its last one."""
+        """Count an ended episode. `info`: its last info from `InfoReader.read`."""
         figures = self.figures.get(str(info.get(TASK)))
-        if figures is None:  # began without a task: after the restart of an environment
+        if figures is None:  # after the restart of an env an episode has no task
             return
         won = win_of(info)
         figures.episodes += 1
@@ -263,7 +262,7 @@ class Curriculum:
         return {**tasks, "figures": figures, "draws": getattr(self.draws, "state", None)}
 
     def load(self, stored: Mapping[str, Any]) -> None:
-        """Continue from there."""
+        """Continue from a stored state."""
         for name, each in stored["figures"].items():
             if (figures := self.figures.get(name)) is not None:
                 figures.episodes = int(each["episodes"])
@@ -277,11 +276,11 @@ class Curriculum:
         """`early 62 %, late 31 %`: win rates, or mean rewards where nobody wins."""
         shown = []
         for name, each in self.figures.items():
-            told = each.to_dict()
-            if told["win_rate"] is not None:
-                shown.append(f"{name} {100 * told['win_rate']:.0f} %")
-            elif told["mean_reward"] is not None:
-                shown.append(f"{name} {told['mean_reward']:.3g}")
+            row = each.to_dict()
+            if row["win_rate"] is not None:
+                shown.append(f"{name} {100 * row['win_rate']:.0f} %")
+            elif row["mean_reward"] is not None:
+                shown.append(f"{name} {row['mean_reward']:.3g}")
         return ", ".join(shown)
 
 
