@@ -89,6 +89,7 @@ CHDIR = (
         (["+tune.sampler=optuna"],
          "tune.sampler is no setting any more: settings are drawn at random, the best go on; remove it"),
         (["hydra.job.chdir=true"], CHDIR),
+        (["num_envs=4", ""], "an argument is empty: remove it, or look at the variable of the shell in its place"),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
         (["+profile="], PROFILES),

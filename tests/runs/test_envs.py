@@ -149,6 +149,11 @@ def test_the_same_options_go_with_the_games_python_form_and_others_around_a_batc
     check_native_options(configured(*POOL, "env.max_episode_steps=9", "env.frame_stack=2"))
 
 
+def test_an_env_that_has_any_attribute_counts_no_time():
+    env: Any = SimpleNamespace(unwrapped=None, get_attr=lambda _: [print, 5, None])
+    assert env_times(env, configured(), 0, counted=True).opponents_ns == 5
+
+
 PARTS = (("engine", 1000), ("queue", 1250))
 
 

@@ -157,6 +157,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         return validate.main(arguments)
     options, typed = split_options(arguments)
+    if "" in typed:
+        raise ConfigError("an argument is empty: remove it, or look at the variable of the shell in its place")
     words, command = (*commands.COMMANDS, *commands.OTHER_WORDS), "train"
     if typed and re.fullmatch(r"[a-z_]+", typed[0]):
         if typed[0] not in words:
