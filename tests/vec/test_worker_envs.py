@@ -228,6 +228,10 @@ def bad(position: int, value: Any) -> Callable[[Any], Any]:
         (bad(1, float("inf")), "the reward is not finite"),
         (bad(1, None), "the reward None, a NoneType; return a number"),
         (bad(1, "1.5"), "the reward '1.5', a str; return a number"),
+        (
+            bad(2, np.array([True, False])),
+            r"terminated=array\(\[ True, False\]\) and truncated=False; return two bools",
+        ),
         (bad(4, None), "an info of type NoneType, expected a dict"),
         (bad(4, [1]), "an info of type list, expected a dict"),
         (lambda answer: answer[:4], r"step\(\) returned 4 values, expected 5 values \(env.wrappers=.* adapts"),

@@ -16,6 +16,8 @@ from gymnasium.wrappers.utils import create_zero_array
 
 from fasttrain.errors import EnvError
 
+OLD_GYM = "env.wrappers=[fasttrain.envs.wrappers:OldGym] adapts the old gym interface"
+
 
 def as_reward(reward: Any) -> float:
     """Convert a reward to float: a NumPy number, an array with one entry, a Decimal, …
@@ -32,12 +34,22 @@ def as_reward(reward: Any) -> float:
     raise EnvError(f"step() returned the reward {reward!r:.60}, a {type(reward).__name__}; return a number")
 
 
-def first_info(answer: object) -> Mapping[str, Any] | None:
-    """The info in the answer of `reset()`; {} if it is None. Returns None if the answer is not (observation, info)."""
-    if not isinstance(answer, (tuple, list)) or len(answer) != 2:
-        return None
-    info = {} if answer[1] is None else answer[1]
-    return info if isinstance(info, Mapping) else None
+def check_step(answer: object) -> None:
+    """Raises EnvError if this is not what `step` must return."""
+    if not isinstance(answer, tuple | list) or len(answer) != 5:
+        what = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
+        raise EnvError(f"step() returned {what}, expected 5 values ({OLD_GYM})")
+    if not isinstance(answer[4], Mapping):
+        raise EnvError(f"step() returned an info of type {type(answer[4]).__name__}, expected a dict")
+
+
+def check_reset(answer: object) -> Mapping[str, Any]:
+    """The info in the answer of `reset()`; {} if it is None. EnvError if the answer is not (observation, info)."""
+    if isinstance(answer, (tuple, list)) and len(answer) == 2:
+        info = {} if answer[1] is None else answer[1]
+        if isinstance(info, Mapping):
+            return info
+    raise EnvError(f"reset() returned {answer!r:.80}, expected (observation, info) ({OLD_GYM})")
 
 
 def last_observation(space: spaces.Space[Any], observation: Any, terminated: bool, finite: bool = True) -> Any:

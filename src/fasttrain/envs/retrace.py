@@ -22,9 +22,8 @@ import gymnasium
 import numpy as np
 
 from fasttrain.batch import each_array
-from fasttrain.envs.answers import as_reward, first_info, last_observation
+from fasttrain.envs.answers import as_reward, check_reset, check_step, last_observation
 from fasttrain.envs.user_code import blame, process_settings
-from fasttrain.errors import EnvError
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plugins import OURS
 
@@ -112,8 +111,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         answer = self.env.reset(seed=seed, options=options)
         if self._log is not None and before and process_settings() != before:
             self._log[0].restore_settings(before)
-        if first_info(answer) is None:
-            raise EnvError(f"reset() returned {answer!r:.80}, expected (observation, info)")
+        check_reset(answer)
         self._observation = answer[0]
         return answer
 
@@ -123,7 +121,11 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         answer = self._inner_step(action)
-        self._observation, self._info = answer[0], answer[4]
+        try:
+            self._observation, self._info = answer[0], answer[4]
+        except (LookupError, TypeError):
+            check_step(answer)
+            raise
         self._total += answer[1] if type(answer[1]) is float else as_reward(answer[1])
         return answer
 

@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from fasttrain.batch import Int64Array, each_array, select_rows
-from fasttrain.envs.answers import as_reward, first_info, last_observation
+from fasttrain.envs.answers import as_reward, check_reset, check_step, last_observation
 from fasttrain.envs.masks import (
     KEY,
     MASKABLE_SPACES,
@@ -30,7 +30,6 @@ from fasttrain.spec.infos import enemy_turn_ms
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
 
 Env = gymnasium.Env[Any, Any]
-OLD_GYM = "env.wrappers=[fasttrain.envs.wrappers:OldGym] adapts the old gym interface"
 SEED_STRIDE = 1_000_003  # between the seeds of an env and of its successors after a failure
 
 
@@ -220,12 +219,16 @@ class EnvRows:
         if self._guard.forked:  # 20 ns
             self._guard.check()
         if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns; the call takes 400
-            _check_answer(answer)
+            check_step(answer)
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
         arrays.rewards[row] = reward if type(reward) is float else as_reward(reward)
-        arrays.terminations[row] = terminated
-        arrays.truncations[row] = truncated
+        try:
+            arrays.terminations[row] = terminated
+            arrays.truncations[row] = truncated
+        except ValueError as error:  # an array of several
+            ends = f"terminated={terminated!r:.60} and truncated={truncated!r:.60}"
+            raise BadDataError(f"step() returned {ends}; return two bools") from error
         if "perf" in info:
             self.opponents_ns += int(1e6 * enemy_turn_ms(info))
         if terminated or truncated:
@@ -254,9 +257,7 @@ class EnvRows:
     def _store_reset(self, row: int, answer: Any) -> Mapping[str, Any]:
         """Write the observation and the mask of a reset. Returns its info."""
         self._guard.check()
-        info = first_info(answer)
-        if info is None:
-            raise BadDataError(f"reset() returned {answer!r:.80}, expected (observation, info) ({OLD_GYM})")
+        info = check_reset(answer)
         observation = answer[0]
         self._write_observation(row, self._into, observation)
         if self.masks.width:
@@ -350,14 +351,6 @@ class EnvRows:
 def successor_seed(seed: int | None, failures: int = 1) -> int | None:
     """The seed of the env that replaces a failed one. It differs, so that the same failure need not come again."""
     return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
-
-
-def _check_answer(answer: object) -> None:
-    if not isinstance(answer, tuple | list) or len(answer) != 5:
-        what = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
-        raise BadDataError(f"step() returned {what}, expected 5 values ({OLD_GYM})")
-    if not isinstance(answer[4], Mapping):
-        raise BadDataError(f"step() returned an info of type {type(answer[4]).__name__}, expected a dict")
 
 
 def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) -> None:
