@@ -143,11 +143,11 @@ def _values_set(hydra: Composer, overrides: tuple[str, ...]) -> DictConfig:
     values = [text for text in overrides if text not in chosen]
     try:
         if chosen not in CHOSEN:
-            CHOSEN[chosen] = hydra.composed(chosen)
+            CHOSEN[chosen] = hydra.compose(chosen)
         config = copy.deepcopy(CHOSEN[chosen])
         ConfigLoaderImpl._apply_overrides_to_config(OverridesParser.create().parse_overrides(values), config)
     except HydraException:  # said better by all of Hydra
-        return hydra.composed(overrides)
+        return hydra.compose(overrides)
     return config
 
 

@@ -64,7 +64,7 @@ def perf(windows: int = 4) -> dict[str, Any]:
 PLAN = {
     "flags": [
         {"flag": "vec_env", "requested": "auto", "effective": "native", "source": "profile speed", "class": "exact",
-         "reason": "the game has a batched native form"},
+         "reason": "the game has a native batch"},
         {"flag": "num_workers", "requested": "auto", "effective": "not applicable", "source": "default",
          "class": "exact", "reason": ""},
     ],

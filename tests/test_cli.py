@@ -77,7 +77,7 @@ FOREIGN = (
 PROFILES = "profile= is empty; choose from balance, baseline, debug, exact, speed"
 TAU = "algo.tau has no effect with algo=maskable_ppo (only for dqn, qrdqn, sac, td3, ddpg, tqc); remove it"
 CHDIR = (
-    "hydra.job.chdir=true: fasttrain writes into the run's folder by itself, and finds your modules and folders from "
+    "hydra.job.chdir=true: fasttrain writes into the run's folder without it, and looks for your modules and folders "
     "where the command was typed; remove it"
 )
 
@@ -87,7 +87,8 @@ CHDIR = (
     [
         (["tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
         (["+tune.sampler=optuna"],
-         "tune.sampler is no setting any more: settings are drawn at random, the best go on; remove it"),
+         "tune.sampler is no setting any more: settings are drawn at random, and the best are trained longer; remove "
+         "it"),
         (["hydra.job.chdir=true"], CHDIR),
         (["num_envs=4", ""], "an argument is empty: remove it, or look at the variable of the shell in its place"),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
@@ -158,7 +159,7 @@ sys.modules['fasttrain.cli'] = types.SimpleNamespace(main=main)
         ("import sys; sys.modules['psutil'] = None" + BEGIN + ASKED, 2, "",
          "fasttrain: error: import of psutil halted; None in sys.modules: fasttrain needs it"),
         ("import os; os.rmdir(os.getcwd())" + BEGIN + ASKED, 2, "",
-         "fasttrain: error: the working directory is gone (No such file or directory)"),
+         "fasttrain: error: the working directory was deleted (No such file or directory)"),
         (BEGIN + LATE + "import atexit\nsys.argv = ['fasttrain', 'trian']\ncode = command.main()\n"
          "atexit.register(print, 'registered')\nprint('held back, ', end='')\nsys.exit(code)", 2,
          "held back, registered\n", "fasttrain: error: unknown command 'trian'"),

@@ -113,10 +113,10 @@ LOGGERS = (
         (
             CART[:1],
             ["algo=sac", "algo.ent_coef=abc"],
-            "ent_coef=abc: expected a number, auto, or auto_0.1 to begin with",
+            "ent_coef=abc: expected a number, auto, or auto_0.1, which begins with 0.1",
         ),
         (CART[:1], ["algo=td3", "algo.policy_delay=0"], "algo.policy_delay=0: must be at least 1"),
-        (CART, ["algo.policy_kwargs.net_arch=[8]"], "net_arch is a key of its own: use algo.net_arch=…"),
+        (CART, ["algo.policy_kwargs.net_arch=[8]"], "net_arch: use algo.net_arch=… instead"),
         (CART, ["env.wrappers=[{factor: 2}]"], "expected {wrapper: my.module:Name, …}, got {'factor': 2}"),
         (GAME, ["opponent=opponents:Nobody"], "opponent: opponents:Nobody"),
         (GAME, ["opponent={opponent: 'opponents:FirstLegal', depth: 3}"], "could not be made with {'depth': 3}"),

@@ -29,16 +29,16 @@ class _Daemons(Backend):
 
     def build(self, config: Config, num_envs: int, folder: Path | None) -> DaemonVecEnv:
         from fasttrain.machine import usable_cores
-        from fasttrain.spec.reading import env_kwargs, evaluated, guests_of, plays_itself
+        from fasttrain.spec.reading import env_kwargs, evaluation_config, is_self_play, num_guests
         from fasttrain_engines.vec_env import DaemonVecEnv
 
         env = config.env
         workers = config.workers if isinstance(config.workers, int) else None
-        guests = guests_of(config) if folder else 0
+        guests = num_guests(config) if folder else 0
         return DaemonVecEnv(
             str(env.entry_point), env_kwargs(config), num_envs, self.own(config), usable_cores(), workers, folder,
-            config.engine != "stock", plays_itself(config), guests, env_kwargs(evaluated(config)) if guests else None,
-            env.on_empty_mask == "raise",
+            config.engine != "stock", is_self_play(config), guests,
+            env_kwargs(evaluation_config(config)) if guests else None, env.on_empty_mask == "raise",
         )  # fmt: skip
 
     def workers(self, config: Config, requested: int | str, num_envs: int, cores: int) -> tuple[int, str]:

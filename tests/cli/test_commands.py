@@ -10,12 +10,12 @@ from conftest import RunCommand, composed
 from fasttrain.cli.commands import (
     COMMANDS,
     OWNERS,
+    command_of,
     implementation,
-    known,
-    outdone,
     prepare,
     quoted,
     refuse_foreign_keys,
+    repeated_settings,
 )
 from fasttrain.errors import ConfigError
 from fasttrain.spec.reading import all_keys
@@ -32,11 +32,11 @@ def test_the_collector_sleeps_only_until_the_command_is_loaded():
 
 
 def test_a_misspelt_command_names_the_right_one_and_owned_keys_exist():
-    assert known("compare") == ("compare", [])
-    assert known("ablate") == ("compare", ["candidates=ablate"])
-    assert known("warmup") == ("train", ["warmup=only"])
+    assert command_of("compare") == ("compare", [])
+    assert command_of("ablate") == ("compare", ["candidates=ablate"])
+    assert command_of("warmup") == ("train", ["warmup=only"])
     with pytest.raises(ConfigError, match="unknown command 'compair'; did you mean 'compare'"):
-        known("compair")
+        command_of("compair")
     keys = all_keys()
     for owned, owner in OWNERS.items():
         assert any(key.startswith(owned) if owned.endswith(".") else key == owned for key in keys), owned
@@ -82,16 +82,16 @@ def test_a_study_named_alone_goes_on_with_its_own_arguments(tmp_path: Path):
     with pytest.raises(ConfigError, match="no study.json there"):
         prepare("compare", [], [f"run={tmp_path / 'none'}"])
     (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
-    with pytest.raises(ConfigError, match="its study.json is none that fasttrain wrote"):
+    with pytest.raises(ConfigError, match="fasttrain did not write its study.json"):
         prepare("compare", [], [study])
 
 
 def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so():
-    assert outdone(["algo.gamma=0.9", "seed=1", "+algo.gamma=0.8", "seed=1"]) == [
+    assert repeated_settings(["algo.gamma=0.9", "seed=1", "+algo.gamma=0.8", "seed=1"]) == [
         "algo.gamma=0.9 was typed before algo.gamma=0.8, which counts"
     ]
-    assert outdone(["env.kwargs={a: 1}", "env.kwargs={b: 2}", "++env.kwargs.c=1"]) == [], "all of them count"
-    assert outdone(["~env.kwargs.a", "+env.kwargs.a=3"]) == []
+    assert repeated_settings(["env.kwargs={a: 1}", "env.kwargs={b: 2}", "++env.kwargs.c=1"]) == [], "all of them count"
+    assert repeated_settings(["~env.kwargs.a", "+env.kwargs.a=3"]) == []
 
 
 def test_what_is_no_single_run_cannot_be_swept(fasttrain: RunCommand):

@@ -22,10 +22,10 @@ def own_file(tmp_path: Path, name: str, content: bytes) -> list[str]:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"num_envs: [1, 2\n", ", line 3: no YAML: expected ',' or ']', but got '<stream end>'"),
-        (b"num_envs: 3\nnum_envs: 4\n", ", line 3: no YAML: found duplicate key num_envs"),
-        (b"\n\xff\xfe\n", ", line 3: no text in UTF-8; save it as such"),
-        (b"- num_envs\n", ": holds no keys; write key: value, one a line"),
+        (b"num_envs: [1, 2\n", ", line 3: no valid YAML: expected ',' or ']', but got '<stream end>'"),
+        (b"num_envs: 3\nnum_envs: 4\n", ", line 3: no valid YAML: found duplicate key num_envs"),
+        (b"\n\xff\xfe\n", ", line 3: not in UTF-8; save it in this encoding"),
+        (b"- num_envs\n", ": holds no keys; write key: value, one per line"),
         (b"5\n", ": cannot be read: Invalid loaded object type: int"),
     ],
 )
@@ -56,7 +56,7 @@ def test_the_file_that_is_asked_for_or_has_a_former_setting_is_named(fasttrain: 
         (["--config-dir"], "argument --config-dir/-cd: expected one argument"),
         (["--config-dir="], "--config-dir=: no such folder"),
         (["--config-dir", "/no/such"], "--config-dir=/no/such: no such folder"),
-        (["--config-path", "x"], "--config-path means nothing here"),
+        (["--config-path", "x"], "--config-path has no effect"),
         (["--resolve"], "--resolve has no effect without --cfg"),
         (["-m", "--cfg", "job"], "--multirun --cfg: remove all but one of them"),
     ],

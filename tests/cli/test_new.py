@@ -59,8 +59,8 @@ def test_wrong_names_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     for arguments, told in (
         ([], "new takes the folder to make"),
         (["a", "b"], "new takes the folder to make"),
-        (["my-game"], "'my-game' is no name for a project"),
-        (["there"], "there is something already"),
+        (["my-game"], "a project cannot be called 'my-game'"),
+        (["there"], "it exists and is not empty"),
     ):
         assert main(["new", *arguments]) == 2
         assert told in capfd.readouterr().err

@@ -65,7 +65,10 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["eval"], "eval needs run=FOLDER"),
         (["num_envs=[1"], "num_envs=[1"),
         ([*PLAIN, "num_envs=1e9"], "num_envs=1000000000: must be at most 1,000,000"),
-        ([*PLAIN, "algo.net_arch=[1000000,1000000]"], "2 layers of 1,000,001,000,000 weights fit into no memory"),
+        (
+            [*PLAIN, "algo.net_arch=[1000000,1000000]"],
+            "2 layers of 1,000,001,000,000 weights no machine has the memory for",
+        ),
         (["algo=dqn", PLAIN[0], "algo.buffer_size=1e15"], "must be at most 10,000,000,000"),
     ],
 )

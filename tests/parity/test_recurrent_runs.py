@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
                 "fused_update=on: no compiled kernels for this policy (a GRU is computed on PyTorch: "),
     "no such input": ((*CART, *FAST, "algo.memory_inputs=[time]"), "algo.memory_inputs"),
     "inputs without memory": (("env.id=CartPole-v1", "algo=dqn", INPUTS), "memory_inputs has no effect with algo=dqn"),
-    "twice": ((*CART, *FAST, "algo.policy_kwargs.cell=gru"), "algo.policy_kwargs.cell is a key of its own"),
+    "twice": ((*CART, *FAST, "algo.policy_kwargs.cell=gru"), "algo.policy_kwargs.cell: use algo.cell=…"),
     "the LSTM's arguments": ((*CART, *FAST, "vec_env=dummy", "algo.cell=gru",
                               "algo.policy_kwargs.lstm_kwargs={bias: false}"),
                              "cell=gru with lstm_kwargs={'bias': False}"),

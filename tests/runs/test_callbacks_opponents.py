@@ -49,10 +49,10 @@ def test_a_run_against_itself(fasttrain: RunCommand, algo: tuple[str, ...], vec_
         (("env.info_keys=[by]",), "opponent=self with env.info_keys"),
         (("env.max_episode_steps=3",), "opponent=self with env.max_episode_steps"),
         (("env.on_env_error=restart", "vec_env=shared"), "opponent=self with env.on_env_error=restart"),
-        (("env.kwargs.opponent=zero",), "opponent=self and env.kwargs.opponent say the same thing"),
+        (("env.kwargs.opponent=zero",), "opponent=self and env.kwargs.opponent set the same thing"),
         (("opponent=zero",), "self_play.pool has no effect without opponent=self"),
         (("env.game=duels:UNMEASURED",), "the GameSpec names no eval_opponent, a fixed one that measures quality"),
-        (("env.game=duels:ONE_SIDED",), "opponent=self with env.entry_point=duels:Duel: this env has no opponents"),
+        (("env.game=duels:ONE_SIDED",), "opponent=self with env.entry_point=duels:Duel: fasttrain knows no opponents"),
         (("self_play.every=0",), "self_play.every=0: must be at least 1"),
     ],
 )

@@ -23,8 +23,8 @@ from fasttrain.errors import ConfigError, EnvError
 from fasttrain.runs.evaluate import evaluate, load_run, mean_interval, summarise
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import Config
-from fasttrain.spec.infos import SCORES, InfoReader, held_by
-from fasttrain.spec.reading import tells_games
+from fasttrain.spec.infos import SCORES, InfoReader, candidate_entries
+from fasttrain.spec.reading import has_monitor_wrapper
 from fasttrain_engines.vec_env import DaemonVecEnv
 from plain_env import PlainEnv
 
@@ -160,10 +160,10 @@ def test_games_count_and_lives_teach(where: list[str], wrappers: str, game: tupl
 
 def test_the_atari_group_has_one():
     config = configured("env=atari", "env.id=ALE/Breakout-v5", "algo=ppo", "+profile=speed")
-    assert tells_games(config)
+    assert has_monitor_wrapper(config)
     assert config.env.frame_stack == 4
     assert (config.algo.rollout_size, config.algo.learning_rate) == (1024, 2.5e-4)
-    assert not tells_games(configured("env.id=CartPole-v1", "algo=ppo"))
+    assert not has_monitor_wrapper(configured("env.id=CartPole-v1", "algo=ppo"))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -235,10 +235,10 @@ def test_keys_of_the_user_that_no_info_has_and_infos_that_say_nothing():
     assert found["untold"]["missing"] == ["env.result.win=won", "env.result.end=why", "env.result.scores=[how]"]
     assert found["untold"]["held"] == ["victory (0)", "vp (11)", "damage (3.5)", "how (fell)"]
     assert (found["scores"], found["win_rate"]) == (["vp"], None)
-    assert summarise(ENDS)["untold"] == {"missing": [], "held": held_by(ENDS[1][2])}
+    assert summarise(ENDS)["untold"] == {"missing": [], "held": candidate_entries(ENDS[1][2])}
     assert "untold" not in summarise([(1.0, 3, {"TimeLimit.truncated": True, "episode": {}})]), "nothing to name"
     assert "untold" not in summarise([(1.0, 3, {"is_success": True, "vp": 3})])
-    assert held_by({"board": np.zeros(3), "text": "x" * 99, "episode": 3}) == [f"text ({'x' * 19}…)"]
+    assert candidate_entries({"board": np.zeros(3), "text": "x" * 99, "episode": 3}) == [f"text ({'x' * 19}…)"]
 
 
 def test_an_observation_that_is_not_finite_is_named_not_torchs_distribution():

@@ -47,7 +47,7 @@ def test_plan_and_perf_say_why_and_what_cannot_be_told_apart(console: Console, e
     show_perf(console, window_of(1000, 2, {"train": 10**9, "other": 10**6}), effective)
     text = text_of(console)
     for part in (
-        "the game has a batched native form", "requested", "trade-off", "this CPU has no bf16 units",
+        "the game has a native batch", "requested", "trade-off", "this CPU has no bf16 units",
         "[PERF] 999 steps/s over 1,000 env steps in 1.0 s, 2 updates", "train_ms: forward and backward together", why,
         "the update is the bottleneck",
     ):  # fmt: skip

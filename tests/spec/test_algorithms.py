@@ -16,7 +16,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from conftest import Finished, RunCommand, configured
 from fasttrain.errors import ConfigError
 from fasttrain.native import GameSpec
-from fasttrain.spec.algorithms import ALGORITHMS, TIERS, having
+from fasttrain.spec.algorithms import ALGORITHMS, TIERS, algorithms_with
 from fasttrain.spec.config import ALGO_CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,7 +125,14 @@ def test_keys_of_other_algorithms_are_told():
         configured("algo=sac", "env.id=Pendulum-v1", "++algo.double_q=true")
     assert configured("algo=sac", "env.id=Pendulum-v1", "algo.ent_coef=auto_0.1").algo.ent_coef == "auto_0.1"
     assert configured("algo=sac", "env.id=Pendulum-v1", "algo.ent_coef=0.1").algo.ent_coef == 0.1
-    assert set(having("has_fast")) == {"ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo", "dqn", "sac"}
+    assert set(algorithms_with("has_fast")) == {
+        "ppo",
+        "maskable_ppo",
+        "recurrent_ppo",
+        "maskable_recurrent_ppo",
+        "dqn",
+        "sac",
+    }
 
 
 # --- what a game says

@@ -10,7 +10,7 @@ import pytest
 from conftest import RunCommand, composed, configured
 from fasttrain.cli.compose import _unknown_key
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, INSTEAD, instead
+from fasttrain.spec.algorithms import ALGORITHMS, INSTEAD, argument_message
 from fasttrain.spec.precedence import ALIASES
 from fasttrain.spec.reading import all_keys, from_mapping
 
@@ -29,7 +29,7 @@ def typed_of(algo: str, name: str) -> str:
 @pytest.mark.parametrize("algo", STOCK)
 def test_every_argument_of_sb3_is_taken_or_named(algo: str):
     names = list(inspect.signature(STOCK[algo]).parameters)
-    refused = [name for name in names if f"algo.{name}" not in ALIASES and instead(f"algo.{name}")]
+    refused = [name for name in names if f"algo.{name}" not in ALIASES and argument_message(f"algo.{name}")]
     taken = {name: typed_of(algo, name) for name in names if name not in refused}
     config = configured(f"algo={algo}", *(f"algo.{name}={typed}" for name, typed in taken.items()))
     for name, typed in taken.items():
@@ -37,7 +37,7 @@ def test_every_argument_of_sb3_is_taken_or_named(algo: str):
             value = getattr(config, ALIASES[f"algo.{name}"].key)
             assert str(value).lower() == ("none" if typed == "null" else typed), name
     for name in refused:
-        told = instead(f"algo.{name}")
+        told = argument_message(f"algo.{name}")
         assert _unknown_key(f"algo.{name}", [f"algo={algo}"]) == told  # Hydra's error, without a plus
         with_it = composed(f"algo={algo}")
         with_it["algo"][name] = typed_of(algo, name)  # what a plus does
@@ -51,8 +51,10 @@ def test_settings_that_are_named_exist_and_none_is_refused_that_could_be_taken()
     for name, told in INSTEAD.items():
         assert f"algo.{name}" not in keys
         assert set(re.findall(r"([a-z_][a-z_.]*)=", told)) <= keys
-    assert instead("batch_size") == instead("algo.gama") == instead("env.seed") == ""
-    assert instead("algo.replay_buffer_kwargs.x").startswith("algo.replay_buffer_kwargs.x is no setting here: use ")
+    assert argument_message("batch_size") == argument_message("algo.gama") == argument_message("env.seed") == ""
+    assert argument_message("algo.replay_buffer_kwargs.x").startswith(
+        "algo.replay_buffer_kwargs.x is no setting here: use "
+    )
 
 
 def test_the_command_line_says_it_in_one_line(fasttrain: RunCommand):

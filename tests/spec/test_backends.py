@@ -12,7 +12,15 @@ import pytest
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec import backends, plugins
-from fasttrain.spec.backends import OF_VECTORS, Backend, backend_of, lacking, name_of_env, option_of, played
+from fasttrain.spec.backends import (
+    OF_VECTORS,
+    Backend,
+    backend_of,
+    missing_engine_text,
+    name_of_env,
+    option_of,
+    without_unused_engines,
+)
 from fasttrain.spec.config import EnvConfig
 from installed import install
 
@@ -90,19 +98,19 @@ def test_messages_name_the_game_behind_an_adapter():
 
 
 def test_without_the_engines_each_of_their_names_says_what_is_missing(monkeypatch: pytest.MonkeyPatch):
-    assert lacking("env=go") == ""
+    assert missing_engine_text("env=go") == ""
     monkeypatch.setattr(backends, "_engines", dict)
-    told = "env.backend=daemons plays with external engines, which this installation of fasttrain is without; install"
+    told = "env.backend=daemons plays with external engines, which this installation of fasttrain lacks; install"
     with pytest.raises(ConfigError, match=told):
         backend_of(env(backend="daemons"))
-    assert lacking("env=go").startswith("env=go plays with external engines")
-    assert (lacking("env=gym"), lacking("boards")) == ("", "")
+    assert missing_engine_text("env=go").startswith("env=go plays with external engines")
+    assert (missing_engine_text("env=gym"), missing_engine_text("boards")) == ("", "")
 
 
 def test_settings_of_engines_that_do_not_play_are_not_stored():
     values = {"env": {"backend": "gymnasium"}, "daemons": {"command": []}, "seed": 3}
-    assert played(values) == {"env": {"backend": "gymnasium"}, "seed": 3}
-    assert played(playing := {**values, "env": {"backend": "daemons"}}) == playing
+    assert without_unused_engines(values) == {"env": {"backend": "gymnasium"}, "seed": 3}
+    assert without_unused_engines(playing := {**values, "env": {"backend": "daemons"}}) == playing
 
 
 def test_a_third_package_brings_settings_checks_and_files(tmp_path: Path):

@@ -4,7 +4,14 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import ENOUGH_UPDATES, check_no_secret, check_path, parse_schedule, too_short, updates_of
+from fasttrain.spec.checks import (
+    ENOUGH_UPDATES,
+    check_no_secret,
+    check_path,
+    parse_schedule,
+    short_run_warning,
+    updates_of,
+)
 from fasttrain.spec.config import MAX_SEED
 from fasttrain.spec.removed import lookup
 
@@ -100,16 +107,16 @@ def test_a_class_of_a_module_with_such_a_name_is_none():
 def test_a_training_too_short_for_a_tiers_large_batches_says_so():
     short = configured("+profile=speed", "total_timesteps=200000")
     assert updates_of(short) == 781
-    told = "short: 200,000 steps are 781 updates (stock: 31,250); below about 1,900, here 486,400"
-    assert too_short(short).startswith(told)
+    told = "short: 200,000 steps are 781 updates (stock: 31,250); with fewer than about 1,900 updates, here 486,400"
+    assert short_run_warning(short).startswith(told)
     enough = configured("+profile=speed", f"total_timesteps={ENOUGH_UPDATES * 1024 // 4}")
-    assert (updates_of(enough), too_short(enough)) == (ENOUGH_UPDATES, "")
+    assert (updates_of(enough), short_run_warning(enough)) == (ENOUGH_UPDATES, "")
     for others in (
         ("+profile=baseline", "total_timesteps=5000"),  # stock's own batches, however short
         ("+profile=speed", "algo=dqn", "env.id=CartPole-v1", "total_timesteps=5000"),
         ("+profile=speed", "total_timesteps=200000", "batch_size=64", "algo.n_epochs=10"),
     ):
-        assert too_short(configured(*others)) == ""
+        assert short_run_warning(configured(*others)) == ""
 
 
 def test_a_policy_is_one_of_stocks_or_a_class_of_the_users():

@@ -38,7 +38,7 @@ def outcome(plan: RunSpec, flag: str) -> tuple[object, str]:
     [
         (OLD, ("use_amp=auto", "algo.net_arch=[512]"), "use_amp", NO_UNITS),
         (BF16, ("use_amp=auto",), "use_amp",
-         ("off", f"the widest layer has 64 units; on a CPU it pays from {AMP_PAYS_FROM_WIDTH}")),
+         ("off", f"the widest layer has 64 units; on a CPU it is faster from {AMP_PAYS_FROM_WIDTH} units on")),
         (BF16, ("use_amp=auto", "algo.net_arch={pi: [64], vf: [512, 32]}"), "use_amp",
          ("bfloat16", "AVX512-BF16, and layers of 512 units")),
         (CUDA, ("use_amp=auto", ON_CUDA), "use_amp", ("bfloat16", "CUDA has units for it")),
@@ -57,7 +57,7 @@ def outcome(plan: RunSpec, flag: str) -> tuple[object, str]:
         (CUDA, ("use_compile=default", ON_CUDA), "use_compile", ("default", "")),
         (CUDA, ("use_compile=max-autotune", ON_CUDA), "use_compile", ("max-autotune", GRAPHS)),
         (CUDA, ("use_compile=auto", ON_CUDA, "gradient_accumulation=2"), "use_compile", NONE_BY_PARTS),
-        (OLD, ("use_compile=auto",), "use_compile", ("off", "on a CPU it takes longer to compile than it brings")),
+        (OLD, ("use_compile=auto",), "use_compile", ("off", "on a CPU compiling takes longer than it saves")),
         (OLD, ("use_compile=reduce-overhead",), "use_compile", ("default", "CUDA graphs need CUDA")),
         (OLD, ("pin_memory=auto",), "pin_memory", NO_CUDA),
         (CUDA, ("pin_memory=on", "device=cpu"), "pin_memory", NO_CUDA),

@@ -85,7 +85,7 @@ def test_the_name_of_an_installed_game_takes_its_files():
     pong = configured("env.game=atari", "env.id=ALE/Breakout-v5", "algo=ppo").env
     assert (pong.id, pong.frame_stack, len(pong.wrappers)) == ("ALE/Breakout-v5", 4, 2)
     for typed in (("env=gym", "env.game=skirmish"), ("env.game=skirmish,skullking",)):
-        with pytest.raises(ConfigError, match=f"^{typed[-1]}: type env=skirmish.* takes the game's files too$"):
+        with pytest.raises(ConfigError, match=f"^{typed[-1]}: type env=skirmish.* also uses the game's files$"):
             configured(*typed)
 
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec import infos
-from fasttrain.spec.infos import InfoReader, averaged_by_sb3, held_by, plain, score_diff_of, win_of
+from fasttrain.spec.infos import InfoReader, candidate_entries, plain, sb3_statistics, score_diff_of, win_of
 
 
 class Broken:
@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_left_out_and_said_once(name: str):
         if isinstance(plain(value), fits) or (name == "perf" and type(value) is dict and "ball" in value):
             continue
         said: list[str] = []
-        reader = InfoReader(say=said.append)
+        reader = InfoReader(warn=said.append)
         told = reader.read({name: value, 3: 4, "other": 5}, 2)
         reader.read({name: value})
         assert {key: each for key, each in told.items() if each != {}} == {3: 4, "other": 5}
@@ -65,22 +65,22 @@ def test_what_fits_is_read_out_of_any_form_of_number():
 
 def test_a_text_is_a_win_where_it_is_the_value_that_was_named():
     said: list[str] = []
-    assert win_of(InfoReader("winner", say=said.append).read({"winner": "enemy"})) is None
-    assert "env.result.win_value=… says which value is a win" in said[0]
+    assert win_of(InfoReader("winner", warn=said.append).read({"winner": "enemy"})) is None
+    assert "set env.result.win_value to the value that means a win" in said[0]
     named = InfoReader("winner", win_value="model")
     assert [win_of(named.read({"winner": who})) for who in ("model", "enemy", None, np.array("model"), [1])] == [
         True, False, False, True, None]  # fmt: skip
     assert win_of(InfoReader("is_success", win_value=2).read({"is_success": 2})) is True
     assert configured("env.id=CartPole-v1", "env.result.win=winner", "env.result.win_value=2").env.result.win_value == 2
-    with pytest.raises(ConfigError, match=r"^env.result.win_value=model with env.result.win=None: name both"):
+    with pytest.raises(ConfigError, match=r"^env.result.win_value=model with env.result.win=None: set both"):
         configured("env.id=CartPole-v1", "env.result.win_value=model")
 
 
 def test_what_is_listed_or_averaged_may_be_anything_too():
-    assert held_by(dict(enumerate(STRANGE))) == ["1 (white)", "8 (3:1)", "9 (nan)", "10 (inf)"]
+    assert candidate_entries(dict(enumerate(STRANGE))) == ["1 (white)", "8 (3:1)", "9 (nan)", "10 (inf)"]
     for value in STRANGE:
-        assert averaged_by_sb3({"episode": value, "is_success": value}) == {}
+        assert sb3_statistics({"episode": value, "is_success": value}) == {}
     record = {"r": float("nan"), "l": 3, "t": 0.1}
-    assert averaged_by_sb3({"episode": record, "is_success": 0.5}) == {"episode": record, "is_success": 0.5}
+    assert sb3_statistics({"episode": record, "is_success": 0.5}) == {"episode": record, "is_success": 0.5}
     assert infos.enemy_turn_ms({"perf": 0.9}) == infos.enemy_turn_ms({"perf": {"enemy_turn_ms": "fast"}}) == 0.0
     assert infos.enemy_turn_ms({"perf": {"enemy_turn_ms": np.float32(2)}}) == 2.0

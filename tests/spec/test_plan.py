@@ -27,7 +27,7 @@ def test_every_flag_has_a_row_and_a_field_and_the_plan_is_json_ready():
     assert {flag.name for flag in FLAGS} <= {field.name for field in dataclasses.fields(Config)}
     assert json.loads(json.dumps(plan_of(SPEED, env=NATIVE).to_dict()))["flags"][1] == {
         "flag": "vec_env", "requested": "auto", "effective": "native", "source": "default", "class": "exact",
-        "reason": "the game has a batched native form",
+        "reason": "the game has a native batch",
     }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_sb3s_n_steps_makes_the_rollout_of_the_envs_that_there_are_in_the_end(al
     assert plan.config.algo.rollout_size == 960
     rows = [plan.row("algo.n_steps"), plan.row("algo.rollout_size")]
     assert [(row.effective, row.source) for row in rows] == [(96, TYPED), (960, TYPED)]
-    assert rows[1].reason.startswith("10 envs × 96 steps, as algo.n_steps says")
+    assert rows[1].reason.startswith("10 envs × 96 steps, from algo.n_steps")
     assert set(rows) <= set(plan.notable())
     assert plan_of(SPEED, "algo.n_steps=16", env=NATIVE, **typed).config.algo.rollout_size == 16 * 256
 
@@ -102,10 +102,11 @@ def test_rollout_size_is_kept_to_whole_steps_and_a_short_last_minibatch_is_said(
     plan = plan_of(SPEED, *CART)
     assert (plan.config.num_envs, plan.config.algo.rollout_size) == (12, 12 * 341)
     row = plan.row("algo.rollout_size")
-    assert (row.source, row.reason) == ("tier speed", "12 envs × 341 steps; last minibatch of an epoch has 252 of 256 "
-                                        "rows; ppo's own in this tier, stock 16,384")  # fmt: skip
+    assert (row.source, row.reason) == ("tier speed", "12 envs × 341 steps; the last minibatch of an epoch has 252 of "
+                                        "256 rows; ppo's own value in this tier, stock 16,384")  # fmt: skip
     assert (
-        "last minibatch of an epoch has 384 of 1000 rows" in plan_of("batch_size=1000").row("algo.rollout_size").reason
+        "the last minibatch of an epoch has 384 of 1000 rows"
+        in plan_of("batch_size=1000").row("algo.rollout_size").reason
     )
     typed = plan_of(SPEED, "algo.rollout_size=2048", "num_envs=2048", "batch_size=2048", env=NATIVE, num_envs=TYPED)
     assert typed.config.algo.rollout_size == 2048
@@ -130,7 +131,7 @@ def test_a_rollout_that_nobody_chose_is_stocks_or_no_longer_than_the_training():
     assert plan_of("+profile=baseline", *CART, "num_envs=1").config.algo.rollout_size == 2048
     row = plan_of(SPEED, *CART, "total_timesteps=1200").row("algo.rollout_size")
     assert row.effective == 1200
-    assert "cut from 4,096" in row.reason
+    assert "reduced from 4,096" in row.reason
 
 
 def test_a_games_own_values_come_before_the_algorithms():
@@ -139,8 +140,8 @@ def test_a_games_own_values_come_before_the_algorithms():
     values = [(plan.config.batch_size, plan.config.algo.n_epochs) for plan in (game, other, baseline)]
     assert values == [(1024, 4), (256, 10), (64, 10)]
     assert game.row("batch_size")[1:3] == (None, configured(SPEED).own.batch_size)
-    assert game.row("batch_size").reason == "the game's own in this tier"
-    assert other.row("batch_size").reason == "ppo's own in this tier"
+    assert game.row("batch_size").reason == "the game's own value in this tier"
+    assert other.row("batch_size").reason == "ppo's own value in this tier"
 
 
 def test_envpool_is_native_whatever_a_profile_says():
@@ -162,7 +163,7 @@ def test_evaluation_beside_training_needs_evaluations_and_a_second_core():
     assert plan_of(*asked).config.eval_async
     assert plan_of(SPEED, *CART).row("eval_async")[1:3] == (True, False)
     one_core = plan_of(*asked, machine=MACHINE._replace(cores=1))
-    assert one_core.row("eval_async").reason == "one core: nothing can run beside the training"
+    assert one_core.row("eval_async").reason == "there is one core only"
 
 
 def test_dqn_has_an_engine_of_its_own():
@@ -189,13 +190,13 @@ def test_infos_are_cut_where_that_saves_something_and_nobody_reads_them():
         assert (row.requested, row.reason) == (row.effective, "a native game sends info only when an episode ends")
     dummy, shared = (("lean_info=true", *CART, f"vec_env={form}") for form in ("dummy", "shared"))
     row = plan_of(*dummy).row("lean_info")
-    assert (row.effective, row.reason) == (False, "in one process infos cost nothing; cutting them would")
+    assert (row.effective, row.reason) == (False, "in one process infos cost nothing, and dropping them would")
     assert plan_of(*dummy, lean_info=TYPED).row("lean_info").effective is True
     assert plan_of(*shared).row("lean_info").effective is True
     reading = (*shared, "callbacks=[costs:Mean]")
     row = plan_of(*reading).row("lean_info")
     assert row.effective is False
-    assert row.reason.startswith("callbacks may read any info of any step")
+    assert row.reason.startswith("callbacks may read any info")
     assert plan_of(*reading, lean_info=TYPED).row("lean_info").effective is True
     assert plan_of(*reading, "env.info_keys=[cost]").row("lean_info").effective is True
 
@@ -253,7 +254,7 @@ def test_nan_guard_is_on_everywhere_and_says_what_the_stock_classes_leave_out(pr
     plan = plan_of(f"+profile={profile}", *CART)
     assert plan.config.nan_guard == "stop"
     reason = plan.row("nan_guard").reason
-    assert ("their updates cannot be watched" in reason) == (plan.config.engine == "stock")
+    assert ("are checked, not updates" in reason) == (plan.config.engine == "stock")
     off = plan_of(f"+profile={profile}", *CART, "nan_guard=false").row("nan_guard")
     assert (off.effective, off.reason) == ("off", "")
 

@@ -8,8 +8,8 @@ from conftest import composed, configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import ALGO_CLASSES
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.precedence import TYPED, Given, settled
-from fasttrain.spec.reading import all_keys, evaluated, from_mapping, with_typed
+from fasttrain.spec.precedence import TYPED, UserInput, effective_values
+from fasttrain.spec.reading import all_keys, evaluation_config, from_mapping, with_eval_settings
 
 KINDS = [(profile, algo) for profile in ("baseline", "exact", "balance", "debug") for algo in ("ppo", "dqn")]
 
@@ -81,7 +81,7 @@ def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
 
 def test_files_say_how_a_switch_is_on():
     def read(**values: Any) -> tuple[str, str]:
-        config = from_mapping(settled({**composed(), "engine": "fast", **values}, (), Given([], {}))[0])
+        config = from_mapping(effective_values({**composed(), "engine": "fast", **values}, (), UserInput([], {}))[0])
         return config.use_amp, config.use_compile
 
     old = {"amp_dtype": "bfloat16", "compile_mode": "default"}
@@ -95,19 +95,19 @@ def test_files_say_how_a_switch_is_on():
 def test_files_may_use_the_other_names():
     plain = composed("env.id=CartPole-v1", "algo=ppo")
     old = {"num_workers": 4, "use_subproc_envs": True, "force_dummy_vec_env": False}
-    config = from_mapping(settled({**plain, **old}, (), Given([], {}))[0])
+    config = from_mapping(effective_values({**plain, **old}, (), UserInput([], {}))[0])
     assert (config.workers, config.vec_env) == (4, "subproc")
-    typed = settled({**plain, **old, "workers": 2}, (), Given([], {"workers": TYPED}))[0]
+    typed = effective_values({**plain, **old, "workers": 2}, (), UserInput([], {"workers": TYPED}))[0]
     assert from_mapping(typed).workers == 2, "typed by its own name"
 
 
 def test_eval_takes_another_opponent_and_other_arguments_of_the_env_in_place_of_what_the_run_had():
     run = configured("opponent=self", "env.kwargs.num_players=3", "eval.env_kwargs.first=1")
     given = configured("opponent=random", "env.kwargs.num_players=5", "eval.episodes=6")
-    found = with_typed(run, given, ["run", "opponent", "env.kwargs.num_players", "eval.episodes"])
-    kwargs = evaluated(found).env.kwargs
+    found = with_eval_settings(run, given, ["run", "opponent", "env.kwargs.num_players", "eval.episodes"])
+    kwargs = evaluation_config(found).env.kwargs
     assert (kwargs[str(run.env.spec.opponent_key)], kwargs["num_players"], kwargs["first"]) == ("random", 5, 1)
     assert found.eval.episodes == 6
     assert found.env.kwargs["num_players"] == 3, "what the run was trained with"
-    with pytest.raises(ConfigError, match="opponent=self: decides in training"):
-        with_typed(run, configured("opponent=self"), ["opponent"])
+    with pytest.raises(ConfigError, match="opponent=self: only for training"):
+        with_eval_settings(run, configured("opponent=self"), ["opponent"])

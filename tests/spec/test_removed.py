@@ -20,9 +20,9 @@ from fasttrain.spec.removed import (
     LEARNED_WITH,
     MOVED,
     REMOVED,
-    formerly,
-    instead_of,
-    put,
+    former_paths,
+    removal_message,
+    set_key,
     texts_without_removed,
     without_removed,
 )  # fmt: skip
@@ -39,20 +39,20 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
     told, place = REMOVED[key], MOVED.get(key)
     plain = composed()
     given = without_removed(plain)
-    put(given, key, 4)
+    set_key(given, key, 4)
     with pytest.raises(ConfigError, match=f"^{re.escape(key)} is no setting any more: {re.escape(told)}$"):
         from_mapping(given)
     expected: dict[str, Any] = {**plain, "checkpoint_every": "4min"} if key == "checkpoint_every_minutes" else {**plain}
     if key == "metrics.port":
         expected["loggers"] = ["csv", "stdout", {"logger": "prometheus", "port": 4, "host": "127.0.0.1"}]
     if place:
-        put(expected, place, 4)
+        set_key(expected, place, 4)
     if key == "env.opponent_key":  # self-play of an env of somebody's own
-        put(given, "env.kwargs.4", "self")
-        put(expected, "env.kwargs.4", "self")
+        set_key(given, "env.kwargs.4", "self")
+        set_key(expected, "env.kwargs.4", "self")
     if key in LEARNED_WITH:  # a run that learned with it cannot go on without
         assert without_removed(given) == given
-        put(given, key, False)
+        set_key(given, key, False)
     assert without_removed(given) == expected
     assert key not in all_keys()
     assert not place or place in all_keys()
@@ -61,7 +61,7 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        ("engine_switch_at=5", "engine_switch_at is no setting any more: kernels work once they are compiled"),
+        ("engine_switch_at=5", "engine_switch_at is no setting any more: kernels are used once they are compiled"),
         ("metrics={port: 9100}", "metrics is no setting any more: use loggers=[csv, stdout, {logger: prometheus"),
         ("metrics.port=9100", "metrics.port is no setting any more: use loggers="),
         ("+guard.at_limit=stop", "guard.at_limit is no setting any more: use nan_guard=stop or nan_guard=rollback"),
@@ -75,7 +75,10 @@ def test_a_setting_that_is_no_more_is_refused_and_dropped_from_what_is_stored(ke
         ),
         ("warmup=all", "warmup=all: not one of off, only"),
         ("warmup=true", "warmup=True: not one of off, only"),
-        ("batch_inference=false", "inference_batch_size is no setting any more: acting takes all envs in one forward"),
+        (
+            "batch_inference=false",
+            "inference_batch_size is no setting any more: one forward pass always serves all envs",
+        ),
         ("FASTTRAIN_CHECKPOINT_EVERY_MINUTES=5", "(environment: FASTTRAIN_CHECKPOINT_EVERY_MINUTES=5)"),
     ],
 )
@@ -94,7 +97,7 @@ def test_it_is_refused_whatever_its_value_is_and_a_key_that_never_was_is_none():
     for told, given in stored.items():
         with pytest.raises(ConfigError, match=f"^{told} is no setting any more: "):
             config(**given)
-    assert instead_of("num_envs") == instead_of("env") == instead_of("daemons") == ""
+    assert removal_message("num_envs") == removal_message("env") == removal_message("daemons") == ""
 
 
 def test_settings_with_parts_and_two_forms():
@@ -197,7 +200,7 @@ def test_a_module_of_before_is_that_of_today(capsys: pytest.CaptureFixture[str])
         assert pickle.loads(f"c{before}\n__doc__\n.".encode()) == import_module(now).__doc__
         assert sys.modules[before] is import_module(now)
         assert capsys.readouterr().err.endswith(f"fasttrain: the module {before} is {now} now\n")
-        assert f"{before}.of:It" in formerly(f"{now}.of:It")
+        assert f"{before}.of:It" in former_paths(f"{now}.of:It")
     found = pickle.loads(b"cfasttrain.games.skullking.game\nSkullKingGame\n.")
     assert found is import_module("fasttrain_games.skullking.game").SkullKingGame
     assert found.__module__ == sys.modules[found.__module__].__spec__.name  # type: ignore[union-attr]

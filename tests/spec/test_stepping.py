@@ -106,7 +106,7 @@ def test_workers_of_shared(arguments: list[str], env: EnvFacts, cores: int, work
     ("arguments", "env", "cores", "schedule", "reason"),
     [
         ([], WAITS, 2, "lockstep", "the same seed gives the same run"),
-        (["schedule=first_ready"], WAITS, 2, "first_ready", "runs ahead"),
+        (["schedule=first_ready"], WAITS, 2, "first_ready", "no worker waits"),
         (["workers=1"], SLOW, 4, "lockstep", "one worker only"),
         (["vec_env=dummy"], SLOW, 4, "lockstep", "vec_env=dummy has no workers"),
         (["engine=stock", "fused_update=off"], SLOW, 4, "lockstep", "the stock classes cannot do that"),

@@ -25,7 +25,7 @@ from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.spec.infos import averaged_by_sb3
+from fasttrain.spec.infos import sb3_statistics
 from fasttrain.vec.base import EmptyMasks, SlotSource, copy_observations, slots_of
 
 ACCELERATORS = "fasttrain.accelerators"  # imported when it is asked for: the plain path needs nothing of it
@@ -252,4 +252,4 @@ def note_episodes(model: BaseAlgorithm, infos: list[dict[str, Any]], dones: Bool
     """SB3's running statistics of the episodes that ended in this step."""
     ended = np.flatnonzero(dones)
     if len(ended):
-        model._update_info_buffer([averaged_by_sb3(infos[index]) for index in ended], dones[ended])
+        model._update_info_buffer([sb3_statistics(infos[index]) for index in ended], dones[ended])

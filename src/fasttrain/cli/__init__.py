@@ -1,4 +1,4 @@
-"""The door: argv → command word + Hydra → typed config → a command; errors → one message and an exit code."""
+"""The command line: argv → command and Hydra → typed configuration → run the command; errors become one message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError,
 from fasttrain.machine import stop_after
 from fasttrain.runs.folders import PARENT
 from fasttrain.saving.files import locked, read_json
-from fasttrain.spec.precedence import Given, read, split_options, with_names_as_typed, without_folder
+from fasttrain.spec.precedence import UserInput, read, split_options, with_names_as_typed, without_folder
 from fasttrain.spec.removed import texts_without_removed
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fasttrain.cli.compose import Composer
 
 PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
-# No room, no more of the quota (which Windows does not know), no permission, a disk that is only read.
+# Disk full, quota exceeded (unknown on Windows), no permission, read-only file system.
 UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
 MORE_FILES = "raise the limit of this shell (ulimit -n 1024), or use fewer envs or workers"
 WAYS_OUT = {
@@ -41,24 +41,24 @@ WAYS_OUT = {
     errno.EFBIG: "raise the limit of this shell (ulimit -f unlimited)",
     errno.ENAMETOOLONG: "use a shorter path",
 }
-LAST_FRAMES, MOST_LETTERS = 6, 10_000  # of a traceback: where the user's code is
+LAST_FRAMES, MOST_LETTERS = 6, 10_000  # of a traceback that is printed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. Never raises for bad input."""
+    """Run one command and return the exit code. Bad input raises no exception."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.speak_its_letters()
     here = ""
-    with suppress(OSError):  # it may be gone; and an env may go to another one
+    with suppress(OSError):  # the folder may be deleted. Read it now, because an env may change it
         here = os.getcwd()
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():
-            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # it ends with its study
+            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # ends with its study
                 threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
             return _dispatch(arguments) or _lost_output()
     except FastTrainError as error:
-        with suppress(FastTrainError):  # a variable of the environment that is none
+        with suppress(FastTrainError):  # an environment variable may be wrong
             return _report(error, error.exit_code, with_names_as_typed(str(error), arguments, os.environ, here))
         return _report(error, error.exit_code)
     except MemoryError as error:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         terminal.tell("fasttrain: stopped before anything could be saved")
         return 130
-    except BrokenPipeError:  # `fasttrain --help | head`; consoles of commands do not raise it
+    except BrokenPipeError:  # `fasttrain --help | head`
         sys.stderr.close()
         return EXIT_DONE if PRINTS_ONLY & set(arguments) else EXIT_CRASHED
     except OSError as error:
@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report(error, ConfigError.exit_code, f"{terminal.one_line(error)}: {WAYS_OUT[error.errno]}")
         if error.errno not in UNWRITABLE:
             return _report_users(error)
-        unnamed = "" if error.filename else " (no file is named: perhaps /dev/shm, where semaphores of workers lie)"
-        return _report(error, EXIT_CRASHED, f"{error}{unnamed}; make room, or let it be written there")
+        unnamed = "" if error.filename else " (no file is named: perhaps /dev/shm, where semaphores of workers are)"
+        return _report(error, EXIT_CRASHED, f"{error}{unnamed}; free some space, or allow writing there")
     except BaseException as error:
         return _report_users(error)
 
@@ -91,7 +91,7 @@ def _lost_output() -> int:
 
 
 def refuse_while_imported() -> None:
-    """A process that a run starts imports the main script first: where that calls `main` again, nobody evaluates."""
+    """Raises ConfigError: a process of a run imports the main script, and the script begins another run."""
     user_code = sys.modules.get("fasttrain.envs.user_code")
     if user_code is not None and user_code.is_importing():
         raise ConfigError(user_code.TRAINS)
@@ -104,9 +104,9 @@ def refuse_while_imported() -> None:
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM ends any command as Ctrl-C does: what is open is closed, workers end, a study keeps what is finished.
+    """Let SIGTERM end a command like Ctrl-C. A training has its own handlers (`StopFlag`).
 
-    A training has its own handlers while it lasts (`StopFlag`). Only the main thread may set any.
+    Only the main thread can set signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -119,7 +119,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _report(error: BaseException, code: int, text: str = "", raised: BaseException | None = None) -> int:
-    """Say it in one line; before it the end of the traceback of what somebody's code `raised`."""
+    """Print one line. Print the end of the traceback of `raised` before it, an exception of the user's code."""
     raised = error.__cause__ if isinstance(error, CrashedError) else raised
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
@@ -131,7 +131,7 @@ def _report(error: BaseException, code: int, text: str = "", raised: BaseExcepti
 
 
 def _report_users(error: BaseException) -> int:
-    """Report what the user's own code raised; raise what none of it did."""
+    """Report an exception of the user's code. Raise any other exception again."""
     stock, user_code = (sys.modules.get(f"fasttrain.{name}") for name in ("vec.stock", "envs.user_code"))
     place = "" if stock is None else stock.place_of(error)
     if user_code is None or not (place or user_code.users_frames(error)):
@@ -151,7 +151,7 @@ def _dispatch(arguments: list[str]) -> int:
     try:
         Path.cwd()
     except OSError as error:
-        raise ConfigError(f"the working directory is gone ({error.strerror}): cd to one that is there") from error
+        raise ConfigError(f"the working directory was deleted ({error.strerror}): cd to another one") from error
     if arguments[0] == "check" and any(word.partition("=")[0] == "--config" for word in arguments):
         from fasttrain.cli import validate
 
@@ -163,11 +163,11 @@ def _dispatch(arguments: list[str]) -> int:
     if typed and re.fullmatch(r"[a-z_]+", typed[0]):
         if typed[0] not in words:
             commands.read_options(options)  # `--profile speed`
-        command, more = commands.known(typed[0])
+        command, more = commands.command_of(typed[0])
         arguments.remove(typed[0])
         typed = [*more, *typed[1:]]
     elif late := [word for word in typed if word in words]:
-        raise ConfigError(f"{late[0]}: the command comes before its settings, fasttrain {late[0]} {typed[0]} …")
+        raise ConfigError(f"{late[0]}: the command comes before its settings: fasttrain {late[0]} {typed[0]} …")
     if command in commands.PLAIN:
         return int(commands.implementation(command)(arguments))
     return _compose(command, *commands.prepare(command, options, typed))
@@ -177,16 +177,16 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
     """Compose the configuration and run `command` on it, once or once per cell of a sweep."""
     from fasttrain.cli.compose import composer, is_sweep
 
-    found = commands.read_options(options)
-    given = read(typed, os.environ, found.multirun or "hydra.mode=MULTIRUN" in typed)
-    with composer(found, command not in commands.OF_A_RUN) as hydra:
-        if hydra.shown(given):
+    parsed = commands.read_options(options)
+    given = read(typed, os.environ, parsed.multirun or "hydra.mode=MULTIRUN" in typed)
+    with composer(parsed, command not in commands.OF_A_RUN) as hydra:
+        if hydra.prints(given):
             return EXIT_DONE
         job = hydra.job(given)
         if job.hydra.job.chdir:
             raise ConfigError(
-                "hydra.job.chdir=true: fasttrain writes into the run's folder by itself, and finds your modules and "
-                "folders from where the command was typed; remove it"
+                "hydra.job.chdir=true: fasttrain writes into the run's folder without it, and looks for your modules "
+                "and folders where the command was typed; remove it"
             )
         if is_sweep(job):
             commands.refuse_sweep(command, typed)
@@ -194,30 +194,30 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
         config, sources = hydra.configured(given, job)
         overrides = list(job.hydra.overrides.task)
         commands.refuse_foreign_keys(command, sources, overrides)
-        asked = Request(command, config, sources, overrides, Path(job.hydra.runtime.output_dir))
+        request = Request(command, config, sources, overrides, Path(job.hydra.runtime.output_dir))
         if command == "resume":
-            asked = asked._replace(folder=Path(str(config.run)))
+            request = request._replace(folder=Path(str(config.run)))
         elif not commands.leaves_nothing(command, typed):
-            decided = commands.decided(asked, str(job.hydra.run.dir))
-            if isinstance(decided, str):
-                print(decided)
+            result = commands.apply_on_existing(request, str(job.hydra.run.dir))
+            if isinstance(result, str):
+                print(result)
                 return EXIT_DONE
-            asked = decided
-        if asked.goes_on:  # with what the study was begun with, too
-            options, typed = commands.prepare(command, options, [*asked.goes_on, *without_folder(typed)])
+            request = result
+        if request.goes_on:  # read the study's own arguments too
+            options, typed = commands.prepare(command, options, [*request.goes_on, *without_folder(typed)])
         else:
-            for line in commands.outdone(overrides):
+            for line in commands.repeated_settings(overrides):
                 print(line)
-            return _run(asked, hydra, job, asked.command == command)
+            return _run(request, hydra, job, request.command == command)
     return _compose(command, options, typed)
 
 
-def _run(asked: Request, hydra: Composer, job: DictConfig, anew: bool) -> int:
-    """One command → its exit code. A run that is continued, not `anew`, keeps what its folder says of it."""
+def _run(request: Request, hydra: Composer, job: DictConfig, new: bool) -> int:
+    """Run one command and return its exit code. `new`: write Hydra's description of the job into the folder."""
     from fasttrain.runs.folders import how_to_continue
     from fasttrain.runs.view import activity, make_console
 
-    command, config, sources, overrides, folder, _ = asked
+    command, config, sources, overrides, folder, _ = request
     studies = command in commands.STUDIES
     more: dict[str, Any] = {"compose": hydra.typed} if studies else {}
     more |= {"draw": draw_report} if command in commands.RUNS else {}
@@ -232,32 +232,32 @@ def _run(asked: Request, hydra: Composer, job: DictConfig, anew: bool) -> int:
                 code = code or EXIT_CRASHED
         return code
 
-    code = hydra.run(job, task, anew)
+    code = hydra.run(job, task, new)
     if command in (*commands.RUNS, *commands.STUDIES) and code == EXIT_STOPPED:
         print(f"stopped; {how_to_continue(folder)}")
     return code
 
 
-def _sweep(command: str, hydra: Composer, given: Given, job: DictConfig, arguments: list[str]) -> int:
-    """Run each cell in a process of its own; the exit code of all."""
+def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arguments: list[str]) -> int:
+    """Run each cell of a sweep in a process of its own, and return the exit code of the sweep."""
     from hydra.core.hydra_config import HydraConfig
 
     from fasttrain.runs.view import activity, make_console
 
     own, way = "sweep" * (command == "train"), str(job.on_existing)
-    if found := commands.to_go_on_with(own, way, str(job.hydra.sweep.dir), "hydra.sweep.dir"):
+    if found := commands.existing_to_resume(own, way, str(job.hydra.sweep.dir), "hydra.sweep.dir"):
         before = read_json(found.folder / "sweep.json").get("arguments")
         if before is not None and sorted(texts_without_removed(before)) != sorted(without_folder(arguments)):
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
     with activity(make_console(), "loading fasttrain"):
         from fasttrain.studies.sweep import Sweep
-    gc.enable()  # as commands.implementation does for a command in this process: a sweep may last for days
+    gc.enable()  # a sweep may last for days
     sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way)
 
     def cell(_: object) -> int:
         try:
             return sweep.run_cell(HydraConfig.get())
-        except Exception as error:  # Hydra would print lines of its own, and begin the next one
+        except Exception as error:  # Hydra would print it and begin the next cell
             raise KeyboardInterrupt from error
 
     try:
@@ -277,8 +277,7 @@ def _sweep(command: str, hydra: Composer, given: Given, job: DictConfig, argumen
 
 
 def draw_report(folder: Path) -> str:
-    """report.html of what a command left: whatever goes wrong here is one line, which all else does not depend on; why
-    it went wrong."""
+    """Write report.html. An error is one warning, because all else is saved already. Returns its text, or ""."""
     from fasttrain.runs.view import activity, make_console, say
 
     console = make_console()

@@ -1,5 +1,5 @@
-"""The command words: where each is implemented, which keys it alone reads, what it does to its arguments, and what to
-an output folder that holds something."""
+"""The commands: where each is implemented, which settings only it reads, how its arguments are prepared, and what
+happens if its output folder holds a run already."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.checks import NAMED, check_no_secret, check_path
 from fasttrain.spec.config import Config
-from fasttrain.spec.precedence import TYPED, given_twice, key_of
+from fasttrain.spec.precedence import TYPED, key_of, typed_twice_message
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.spec.setting import did_you_mean
@@ -38,22 +38,22 @@ MODULES = {
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
 }
-# These take arguments of their own and compose no configuration; without a module: an integration of that name.
+# Commands with arguments of their own, which compose no configuration. Without a module: the integration of that name.
 PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch", "zoo": ""}
 COMMANDS = (*MODULES, *PLAIN)
 # Other words for a command with a setting.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
-STUDIES = ("compare", "tune")  # many runs, each in a process of its own, in one folder
-RUNS = ("train", "resume")  # what they leave is drawn as report.html, as that of studies is
-OF_A_RUN = ("resume", "eval", "play", "export", "report")  # of what is there: they need run=FOLDER
-STARTS_RUNS = (*STUDIES, "doctor")  # they get Hydra's --config-dir among their overrides, to pass it on
+STUDIES = ("compare", "tune")  # many runs in one folder, each in a process of its own
+RUNS = ("train", "resume")
+OF_A_RUN = ("resume", "eval", "play", "export", "report")  # need run=FOLDER
+STARTS_RUNS = (*STUDIES, "doctor")  # receive Hydra's --config-dir among their overrides, to pass it on
 SWEEPABLE = ("train", "eval", "check", "export")
-TRUSTING = ("eval", "play", "export")  # they load models, and take --trust
-WITHOUT_FOLDER = ("play", "report", "resume")  # leave no output folder of their own
+TRUSTING = ("eval", "play", "export")  # load models, and accept --trust
+WITHOUT_FOLDER = ("play", "report", "resume")  # have no output folder of their own
 
 
 class Owner(NamedTuple):
-    """Commands that read a key (or all below it, if it ends in a dot), and what to say where it means nothing."""
+    """The commands that read a key (or all keys below it, if it ends in a dot), and advice for other commands."""
 
     commands: tuple[str, ...]
     use: str
@@ -83,20 +83,20 @@ OWNERS = {
 
 
 def implementation(command: str) -> Any:
-    """The command's `main(config, sources, folder, overrides) -> exit code`, of `PLAIN` ones `main(arguments)`.
+    """Import the command's `main(config, sources, folder, overrides) -> exit code`; of `PLAIN` ones `main(arguments)`.
 
-    Imported late: torch costs seconds.
+    This may import torch, which takes seconds.
     """
     module = MODULES.get(command) or PLAIN[command]
     main = (import_module(module) if module else plugins.load(plugins.INTEGRATIONS, command)).main
-    if not gc.isenabled():  # since the program began; what is loaded by now stays to the end, no collection need see it
+    if not gc.isenabled():  # __main__ disables it; what is loaded by now stays, so it need not be collected
         gc.freeze()
         gc.enable()
     return main
 
 
-def known(word: str) -> tuple[str, list[str]]:
-    """The command that `word` is, and what else it says. Raises ConfigError: it is none."""
+def command_of(word: str) -> tuple[str, list[str]]:
+    """The command that a word means, and overrides that it implies. Raises ConfigError: it is no command."""
     if word in OTHER_WORDS:
         return OTHER_WORDS[word][0], [OTHER_WORDS[word][1]]
     if word not in COMMANDS:
@@ -115,72 +115,74 @@ class _Options(argparse.ArgumentParser):
 
 
 def read_options(typed: Sequence[str]) -> argparse.Namespace:
-    """Hydra's own options, before its parser prints its usage and ends the process. Raises ConfigError: one is unknown,
-    lacks its value, or names a folder that is not there."""
+    """Parse Hydra's options. Its own parser would print its usage and end the process.
+
+    Raises ConfigError: an option is unknown, lacks its value, or names a folder that does not exist.
+    """
     from hydra._internal.utils import get_args_parser
 
     parser = get_args_parser()
     parser.__class__ = _Options
     parser.prog = "fasttrain"
-    found = parser.parse_args(list(typed))
-    if found.config_dir is not None and not os.path.isdir(found.config_dir):
-        raise ConfigError(f"--config-dir={found.config_dir}: no such folder")
+    parsed = parser.parse_args(list(typed))
+    if parsed.config_dir is not None and not os.path.isdir(parsed.config_dir):
+        raise ConfigError(f"--config-dir={parsed.config_dir}: no such folder")
     for option in ("config_path", "experimental_rerun"):
-        if getattr(found, option) is not None:
-            raise ConfigError(f"--{option.replace('_', '-')} means nothing here; your own files: --config-dir DIR")
-    if found.resolve and found.cfg is None:
+        if getattr(parsed, option) is not None:
+            raise ConfigError(f"--{option.replace('_', '-')} has no effect; for your own files use --config-dir DIR")
+    if parsed.resolve and parsed.cfg is None:
         raise ConfigError("--resolve has no effect without --cfg")
-    acts = {"--run": found.run, "--multirun": found.multirun, "--cfg": found.cfg, "--info": found.info,
-            "--shell-completion": found.shell_completion}  # fmt: skip
-    if len(asked := [name for name, given in acts.items() if given]) > 1:
-        raise ConfigError(f"{' '.join(asked)}: remove all but one of them")
-    return found
+    actions = {"--run": parsed.run, "--multirun": parsed.multirun, "--cfg": parsed.cfg, "--info": parsed.info,
+               "--shell-completion": parsed.shell_completion}  # fmt: skip
+    if len(typed_actions := [name for name, value in actions.items() if value]) > 1:
+        raise ConfigError(f"{' '.join(typed_actions)}: remove all but one of them")
+    return parsed
 
 
 def leaves_nothing(command: str, typed: Sequence[str]) -> bool:
-    """Whether the command has no output folder of its own."""
     return command in WITHOUT_FOLDER or (command == "train" and only_compiles(typed))
 
 
 def only_compiles(typed: Sequence[str]) -> bool:
-    """Whether `warmup` is typed with another value than off."""
+    """Whether `warmup` is typed with a value other than off."""
     return any(key_of(text) == "warmup" and text.partition("=")[2].strip("'\"") != "off" for text in typed)
 
 
 def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[str]) -> None:
-    """Keys that only other commands read. Raises ConfigError: `typed` has one."""
+    """Raises ConfigError: one of the typed keys is read by other commands only."""
     for key in typed:
         owner = OWNERS.get(key) or OWNERS.get(key.split(".")[0] + ".")
         if owner is not None and command not in owner.commands:
             value = next((text.partition("=")[2] for text in reversed(overrides) if key_of(text) == key), "")
-            shown = key if owner.commands == ("play",) else f"{key}={value}"
-            raise ConfigError(f"{shown} has no effect with {command}; {terminal.as_typed(owner.use)}")
+            setting = key if owner.commands == ("play",) else f"{key}={value}"
+            raise ConfigError(f"{setting} has no effect with {command}; {terminal.as_typed(owner.use)}")
 
 
-def outdone(overrides: Sequence[str]) -> list[str]:
-    """A line for each setting that was typed again with another value: the last one counts, as always with Hydra."""
-    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # of mappings all count
+def repeated_settings(overrides: Sequence[str]) -> list[str]:
+    """A line for each setting that was typed twice with different values. The last one counts, as in Hydra."""
+    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # mappings are merged
     last = {key_of(text): text for text in single}
     before = [text for text in single if last[key_of(text)].lstrip("+") != text.lstrip("+")]
     return [f"{text} was typed before {last[key_of(text)].lstrip('+')}, which counts" for text in before]
 
 
 def refuse_sweep(command: str, typed: Sequence[str]) -> None:
-    """Raises ConfigError where a command is not to be run once for each of several values."""
+    """Raises ConfigError: the command cannot be run as a sweep."""
     if command not in SWEEPABLE or only_compiles(typed):
         raise ConfigError(f"-m sweeps over trainings; {command} {'warmup=only ' * (command == 'train')}cannot be swept")
 
 
 def prepare(command: str, options: Sequence[str], typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options and settings that were typed after `command`, as Hydra is to see them: `candidates` as text, `--test env`
-    and `--trust` as keys, the folder. Raises ConfigError: a folder is not named that is needed, or `--trust` for what
-    loads no model."""
+    """Turn the options and settings after `command` into those that Hydra needs, with the output folder.
+
+    Raises ConfigError: the command needs a folder, or does not accept an option.
+    """
     if command == "report":
         typed = _folders_as_key(typed)
-    if len({text for text in typed if key_of(text) == "algo"}) > 1:  # Hydra takes the last, without a word
-        raise ConfigError(given_twice("algo", typed))
+    if len({text for text in typed if key_of(text) == "algo"}) > 1:  # Hydra would silently use the last one
+        raise ConfigError(typed_twice_message("algo", typed))
     for text in typed:
-        if key_of(text) in NAMED:  # before Hydra writes down what was typed
+        if key_of(text) in NAMED:  # before Hydra stores the overrides
             check_no_secret(key_of(text), text.partition("=")[2])
     if {"-m", "--multirun"} & {*options}:
         refuse_sweep(command, typed)
@@ -191,39 +193,44 @@ def prepare(command: str, options: Sequence[str], typed: Sequence[str]) -> tuple
     typed = [*typed, *keys]
     if leaves_nothing(command, typed):
         return options, ["hydra.run.dir=.", "hydra.output_subdir=null", *typed]
-    if command == "eval":  # of which run, its files say
+    if command == "eval":
         typed = [re.sub(r"^\+*env\.kwargs=(?=\s*{)", "eval.env_kwargs=", text) for text in typed]
         return options, [f"hydra.run.dir={in_quotes('outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}_eval_${pid:}')}", *typed]
     if command not in STUDIES:
         return options, typed
     studies = [text.partition("=")[2] for text in typed if key_of(text) == "run"]
     if studies:
-        typed = _study_goes_on(Path(studies[-1]), command, typed)
+        typed = _with_stored_arguments(Path(studies[-1]), command, typed)
     typed = [quoted(text) if key_of(text) == "candidates" else text for text in typed]
     folder = studies[-1] if studies else "studies/${now:%Y-%m-%d}/${now:%H-%M-%S}_" + command + "_${pid:}"
     return options, [f"hydra.run.dir={in_quotes(folder)}", *typed]
 
 
 def _as_keys(command: str, options: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Without the options that are settings: `--trust` is trust=true, and `--test env` is doctor.test=env."""
+    """Turn options that are settings into overrides: `--trust` is trust=true, `--test env` is doctor.test=env.
+
+    Returns the other options, and the overrides.
+    """
     if "--trust" in options and command not in TRUSTING:
         raise ConfigError(f"--trust has no effect with {command}; {', '.join(TRUSTING)} load models")
-    left, keys = list[str](), ["trust=true"] * ("--trust" in options)
-    rest = iter(options)
-    for option in rest:
+    others, keys = list[str](), ["trust=true"] * ("--trust" in options)
+    remaining = iter(options)
+    for option in remaining:
         if command == "doctor" and option.partition("=")[0] == "--test":
-            keys.append(f"doctor.test={option.partition('=')[2] or next(rest, '')}")
+            keys.append(f"doctor.test={option.partition('=')[2] or next(remaining, '')}")
         elif option != "--trust":
-            left.append(option)
-    return left, keys
+            others.append(option)
+    return others, keys
 
 
-def _study_goes_on(folder: Path, command: str, typed: Sequence[str]) -> list[str]:
-    """What the study in `folder` was begun with, and what is typed now in its place: `seeds=10` adds seeds. Raises
-    ConfigError: there is none, and nothing is said that could begin it; or it is another command's."""
+def _with_stored_arguments(folder: Path, command: str, typed: Sequence[str]) -> list[str]:
+    """The arguments of the study in `folder`, replaced by those that are typed now: `seeds=10` adds seeds.
+
+    Raises ConfigError: there is no study and nothing is typed to begin one, or it is a study of another command.
+    """
     stored = read_json(folder / "study.json")
     if not stored and len(typed) == 1:
-        raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or say what to {command}")
+        raise ConfigError(f"run={folder}: no study.json there; name the folder of a study, or what to {command}")
     other, *more = OTHER_WORDS.get(str(stored.get("command")), [stored.get("command")])
     named = [text for text in (*typed, *more) if key_of(text) == "candidates"]
     ablates = [re.search(r"=\W*ablate\b", text) is not None for text in named]
@@ -231,7 +238,7 @@ def _study_goes_on(folder: Path, command: str, typed: Sequence[str]) -> list[str
         other = stored["command"]
         raise ConfigError(f"run={folder} is a study of {other}: {terminal.command()} {other} run={folder}")
     if not isinstance(stored.get("arguments", []), list):
-        raise ConfigError(f"run={folder}: its study.json is none that fasttrain wrote")
+        raise ConfigError(f"run={folder}: fasttrain did not write its study.json")
     keys = {key_of(text) for text in typed} - {""}
     before = texts_without_removed([str(text) for text in stored.get("arguments", ())])
     more = [] if any(key_of(text) == "candidates" for text in before) else more
@@ -239,7 +246,7 @@ def _study_goes_on(folder: Path, command: str, typed: Sequence[str]) -> list[str
 
 
 def quoted(override: str) -> str:
-    """`candidates=[{name: a, overrides: [num_envs=8]}]`, its value in quotes: Hydra's grammar knows no `=` there."""
+    """Put the value in quotes, if it is not: Hydra's grammar does not accept a `=` inside it otherwise."""
     key, _, value = override.partition("=")
     bare = value[:1] not in ("'", '"')
     return f"{key}={in_quotes(value)}" if bare else override
@@ -248,36 +255,38 @@ def quoted(override: str) -> str:
 def _folders_as_key(typed: Sequence[str]) -> list[str]:
     """`report A B` and `report run=A,B` → `run='A,B'`."""
     folders = [text if "/" in text else f"./{text}" for text in typed if "=" not in text or Path(text).is_dir()]
-    rest = [text for text in typed if "=" in text and not Path(text).is_dir()]
+    overrides = [text for text in typed if "=" in text and not Path(text).is_dir()]
     if not folders:
-        return [quoted(text) if key_of(text) == "run" and "," in text else text for text in rest]
-    named = [text.partition("=")[2] for text in rest if key_of(text) == "run"]
-    return [f"run={in_quotes(','.join([*named, *folders]))}", *(text for text in rest if key_of(text) != "run")]
+        return [quoted(text) if key_of(text) == "run" and "," in text else text for text in overrides]
+    named = [text.partition("=")[2] for text in overrides if key_of(text) == "run"]
+    return [f"run={in_quotes(','.join([*named, *folders]))}", *(text for text in overrides if key_of(text) != "run")]
 
 
-# --- an output folder that holds a run, a sweep or a study already: refused, continued, or started again. Decided here
-# for every command and for `train(…)`, before anything is written there; cleared when all else is known to be right.
+# --- An output folder that holds a run, a sweep or a study already is refused, continued or overwritten, for every
+# command and for `train(…)`. This is decided here, before anything is written. The folder is cleared later.
 
 
 class Request(NamedTuple):
-    """One command, as it is asked for."""
+    """A command with its configuration."""
 
     command: str
     config: Config
     sources: Mapping[str, str]
     overrides: list[str]
     folder: Path
-    goes_on: Sequence[str] = ()  # what names the study that is continued, whose own arguments are to be read too
+    goes_on: Sequence[str] = ()  # the override that names a study to continue, whose arguments must be read too
 
 
-def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Contents | None:
-    """What is in the folder, where it is to be continued; None where it is free, or started again. Raises ConfigError:
-    it holds something that would be written over, or somebody works there.
+def existing_to_resume(kind: str, way: str, folder: str | Path, key: str) -> Contents | None:
+    """What the output folder holds, if it is to be continued; None if the folder is free or is overwritten.
 
     Args:
-        kind: what the command leaves there: run, sweep or study; empty where it knows no way on.
-        way: `on_existing`.
-        key: by which the folder was given.
+        kind: what the command writes: run, sweep or study; empty if it cannot be continued.
+        way: the setting `on_existing`.
+        key: the setting that names the folder, for messages.
+
+    Raises:
+        ConfigError: the folder holds something that must not be overwritten, or another process uses it.
     """
     check_path(key, str(folder))
     found = contents_of(Path(folder))
@@ -289,31 +298,40 @@ def to_go_on_with(kind: str, way: str, folder: str | Path, key: str) -> Contents
     raise ConfigError(f"{found.about(key, folder)}: use another folder{ways}")
 
 
-def decided(asked: Request, typed: str | Path, key: str = "hydra.run.dir") -> Request | str:
-    """The command that there is to run, for the one that is asked for: a text where nothing is left to do, and why.
-    `typed`: the folder as it was given, by `key`. Raises ConfigError: as `to_go_on_with`, or that run cannot go on."""
-    study, config = asked.command in STUDIES, asked.config
+def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run.dir") -> Request | str:
+    """The command to run after `on_existing` is applied. A text says that nothing is left to do.
+
+    Args:
+        typed: the folder as the user typed it, by the setting `key`.
+
+    Raises:
+        ConfigError: as `existing_to_resume`, or the run cannot be continued.
+    """
+    study, config = request.command in STUDIES, request.config
     way = "resume" if study and config.run is not None else config.on_existing
-    found = to_go_on_with("study" if study else "run" * (asked.command == "train"), way, typed, key)
+    found = existing_to_resume("study" if study else "run" * (request.command == "train"), way, typed, key)
     if found is None or config.run is not None:
-        return asked
+        return request
     if study:
-        return asked._replace(goes_on=[override("run", found.folder)])
-    different = _changed(found, found.about(key, typed), config)
+        return request._replace(goes_on=[override("run", found.folder)])
+    different = _changed_settings(found, found.about(key, typed), config)
     if isinstance(different, str):
         return different
     if different is None:
-        return asked._replace(config=dataclasses.replace(config, on_existing="overwrite"))
+        return request._replace(config=dataclasses.replace(config, on_existing="overwrite"))
     values = {name: in_quotes(it) if isinstance(it, str) else terminal.spelt(it) for name, it in different.items()}
     texts = [override("run", found.folder), *(f"{name}={text}" for name, text in values.items())]
     sources = dict.fromkeys(("run", *different), TYPED)
     return Request("resume", dataclasses.replace(config, run=str(found.folder)), sources, texts, found.folder)
 
 
-def _changed(found: Contents, about: str, config: Config) -> dict[str, Any] | str | None:
-    """What a run is continued: the settings that have other values now. A text: nothing is left to do, and why.
-    None: it ended before there was anything to continue from, so it is started again. Raises ConfigError: other values
-    of settings that cannot change on the way, or no checkpoint."""
+def _changed_settings(found: Contents, about: str, config: Config) -> dict[str, Any] | str | None:
+    """The settings that differ from those of a run that is continued.
+
+    A text says that nothing is left to do. None means that the run has nothing to continue from and starts again.
+
+    Raises ConfigError: a setting differs that cannot change, or there is no checkpoint.
+    """
     from fasttrain.runs.resume import may_change
     from fasttrain.saving.checkpoints import CheckpointFolder
 
@@ -321,8 +339,8 @@ def _changed(found: Contents, about: str, config: Config) -> dict[str, Any] | st
     different = changed_settings(where, config)
     if wrong := sorted(key for key in different if not may_change(key)):
         raise ConfigError(
-            f"{about} of other values of {', '.join(wrong)}, which cannot change on the way: use another "
-            "folder, or on_existing=overwrite starts again"
+            f"{about} with other values of {', '.join(wrong)}, which cannot change on the way: use another "
+            "folder, or on_existing=overwrite to start again"
         )
     if summary.get("status") == "done" and config.total_timesteps <= summary.get("env_steps", 0):
         return f"{where} holds this run, finished after {summary['env_steps']:,} steps: nothing is left to do"

@@ -1,6 +1,6 @@
-"""From overrides to the typed configuration through Hydra, and whatever goes wrong there as one sentence.
+"""Composes the configuration by Hydra, and turns every error there into one message.
 
-Hydra, OmegaConf and PyYAML say what they cannot do, seldom which argument or which file it was for: that is found here.
+Errors of Hydra, OmegaConf and PyYAML rarely name the argument or the file that caused them. This module finds it.
 """
 
 from __future__ import annotations
@@ -38,12 +38,20 @@ from fasttrain.runs.folders import flat
 from fasttrain.saving.files import yaml_values
 from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.backends import engines, lacking, left_out, name_of_env
+from fasttrain.spec.backends import broken_engines_text, engines, missing_engine_text, name_of_env
 from fasttrain.spec.config import Config
-from fasttrain.spec.games import DEFAULT, attached, game_of
-from fasttrain.spec.precedence import File, Given, given_twice, key_of, read, settled, split_options
+from fasttrain.spec.games import DEFAULT, game_of, games_by_name
+from fasttrain.spec.precedence import (
+    File,
+    UserInput,
+    effective_values,
+    key_of,
+    read,
+    split_options,
+    typed_twice_message,
+)
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
-from fasttrain.spec.removed import former_key, instead_of
+from fasttrain.spec.removed import first_removed_key, removal_message
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
 if TYPE_CHECKING:
@@ -52,14 +60,13 @@ if TYPE_CHECKING:
     from hydra.core.default_element import ResultDefault
     from hydra.plugins.config_source import ConfigResult
 
-MOST_YAML = 100_000  # values in a file of the user's
-PRESETS = ("profile", "tuned")  # groups whose files set what else has a default
-MAIN = "config"  # the file that all others are composed into
+MOST_YAML = 100_000  # values in one file
+PRESETS = ("profile", "tuned")  # groups whose files set other settings
+MAIN = "config"  # the main file
 
 
 def conf_dir() -> Path:
-    """The folder of YAML files: inside the wheel, or at the top of the checkout (an editable install). Raises
-    ConfigError: neither exists; the installation is broken."""
+    """The folder of YAML files, in the wheel or in the checkout. Raises ConfigError: the installation is broken."""
     here = Path(__file__).resolve().parents[1]
     for candidate in (here / "conf", here.parents[1] / "conf"):
         if (candidate / "config.yaml").is_file():
@@ -68,7 +75,7 @@ def conf_dir() -> Path:
 
 
 def register() -> None:
-    """Tell Hydra its `${pid:}` and `${env_name:}`, what can be set, and of each algorithm the keys below `algo.`."""
+    """Register the resolvers `${pid:}` and `${env_name:}` and the schemas of all settings with Hydra."""
 
     def env_name(*, _root_: Mapping[str, Mapping[str, object]]) -> str:
         env = _root_["env"]
@@ -80,48 +87,48 @@ def register() -> None:
     _store()
 
 
-@functools.cache  # Hydra's store lasts as long as the process; filling it costs 20 ms
+@functools.cache  # once per process; it takes 20 ms
 def _store() -> None:
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     ConfigStore.instance().store(name="settings", node=settings)
-    for spec in ALGORITHMS.values():  # what a YAML file would say: stock's own values; null where they differ by tier
+    for spec in ALGORITHMS.values():  # stock's values; null for those that depend on the tier
         own = {name for values in spec.tiers.values() for name in values}
         usual = {name: None if name in own else usual for name, (_, usual) in spec.keys().items()}
         ConfigStore.instance().store(name=spec.name, node={**networks, "name": spec.name, **usual}, group="algo")
 
 
 class Files(ConfigRepository):
-    """Hydra's repository of files, which names a file that cannot be read."""
+    """Hydra's repository of files. Its errors name the file that cannot be read."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
         file = Path(source.path if source else "", f"{config_path}.yaml")
         try:
             if file.is_file() and b"&" in (text := file.read_bytes()) and yaml_values(text) > MOST_YAML:
-                raise ConfigError(f"{file}: its anchors (&) and aliases (*) come to more than {MOST_YAML:,} values")
-            found = super().load_config(config_path)
+                raise ConfigError(f"{file}: its anchors (&) and aliases (*) make more than {MOST_YAML:,} values")
+            result = super().load_config(config_path)
         except (HydraException, ConfigError):
             raise
-        except Exception as error:  # whatever a YAML can be built to raise
+        except Exception as error:  # a YAML file may cause any exception
             raise ConfigError(f"{file}{_problem(error, file)}") from error
-        if found is not None and not isinstance(found.config, DictConfig):
-            raise ConfigError(f"{file}: holds no keys; write key: value, one a line")
-        return found
+        if result is not None and not isinstance(result.config, DictConfig):
+            raise ConfigError(f"{file}: holds no keys; write key: value, one per line")
+        return result
 
 
 def _problem(error: Exception, file: Path) -> str:
     if isinstance(error, UnicodeDecodeError):
         before = file.read_bytes().decode("utf-8", "replace").partition("\ufffd")[0]
-        return f", line {before.count(chr(10)) + 1}: no text in UTF-8; save it as such"
+        return f", line {before.count(chr(10)) + 1}: not in UTF-8; save it in this encoding"
     if isinstance(error, yaml.MarkedYAMLError):
         line = 0 if error.problem_mark is None else error.problem_mark.line + 1
-        return f", line {line}: no YAML: {error.problem}"
+        return f", line {line}: no valid YAML: {error.problem}"
     return f": cannot be read: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
 
 
 class Loader(ConfigLoaderImpl):
-    """Hydra's own, which remembers the files that it composes and what each of them sets."""
+    """Hydra's loader. It records the files that it composes, and the keys that each of them sets."""
 
     def __init__(self, path: ConfigSearchPath) -> None:
         super().__init__(path)
@@ -139,8 +146,10 @@ class Loader(ConfigLoaderImpl):
 
 @contextmanager
 def composer(options: argparse.Namespace | None = None, plays: bool = True) -> Iterator[Composer]:
-    """Hydra, until the context ends; one that is at work already, of the user's script, goes on after it. `plays`:
-    whether what is composed is played, not what a finished run has."""
+    """Initialize Hydra for the block. A user's script that uses Hydra itself can go on with its own afterwards.
+
+    `plays`: the command plays the composed env; False for commands that use the env of a finished run.
+    """
     register()
     before = HydraConfig.instance().cfg
     try:
@@ -152,7 +161,7 @@ def composer(options: argparse.Namespace | None = None, plays: bool = True) -> I
 
 
 class Composer:
-    """Composes with fasttrain's files and those of the user."""
+    """Composes configurations from the files of fasttrain and of the user."""
 
     def __init__(self, hydra: Hydra, options: argparse.Namespace, plays: bool) -> None:
         self.hydra, self.plays = hydra, plays
@@ -165,37 +174,37 @@ class Composer:
 
     @property
     def files(self) -> list[str]:
-        """Options that tell another process where the user's own files lie."""
-        given = {"--config-dir": self.options.config_dir, "--config-name": self.options.config_name}
-        return [f"{option}={value}" for option, value in given.items() if value is not None]
+        """The options that name the user's own files, to pass them to another process."""
+        options = {"--config-dir": self.options.config_dir, "--config-name": self.options.config_name}
+        return [f"{option}={value}" for option, value in options.items() if value is not None]
 
-    def composed(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
-        """The configuration that Hydra composes; in a sweep's mode without what is swept over."""
-        with self.telling(overrides):
+    def compose(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
+        """The configuration that Hydra composes. In the mode of a sweep it lacks the values that are swept over."""
+        with self.clear_errors(overrides):
             try:
-                return self._loaded(overrides, mode)
+                return self._load(overrides, mode)
             except Exception:
                 with suppress(Exception):
-                    if is_sweep(job := self._loaded(overrides, RunMode.MULTIRUN)):  # as a file says
+                    if is_sweep(job := self._load(overrides, RunMode.MULTIRUN)):  # a file sets hydra.mode
                         return job
                 raise
 
-    def _loaded(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
+    def _load(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
         self.loader = self.hydra.config_loader = Loader(self._search_path(overrides))
         return self.loader.load_configuration(self.name, list(overrides), mode)
 
     def _search_path(self, overrides: Sequence[str]) -> ConfigSearchPath:
-        """Ours, the user's own files, those of engines and of games that are chosen, or that files may build upon."""
+        """The folders of fasttrain, of the user, of engines, and of games that are chosen or may be included."""
         names = {name for text in overrides if key_of(text) == "env" for name in re.findall(r"[\w.-]+", text)} - {"env"}
         own = [self.options.config_dir] * (self.options.config_dir is not None)
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
-        ConfigStore.instance().repo.pop("env", None)  # what stood in for a game's file before, in this process
-        if DEFAULT not in plugins.names(plugins.GAMES):  # told where it is played: a finished run has an env of its own
-            stands_in = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
-            ConfigStore.instance().store(DEFAULT, stands_in, group="env")
+        ConfigStore.instance().repo.pop("env", None)  # entries of an earlier call
+        if DEFAULT not in plugins.names(plugins.GAMES):  # `game_of` refuses it; a finished run has its own env
+            placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
+            ConfigStore.instance().store(DEFAULT, placeholder, group="env")
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
-        for name, game in attached(names or {DEFAULT}, bool(own)).items():
+        for name, game in games_by_name(names or {DEFAULT}, bool(own)).items():
             folders[game.conf] = None
             if game.conf is None and not any(Path(folder, "env", f"{name}.yaml").is_file() for folder in own):
                 ConfigStore.instance().store(name, {"game": name}, group="env")
@@ -205,62 +214,61 @@ class Composer:
             path.prepend(provider, f"file://{os.path.abspath(folder)}", SearchPathQuery(provider="schema"))
         return path
 
-    def job(self, given: Given) -> DictConfig:
-        """The composed configuration of a command, or of a sweep, which HydraConfig knows from here on."""
-        job = self.composed(given.overrides, RunMode.MULTIRUN if self.options.multirun else RunMode.RUN)
+    def job(self, given: UserInput) -> DictConfig:
+        """The composed configuration of a command or of a sweep. It is also set in HydraConfig."""
+        job = self.compose(given.overrides, RunMode.MULTIRUN if self.options.multirun else RunMode.RUN)
         job.hydra.mode = RunMode.MULTIRUN if self.options.multirun else job.hydra.mode or RunMode.RUN
-        with self.telling(given.overrides):
+        with self.clear_errors(given.overrides):
             folder = os.path.abspath(str(job.hydra.sweep.dir if is_sweep(job) else job.hydra.run.dir))
         with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
             job.hydra.runtime.output_dir = folder
         HydraConfig.instance().set_config(job)
         return job
 
-    def configured(self, given: Given, job: DictConfig | None = None) -> tuple[Config, dict[str, str]]:
-        """The typed configuration, and where its values come from that are no defaults. Raises ConfigError: a reference
-        in it leads nowhere, or the values are none."""
+    def configured(self, given: UserInput, job: DictConfig | None = None) -> tuple[Config, dict[str, str]]:
+        """The typed configuration, and the sources of values that are no defaults. Raises ConfigError: it is wrong."""
         if name := next((text for text in given.overrides if key_of(text) == "algo.name"), None):
             raise ConfigError(f"{name}: choose the algorithm by algo=…")
-        job = self.composed(given.overrides) if job is None else job
-        with self.telling(given.overrides):
+        job = self.compose(given.overrides) if job is None else job
+        with self.clear_errors(given.overrides):
             plain = plain_values(job)
-        values, sources = settled(plain, self.loader.files, given)
-        former = former_key(values)
-        for file in self.loader.files if former and former not in given.sources else ():
-            if any(f"{key}.".startswith(f"{former}.") for key in file.keys):
-                raise ConfigError(f"{file.path}: {instead_of(former)}")
+        values, sources = effective_values(plain, self.loader.files, given)
+        removed = first_removed_key(values)
+        for file in self.loader.files if removed and removed not in given.sources else ():
+            if any(f"{key}.".startswith(f"{removed}.") for key in file.keys):
+                raise ConfigError(f"{file.path}: {removal_message(removed)}")
         return from_mapping(values), sources
 
     def typed(self, arguments: Sequence[str]) -> Config:
-        """The typed configuration of other arguments: what a cell of a study will see."""
+        """The typed configuration for other arguments, such as those of a cell of a study."""
         return self.configured(read(split_options(arguments)[1], os.environ))[0]
 
-    def run(self, job: DictConfig, task: Callable[[], int], describes: bool) -> int:
-        """What `task` returns, in the job's folder, which Hydra makes; `describes`: it writes `.hydra` there."""
-        if not describes:
+    def run(self, job: DictConfig, task: Callable[[], int], describe: bool) -> int:
+        """Run `task` in the job's folder, which Hydra creates. `describe`: write `.hydra` there."""
+        if not describe:
             with read_write(job.hydra):
                 job.hydra.output_subdir = None
         callbacks = Callbacks(job)
         callbacks.on_run_start(config=job, config_name=self.name)
         try:
-            done = run_job(lambda _: task(), job, "hydra.run.dir", None, HydraContext(self.loader, callbacks))
+            result = run_job(lambda _: task(), job, "hydra.run.dir", None, HydraContext(self.loader, callbacks))
         except OSError as error:
             raise ConfigError(f"cannot write the output folder: {error}") from error
-        callbacks.on_run_end(config=job, config_name=self.name, job_return=done)
-        if done.status is JobStatus.FAILED:  # `return_value` would print lines of its own
-            raise done._return_value
-        return int(done.return_value)
+        callbacks.on_run_end(config=job, config_name=self.name, job_return=result)
+        if result.status is JobStatus.FAILED:  # reading `return_value` would print lines
+            raise result._return_value
+        return int(result.return_value)
 
-    def sweep(self, given: Given, task: Callable[[DictConfig], int]) -> None:
-        """`task` for each cell, from Hydra's sweeper and launcher."""
-        with self.telling(given.overrides):
+    def sweep(self, given: UserInput, task: Callable[[DictConfig], int]) -> None:
+        """Run `task` for each cell, by Hydra's sweeper and launcher."""
+        with self.clear_errors(given.overrides):
             self.hydra.multirun(self.name, task, [*given.overrides, "hydra.mode=MULTIRUN"])
 
-    def shown(self, given: Given) -> bool:
-        """Whether an option asks Hydra to print something, which it has printed then."""
+    def prints(self, given: UserInput) -> bool:
+        """Print what an option such as `--cfg` asks Hydra for. Returns False if there is no such option."""
         options = self.options
         where: dict[str, Any] = {"config_name": self.name, "overrides": given.overrides}
-        with self.telling(given.overrides):
+        with self.clear_errors(given.overrides):
             self.hydra.config_loader = Loader(self._search_path(given.overrides))
             if options.hydra_help:
                 self.hydra.hydra_help(args_parser=get_args_parser(), args=options, config_name=self.name)
@@ -284,19 +292,19 @@ class Composer:
             self.hydra.shell_completion(**where)
 
     @contextmanager
-    def telling(self, overrides: Sequence[str]) -> Iterator[None]:
-        """Whatever is raised inside becomes a ConfigError of one sentence."""
+    def clear_errors(self, overrides: Sequence[str]) -> Iterator[None]:
+        """Turn any exception in the block into a ConfigError with a clear message."""
         try:
             yield
         except Exception as error:
             raise self.clear_error(error, overrides) from error
 
     def clear_error(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
-        """What Hydra, OmegaConf or PyYAML raised while composing, as one sentence with the argument or file in it."""
+        """A ConfigError for an exception of Hydra, OmegaConf or PyYAML, whose message names the argument or file."""
         if own := next((one for one in (error, error.__cause__) if isinstance(one, ConfigError)), None):
             return own
-        if told := _known(error, overrides):
-            return ConfigError(told)
+        if message := _known(error, overrides):
+            return ConfigError(message)
         text = (str(error).strip() or type(error).__name__).split("\n")[0]
         text = text.removeprefix("ConfigError raised while resolving interpolation: ")
         if isinstance(error, OSError):
@@ -307,27 +315,25 @@ class Composer:
         return ConfigError(": ".join([*self._culprit(overrides), text]))
 
     def _culprit(self, overrides: Sequence[str]) -> list[str]:
-        """The override without which the others compose; none where there is no such, or all compose."""
+        """The override without which composing works, if there is one."""
         for index, override in enumerate(["", *overrides]):
-            with suppress(Exception):  # of any kind: it is asked whether there is one
-                plain_values(self._loaded([*overrides[: max(0, index - 1)], *overrides[index:]], RunMode.MULTIRUN))
+            with suppress(Exception):
+                plain_values(self._load([*overrides[: max(0, index - 1)], *overrides[index:]], RunMode.MULTIRUN))
                 return [override] * (index > 0)
         return []
 
 
 def plain_values(job: DictConfig) -> dict[str, Any]:
-    """The composed values without Hydra's own, references resolved."""
+    """The composed values without Hydra's own. References are resolved."""
     own = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
 
 
 def is_sweep(job: DictConfig) -> bool:
-    """Whether a command runs once for each of several values."""
     return bool(job.hydra.mode == RunMode.MULTIRUN)
 
 
 def configured(arguments: Sequence[str]) -> Config:
-    """The typed configuration of a command line, outside of any command."""
     options, typed = split_options(arguments)
     with composer(read_options(options)) as hydra:
         return hydra.configured(read(typed, {}))[0]
@@ -337,21 +343,21 @@ def configured(arguments: Sequence[str]) -> Config:
 
 
 def _known(error: Exception, overrides: Sequence[str]) -> str:
-    """The message for an error that is known by its text; empty for others."""
+    """The message for an error whose text is known; empty for other errors."""
     text = str(error)
     if isinstance(error, OverrideParseException):
         return _unreadable(str(error.override))
     if twice := re.search(r"Multiple values for (\w+)\.", text):
-        return given_twice(twice[1], overrides)
+        return typed_twice_message(twice[1], overrides)
     if "Interpolation key 'env.name' not found" in text:
-        return f"${{env.name}}: {instead_of('env.name')}; ${{env_name:}} is the name of the env"
+        return f"${{env.name}}: {removal_message('env.name')}; ${{env_name:}} is the name of the env"
     if "Interpolation key 'algo.name' not found" in text:
-        chosen = next((one for one in overrides if key_of(one) == "algo"), "algo")
-        return f"{chosen}: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
-    if of_group := re.search(r"Error merging override (\S+=\[.*)", text):
-        return f"{of_group[1]}: expected a mapping"
+        override = next((one for one in overrides if key_of(one) == "algo"), "algo")
+        return f"{override}: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
+    if merged := re.search(r"Error merging override (\S+=\[.*)", text):
+        return f"{merged[1]}: expected a mapping"
     if key := re.search(r"Could not override '([^']+)'", text):
-        below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # of a mapping that was typed
+        below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # inside a typed mapping
         return _unknown_key((below or key)[1], overrides)
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"
@@ -361,9 +367,9 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         choices = sorted({*re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE), *games})
         if not name:
             return f"{group}= is empty; choose from {', '.join(choices)}"
-        if told := lacking(f"{group}={name}") or lacking(group):
-            return told
-        hint = plugins.hint(name, choices) + left_out()
+        if message := missing_engine_text(f"{group}={name}") or missing_engine_text(group):
+            return message
+        hint = plugins.hint(name, choices) + broken_engines_text()
         return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"
     return ""
 
@@ -373,16 +379,16 @@ def _unreadable(override: str) -> str:
     if not equals:
         return f"cannot read '{override}': write key=value"
     if not re.fullmatch(r"[\w.$/@:+~-]+", key, re.ASCII) or "~" in key[1:]:
-        return f"cannot read the key '{key.lstrip('+')}': it has letters a to z, digits, _ and -"
+        return f"cannot read the key '{key.lstrip('+')}': use letters a to z, digits, _ and -"
     return f"cannot read '{override}': put the text in quotes, \"{key.lstrip('+')}='…'\""
 
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
-    """What to say of a key that the composed configuration lacks: misspelt, or another algorithm's."""
-    chosen = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
-    for algo in (*chosen, "maskable_ppo", "dqn"):  # the one chosen; maskable_ppo is the default
-        if why := foreign_key(key, algo):
-            return why
-    if why := instead_of(key) or lacking(key.partition(".")[0]):
-        return why
+    """The message about a key that does not exist: it is another algorithm's, was removed, or is a typo."""
+    algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
+    for algo in (*algos, "maskable_ppo", "dqn"):  # maskable_ppo is the default
+        if message := foreign_key(key, algo):
+            return message
+    if message := removal_message(key) or missing_engine_text(key.partition(".")[0]):
+        return message
     return f"unknown key '{key}'{did_you_mean(key, all_keys())}"

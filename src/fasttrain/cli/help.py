@@ -64,8 +64,7 @@ def help_on(arguments: list[str]) -> str:
     """The page of the first word: a command, a profile or a topic; without one the page of all commands, which is in
     brief where nobody asked for help.
 
-    Raises:
-        ConfigError: no page is about the word.
+    Raises ConfigError: no page is about the word.
     """
     words = [word for word in arguments if word not in ("-h", "--help", "help")][:1]
     if words and re.fullmatch(r"\w[\w-]*", words[0]):

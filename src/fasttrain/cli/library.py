@@ -1,11 +1,12 @@
-"""`fasttrain.train(…)`: a training from a script or a notebook, with what the command line has.
+"""`fasttrain.train(…)`: a training from a script or a notebook, with everything that the command line has.
 
     from fasttrain import train
 
     run = train("CartPole-v1", algo="ppo", profile="speed", total_timesteps=100_000)
     run.summary["quality"]["mean_reward"], run.model.predict(observation)
 
-A script that has workers begins it under `if __name__ == "__main__":`, as every script that starts processes.
+A script whose envs run in workers must call it under `if __name__ == "__main__":`, like any script that starts
+processes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 
 from fasttrain.cli import draw_report, refuse_while_imported
-from fasttrain.cli.commands import Request, decided, refuse_foreign_keys
+from fasttrain.cli.commands import Request, apply_on_existing, refuse_foreign_keys
 from fasttrain.cli.compose import composer, conf_dir
 from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.runs import resume
@@ -33,25 +34,25 @@ from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
-from fasttrain.spec.precedence import TYPED, one_name, read, settled, with_names_as_typed
+from fasttrain.spec.precedence import TYPED, effective_values, read, setting_name, with_names_as_typed
 from fasttrain.spec.reading import from_mapping
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training left, besides its folder: `spec` is what was really run, after every fallback."""
+    """The result of a training."""
 
-    spec: RunSpec
-    model: BaseAlgorithm  # as stock SB3's of that name; its envs are closed, `set_env` gives it others
+    spec: RunSpec  # the effective configuration and the plan
+    model: BaseAlgorithm  # its envs are closed; `set_env` gives it others
     summary: dict[str, Any]  # summary.json
     perf: dict[str, Any]  # perf.json
     folder: Path
 
     def __repr__(self) -> str:
         quality, speed = self.summary["quality"], self.summary["steps_per_s"]
-        found = f"mean reward {quality['mean_reward']:.4g}" if quality["episodes"] else "not evaluated"
+        result = f"mean reward {quality['mean_reward']:.4g}" if quality["episodes"] else "not evaluated"
         status, steps = self.summary["status"], self.summary["env_steps"]
-        return f"<{self.spec.config.algo.name}, {status}: {steps:,} steps at {speed:,.0f}/s, {found}; {self.folder}>"
+        return f"<{self.spec.config.algo.name}, {status}: {steps:,} steps at {speed:,.0f}/s, {result}; {self.folder}>"
 
 
 def train(
@@ -63,37 +64,37 @@ def train(
     settings: Mapping[str, Any] | None = None,
     **flags: Any,
 ) -> Trained:
-    """Train, print what the command prints, and write the same files.
+    """Train like the command `fasttrain train`, with the same output and the same files.
 
     Args:
-        env: a registered Gymnasium id, `module:Class`, a game by its name, the env's class, or the
-            `RunSpec` of another run, which is run again with what is said besides.
-        algo: `ppo`, `maskable_ppo`, `dqn`, … by default as the command line.
+        env: a registered Gymnasium id, `module:Class`, the name of a game, a class, or the `RunSpec` of another run,
+            which is run again with the other arguments changed.
+        algo: `ppo`, `maskable_ppo`, `dqn`, …; the default is that of the command line.
         profile: `baseline`, `exact`, `balance`, `speed`, or none.
-        folder: where everything is written; by default a new one below `outputs`. One that holds a run is refused;
-            with `on_existing="resume"` it goes on, with `on_existing="overwrite"` it is started again.
-        settings: by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`. A class or a function among them is
-            noted by its import path, so that `eval` and `resume` find it.
-        flags: settings that have no dot in their name, `num_envs=16`.
+        folder: the output folder; by default a new one below `outputs`. If it holds a run, that is an error, unless
+            `on_existing` is "resume" (continue the run) or "overwrite" (start again).
+        settings: settings by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`. Classes and functions are
+            stored by their import paths, so that `eval` and `resume` can import them.
+        flags: settings without a dot in their name, `num_envs=16`.
 
     Raises:
         ConfigError: the settings are wrong, or `folder` holds a run.
-        FastTrainError: the training failed; what there is was saved, as the message says.
+        FastTrainError: the training failed. The message says what was saved.
     """
     refuse_while_imported()
-    chosen = {**_env_settings(env), **(settings or {}), **flags}
-    chosen_files = {"env": _group(chosen.get("env.game") if env is None else env), "algo": algo, "+profile": profile}
-    words = [f"{name}={value}" for name, value in chosen_files.items() if value]
+    values = {**_env_settings(env), **(settings or {}), **flags}
+    files = {"env": _group(values.get("env.game") if env is None else env), "algo": algo, "+profile": profile}
+    words = [f"{name}={value}" for name, value in files.items() if value]
     if isinstance(env, RunSpec) and (algo or profile):
         raise ConfigError("train: a RunSpec has its algorithm and profile; remove algo and profile")
-    typed = [*words, *(f"{key}={value}" for key, value in chosen.items())]
-    with _named_as_given(typed):
+    typed = [*words, *(f"{key}={value}" for key, value in values.items())]
+    with _names_as_typed(typed):
         given = read(words, {})
-        given = given._replace(values=chosen, sources=given.sources | dict.fromkeys(map(one_name, chosen), TYPED))
+        given = given._replace(values=values, sources=given.sources | dict.fromkeys(map(setting_name, values), TYPED))
         if isinstance(env, RunSpec):
             known = {row.flag: row.source for row in env.rows}
-            values, sources = settled(from_dict(to_dict(env.config)), (), given, known)
-            config = from_mapping(values)
+            stored, sources = effective_values(from_dict(to_dict(env.config)), (), given, known)
+            config = from_mapping(stored)
         else:
             with composer() as hydra:
                 config, sources = hydra.configured(given)
@@ -101,14 +102,14 @@ def train(
     where = Path(folder).absolute() if folder else _new_folder(config.env.name, config.algo.name)
     if config.warmup == "only":
         raise ConfigError('train: warmup="only" is for the command: fasttrain train warmup=only')
-    asked = decided(Request("train", config, sources, typed, where), folder or where, "folder")
-    if isinstance(asked, str):
-        raise ConfigError(f"train: {asked}")
+    request = apply_on_existing(Request("train", config, sources, typed, where), folder or where, "folder")
+    if isinstance(request, str):
+        raise ConfigError(f"train: {request}")
     where.mkdir(parents=True, exist_ok=True)
     switch_at = env.engine_switch_at if isinstance(env, RunSpec) else None
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     try:
-        with _named_as_given(typed), _ready(asked, switch_at) as (run, texts):
+        with _names_as_typed(typed), _ready(request, switch_at) as (run, texts):
             train_to_end(run, texts, draw_report)
     finally:
         torch.set_num_threads(threads)
@@ -119,17 +120,17 @@ def train(
 
 
 @contextmanager
-def _named_as_given(given: Sequence[str]) -> Iterator[None]:
-    """Add to an error about a setting the other name by which it was given."""
+def _names_as_typed(typed: Sequence[str]) -> Iterator[None]:
+    """Add the typed name to an error about a setting that was set by another name."""
     try:
         yield
     except FastTrainError as error:
-        error.args = (with_names_as_typed(str(error), given, {}),)
+        error.args = (with_names_as_typed(str(error), typed, {}),)
         raise
 
 
 def _group(env: str | type | RunSpec | None) -> str:
-    """The group of `env=`: the game's own, or `gym` for any other env."""
+    """The value of `env=`: the game's own group, or `gym` for any other env."""
     if env is None or isinstance(env, RunSpec):
         return ""
     known = (conf_dir() / "env" / f"{env}.yaml").is_file() or env in plugins.names(plugins.GAMES)
@@ -139,7 +140,7 @@ def _group(env: str | type | RunSpec | None) -> str:
 def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
     if isinstance(env, type):
         place: dict[str, Any] = {"env.entry_point": f"{env.__module__}:{env.__qualname__}"}
-        if env.__module__ == "__main__":  # of a notebook or the script itself: no other process can import it
+        if env.__module__ == "__main__":  # a class in a notebook or the script itself: other processes cannot import it
             place |= {"workers": 0, "checkup": "off", "eval_async": False}
         return place
     if not isinstance(env, str) or _group(env) != "gym":
@@ -149,20 +150,20 @@ def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _ready(asked: Request, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
-    """The run, new or resumed, and all that was ever typed for it."""
-    if asked.command != "resume":
-        with open_run(asked.config, asked.sources, asked.folder, asked.overrides, switch_at) as run:
-            yield run, asked.overrides
+def _ready(request: Request, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
+    """The run, new or resumed, and all overrides that were ever typed for it."""
+    if request.command != "resume":
+        with open_run(request.config, request.sources, request.folder, request.overrides, switch_at) as run:
+            yield run, request.overrides
         return
-    with resume.open_run(asked.config, asked.sources, asked.overrides) as back:
-        if back is None:
-            raise ConfigError(f"train: the run in {asked.folder} has all its steps: nothing is left to do")
-        yield back
+    with resume.open_run(request.config, request.sources, request.overrides) as resumed:
+        if resumed is None:
+            raise ConfigError(f"train: the run in {request.folder} has all its steps: nothing is left to do")
+        yield resumed
 
 
 def _new_folder(env: str, algo: str) -> Path:
     now = datetime.datetime.now()
     first = Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}_{env}_{algo}_{os.getpid()}").absolute()
-    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # of this second
+    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # within the same second
     return next(each for each in itertools.chain([first], others) if not each.exists())

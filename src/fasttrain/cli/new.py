@@ -1,4 +1,4 @@
-"""`fasttrain new my_project`: a folder with an env, a callback, configuration, tests and a Dockerfile, which runs."""
+"""`fasttrain new my_project`: creates a working project: an env, a callback, settings, tests and a Dockerfile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from string import Template
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.terminal import as_typed, command
 
-PLACES = {  # of the project's files, below its folder
+PLACES = {  # template → file in the project's folder
     "game.py": "game.py",
     "callbacks.py": "callbacks.py",
     "test_game.py": "test_game.py",
@@ -25,22 +25,21 @@ PLACES = {  # of the project's files, below its folder
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the folder that is named, and say what to type next. Raises ConfigError: no folder is named, it cannot be
-    called that, or there is something in it."""
+    """Write the project and print what to type next. Raises ConfigError: no folder, a wrong name, or not empty."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ConfigError(f"new takes the folder to make, as in {command()} new my_project")
     folder = Path(arguments[0])
     name = folder.name
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise ConfigError(f"new {folder}: {name!r} is no name for a project; use letters, digits and underscores")
+        raise ConfigError(f"new {folder}: a project cannot be called {name!r}; use letters, digits and underscores")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"new {folder}: there is something already; use another folder")
+        raise ConfigError(f"new {folder}: it exists and is not empty; use another folder")
     for source, place in PLACES.items():
         text = files("fasttrain.cli").joinpath(f"project/{source}.tmpl").read_text(encoding="utf-8")
         file = folder / place.format(name=name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(Template(text).safe_substitute(name=name), encoding="utf-8")
-    lines = [f"{folder} is there: game.py is the env, README.md says what can be typed. Next:", f"  cd {folder}",
+    lines = [f"{folder} was created: game.py is the env, README.md lists commands. Next:", f"  cd {folder}",
              f"  fasttrain --config-dir conf +profile=speed env={name}"]  # fmt: skip
     sys.stdout.write(as_typed("\n".join(lines)) + "\n")
     return EXIT_DONE

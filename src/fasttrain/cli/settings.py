@@ -54,8 +54,7 @@ class Row(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Print the settings whose keys begin with the word among the arguments.
 
-    Raises:
-        ConfigError: an unknown option, or no key begins so.
+    Raises ConfigError: an unknown option, or no key begins so.
     """
     words = [word for word in arguments if word not in ("settings", "--json", "--schema")]
     if len(words) > 1 or any(word.startswith("-") for word in words):

@@ -18,7 +18,7 @@ from fasttrain.cli.compose import composer
 from fasttrain.errors import EXIT_DONE, EXIT_WRONG_INPUT, ConfigError, FastTrainError
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.precedence import TYPED, one_name, read
+from fasttrain.spec.precedence import TYPED, read, setting_name
 from fasttrain.spec.reading import all_keys
 
 MOST_ERRORS = 50
@@ -38,8 +38,7 @@ class Problem(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Print the errors of the file that follows `--config`.
 
-    Raises:
-        ConfigError: there is no such file, or it is no YAML mapping.
+    Raises ConfigError: there is no such file, or it is no YAML mapping.
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     place = words.index("--config")
@@ -58,8 +57,7 @@ def main(arguments: Sequence[str]) -> int:
 def problems(file: Path) -> list[Problem]:
     """The errors of a YAML file of settings, by line.
 
-    Raises:
-        ConfigError: there is no such file, or it is no YAML mapping.
+    Raises ConfigError: there is no such file, or it is no YAML mapping.
     """
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
@@ -76,10 +74,10 @@ def problems(file: Path) -> list[Problem]:
     while len(found) < MOST_ERRORS:
         try:
             config = _compose({key: value for key, (value, _) in settings.items()})
-            idle = [flag.name for flag in FLAGS if flag.name in settings and not flag.fits(config.algo.spec)]
+            unused = [flag.name for flag in FLAGS if flag.name in settings and not flag.fits(config.algo.spec)]
             if {"algo", "algo.name"} & {*settings}:  # a profile is for all algorithms
-                about = f"has no effect with algo={config.algo.name}"
-                found += [Problem(key, f"{file}:{settings[key][1]}", f"{key} {about}", "") for key in idle]
+                reason = f"has no effect with algo={config.algo.name}"
+                found += [Problem(key, f"{file}:{settings[key][1]}", f"{key} {reason}", "") for key in unused]
         except FastTrainError as error:
             reason = str(error)
             key = _key_of(reason, list(settings))
@@ -113,7 +111,7 @@ def _compose(settings: dict[str, Any]) -> Config:
         words.append("env=gym")
     unknown = [key for key in chosen if key not in all_keys() and not key.startswith(tuple(f"{it}." for it in FREE))]
     given = read([*words, *(f"{key}=0" for key in unknown[:1])], {})
-    given = given._replace(values=chosen, sources=given.sources | dict.fromkeys(map(one_name, chosen), TYPED))
+    given = given._replace(values=chosen, sources=given.sources | dict.fromkeys(map(setting_name, chosen), TYPED))
     with composer() as hydra:
         config, sources = hydra.configured(given)
     refuse_foreign_keys("train", sources, [f"{key}={value}" for key, value in chosen.items()])

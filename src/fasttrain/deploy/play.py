@@ -44,7 +44,7 @@ from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.infos import InfoReader, plain, truth, win_of
-from fasttrain.spec.reading import against, plays_itself
+from fasttrain.spec.reading import is_self_play, with_opponent
 from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
@@ -150,8 +150,8 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
         none = f"env {trained.env.name} has no opponents that the agent could play"
         raise ConfigError(f"play.human=true: {none}; use play.human=false to watch")
     asked = SELF if trained.play.human else opponent
-    seated = trained if asked is None else against(trained, asked)
-    if plays_itself(seated) and seated.env.frame_stack > 1:
+    seated = trained if asked is None else with_opponent(trained, asked)
+    if is_self_play(seated) and seated.env.frame_stack > 1:
         raise ConfigError(
             f"play with env.frame_stack={seated.env.frame_stack}: the frames would be of both sides; watch it against "
             "one of the game's own opponents"
@@ -163,14 +163,14 @@ def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
     """The run's env, drawn as text. Raises ConfigError if it cannot be drawn so or cannot be played so."""
     env = drawn_env(trained, "ansi")
     option = env_spec(trained).option
-    if plays_itself(trained) and not env.has_wrapper_attr(TURN):
+    if is_self_play(trained) and not env.has_wrapper_attr(TURN):
         env.close()
         raise ConfigError(f"{option} cannot be played from both sides: it has no property {TURN}")
     if isinstance(env.action_space, spaces.Box) and trained.play.human:
         env.close()
         raise ConfigError(f"play.human=true: the actions of {option} are numbers {env.action_space}, not choices")
     if hasattr(env.unwrapped, "player_names"):
-        others = "agent" if plays_itself(trained) else "bot"
+        others = "agent" if is_self_play(trained) else "bot"
         env.unwrapped.player_names = ("you" if trained.play.human else "agent", others)
     return env
 

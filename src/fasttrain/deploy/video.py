@@ -30,7 +30,7 @@ from fasttrain.runs.evaluate import MAX_EPISODE_STEPS
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import into_place
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import against_bots, no_second_env
+from fasttrain.spec.reading import second_env_hint, with_fixed_opponent
 from fasttrain.vec.base import close_envs
 
 PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
@@ -94,7 +94,7 @@ def check_every(config: Config) -> None:
     if config.video.every:
         check_packages(f"video.every={config.video.every}")
         with own_random_state(config.seed):
-            close_env(drawn_env(against_bots(config), "rgb_array"))
+            close_env(drawn_env(with_fixed_opponent(config), "rgb_array"))
 
 
 class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -233,9 +233,9 @@ def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None
     try:
         file.parent.mkdir(exist_ok=True)
         seed = config.eval.seed
-        made = film(against_bots(config), model, statistics, file, 1, True, seed, MOST_S)
+        made = film(with_fixed_opponent(config), model, statistics, file, 1, True, seed, MOST_S)
     except Exception as error:
-        return f"[VIDEO] {name} was not made ({blame(error)}{no_second_env(config)}); the run goes on"
+        return f"[VIDEO] {name} was not made ({blame(error)}{second_env_hint(config)}); the run goes on"
     rewards = [total for total, _, _ in made.finished]
     what = f"reward {np.mean(rewards):.3g}" if rewards else "which is not the whole episode"
     return f"[VIDEO] {name}: {made.seconds:.0f} s, {what}"

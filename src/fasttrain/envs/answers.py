@@ -22,8 +22,7 @@ OLD_GYM = "env.wrappers=[fasttrain.envs.wrappers:OldGym] adapts the old gym inte
 def as_reward(reward: Any) -> float:
     """Convert a reward to float: a NumPy number, an array with one entry, a Decimal, …
 
-    Raises:
-        EnvError: it is not a number. Text is refused even if `float` accepts it.
+    Raises EnvError: it is not a number. Text is refused even if `float` accepts it.
     """
     try:
         number = reward.item() if isinstance(reward, np.ndarray) else reward

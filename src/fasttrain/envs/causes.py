@@ -211,8 +211,7 @@ def _endless_play(play: Play) -> Iterator[None]:
 def played_beside(spec: object, folder: str) -> Iterator[None]:
     """Another process plays a copy of the env during the block. `spec` is an `EnvSpec`.
 
-    Raises:
-        EnvSpecError: it could not build its copy.
+    Raises EnvSpecError: it could not build its copy.
     """
     code = "from fasttrain.envs.causes import play_beside; play_beside()"
     path = os.pathsep.join([folder, *filter(None, sys.path)])

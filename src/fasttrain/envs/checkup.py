@@ -56,7 +56,6 @@ class CheckupResult:
         return tuple(finding for finding in self.findings if finding.severity == "error")
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
         return {
             "findings": [asdict(finding) for finding in self.findings],
             "costs": None if self.costs is None else asdict(self.costs),

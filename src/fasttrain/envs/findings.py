@@ -210,7 +210,6 @@ class AnswerCheck:
             cases.text, cases.excess = at, excess
 
     def findings(self) -> Iterator[Finding]:
-        """All findings. Misfits come first."""
         for (code, where), cases in self._cases.items():
             total, of = (self._decisions, "masks") if code == "empty_mask" else (self._observations, "answers")
             yield make_finding(code, f"{where} {cases.text}, in {cases.count:,} of {total:,} {of}")

@@ -59,7 +59,6 @@ class EnvSpec:
 
     @property
     def option(self) -> str:
-        """The option as the user typed it, for messages."""
         return option_of(self.id, self.entry_point, self.kwargs)
 
 
@@ -110,8 +109,7 @@ def import_env(spec: EnvSpec, folder: str) -> None:
 def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
     """The user's env inside the user's wrappers. `wrapped_core` can wrap it several times, as building may be slow.
 
-    Raises:
-        EnvSpecError: it cannot be built.
+    Raises EnvSpecError: it cannot be built.
     """
     folder = folder if folder is not None else os.getcwd()
     env = _from_id(spec, folder) if spec.id is not None else _from_entry_point(spec, folder)
@@ -123,8 +121,7 @@ def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
 def wrapped_core(env: Env, spec: EnvSpec) -> Env:
     """Put the wrappers of fasttrain around a `core_env`.
 
-    Raises:
-        EnvSpecError: it has no masks although `needs_masks` is set.
+    Raises EnvSpecError: it has no masks although `needs_masks` is set.
     """
     with _closed_on_error(env):
         if spec.tasks:
@@ -194,8 +191,7 @@ def _with_kwargs(spec: EnvSpec) -> str:
 def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
     """The env that is registered with the old gym package; None if it is not, or if gym is not installed.
 
-    Raises:
-        EnvSpecError: gym cannot build the env.
+    Raises EnvSpecError: gym cannot build the env.
     """
     try:
         old_gym = import_module("gym")
@@ -213,8 +209,7 @@ def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
 def _adapted(env: Any, spec: EnvSpec) -> Env:
     """Return what the user's class or function built as a `gymnasium.Env`. Adapts envs of the old gym interface.
 
-    Raises:
-        EnvSpecError: it is no env.
+    Raises EnvSpecError: it is no env.
     """
     if isinstance(env, gymnasium.Env):
         return _with_whole_reset(env)

@@ -65,8 +65,7 @@ def property_of(env: object, name: str) -> Callable[[], Any] | None:
 def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
     """A function that returns the mask of the present state: the method `name`, or one that reads the attribute.
 
-    Raises:
-        EnvSpecError: the method needs arguments.
+    Raises EnvSpecError: the method needs arguments.
     """
     get = env.get_wrapper_attr if isinstance(env, gymnasium.Env) else lambda attribute: getattr(env, attribute)
     if (read := property_of(env, name)) is not None:  # not read now: it may have no value before the first reset
@@ -99,7 +98,6 @@ def sounds_like_masks(env: object) -> list[str]:
 
 
 def mask_key(space: spaces.Space[Any], keys: tuple[str, ...] = KEYS) -> str | None:
-    """The key of a Dict observation that holds the mask."""
     return next((key for key in keys if key in space.spaces), None) if isinstance(space, spaces.Dict) else None
 
 
@@ -159,8 +157,7 @@ def hidden_mask_error(env: object) -> str:
 def head_sizes(space: spaces.Space[Any]) -> list[int]:
     """The number of choices of each sub-action. Their sum A is the number of mask entries that `space` needs.
 
-    Raises:
-        EnvSpecError: this kind of space cannot have masks.
+    Raises EnvSpecError: this kind of space cannot have masks.
     """
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
@@ -195,8 +192,7 @@ class FlatMasks:
     def __call__(self, mask: object) -> BoolArray:  # (A,) bool
         """A flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict with a mask per head.
 
-        Raises:
-            EnvError: wrong length, names other than the space's, or entries that are no mask.
+        Raises EnvError: wrong length, names other than the space's, or entries that are no mask.
         """
         if isinstance(mask, Mapping):
             rows = list(mask.values()) if self.heads is None else _by_name(mask, self.heads)
@@ -326,8 +322,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def action_masks(self) -> BoolArray:  # (A,) bool
         """The mask of the present state.
 
-        Raises:
-            EnvError: the env gave no mask for this state, or one of the wrong length or type.
+        Raises EnvError: the env gave no mask for this state, or one of the wrong length or type.
         """
         mask = self._latest if self._method is None else self._method()
         if mask is None:
@@ -374,8 +369,7 @@ def mask_entry(source: Mapping[str, Any], keys: tuple[str, ...] = KEYS) -> Any:
 def without_mask(space: spaces.Space[Any], keys: tuple[str, ...] = KEYS) -> tuple[str, str | None, spaces.Space[Any]]:
     """The key of the mask in a Dict space, the other key if there is only one, and the space without the mask.
 
-    Raises:
-        EnvSpecError: there is no such key, or no other key.
+    Raises EnvSpecError: there is no such key, or no other key.
     """
     mask = mask_key(space, keys)
     if mask is None or not isinstance(space, spaces.Dict):

@@ -211,7 +211,6 @@ class Play:
         return Moment(action, observation, reward, terminated, truncated, info, None if ended else self._mask(), ended)
 
     def draw(self, mask: BoolArray | None) -> Any:
-        """A random legal action."""
         return random_legal_action(self.action_space, mask, self.rng)
 
     def draw_another(self, mask: BoolArray | None, action: Any) -> Any:

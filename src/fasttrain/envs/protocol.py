@@ -59,8 +59,7 @@ class ResumableGame(NativeGame, Protocol):
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Load the state into a game with the same constructor arguments. The caller fills the slots.
 
-        Raises:
-            ConfigError: an array is missing, has another shape or dtype, or has values that no game can have.
+        Raises ConfigError: an array is missing, has another shape or dtype, or has values that no game can have.
         """
 
 

@@ -130,7 +130,6 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answer
 
     def close(self) -> None:
-        """Close the env, once."""
         self.end()
 
     def end(self) -> str:

@@ -108,7 +108,6 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def task_options_of(env: gymnasium.Env[Any, Any]) -> TaskOptions | None:
-    """The `TaskOptions` among the wrappers of an environment."""
     while isinstance(env, gymnasium.Wrapper):
         if isinstance(env, TaskOptions):
             return env

@@ -115,7 +115,6 @@ def users_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def make_importable(folder: str) -> None:
-    """Let modules of `folder` be imported."""
     if folder not in sys.path and not (folder == os.getcwd() and "" in sys.path):
         fasttrain.put_behind_python(folder)
 

@@ -265,8 +265,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
 def converted(space: spaces.Space[Any], what: str) -> spaces.Space[Any]:
     """Convert a space of the old gym, recognized by its class name, to Gymnasium. Gymnasium's own stay as they are.
 
-    Raises:
-        EnvSpecError: it is another kind of object.
+    Raises EnvSpecError: it is another kind of object.
     """
     if isinstance(space, spaces.Space):
         return space

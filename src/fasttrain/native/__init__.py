@@ -1,6 +1,6 @@
-"""The public base of native games: N games stepped at once by compiled kernels, and one of them as an environment.
+"""The public base of native games: N games that compiled code steps together, and one of them as an environment.
 
-Names are imported on first use, so that a module which only declares a game loads neither numba nor Gymnasium.
+Names are imported on first use, so that a module which only declares a game imports neither numba nor Gymnasium.
 """
 
 from __future__ import annotations

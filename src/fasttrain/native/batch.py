@@ -1,6 +1,7 @@
-"""What the built-in native games share around their kernels: slots, seeds, who is stepped, their state.
+"""Base classes of native games, around their compiled functions ("kernels"): slots, seeds, steps and state.
 
-`GameBatch` is N games at once; `SingleGame` is one of them as a Gymnasium environment, with the batch's own kernels.
+`GameBatch` is N games that are stepped together. `SingleGame` is one game as a Gymnasium environment, with the same
+kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.threads import ThreadChoice
 
-GAMES_PER_THREAD = 64  # fewer are stepped sooner than a second thread wakes
+GAMES_PER_THREAD = 64  # fewer games are stepped before a second thread has woken up
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -29,16 +30,18 @@ U11, U27, U30, U31, U32 = (np.uint64(bits) for bits in (11, 27, 30, 31, 32))
 
 
 class GameBatch(ABC):
-    """N games of one kind: a `TwoSidedGame` and a `ResumableGame` but for the rules.
+    """N games of one kind. It implements `TwoSidedGame` and `ResumableGame`, except for the rules of the game.
 
     Args:
-        title: of the game, in messages.
-        records: (N,) one record per game, with a field `stream` or the like that `_seed` begins; changed in place.
-        mix: (N, …) cumulative weights of the opponents, as the game's kernels read them.
-        width: of an observation, all float32 in -1..1.
-        mask_width: of an action mask.
+        title: name of the game, for messages.
+        records: (N,) one record per game, which is changed in place. It has a field for the state of the game's random
+            generator, which `_seed` sets.
+        mix: (N, …) cumulative weights of the opponents, for the game's kernels.
+        width: number of entries of an observation, float32 in -1..1.
+        mask_width: number of entries of an action mask.
 
-    `max_threads`, 1 as made, may be set to the number of cores: it changes no number.
+    Attributes:
+        max_threads: at first 1. It may be set to the number of cores; results do not change.
     """
 
     def __init__(
@@ -56,35 +59,34 @@ class GameBatch(ABC):
         self.action_space = action_space
         self.mask_width = mask_width
         self.final_observations: Float32Array = np.zeros((num_envs, width), np.float32)
-        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)  # the side to decide is not the learner's
+        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)  # the opponent must act
         self.opponents_ns = 0
         self.max_threads = 1
         self._title = title
-        self.records = records  # whoever writes into it plays on from there
+        self.records = records  # the present state: writing into it changes the games
         self._mix = mix
         self._seeded: BoolArray = np.zeros(num_envs, np.bool_)
-        self._everyone: Int64Array = np.arange(num_envs, dtype=np.int64)
+        self._all_games: Int64Array = np.arange(num_envs, dtype=np.int64)
         self._marks: BoolArray = np.zeros(num_envs, np.bool_)
-        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # by: step_listed
+        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # True: for step_listed
         self._slots: Slots | None = None
         self._observations: Float32Array = np.zeros((0, width), np.float32)
         self._masks: BoolArray = np.zeros((0, mask_width), np.bool_)
 
     def bind(self, slots: Slots) -> None:
-        """Take the arrays to read actions from and to write everything else to.
+        """Use these arrays: the game reads actions from them and writes all else.
 
-        Raises:
-            EnvSpecError: an array of the wrong shape or dtype.
+        Raises EnvSpecError: an array has the wrong shape or dtype.
         """
         n = self.num_envs
-        wanted: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
+        expected: dict[str, tuple[tuple[int, ...], DTypeLike]] = {
             "observations": (self.final_observations.shape, np.float32),
             "action_masks": ((n, self.mask_width), np.bool_),
             "rewards": ((n,), np.float32),
             "terminations": ((n,), np.bool_),
             "truncations": ((n,), np.bool_),
         }
-        for name, (shape, dtype) in wanted.items():
+        for name, (shape, dtype) in expected.items():
             array = getattr(slots, name)
             if not isinstance(array, np.ndarray) or array.shape != shape or array.dtype != dtype:
                 raise EnvSpecError(f"{self._title} needs slots.{name} as an array {shape} of {np.dtype(dtype)}")
@@ -97,45 +99,43 @@ class GameBatch(ABC):
     def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         """Start a new game in each listed env and write its first observation and mask.
 
-        A game depends on its seed alone, neither on its index nor on the number of envs. An env whose seed is None
-        continues its own random stream, or begins one from entropy if it has none.
+        A game depends only on its seed, neither on its index nor on the number of envs. An env whose seed is None goes
+        on with its random generator, or gets one with a random seed if it has none.
         """
         self._bound()
         listed = np.asarray(indices, np.int64)
         pairs = zip(listed.tolist(), seeds, strict=True)
-        chosen = [(index, seed) for index, seed in pairs if seed is not None or not self._seeded[index]]
-        values = [secrets.randbits(64) if seed is None else int(seed) & 0xFFFF_FFFF_FFFF_FFFF for _, seed in chosen]
-        begun = np.array([index for index, _ in chosen], np.int64)
-        self._seed(begun, np.array(values, np.uint64))
-        self._seeded[begun] = True
+        to_seed = [(index, seed) for index, seed in pairs if seed is not None or not self._seeded[index]]
+        values = [secrets.randbits(64) if seed is None else int(seed) & 0xFFFF_FFFF_FFFF_FFFF for _, seed in to_seed]
+        envs = np.array([index for index, _ in to_seed], np.int64)
+        self._seed(envs, np.array(values, np.uint64))
+        self._seeded[envs] = True
         self._restart(listed)
 
     def set_options(self, options: Mapping[str, Any], indices: Int64Array) -> None:
-        """Choose what the next games of these envs begin with: `options` of Gymnasium's reset, {} for the whole game.
+        """Set the options of the next games of these envs, as in Gymnasium's reset. {} is the whole game.
 
-        Raises:
-            EnvSpecError: the game does not know an option, or not its value.
+        Raises EnvSpecError: the game does not know an option or its value.
         """
         if options:
             raise EnvSpecError(f"{self._title} takes no reset options, got {dict(options)}")
 
     def step(self) -> None:
-        """Apply `slots.actions`, let opponents play until somebody outside must decide, write all slots.
+        """Apply `slots.actions`, let opponents act until the learner must act again, and write all slots.
 
-        With opponents "self" a step ends at their decisions too; rewards are the learner's, since the last decision.
-        Games that end keep the learner's last view in `final_observations` and start again in the same step.
-        `slots.finished` is left alone.
+        With opponents "self" a step also ends at their decisions. Rewards are the learner's, since the last decision.
+        Games that end write the learner's last observation to `final_observations` and start again in the same step.
+        `slots.finished` is not changed.
 
         Raises:
-            EnvError: an action is illegal; names the env, the action and what is legal. No action was applied.
+            EnvError: an action is illegal; names the env, the action and the legal ones. No action was applied.
         """
-        self._step(self._everyone, self._thread_choices[False])
+        self._step(self._all_games, self._thread_choices[False])
 
     def step_listed(self, indices: Sequence[int] | Int64Array) -> None:
-        """`step` for the listed games alone, with their rows of `slots.actions`; only their rows are written.
+        """`step` for these games only, with their rows of `slots.actions`. Only their rows are written.
 
-        Raises:
-            EnvError: as `step`; or an index that is no game's, or listed twice.
+        Raises EnvError: as `step`; or an index is out of range, or there twice.
         """
         listed = np.ascontiguousarray(indices, np.int64)
         if not occur_once(listed, self._marks):
@@ -145,41 +145,41 @@ class GameBatch(ABC):
             self._step(listed, self._thread_choices[True])
 
     def state_arrays(self) -> dict[str, NDArray[Any]]:
-        """What decides how the games go on; views."""
-        named = {"games": self.records, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
-        return named | {"final_observations": self.final_observations}
+        """See `ResumableGame`."""
+        games = {"games": self.records, "seeded": self._seeded, "opponents_turn": self.opponents_turn, "mix": self._mix}
+        return games | {"final_observations": self.final_observations}
 
     def load_state_arrays(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Go on from there. Raises ConfigError: see `ResumableGame`; kernels index by these numbers without looking."""
+        """See `ResumableGame`. The values are checked, because kernels use them as indices without a check."""
         games = arrays.get("games")
         if games is not None and games.dtype != self.records.dtype and games.dtype.names is not None:
             games = self._with_new_fields(games)
             arrays = {**arrays, "games": games}
-        if games is not None and games.dtype == self.records.dtype and (why := self._impossible(games)):
-            raise ConfigError(f"the checkpoint's games of {self._title} cannot be: {why}")
+        if games is not None and games.dtype == self.records.dtype and (error := self._impossible(games)):
+            raise ConfigError(f"the checkpoint's games of {self._title} cannot be: {error}")
         for name, array in self.state_arrays().items():
             load_into(array, arrays, name)
 
     def _with_new_fields(self, games: NDArray[Any]) -> NDArray[Any]:
-        """Records of an older version: a field that they lack keeps the value of a new game."""
-        whole: NDArray[Any] = self.records.copy()
+        """Records of an older version in the present form. A field that they lack has the value of a new game."""
+        records: NDArray[Any] = self.records.copy()
         names = games.dtype.names or ()
-        own = whole.dtype.names or ()
-        if games.shape != whole.shape or any(
-            name not in own or games.dtype[name] != whole.dtype[name] for name in names
+        own = records.dtype.names or ()
+        if games.shape != records.shape or any(
+            name not in own or games.dtype[name] != records.dtype[name] for name in names
         ):
             return games  # of another game
         for name in names:
-            whole[name] = games[name]
-        return whole
+            records[name] = games[name]
+        return records
 
     @abstractmethod
     def kernel_calls(self) -> list[KernelCall]:
-        """What reset and step call, once bound, the longest to compile first: for compiling it ahead."""
+        """The kernels that reset and step call, to compile them before training. Slow ones come first."""
 
     @abstractmethod
     def episode_info(self, index: int) -> dict[str, Any]:
-        """The end-of-episode info of env `index`, valid in the step in which it ended."""
+        """The info at the end of an episode of env `index`. It is called right after the step in which it ended."""
 
     def _bound(self) -> Slots:
         if self._slots is None:
@@ -187,12 +187,12 @@ class GameBatch(ABC):
         return self._slots
 
     def _parts(self, listed: Int64Array) -> int:
-        """Into how many parts these games are split, one for each thread."""
+        """The number of parts into which these games are split, one per thread."""
         return min(self.max_threads, len(listed) // GAMES_PER_THREAD)
 
     @abstractmethod
     def _seed(self, indices: Int64Array, seeds: NDArray[np.uint64]) -> None:
-        """Begin the random stream of each listed game."""
+        """Seed the random generator of each listed game."""
 
     @abstractmethod
     def _restart(self, indices: Int64Array) -> None:
@@ -200,26 +200,26 @@ class GameBatch(ABC):
 
     @abstractmethod
     def _step(self, indices: Int64Array, choice: ThreadChoice) -> None:
-        """Step the listed games; `choice` says whether threads pay."""
+        """Step the listed games. `choice` decides whether to use threads."""
 
     @abstractmethod
     def _impossible(self, games: NDArray[Any]) -> str:
-        """What in these records no game can hold; empty if nothing."""
+        """Text about a value in these records that no game can have; empty if there is none."""
 
 
 @njit
 def occur_once(indices: Int64Array, marks: BoolArray) -> bool:
-    """Whether `indices` are games of the batch, each at most once. marks (N,) bool are all False, before and after."""
-    fine = True
+    """Whether all `indices` are in range and differ. `marks`: (N,) all False, before and after the call."""
+    valid = True
     for index in indices:
         if index < 0 or index >= len(marks) or marks[index]:
-            fine = False
+            valid = False
             break
         marks[index] = True
     for index in indices:
         if 0 <= index < len(marks):
             marks[index] = False
-    return fine
+    return valid
 
 
 Action = TypeVar("Action")
@@ -229,17 +229,18 @@ _FIRST.flags.writeable = False
 
 
 class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
-    """Base of the built-in games' envs: its slots, the game that follows one that ended, and its state.
+    """One native game as a Gymnasium environment.
 
-    As in the batch, the next game begins when one ends; `reset()` without a seed after an ended episode hands out that
-    game, any other `reset()` begins a new one.
+    As in the batch, the next game begins when one ends. `reset()` without a seed after the end of an episode returns
+    this next game; any other `reset()` begins a new one.
 
-    `on_illegal` says what happens to an action outside the mask. "replace" takes a legal one instead and counts it in
-    `info["illegal_actions"]` (of the episode so far), because generic tools (Gymnasium's and SB3's checkers, unmasked
-    algorithms) sample the whole action space; "raise" raises EnvError as the batch does.
+    Args:
+        on_illegal: what to do with an action that the mask forbids. "replace": make a legal one instead, and count it
+            in `info["illegal_actions"]`, because env checkers and algorithms without masks sample from the whole action
+            space. "raise": raise EnvError, as the batch does.
 
     Raises:
-        ConfigError: `on_illegal` is neither.
+        ConfigError: `on_illegal` is another value.
     """
 
     def __init__(self, game: Game, on_illegal: str) -> None:
@@ -266,18 +267,18 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
 
     @property
     def opponents_ns(self) -> int:
-        """Nanoseconds spent in the opponents' turns since construction."""
+        """Time of the opponents' turns since construction, in ns."""
         return self._game.opponents_ns
 
     @property
     def opponents_turn(self) -> bool:
-        """Whether the side to decide is not the learner's (with opponents "self")."""
+        """Whether the opponent must act (with opponents "self")."""
         return bool(self._game.opponents_turn[0]) and not self._next_game_begun
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Float32Array, dict[str, Any]]:
-        """Start a game with these options, see `set_options`; returns its first observation and an empty info."""
+        """Start a game with these options (see `GameBatch.set_options`). The info is empty."""
         super().reset(seed=seed)
         changed = bool(options) or self._has_options
         if changed:
@@ -290,21 +291,17 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
         return self._observation(), {}
 
     def action_masks(self) -> BoolArray:
-        """(A,) bool, True = legal: the mask of the next decision, head after head."""
+        """(A,) bool, True = legal: the mask of the next action, one sub-action after another."""
         mask: BoolArray = self._masks[0].copy()
         return mask
 
     def get_state(self) -> dict[str, Any]:
-        """Where the game is, for `set_state`: plain values and arrays."""
-        counted = {"begun": self._next_game_begun, "illegal_actions": self._illegal_actions}
-        return {**counted, **bytes_of(self._arrays())}
+        """The state of the game as plain values and arrays, for `set_state`."""
+        counts = {"begun": self._next_game_begun, "illegal_actions": self._illegal_actions}
+        return {**counts, **bytes_of(self._arrays())}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Go on from there.
-
-        Raises:
-            ConfigError, ValueError: no game can be there.
-        """
+        """Restore a state. Raises ConfigError, ValueError: no game can have this state."""
         arrays = load_bytes(self._arrays(), state)
         self._game.load_state_arrays(arrays)
         self._observations[:], self._masks[:] = arrays["observations"], arrays["masks"]
@@ -318,8 +315,7 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
         return observation
 
     def _stepped(self) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
-        """What `step` returns after the batch's: the info is empty but for illegal actions and the episode's, at its
-        end."""
+        """The result of `step`, after the batch has stepped."""
         info: dict[str, Any] = {}
         if self._illegal_actions:
             info["illegal_actions"] = self._illegal_actions
@@ -332,27 +328,27 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
 
 
 def bytes_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Copies, as bytes: what a game's `get_state` may return of arrays of records."""
+    """Copies as arrays of bytes, also of arrays of records. `get_state` of a game may return them."""
     return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()}
 
 
 def load_bytes(like: Mapping[str, NDArray[Any]], state: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Arrays of the shapes and types of `like`. ValueError if there are not as many bytes."""
-    found = {}
+    """The arrays of `bytes_of`, in the shapes and dtypes of `like`. Raises ValueError: wrong number of bytes."""
+    arrays = {}
     for name, array in like.items():
-        given = np.asarray(state[name], np.uint8)
-        if given.size != array.nbytes:
-            raise ValueError(f"{name} has {given.size} bytes, not {array.nbytes}")
-        found[name] = given.view(array.dtype).reshape(array.shape)
-    return found
+        stored = np.asarray(state[name], np.uint8)
+        if stored.size != array.nbytes:
+            raise ValueError(f"{name} has {stored.size} bytes, not {array.nbytes}")
+        arrays[name] = stored.view(array.dtype).reshape(array.shape)
+    return arrays
 
 
-# --- a game's own random stream, splitmix64, in the field `rng` of its record
+# --- a game's own random generator, splitmix64, in the field `rng` of its record
 
 
 @njit
 def random_bits(game: Record) -> Any:
-    """The next 64 bits of the game's splitmix64 stream."""
+    """The next 64 random bits of the game."""
     game.rng = game.rng + GOLDEN
     bits = game.rng
     bits = (bits ^ (bits >> U30)) * MIX_1
@@ -374,6 +370,6 @@ def random_unit(game: Record) -> Any:
 
 @njit
 def seed_stream(game: Record, seed: int) -> None:
-    """Begin the stream of `seed` (uint64): one splitmix step parts neighbouring seeds."""
+    """Seed the game's generator with a uint64. One step of splitmix64 makes neighbouring seeds differ."""
     game.rng = seed
     game.rng = random_bits(game)

@@ -23,7 +23,7 @@ from fasttrain.envs.names import arguments, callable_at
 from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import OF_VECTORS, SINGLE, VECTOR, Backend, backend_of
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import env_kwargs, memory_inputs, plays_itself, uses_masks
+from fasttrain.spec.reading import env_kwargs, is_self_play, memory_inputs, uses_masks
 from fasttrain.vec.base import SlotVecEnv, copy_observations
 from fasttrain.vec.vector import GymVecEnv, registered
 
@@ -60,7 +60,7 @@ def has_vector_form(config: Config) -> bool:
     env = config.env
     asked = config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
     exact = config.engine == "stock" or config.tier not in ("balance", "speed")
-    if env.id is None or asked or exact or plays_itself(config) or config.algo.spec.recurrent:
+    if env.id is None or asked or exact or is_self_play(config) or config.algo.spec.recurrent:
         return False
     try:
         return gymnasium.spec(env.id).vector_entry_point is not None
@@ -104,7 +104,7 @@ def _check_late_resets(config: Config, what: str) -> None:
             f"{what}, which algo={config.algo.name} would remember: use env.backend=gymnasium, or an algorithm without "
             "memory"
         )
-    if config.env.frame_stack > 1 or plays_itself(config):
+    if config.env.frame_stack > 1 or is_self_play(config):
         option = "env.frame_stack" if config.env.frame_stack > 1 else "opponent=self"
         raise ConfigError(f"{what}, which {option} does not allow: remove one")
 

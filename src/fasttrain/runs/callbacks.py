@@ -33,8 +33,8 @@ from fasttrain.runs.state import stateful_noise
 from fasttrain.runs.stopping import Stop
 from fasttrain.spec.backends import lends_games
 from fasttrain.spec.config import SELF, Config
-from fasttrain.spec.infos import InfoReader, averaged_by_sb3, enemy_turn_ms, record_of, score_of
-from fasttrain.spec.reading import lends_env
+from fasttrain.spec.infos import InfoReader, enemy_turn_ms, record_of, sb3_statistics, score_of
+from fasttrain.spec.reading import evaluates_in_training_env
 from fasttrain.spec.setting import named
 from fasttrain.vec.base import EmptyMasks
 from fasttrain.vec.self_play import Opponent, SelfPlayVecEnv
@@ -47,7 +47,7 @@ class RunCallback(BaseCallback):
         super().__init__()
         self.run, self.course, config = run, run.course, run.config
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
-        self._lends = (lends_env(config) or lends_games(config)) and not config.eval_async
+        self._lends = (evaluates_in_training_env(config) or lends_games(config)) and not config.eval_async
         self._unsupported = ""  # the last printed reason why kernels stepped aside
 
     def _on_training_start(self) -> None:
@@ -207,7 +207,7 @@ class RunCallback(BaseCallback):
             curriculum.step(run.env, ended, self.num_timesteps)
         if self._ours is None:
             for info, done in zip(infos, dones, strict=True):  # remove entries on which SB3's means would fail
-                for key in {"episode", "is_success"} & info.keys() - (averaged_by_sb3(info) if done else {}).keys():
+                for key in {"episode", "is_success"} & info.keys() - (sb3_statistics(info) if done else {}).keys():
                     del info[key]
 
     def _on_training_end(self) -> None:

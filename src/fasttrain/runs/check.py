@@ -34,7 +34,7 @@ from fasttrain.spec.backends import backend_of
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec
-from fasttrain.spec.reading import against_bots, plays_itself, uses_masks
+from fasttrain.spec.reading import is_self_play, uses_masks, with_fixed_opponent
 from fasttrain.spec.stepping import SHARED_MUST_GAIN, SLOW_S, is_faster, needs_single_envs, step_costs
 from fasttrain.terminal import command, rate_text
 from fasttrain.vec.base import SlotVecEnv, slots_of
@@ -51,7 +51,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         one = "check plays one Gymnasium env, or one game with an engine"
         raise ConfigError(f"{one}: env.backend={backend.name} has none; remove it")
     console, look = make_console(), _check_env if backend is None else _check_game
-    option, result = look(against_bots(config), "algo" in sources, folder, console)
+    option, result = look(with_fixed_opponent(config), "algo" in sources, folder, console)
     say(console, f"Checkup of {option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
     if result.costs is not None:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -200,7 +200,7 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
     """
     config = plan.config
     open_ = plan.row("vec_env").requested == "auto" and facts.step_s is not None and not config.deterministic
-    if not open_ or plays_itself(config) or config.num_envs == 1 or config.env.on_env_error == "restart":
+    if not open_ or is_self_play(config) or config.num_envs == 1 or config.env.on_env_error == "restart":
         return facts  # only workers restart an env
     facts = facts._replace(vector_form=has_vector_form(config))
     if facts.vector_form and not needs_single_envs(config):

@@ -35,7 +35,7 @@ from fasttrain.spec.computing import auto_device, mode_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.precedence import COMPILES_FIRST
-from fasttrain.spec.reading import against_bots
+from fasttrain.spec.reading import with_fixed_opponent
 
 R = TypeVar("R")
 ADAM = "Adam by torch's fused kernel"
@@ -252,7 +252,7 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
     of_game = game_calls(config)
     missing = [call for call in of_game if not call.is_kept]  # first, because `env_facts` plays the game
     took = compile_shown(of_game, console)
-    plan = resolve(config, sources, env_facts(against_bots(config)), this_machine())
+    plan = resolve(config, sources, env_facts(with_fixed_opponent(config)), this_machine())
     of_learner = learner_calls(plan.config) + replay_calls(plan.config)
     missing += [call for call in of_learner if not call.is_kept]
     took += compile_shown(of_learner, console)

@@ -36,7 +36,7 @@ from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.env_state import load_moments
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import env_kwargs, memory_inputs, plays_itself, tells_games, uses_masks
+from fasttrain.spec.reading import env_kwargs, has_monitor_wrapper, is_self_play, memory_inputs, uses_masks
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.process import Scout
@@ -122,7 +122,7 @@ def env_spec(config: Config) -> EnvSpec:
         needs_masks=config.algo.spec.masks == "must",
         use_masks=uses_masks(config),
         masks=config.env.masks,
-        two_sided=plays_itself(config),
+        two_sided=is_self_play(config),
         memory_inputs=memory_inputs(config),
         tasks=config.curriculum.tasks,
     )
@@ -210,7 +210,7 @@ def build_vec_env(
             f"{error}; num_envs={num_envs} are open at once, use num_envs=1 if one alone can be"
         ) from error
     env.seed(seed)
-    return SelfPlayVecEnv(env) if plays_itself(config) else wrapped(env, config, statistics)
+    return SelfPlayVecEnv(env) if is_self_play(config) else wrapped(env, config, statistics)
 
 
 def _unwrapped_env(
@@ -229,7 +229,7 @@ def _unwrapped_env(
         return NativeVecEnv(_native_game(config, num_envs), tasks=config.curriculum.tasks)
     if config.vec_env == "shared":
         return _shared(config, num_envs, scout)
-    single = EnvFactory if tells_games(config) else MonitoredEnv
+    single = EnvFactory if has_monitor_wrapper(config) else MonitoredEnv
     factory: Callable[[], Any] = RetraceFactory(single(env_spec(config)), config.copy_final_observations)
     if config.vec_env == "subproc":
         return start_subproc([factory] * num_envs)
@@ -254,7 +254,7 @@ def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryV
         check_finite=config.nan_guard != "off",
         scout=scout,
     )
-    env.keeps_records = not tells_games(config)
+    env.keeps_records = not has_monitor_wrapper(config)
     return env
 
 

@@ -33,12 +33,18 @@ from fasttrain.runs.view import activity, make_console, say, show_quality
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.saving.files import parse_json, write_json
 from fasttrain.spec import plugins
-from fasttrain.spec.backends import played
+from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.checks import BATCHED, FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, held_by, record_of, score_diff_of, truth, win_of
+from fasttrain.spec.infos import END_KEY, SCORES, InfoReader, candidate_entries, record_of, score_diff_of, truth, win_of
 from fasttrain.spec.plain import from_dict
-from fasttrain.spec.reading import evaluated, evaluation_envs, from_mapping, tells_games, with_typed
+from fasttrain.spec.reading import (
+    evaluation_config,
+    evaluation_envs,
+    from_mapping,
+    has_monitor_wrapper,
+    with_eval_settings,
+)
 from fasttrain.spec.removed import rows_without_removed, without_removed
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, resets_and_rests
@@ -108,8 +114,8 @@ def evaluate(
                 lost = record is None and "lost" in infos[index]  # the engine failed: the game has no result
                 if quota[index] and not lost:
                     quota[index] -= 1
-                    played = (record["r"], record["l"]) if monitored and record else (returns[index], lengths[index])
-                    finished.append((*played, infos[index]))
+                    totals = (record["r"], record["l"]) if monitored and record else (returns[index], lengths[index])
+                    finished.append((*totals, infos[index]))
                     checksums.end(index, lengths[index], returns[index])
                 returns[index] = lengths[index] = checksums.running[index] = 0
             for index in np.flatnonzero((lengths >= max_steps) & (quota > 0)):
@@ -181,7 +187,11 @@ def summarise(
         "mean_length": _mean(lengths),
         "mean_turns": _mean([float(info["turn"]) for info in infos if "turn" in info]),
         **({"scores": list(named)} if named else {}),
-        **({"untold": {"missing": missing, "held": held_by(last)}} if missing or (silent and held_by(last)) else {}),
+        **(
+            {"untold": {"missing": missing, "held": candidate_entries(last)}}
+            if missing or (silent and candidate_entries(last))
+            else {}
+        ),
         "ci95": {
             **{key: mean_interval(values) for key, values in (named | {"mean_reward": rewards}).items()},
             "win_rate": [float(end) for end in wilson(sum(wins), len(wins))] if wins else None,
@@ -219,7 +229,7 @@ def evaluate_both(
         reader: the training's reader of infos, which has reported wrong names already.
     """
     set_threads(config.torch_threads)  # as in training: two threads on two busy cores took five times as long as one
-    config = evaluated(config)
+    config = evaluation_config(config)
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
     most_steps = max(MAX_EPISODE_STEPS, config.env.max_episode_steps or 0)
@@ -243,7 +253,7 @@ def evaluate_both(
 
             quality[way] = evaluate(
                 model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, reader,
-                tells_games(config), most_steps,
+                has_monitor_wrapper(config), most_steps,
             )  # fmt: skip
     for way, found in quality.items():
         if cut := round(found["end_reason"].get(NOT_ENDED, 0.0) * found["episodes"]):
@@ -256,7 +266,7 @@ def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistic
     """Raises ConfigError or EnvSpecError if the env of `eval.env_kwargs` cannot be built or has other spaces."""
     if not config.eval.env_kwargs:
         return
-    own, batched = evaluated(config), config.vec_env in BATCHED
+    own, batched = evaluation_config(config), config.vec_env in BATCHED
     own = own if batched else dataclasses.replace(own, vec_env="dummy")
     with own_random_state(config.eval.seed):
         statistics = model.get_vec_normalize_env() if statistics is None else statistics
@@ -284,7 +294,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     with activity(console, "loading the model"):
         file = "best_model.zip" if config.model == "best" else "model.zip"
         trained, model, statistics = load_run(where, file, config.trust)
-    trained = with_typed(trained, config, [key for key, source in sources.items() if source == "command line"])
+    trained = with_eval_settings(trained, config, [key for key, source in sources.items() if source == "command line"])
     if not trained.eval.episodes:
         raise ConfigError("eval.episodes=0: nothing would be played; type how many, eval.episodes=100 say")
     check_evaluation(model, trained, statistics)
@@ -362,6 +372,8 @@ def config_of(folder: Path) -> Config:
     if not isinstance(stored, dict):
         raise ConfigError(f"{folder / 'plan.json'} holds no configuration; name the folder of a run")
     try:
-        return from_mapping({**{it.name: it.stock for it in FLAGS}, **without_removed(played(stored)), "trust": False})
+        return from_mapping(
+            {**{it.name: it.stock for it in FLAGS}, **without_removed(without_unused_engines(stored)), "trust": False}
+        )
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its plan.json does not fit this version of fasttrain ({error})") from error

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fasttrain.runs.logs import EvaluationLog
 from fasttrain.saving.files import Saving
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import no_second_env
+from fasttrain.spec.reading import second_env_hint
 from fasttrain.vec.process import PipedProcess, WorkerLostError
 
 BEST, VIDEOS = "best_model.zip", "videos"
@@ -48,7 +48,7 @@ class Evaluator:
         film: Callable[[Path], str] = lambda _: "",
     ) -> None:
         self.folder, self._quality, self._save, self._say, self._note = folder, quality, save, say, note
-        self._film, self._alone = film, no_second_env(config)
+        self._film, self._alone = film, second_env_hint(config)
         self.saving = saving
         self.log = EvaluationLog(folder / "evaluations.csv")
         self.best_reward = float("-inf")

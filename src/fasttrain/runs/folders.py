@@ -20,7 +20,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.machine import usable_cores
 from fasttrain.saving.checkpoints import PREFIX, CheckpointFolder
 from fasttrain.saving.files import holder, read_json
-from fasttrain.spec.backends import played
+from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.removed import without_removed
@@ -101,9 +101,13 @@ def changed_settings(where: Path, config: Config) -> dict[str, Any]:
     stored = read_json(where / "plan.json")
     asked = {row["flag"]: row["requested"] for row in stored.get("flags", ())}
     before = stored.get("config", {})
-    before = flat(without_removed({**played(before), **{key: value for key, value in asked.items() if key in before}}))
+    before = flat(
+        without_removed(
+            {**without_unused_engines(before), **{key: value for key, value in asked.items() if key in before}}
+        )
+    )
     before |= {key: value for key, value in asked.items() if "." in key and key in before}
-    now = flat(played(to_dict(config)))
+    now = flat(without_unused_engines(to_dict(config)))
     keys = [key for key in {**now, **before} if key.split(".")[0] not in NOT_COMPARED]
     return {key: now.get(key) for key in keys if key not in now or now[key] != before.get(key)}
 

@@ -281,7 +281,7 @@ class Tracker(KVWriter):
 
 def trackers() -> list[str]:
     """The names of all trackers that packages offer; imports all integrations."""
-    return [name for name, one in plugins.loaded(plugins.INTEGRATIONS).items() if _is_tracker(one)]
+    return [name for name, one in plugins.load_all(plugins.INTEGRATIONS).items() if _is_tracker(one)]
 
 
 def _is_tracker(found: object) -> bool:

@@ -39,7 +39,7 @@ from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import against_bots, uses_masks
+from fasttrain.spec.reading import uses_masks, with_fixed_opponent
 
 
 def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgorithm:
@@ -206,7 +206,7 @@ def _plays_as_ours(config: Config) -> bool:
 
 def bare_model(config: Config) -> BaseAlgorithm:
     """The algorithm of the configuration on the CPU, with new weights, the smallest buffers and no env."""
-    config = against_bots(config)
+    config = with_fixed_opponent(config)
     spec = config.algo.spec
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {}
     small |= {"buffer_size": 1, "n_steps": 1} if spec.off_policy else {}
@@ -241,7 +241,7 @@ def one_env(config: Config, statistics: Statistics | None = None) -> VecEnv:
 
 def evaluation_env(config: Config) -> VecEnv:
     """One copy of the run's env for a callback such as EvalCallback. SB3's `sync_envs_normalization` can update it."""
-    env = one_env(against_bots(config))
+    env = one_env(with_fixed_opponent(config))
     if isinstance(env, VecNormalize):
         env.training = env.norm_reward = False
     wrapped = env if is_fast(config) else TimedVecEnv(env, PhaseClock())

@@ -42,7 +42,7 @@ from fasttrain.saving.model_state import end_last_rows, load_model_state, model_
 from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.removed import formerly
+from fasttrain.spec.removed import former_paths
 from fasttrain.vec.stock import WORKER_ERRORS, place_of
 
 COUNTED = ("env_steps", "updates", "episodes")
@@ -215,7 +215,7 @@ def check_identity(stored: object, config: Config) -> None:
     """Raises ConfigError for a checkpoint of another run. Settings that only one of the two has are not compared."""
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)
     known, settings = stored.get("settings", {}), own.pop("settings")
-    key, places = "env.id" if config.env.id else "env.entry_point", formerly(str(own["env"]))
+    key, places = "env.id" if config.env.id else "env.entry_point", former_paths(str(own["env"]))
     if stored.get("env") in places and known.get(key) in map(digest_of, places):
         own["env"], settings[key] = stored["env"], known[key]  # stored before the env's module was moved
     if any(stored.get(key) != value for key, value in own.items()):

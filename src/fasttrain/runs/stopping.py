@@ -34,7 +34,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.progress import Moments, fit_line
 from fasttrain.spec.config import Config
 from fasttrain.spec.groups import StopConfig
-from fasttrain.spec.reading import plays_itself
+from fasttrain.spec.reading import is_self_play
 
 RECENT_EPISODES = 100
 BLOCKS_PER_PATIENCE = 10
@@ -146,7 +146,7 @@ class Stopping:
 def stopping_for(config: Config) -> Stopping:
     """The stopping rules of a run. Raises ConfigError for one that has no effect with it."""
     stop = config.stop
-    if stop.patience and plays_itself(config):
+    if stop.patience and is_self_play(config):
         raise ConfigError(
             f"stop.patience={stop.patience:g} with opponent=self: against snapshots of itself the reward says nothing "
             "of progress; remove it, stop.max_minutes=… works, or choose another opponent"

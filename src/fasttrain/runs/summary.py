@@ -32,7 +32,7 @@ from fasttrain.runs.view import activity, show_perf, show_quality
 from fasttrain.saving.env_state import env_state, load_env_state, own_random_state
 from fasttrain.saving.files import SUMMARY_SCHEMA, write_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.reading import evaluated, lends_engines, lends_env
+from fasttrain.spec.reading import evaluates_in_training_env, evaluates_in_training_games, evaluation_config
 from fasttrain.terminal import Output, command, near
 
 
@@ -172,12 +172,12 @@ def env_for_evaluation(model: BaseAlgorithm, env: VecEnv, config: Config, return
     training continues, so that its episodes are restored afterwards.
     """
     whole: Any = model.get_env()
-    games = None if lends_engines(config) and not returned else engines_of(env)
+    games = None if evaluates_in_training_games(config) and not returned else engines_of(env)
     with own_random_state(config.eval.seed):
         state, views = env_state(whole, is_retraced(config))
         arrays = {name: np.array(array) for name, array in views.items()}
         if games is not None:
-            lent = wrapped(games.guests(), evaluated(config), model.get_vec_normalize_env())
+            lent = wrapped(games.guests(), evaluation_config(config), model.get_vec_normalize_env())
         else:
             lent = with_statistics(env.venv, config, env) if isinstance(env, VecNormalize) else env
         try:
@@ -195,7 +195,7 @@ def env_for_evaluation(model: BaseAlgorithm, env: VecEnv, config: Config, return
 def evaluate_run(run: Parts, final: bool) -> Quality:
     """Evaluate a run's policy, on new envs or on the training's. `final`: the training is over."""
     config = run.config
-    lends = lends_env(config) or engines_of(run.env) is not None
+    lends = evaluates_in_training_env(config) or engines_of(run.env) is not None
     lent: Any = env_for_evaluation(run.model, run.env, config, not final) if lends else nullcontext()
     if run.curriculum is not None and lends:
         lent = run.curriculum.set_aside(run.env, lent)

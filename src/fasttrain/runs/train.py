@@ -53,10 +53,10 @@ from fasttrain.runs.warm_start import warm_start
 from fasttrain.saving.checkpointing import Checkpoints, Settings
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import clean, locked
-from fasttrain.spec.checks import too_short
+from fasttrain.spec.checks import short_run_warning
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
-from fasttrain.spec.reading import against_bots
+from fasttrain.spec.reading import with_fixed_opponent
 from fasttrain.vec.base import close_envs
 from fasttrain.vec.process import Scout
 from fasttrain.vec.stock import killing_workers
@@ -80,10 +80,10 @@ def open_run(
 ) -> Iterator[Parts]:
     """Build the run that `config` asks for; show its plan and write plan.json. `folder` is locked inside the block."""
     console = make_console()
-    with locked(folder), survey_of(against_bots(config), console) as survey:
+    with locked(folder), survey_of(with_fixed_opponent(config), console) as survey:
         compile_s = engine.compile_shown(game_calls(config), console)  # the checkup plays the compiled game
         look = partial(run_checkup, config, folder, console, survey)
-        facts = env_facts(against_bots(config), survey, look, look)
+        facts = env_facts(with_fixed_opponent(config), survey, look, look)
         plan = resolve(config, sources, facts, this_machine())
         if (tried := with_trial(facts, plan, this_machine(), console)) != facts:
             plan = resolve(config, sources, tried, this_machine())
@@ -96,7 +96,7 @@ def open_run(
         run.origin = {"provenance": provenance(overrides)}
         run.write_plan()
         show_plan(console, run.plan)
-        if warning := too_short(run.plan.config):
+        if warning := short_run_warning(run.plan.config):
             say(console, f"  {warning}", "bold")
         yield run
 

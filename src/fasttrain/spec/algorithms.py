@@ -1,8 +1,7 @@
-"""What anybody may ask of an algorithm: one entry each, and no other place that knows an algorithm by its name.
+"""All algorithms, with one entry each. No other module knows an algorithm by its name.
 
-A new algorithm of Stable-Baselines3 or sb3-contrib is an entry here; its constructor arguments come from the table that
-scripts/stock_arguments.py writes. Classes are dotted names, imported where a model is built. Of arguments that are no
-keys below `algo.`, `INSTEAD` says which setting does it.
+A new algorithm of Stable-Baselines3 or sb3-contrib is an entry here. Its constructor arguments come from a table that
+scripts/stock_arguments.py writes. Classes are dotted names, which are imported when a model is built.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.setting import convert, did_you_mean, setting
 
 TIERS = ("baseline", "balance", "speed", "debug")
-PER_TRANSITION = -1  # updates of a round: as many as it brought transitions, as SB3 has it
-# Constructor arguments that are no keys below `algo.`: flags and parts of the run have their place.
+PER_TRANSITION = -1  # as SB3's gradient_steps=-1: as many updates as there were new transitions
+# Constructor arguments that are not keys below `algo.`: they are flags or other settings.
 ELSEWHERE = frozenset(
     ("batch_size", "learning_starts", "gradient_steps", "seed", "verbose", "stats_window_size",
      "optimize_memory_usage", "_init_setup_model")
@@ -33,7 +32,7 @@ TEACHER = {"teacher": (str | None, None), "teacher_coef": (float | str, "linear_
 DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, False), "dueling": (bool, False),
               "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
               "use_masking": (bool, True)}  # fmt: skip
-# Least and most of constructor arguments, where more is known than their type.
+# Ranges of constructor arguments.
 SHARE, POSITIVE, NOT_NEGATIVE, BOUNDED = (0, 1), (1, None), (0, None), (0, 1_000_000)
 RANGES: dict[str, tuple[float | None, float | None]] = {
     **dict.fromkeys(("gamma", "gae_lambda", "tau", "line_search_shrinking_factor", "per_beta", "exploration_fraction",
@@ -53,38 +52,37 @@ CHOICES = ("Discrete", "MultiDiscrete", "MultiBinary")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlgorithmSpec:
-    """One algorithm: what it learns from, which envs suit it, what it can do here."""
+    """The capabilities of one algorithm."""
 
     name: str
-    zoo: str = ""  # its name in rl_zoo3, where that is another
+    zoo: str = ""  # its name in rl_zoo3, if it is another
     stock: str  # module:Class
-    fast: str | None = None  # ours, several times faster; None: the stock class is watched from outside
-    ours_alone: bool = False  # what it does no stock class does; `stock` is the one whose arguments it takes
-    on_policy: bool = False  # learns from rollouts of its own
+    fast: str | None = None  # fasttrain's own class, if there is one
+    ours_alone: bool = False  # there is no stock class; `stock` is the class with the same arguments
+    on_policy: bool = False  # learns from rollouts
     off_policy: bool = False  # learns from a replay buffer
-    recurrent: bool = False  # its policy remembers
-    masks: Literal["no", "may", "must"] = "no"  # may: ours alone
+    recurrent: bool = False
+    masks: Literal["no", "may", "must"] = "no"  # may: only fasttrain's class reads masks
     actions: tuple[str, ...]  # names of Gymnasium's spaces
-    stock_actions: tuple[str, ...] | None = None  # of the stock class, where ours knows more
-    greedy: bool = False  # one quality: it acts the same greedily and sampled, by a policy that jumps with every update
+    stock_actions: tuple[str, ...] | None = None  # of the stock class, if it supports fewer
+    greedy: bool = False  # sampled and greedy evaluation are the same, and the quality jumps from update to update
     policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
     exports: Literal["logits", "q_values", "no"] = "no"
-    # Its own values by tier: batch_size, learning_rate, rollout_size, …; what it lacks has no such thing.
+    # Its own values by tier: batch_size, learning_rate, rollout_size, … A missing name means that it has no such thing.
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)  # its own values of flags, unless they are typed
-    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # keys of ours: name → (type, default)
-    lacks: Mapping[str, str] = field(default_factory=dict)  # flags that its fast class does not serve, and why
-    kernels: str = "actor-critic"  # that compute `fused_update`: a key of `eligible.REPRODUCED`
-    hidden: int = 64  # units of its widest layer, if none are given
+    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # of the fast class: name → (type, default)
+    lacks: Mapping[str, str] = field(default_factory=dict)  # flags that its fast class does not support, and the reason
+    kernels: str = "actor-critic"  # the kernels of `fused_update`: a key of `eligible.REPRODUCED`
+    hidden: int = 64  # default number of units of its widest layer
 
     @property
     def has_fast(self) -> bool:
-        """Whether fasttrain has a class of its own for it."""
         return self.fast is not None
 
     @property
     def rows_alone(self) -> bool:
-        """Whether rows of its rollouts may be taken apart: they are no sequences."""
+        """Whether it learns from single rows of a rollout, not from sequences."""
         return self.on_policy and not self.recurrent
 
     @property
@@ -94,28 +92,28 @@ class AlgorithmSpec:
 
     @property
     def stretches(self) -> bool:
-        """Whether its exploration stretches over `total_timesteps`."""
+        """Whether its exploration depends on `total_timesteps`."""
         return "exploration_fraction" in self.arguments()
 
     def arguments(self) -> Mapping[str, tuple[str, Any]]:
-        """Name → (kind, default) of all of the stock class's constructor arguments that have a simple type."""
+        """Name → (type, default) of the stock class's constructor arguments that have a simple type."""
         return {name: (kind, default) for name, (kind, default) in _table()[self.stock.partition(":")[2]].items()}
 
     def keys(self) -> dict[str, tuple[Any, Any]]:
-        """Name → (type, default) of what can be typed below `algo.`, policy and networks apart."""
-        found: dict[str, tuple[Any, Any]] = {}
+        """Name → (type, default) of the keys below `algo.`, except those of policy and networks."""
+        keys: dict[str, tuple[Any, Any]] = {}
         for name, (kind, default) in self.arguments().items():
             if name not in ELSEWHERE:
-                found[name] = (HINTS[kind.rstrip("?")] | None if kind.endswith("?") else HINTS[kind], default)
+                keys[name] = (HINTS[kind.rstrip("?")] | None if kind.endswith("?") else HINTS[kind], default)
         if self.off_policy:
-            found["train_freq"] = (found["train_freq"][0], 1)  # DQN's own is 4: more envs stand for it here
+            keys["train_freq"] = (keys["train_freq"][0], 1)  # 4 in SB3's DQN, which has one env; there are several here
         if self.on_policy:
-            found["n_steps"] = (int | None, None)  # of each env; None: as rollout_size says
-            found["rollout_size"] = (int, None)
-        return found | dict(self.extras)
+            keys["n_steps"] = (int | None, None)
+            keys["rollout_size"] = (int, None)
+        return keys | dict(self.extras)
 
     def load(self, fast: bool) -> Any:
-        """The class: ours if there is one and `fast`, else stock's."""
+        """Import fasttrain's class if `fast` is set and there is one, else the stock class."""
         module, _, name = (self.fast if self.fast and (fast or self.ours_alone) else self.stock).partition(":")
         return getattr(import_module(module), name)
 
@@ -127,22 +125,21 @@ HINTS: dict[str, Any] = {"schedule": float | str, "float": float, "int": int, "b
 @cache
 def _table() -> dict[str, dict[str, list[Any]]]:
     text = files("fasttrain.spec").joinpath("stock_arguments.json").read_text(encoding="utf-8")
-    found: dict[str, dict[str, list[Any]]] = json.loads(text)
-    return found
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 def every_tier(**values: object) -> Mapping[str, Mapping[str, Any]]:
-    """The same own values in all tiers: no others have been measured. Rollouts of `debug` are short."""
+    """The same own values in all tiers, except for short rollouts in `debug`."""
     return {**dict.fromkeys(TIERS, values), "debug": in_short(values)}
 
 
 def in_short(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Own values for a run of a few thousand steps, which shall see some updates."""
+    """Own values for a run of a few thousand steps: rollouts are short, so that there are some updates."""
     return {name: min(value, 512) if name == "rollout_size" else value for name, value in values.items()}
 
 
-# Larger minibatches make fewer, better estimated steps: the learning rate grows with the batch size. Smaller rollouts
-# let the policy improve more often on the same number of env steps (docs/concepts/classes.md); stock: 8 envs × 2,048.
+# Larger minibatches give fewer gradient steps with less noise, so the learning rate grows with the batch size. Smaller
+# rollouts give more updates for the same number of env steps (docs/concepts/classes.md). Stock: 8 envs × 2,048 steps.
 PPO_STOCK = {"batch_size": 64, "learning_rate": 3e-4, "n_epochs": 10, "rollout_size": 16_384}
 PPO_TIERS = {
     "baseline": PPO_STOCK,
@@ -165,13 +162,13 @@ RECURRENT: dict[str, Any] = {
     "exports": "logits",
     "tiers": every_tier(batch_size=128, learning_rate=3e-4, n_epochs=10, rollout_size=1_024),
     "extras": MEMORY,
-    "lacks": {"use_amp": "policies that remember compute in float32",
-              "use_compile": "policies that remember are not compiled"},
+    "lacks": {"use_amp": "recurrent policies compute in float32",
+              "use_compile": "recurrent policies are not compiled"},
 }  # fmt: skip
 
 
 def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False, **more: Any) -> AlgorithmSpec:
-    """An actor-critic that learns from a replay buffer, one update per transition as its paper has it."""
+    """An off-policy algorithm for continuous actions, with one update per transition as in its paper."""
     return AlgorithmSpec(
         name=name,
         stock=stock,
@@ -180,7 +177,7 @@ def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False
         greedy=greedy,
         tiers=every_tier(batch_size=256, learning_rate=learning_rate),
         flags={"updates_per_step": PER_TRANSITION, "warmup_steps": 100},
-        extras={"action_noise": (str | None, None)},  # normal_0.1: Gaussian, of that deviation; ornstein-uhlenbeck_0.5
+        extras={"action_noise": (str | None, None)},  # normal_0.1: Gaussian with this deviation; ornstein-uhlenbeck_0.5
         hidden=256,
         **more,
     )
@@ -283,7 +280,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         continuous("crossq", "sb3_contrib:CrossQ", 1e-3, policies=("MlpPolicy",)),
         AlgorithmSpec(
             name="ars",
-            stock="fasttrain.algos.ars:ARS",  # stock's own loop takes no answers
+            stock="fasttrain.algos.ars:ARS",  # SB3's class whose loop callbacks can stop
             actions=("Box", "Discrete"),
             greedy=True,
             policies=("MlpPolicy", "LinearPolicy"),
@@ -294,23 +291,23 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
 }
 
 
-def having(capability: str) -> tuple[str, ...]:
-    """The names of all algorithms of which `capability`, a property of a spec, is true."""
+def algorithms_with(capability: str) -> tuple[str, ...]:
+    """Names of the algorithms for which this property of the spec is true."""
     return tuple(name for name, spec in ALGORITHMS.items() if getattr(spec, capability))
 
 
 INSTEAD = {
     "env": "the environment is env.id=CartPole-v1, or env.entry_point=module:Class",
-    "batch_size": "use batch_size=…, a key of its own",
+    "batch_size": "use batch_size=…",
     "learning_starts": "use warmup_steps=…, env steps before the first update",
     "gradient_steps": "use updates_per_step=…, updates after every algo.train_freq=… steps of all envs",
-    "seed": "use seed=…, a key of its own",
-    "device": "use device=…, a key of its own",
+    "seed": "use seed=…",
+    "device": "use device=…",
     "verbose": "use train_log_to_console=true or false",
-    "tensorboard_log": "the log is progress.csv in the run's folder (train_log_to_file=true), drawn in report.html",
-    "stats_window_size": "mean returns are over the last 100 episodes; episodes.csv in the run's folder has every one",
-    "rollout_buffer_class": "the engine chooses its buffer: engine=stock takes SB3's, engine=fast its own",
-    "rollout_buffer_kwargs": "the engine chooses its buffer: engine=stock takes SB3's, engine=fast its own",
+    "tensorboard_log": "the log is progress.csv in the run's folder (train_log_to_file=true), and report.html plots it",
+    "stats_window_size": "mean returns are over the last 100 episodes; episodes.csv in the run's folder has all",
+    "rollout_buffer_class": "the engine chooses the buffer: engine=stock uses SB3's, engine=fast its own",
+    "rollout_buffer_kwargs": "the engine chooses the buffer: engine=stock uses SB3's, engine=fast its own",
     "replay_buffer_class": "use algo.prioritized=true or false, and engine=stock for SB3's own buffer",
     "replay_buffer_kwargs": "use algo.buffer_size=…, algo.prioritized=… and algo.n_steps=…",
     "optimize_memory_usage": "use a smaller algo.buffer_size=…, or in Python fasttrain.DQN with it",
@@ -318,22 +315,19 @@ INSTEAD = {
 }
 
 
-def instead(key: str) -> str:
-    """The sentence that refuses `algo.batch_size` (or what is below such a key); empty for every other key."""
+def argument_message(key: str) -> str:
+    """The message about a constructor argument that is no key below `algo.`; empty for any other key."""
     group, _, name = key.partition(".")
-    told = INSTEAD.get(name.split(".")[0]) if group == "algo" else None
-    return f"{key} is no setting here: {told}" if told else ""
+    advice = INSTEAD.get(name.split(".")[0]) if group == "algo" else None
+    return f"{key} is no setting here: {advice}" if advice else ""
 
 
-# --- own values: of a game (`GameSpec.own`) and of an algorithm, which hold where nobody chose others
+# --- own values of a game (`GameSpec.own`) and of an algorithm, for settings that nobody has set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnValues:
-    """What the game (`GameSpec.own`), else the algorithm names as its own values in `tier`.
-
-    None where the algorithm has no minibatches, epochs or rollouts.
-    """
+    """The game's or the algorithm's own values. None: the algorithm has no minibatches, epochs or rollouts."""
 
     total_timesteps: int = setting(100_000, "of a training", least=1)
     eval_episodes: int = setting(100, "of an evaluation", least=2)
@@ -348,16 +342,18 @@ OWN_NAMES = tuple(one.name for one in fields(OwnValues))
 
 
 def own_values(games: Mapping[str, Any], spec: AlgorithmSpec, tier: str) -> OwnValues:
-    """The game's own values in a tier, else the algorithm's. Raises ConfigError: the game's are no such values."""
+    """The game's own values in a tier, else the algorithm's. Raises ConfigError: a value of the game is wrong."""
     of_algorithm = {name: value for name, value in spec.tiers[tier].items() if name in OWN_NAMES}
-    found: OwnValues = convert({**of_algorithm, **games_own(games, spec.name, tier)}, OwnValues, "GameSpec.own")
-    return found
+    own: OwnValues = convert({**of_algorithm, **games_own(games, spec.name, tier)}, OwnValues, "GameSpec.own")
+    return own
 
 
 def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
-    """Of a game's own values those of an algorithm in a tier; what is said of both or one of them goes before the rest.
-    Raises ConfigError: a word in it is no value, no tier and no algorithm."""
-    found = {}
+    """A game's own values for an algorithm and a tier. A more specific entry wins.
+
+    Raises ConfigError: a key is neither a value's name nor a tier nor an algorithm.
+    """
+    own = {}
     for words, value in sorted(_branches(games), key=lambda branch: len(branch[0])):
         names, places = [word for word in words if word in OWN_NAMES], {*words} - {*OWN_NAMES}
         if len(names) != 1 or not places <= {*TIERS, *ALGORITHMS}:
@@ -368,12 +364,12 @@ def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
                 'as in GameSpec(env="my_game:MyEnv", own={"num_envs": {"speed": 16}}) (docs/guides/native_games.md)'
             )
         if places <= {algo, tier}:
-            found[names[0]] = value
-    return found
+            own[names[0]] = value
+    return own
 
 
 def _branches(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The words that lead to each value, and the value."""
+    """The path of keys to each value, and the value."""
     for word, value in values.items():
         if isinstance(value, Mapping):
             yield from _branches(value, (*above, str(word)))

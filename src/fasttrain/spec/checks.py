@@ -1,8 +1,7 @@
-"""Rules about several settings, and the declared ranges: what a typed configuration must also satisfy; whether it is
-long enough to pay; and what the rules of the plan may look at (flags, facts about env and machine).
+"""Checks of a typed configuration: ranges, and rules about several settings. Also the facts that the plan uses.
 
-A rule reads the configuration by dotted keys, so that it speaks of any algorithm that has the key and of no other.
-Every message names the fields, their values and a valid choice.
+A rule reads the configuration by dotted keys, so that it applies to every algorithm that has the key. Every message
+names the settings, their values and a valid choice.
 """
 
 from __future__ import annotations
@@ -21,28 +20,28 @@ from fasttrain.spec.curriculum import check_curriculum
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
 
-MAX_N_STEPS = 128  # of buffers/n_step.py
-METRICS = ("win_rate", "mean_reward", "tail")  # of gate.metric
+MAX_N_STEPS = 128  # limit of buffers/n_step.py
+METRICS = ("win_rate", "mean_reward", "tail")  # choices of gate.metric
 QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
                  "mean_turns", "scores", "untold", "distinct_episodes", "ci95", "tail", "auto", "sampled")  # fmt: skip
-NAMED = ("loggers", "callbacks")  # may have arguments of any name
+NAMED = ("loggers", "callbacks")  # settings that may have arguments of any name
 SECRET = re.compile(r"(?i)[\"']?(\w*(?:api_?key|token|password|secret)\w*)[\"']?\s*[:=]|://[^/\s:@]+:[^/\s@]+@")
 BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps all envs
-AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's: a positive number to begin with
+AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's auto_0.1, with a positive number
 PATHS = ("run", "output", "init_from")
-LONGEST_NAME = 255  # bytes: of all usual file systems
+LONGEST_NAME = 255  # bytes, on all usual file systems
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std", "algo.teacher_coef")
 
 
 @cache
 def ranges(cls: type) -> dict[str, tuple[float | None, float | None]]:
-    """Key → least and most; a key before those that have their value from it."""
-    found = ranges_of(dict(settings_of(cls, parts=True))) | {f"algo.{name}": bounds for name, bounds in RANGES.items()}
-    return dict(sorted(found.items(), key=lambda item: item[0].split(".")[0] != "env"))
+    """Key → (least, most). Keys below `env` come first, because others may depend on them."""
+    bounds = ranges_of(dict(settings_of(cls, parts=True))) | {f"algo.{name}": value for name, value in RANGES.items()}
+    return dict(sorted(bounds.items(), key=lambda item: item[0].split(".")[0] != "env"))
 
 
 def check(config: Config) -> None:
-    """Ranges and cross-field rules that need nothing but the configuration itself."""
+    """Check ranges and rules that need only the configuration itself. Raises ConfigError."""
     for name, bounds in ranges_of(dict(settings_of(type(config.own)))).items():
         _check_range(f"GameSpec.own.{name}", getattr(config.own, name), *bounds)
     for key, bounds in ranges(type(config)).items():  # type: ignore[arg-type]
@@ -67,7 +66,7 @@ def check(config: Config) -> None:
             "curriculum.tasks are options for the reset of single environments, and here one object resets all "
             f"(env.backend={config.env.backend}, vec_env={config.vec_env}): use single environments, or a native game"
         )
-    _ = config.checkpoint_interval  # says what it may be
+    _ = config.checkpoint_interval  # raises if the format is wrong
 
 
 def _check_range(key: str, value: Any, least: float | None, most: float | None) -> None:
@@ -76,49 +75,50 @@ def _check_range(key: str, value: Any, least: float | None, most: float | None) 
         return
     low, high = -math.inf if least is None else least, math.inf if most is None else most
     if not low <= number <= high:
-        raise ConfigError(f"{key}={value}: must {_spell(least, most)}")
+        raise ConfigError(f"{key}={value}: must {_range_text(least, most)}")
 
 
-def _spell(least: float | None, most: float | None) -> str:
+def _range_text(least: float | None, most: float | None) -> str:
     if least is None or most is None:
         return f"be at least {least:g}" if most is None else f"be at most {most:.10g}"
     return f"lie between {least:g} and {most:.10g}"
 
 
 def check_path(key: str, value: str | None) -> None:
-    """Whether a file or folder can be called that. Raises ConfigError: it cannot."""
+    """Raises ConfigError: no file or folder can have this name."""
     if value is None:
         return
     longest = max((len(name.encode("utf-8", "replace")) for name in value.split("/")), default=0)
     if not value or "\0" in value or longest > LONGEST_NAME:
-        shown = value if len(value) < 60 else f"{value[:60]}…"
-        raise ConfigError(f"{key}={shown}: no file or folder can be called that")
+        short = value if len(value) < 60 else f"{value[:60]}…"
+        raise ConfigError(f"{key}={short}: no file or folder can be called that")
 
 
 def check_no_secret(key: str, text: str) -> None:
-    """Keys and passwords do not belong into a configuration, which is stored and drawn. Raises ConfigError: `text`
-    holds one; it is not repeated."""
-    if found := next((each for each in SECRET.finditer(text) if not _is_dotted_name(text, each)), None):
-        name = next(filter(None, found.groups()), "a password in an address")
+    """Raises ConfigError: `text` holds a key or password, which would be stored. The message does not repeat it."""
+    if secret := next((each for each in SECRET.finditer(text) if not _is_dotted_name(text, each)), None):
+        name = next(filter(None, secret.groups()), "a password in an address")
         raise ConfigError(
             f"{key}: {name} would be stored in the run's folder and shown in its report; remove it and put it into "
-            "the environment, as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD say"
+            "an environment variable such as WANDB_API_KEY or MLFLOW_TRACKING_PASSWORD"
         )
 
 
-def _is_dotted_name(text: str, found: re.Match[str]) -> bool:
-    """Whether `found` in `text` names a class of the user's, `secret_game:Stats`, and is no key of a mapping."""
-    if not found.group().endswith(":") or not text[found.end() :][:1].isidentifier():
+def _is_dotted_name(text: str, match: re.Match[str]) -> bool:
+    """Whether the match in `text` is a class of the user's, `secret_game:Stats`, and not a key of a mapping."""
+    if not match.group().endswith(":") or not text[match.end() :][:1].isidentifier():
         return False
-    before, inner = text[: found.start()].rstrip(), 1
-    while inner:  # what lies in brackets that are closed again
+    before, inner = text[: match.start()].rstrip(), 1
+    while inner:  # remove brackets that are closed again
         before, inner = re.subn(r"[\[{(][^\[\]{}()]*[\]})]", "", before)
     return not (before.endswith(("{", ",")) and before.rfind("{") > max(before.rfind("["), before.rfind("(")))
 
 
 def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
-    """From and to: `3e-4` → (3e-4, 3e-4), `"linear_3e-4"` → (3e-4, 0), `"linear_3e-4_1e-4"` → (3e-4, 1e-4). Raises
-    ConfigError: it is nothing of the kind."""
+    """First and last value: `3e-4` → (3e-4, 3e-4), `"linear_3e-4"` → (3e-4, 0), `"linear_3e-4_1e-4"` → (3e-4, 1e-4).
+
+    Raises ConfigError: it is neither a number nor such a schedule.
+    """
     text = str(value)
     words = text.split("_")[1:] if text.startswith("linear_") else [text, text]
     try:
@@ -132,7 +132,7 @@ def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
     return numbers[0], numbers[1] if len(numbers) > 1 else 0.0
 
 
-# Beyond these no machine has the memory: refused before any of it is taken.
+# No machine has the memory for more.
 MOST = {"num_envs": 10**6, "workers": 10**4, "algo.buffer_size": 10**10, "algo.rollout_size": 10**10,
         "algo.n_steps": 10**9, "batch_size": 10**9, "algo.lstm_hidden_size": 10**5, "algo.n_lstm_layers": 100,
         "env.frame_stack": 10**5, "algo.policy_kwargs.n_critics": 10**3, "algo.policy_kwargs.n_quantiles": 10**6,
@@ -145,7 +145,7 @@ def _check_size(config: Config) -> None:
     for key, most in MOST.items():
         value = lookup(config, key)
         if isinstance(value, int) and value > most:
-            raise ConfigError(f"{key}={value}: must be at most {most:,}; more fits into no memory")
+            raise ConfigError(f"{key}={value}: must be at most {most:,}; no machine has the memory for more")
     arch = config.algo.net_arch
     parts = arch.values() if isinstance(arch, dict) else [arch or ()]
     critic = "vf" if config.algo.spec.on_policy else "qf"
@@ -158,7 +158,9 @@ def _check_size(config: Config) -> None:
     for part in parts:
         weights = sum(wide * other for wide, other in zip(part, (1, *part), strict=False))
         if weights > MOST_WEIGHTS or len(part) > 1000:
-            raise ConfigError(f"algo.net_arch: {len(part):,} layers of {weights:,} weights fit into no memory")
+            raise ConfigError(
+                f"algo.net_arch: no machine has the memory for {len(part):,} layers of {weights:,} weights"
+            )
 
 
 def _check_policy(config: Config) -> None:
@@ -170,19 +172,19 @@ def _check_policy(config: Config) -> None:
         )
     if ":" in policy and lookup(config, "algo.dueling"):
         raise ConfigError(
-            f"algo.policy={policy} contradicts algo.dueling=true, which is a network of its own; remove one of them"
+            f"algo.policy={policy} contradicts algo.dueling=true, which has its own network; remove one of them"
         )
     for key in ("algo.ent_coef", "algo.target_entropy"):
         value = lookup(config, key)
         if isinstance(value, str) and value != "auto" and not AUTO_FROM.fullmatch(value):
-            raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1 to begin with")
+            raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1, which begins with 0.1")
     own = {"net_arch", "lstm_hidden_size", "cell", *(["activation_fn"] if config.algo.activation_fn else [])}
     for name in sorted(own & {*config.algo.policy_kwargs}):
-        raise ConfigError(f"algo.policy_kwargs.{name} is a key of its own: use algo.{name}=…")
+        raise ConfigError(f"algo.policy_kwargs.{name}: use algo.{name}=… instead")
     if config.algo.kwargs and config.algo.entry_point is None:
         raise ConfigError(
-            f"algo.kwargs={config.algo.kwargs} without algo.entry_point: they are for a class of your own; SB3's "
-            "arguments are keys below algo"
+            f"algo.kwargs={config.algo.kwargs} without algo.entry_point: they are arguments of a class of your own; "
+            "SB3's arguments are keys below algo"
         )
     if lookup(config, "algo.shared_lstm") and config.algo.enable_critic_lstm:
         raise ConfigError(
@@ -195,8 +197,8 @@ def _check_stepping(config: Config) -> None:
     env, backend = config.env, backend_of(config.env)
     if config.vec_env == "vector" and backend is None and env.id is None:
         raise ConfigError(
-            f"vec_env=vector with env.entry_point={env.entry_point}: one env has no vector form; if that is a "
-            "VectorEnv use env.backend=vector, else vec_env=auto"
+            f"vec_env=vector with env.entry_point={env.entry_point}: a single env has no vector form; if this is a "
+            "VectorEnv, use env.backend=vector, else vec_env=auto"
         )
     if config.vec_env == "native" and env.spec.native is None and (backend is None or backend.vec_env != "native"):
         raise ConfigError(
@@ -238,7 +240,7 @@ def _check_batches(config: Config) -> None:
 
 
 def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
-    """`4` → (4, "step"); `[1, "episode"]` as it is, what SB3 calls `train_freq`. Raises ConfigError: it is neither."""
+    """SB3's `train_freq` as (count, "step" or "episode"); `4` becomes (4, "step"). Raises ConfigError: wrong format."""
     count, unit = (value, "step") if isinstance(value, int) else value if len(value) == 2 else (0, "")
     if not isinstance(count, int) or count < 1 or unit not in ("step", "episode"):
         raise ConfigError(f"algo.train_freq={value}: expected a number of vector steps, or [1, episode]")
@@ -254,7 +256,7 @@ def _check_rounds(config: Config) -> None:
             "steps; use num_envs=1, or a number of vector steps"
         )
     if config.updates_per_step == 0:
-        raise ConfigError("updates_per_step=0: nothing would be learned; use 1 or more, or -1: one per transition")
+        raise ConfigError("updates_per_step=0: nothing would be learned; use 1 or more, or -1 for one per transition")
 
 
 def _check_sde(config: Config) -> None:
@@ -262,38 +264,38 @@ def _check_sde(config: Config) -> None:
         return
     for key, usual in (("algo.sde_sample_freq", -1), ("algo.use_sde_at_warmup", False)):
         if (value := lookup(config, key)) not in (None, usual):
-            given = f"{key}={str(value).lower()}"
-            raise ConfigError(f"{given} has no effect without algo.use_sde=true: use it too, or remove {key}")
+            override = f"{key}={str(value).lower()}"
+            raise ConfigError(f"{override} has no effect without algo.use_sde=true: use that too, or remove {key}")
 
 
 def _check_scores(config: Config) -> None:
     win, value, scores = config.env.result.win, config.env.result.win_value, config.env.result.scores
     if value is not None and (win is None or not isinstance(value, (bool, int, float, str))):
         raise ConfigError(
-            f"env.result.win_value={value} with env.result.win={win}: name both, the entry of the last info and the "
-            "text, number or truth value that it holds after a win"
+            f"env.result.win_value={value} with env.result.win={win}: set both, the entry of the last info and the "
+            "text, number or truth value that it has after a win"
         )
     if taken := sorted({*QUALITY_NAMES} & {*scores}):
-        raise ConfigError(f"env.result.scores: {', '.join(taken)} is told already; rename it in the info")
+        raise ConfigError(f"env.result.scores: {', '.join(taken)} is reported already; rename it in the info")
     if config.gate.metric not in ("auto", *METRICS, *scores):
         raise ConfigError(
             f"gate.metric={config.gate.metric}: expected auto, {', '.join(METRICS)}, or one of env.result.scores"
         )
 
 
-# Gradient updates below which large batches were measured to fall behind: Skull King under `speed` is after 832 of them
-# (200,000 steps) 1.6 points of win rate behind stock, the last fifth of its curve 3.5, and after 1,953 (500,000 steps)
-# 3.4 ahead; ten seeds each, benchmarks/works/learning.py.
+# With fewer gradient updates, large batches learned less than stock. Skull King under `speed`: after 832 updates
+# (200,000 steps) its win rate was 1.6 points behind stock, and 3.5 points in the last fifth of the training; after
+# 1,953 updates (500,000 steps) it was 3.4 points ahead. Ten seeds each, benchmarks/works/learning.py.
 ENOUGH_UPDATES = 1_900
 
 
 def batch_size_of(config: Config) -> int | None:
-    """The typed one, else the game's or the algorithm's own; None of an algorithm without minibatches."""
+    """The batch size: the setting, else the game's or algorithm's own value; None without minibatches."""
     return config.batch_size or config.own.batch_size
 
 
 def updates_of(config: Config) -> int | None:
-    """Gradient updates of the whole training; None where they do not come of rollouts."""
+    """Gradient updates of the whole training; None for an algorithm without rollouts."""
     algo = config.algo
     batch_size = batch_size_of(config)
     if not algo.spec.on_policy or batch_size is None or config.own.n_epochs is None:
@@ -301,8 +303,8 @@ def updates_of(config: Config) -> int | None:
     return int(config.total_timesteps * algo.n_epochs // batch_size)
 
 
-def too_short(config: Config) -> str:
-    """What to say where a tier's own values leave too few updates for their size; empty where they do not."""
+def short_run_warning(config: Config) -> str:
+    """The warning that the batches are too large for so few updates; empty if they are not."""
     updates, algo, batch_size = updates_of(config), config.algo, batch_size_of(config)
     if updates is None or updates >= ENOUGH_UPDATES or batch_size is None:
         return ""
@@ -312,47 +314,47 @@ def too_short(config: Config) -> str:
         return ""
     steps = ENOUGH_UPDATES * batch_size // algo.n_epochs
     return (
-        f"short: {config.total_timesteps:,} steps are {updates:,} updates (stock: {plain:,.0f}); below about "
-        f"{ENOUGH_UPDATES:,}, here {steps:,} steps, such batches were measured to learn less than stock's: use "
+        f"short: {config.total_timesteps:,} steps are {updates:,} updates (stock: {plain:,.0f}); with fewer than about "
+        f"{ENOUGH_UPDATES:,} updates, here {steps:,} steps, such batches were measured to learn less than stock's: use "
         "+profile=balance, a smaller batch_size, or more steps"
     )
 
 
 NOT_APPLICABLE = "not applicable"
 FLAGS = flags_of(Config)
-# Where a flag's value is nobody's own choice, so that the game's own and the algorithm's own come first.
+# Sources of values that nobody has chosen: the game's and the algorithm's own values come before them.
 SHIPPED = ("default", *(f"profile {name}" for name in ("baseline", "exact", "balance", "speed", "debug")))
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
 class Machine(NamedTuple):
-    """Facts about the machine that the plan needs."""
+    """Facts about the machine, for the plan."""
 
-    cores: int  # physical cores this process may use
+    cores: int  # physical cores that this process may use
     windows: bool
     cuda: bool
-    bf16_units: str = ""  # their name; empty: a CPU without
+    bf16_units: str = ""  # their name; empty: the CPU has none
 
 
 class EnvFacts(NamedTuple):
-    """What the plan needs to know of the env. `step_s` is None where nothing had to be measured."""
+    """Facts about the env, for the plan."""
 
     native: bool
-    step_s: float | None
-    cpu_share: float = 1.0  # of the step's time that it computes; the rest it waits, for an engine or a socket
-    images: bool = False  # the policy will be a convolutional one
-    tried: tuple[float, ...] | None = None  # seconds of a step of all envs: in one process, in workers
-    vector: tuple[float, float] | None = None  # the same of what else would be chosen, and of its own vector form
-    shares: str = ""  # copies of one "process", or even of one "machine", influence each other: found by the checkup
-    vector_form: bool = False  # whether it has one
-    density: tuple[float, float] = (1.0, 1.0)  # shares of what is observed that is not 0, and of actions that are legal
+    step_s: float | None  # None: not measured
+    cpu_share: float = 1.0  # share of a step in which the env computes; in the rest it waits for an engine or a socket
+    images: bool = False  # the policy is convolutional
+    tried: tuple[float, ...] | None = None  # measured seconds of a step of all envs: in one process, in workers
+    vector: tuple[float, float] | None = None  # measured seconds: of the other choice, of the env's own vector form
+    shares: str = ""  # "process" or "machine": copies in one process, or on one machine, influence each other
+    vector_form: bool = False  # the env has a vector form
+    density: tuple[float, float] = (1.0, 1.0)  # shares of non-zero numbers in observations, and of legal actions
 
 
-Resolved = tuple[Any, str]  # the effective value of a flag, and why it is another one than was asked for
+Resolved = tuple[Any, str]  # the effective value of a flag, and the reason if it is not the requested one
 
 
 class Context(NamedTuple):
-    """The facts that a rule of the plan may use."""
+    """What a resolver of the plan may use."""
 
     config: Config
     sources: Mapping[str, str]
@@ -361,12 +363,14 @@ class Context(NamedTuple):
     effective: dict[str, Any]  # flags resolved so far, in the order of FLAGS
 
     def typed(self, flag: str) -> bool:
-        """Whether it was typed on the command line."""
+        """Whether the flag was set on the command line."""
         return self.sources.get(flag) == "command line"
 
     def instead(self, flag: str, value: Any, why: str, error: str, usual: tuple[Any, ...] = ("auto",)) -> Resolved:
-        """`value` in place of what was asked for, and `why`. Raises ConfigError: the flag was typed, and not with one
-        of its `usual` values."""
+        """Replace the requested value, for the reason `why`. Raises ConfigError(error): the user has typed it.
+
+        Typed values among `usual` are replaced too.
+        """
         if self.typed(flag) and getattr(self.config, flag) not in usual:
             raise ConfigError(error)
         return value, why

@@ -1,4 +1,4 @@
-"""The plan's rules about how networks are computed: mixed precision, compiling, kernels, transfers, replay batches."""
+"""Resolvers of the plan for computing: mixed precision, torch.compile, kernels, transfers and replay batches."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.terminal import spelt
 
-# The rule where nothing is measured (runs/calibration.py does, for long runs whose kernels are compiled): hidden width
-# from which bfloat16 pays on a CPU with units for it, and up to which compiled kernels beat torch's float32 products.
-# From trainings of two layers on two cores with AVX512-BF16 (benchmarks, auto); other machines differ by 1.5 times.
+# Rules for runs in which nothing is measured (runs/calibration.py measures in long runs): the hidden width from which
+# bfloat16 is faster on a CPU with units for it, and up to which compiled kernels are faster than torch in float32. From
+# trainings of two layers on two cores with AVX512-BF16 (benchmarks, auto). Other machines differ by a factor of 1.5.
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
 FUSED_PAYS_UP_TO_WIDTH = 1024
-MEASURED = "measured here"  # so a reason begins where runs/calibration.py decided
-GRAPH_MODES = ("reduce-overhead", "max-autotune")  # of torch.compile: those that ask for CUDA graphs
+MEASURED = "measured here"  # beginning of a reason that comes from runs/calibration.py
+GRAPH_MODES = ("reduce-overhead", "max-autotune")  # modes of torch.compile with CUDA graphs
 MEANT_BY_ON = {"use_amp": "bfloat16", "use_compile": "default"}
 
 
 def mode_of(switch: str, value: str) -> str:
-    """The dtype of `use_amp`, the mode of `use_compile`: what `on` means there, and every other value itself."""
+    """The dtype of `use_amp` or the mode of `use_compile` that a value means."""
     return MEANT_BY_ON[switch] if value == "on" else value
 
 
 def auto_device(images: bool, cuda: bool) -> str:
-    """A small MLP is faster on the CPU (SB3 warns of the GPU there), images belong on the GPU."""
+    """CUDA for images. A small MLP is faster on the CPU, as SB3's warning says too."""
     return "cuda" if images and cuda else "cpu"
 
 
 def device_of(context: Context) -> str:
-    """`cpu`, `cuda` or `mps`: where the run will compute; what is not there `runs.engine.pick_device` refuses."""
+    """The device of the run: `cpu`, `cuda` or `mps`. `runs.engine.pick_device` refuses a device that does not exist."""
     requested = context.config.device.split(":")[0]
     return auto_device(_has_images(context), context.machine.cuda) if requested == "auto" else requested
 
@@ -48,19 +48,19 @@ def widest_layer(config: Config) -> int:
 
 
 def resolve_use_amp(requested: str, context: Context) -> Resolved:
-    """`auto`: on CUDA, and on a CPU with bf16 units where the net is wide enough. What comes of it is a dtype."""
+    """A dtype, or off. `auto` uses bfloat16 on CUDA, and on a CPU with bf16 units if the network is wide enough."""
     if requested == "off":
         return "off", ""
     device, dtype = device_of(context), mode_of("use_amp", requested)
     if device == "mps" and requested != "auto":
-        raise ConfigError(f"use_amp={requested} with device=mps: made for cpu and cuda; use use_amp=off")
+        raise ConfigError(f"use_amp={requested} with device=mps: it works on cpu and cuda only; use use_amp=off")
     if device == "mps":
         return "off", "device=mps"
     if dtype == "float16" and device == "cpu":
         ways = "use use_amp=bfloat16, or device=cuda"
         error = f"use_amp=float16 on the CPU: only CUDA has float16 with gradient scaling; {ways}"
         return context.instead("use_amp", "off", "float16 needs CUDA", error)
-    if context.config.fused_update == "on":  # as typed: a profile only says off or auto
+    if context.config.fused_update == "on":  # typed, because profiles have only off and auto
         if requested != "auto":
             raise ConfigError(
                 f"use_amp={requested} contradicts fused_update=on: the compiled kernels compute in float32; use "
@@ -73,7 +73,7 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
 
 
 def _why_slower(context: Context) -> str:
-    """Why mixed precision was measured to lose on such a CPU; empty where it pays."""
+    """Why mixed precision is slower on this CPU, by measurement; empty if it is faster."""
     width = widest_layer(context.config)
     causes = [] if context.machine.bf16_units else ["this CPU has no bf16 units"]
     causes += [f"layers of {width} units"] if width < AMP_PAYS_FROM_WIDTH else []
@@ -91,14 +91,14 @@ def _amp_by_hardware(device: str, context: Context) -> Resolved:
     few = context.effective["batch_size"] <= FEW_ROWS and context.config.fused_update != "off"
     pays_from = AMP_PAYS_FOR_FEW_ROWS_FROM if few else AMP_PAYS_FROM_WIDTH
     if width < pays_from:
-        return "off", f"the widest layer has {width} units; on a CPU it pays from {pays_from:,}"
+        return "off", f"the widest layer has {width} units; on a CPU it is faster from {pays_from:,} units on"
     return "bfloat16", f"{units}, and layers of {width} units"
 
 
 def resolve_use_compile(requested: str, context: Context) -> Resolved:
-    """`auto`: on CUDA. On a CPU a [64, 64] update of 256 rows gains 1.3 times, the compiled kernels 3 times.
+    """A mode of torch.compile, or off. `auto` uses CUDA graphs (`reduce-overhead`) on CUDA.
 
-    What comes of it is a mode of torch.compile; `reduce-overhead` brings CUDA graphs.
+    On a CPU a [64, 64] update of 256 rows becomes 1.3 times as fast, with the compiled kernels 3 times.
     """
     if requested == "off":
         return "off", ""
@@ -115,24 +115,23 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
     if requested == "auto" and cuda:
         return "reduce-overhead", f"launching kernels is the bottleneck: {graphs}"
     if requested == "auto":
-        return "off", "on a CPU it takes longer to compile than it brings"
+        return "off", "on a CPU compiling takes longer than it saves"
     if requested == "reduce-overhead" and not cuda:
         what = f"use_compile=reduce-overhead with device={context.config.device}"
-        error = f"{what}: that is CUDA graphs, which need CUDA; use use_compile=default"
+        error = f"{what}: this mode uses CUDA graphs, which need CUDA; use use_compile=default"
         return context.instead("use_compile", "default", "CUDA graphs need CUDA", error)
     mode = mode_of("use_compile", requested)
     return mode, graphs if cuda and mode in GRAPH_MODES else ""
 
 
 def resolve_pin_memory(requested: str, context: Context) -> Resolved:
-    """`auto`: where there are copies between host and CUDA device."""
-    if requested != "off" and device_of(context) == "cuda":  # `runs.engine.pick_device` refuses one that is not there
+    """`auto` is on if there are copies between host and CUDA device."""
+    if requested != "off" and device_of(context) == "cuda":
         return "on", "observations, masks and actions are copied without waiting"
     return "off", "" if requested == "off" else "no CUDA device in use"
 
 
 def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
-    """Micro-batches per minibatch."""
     if requested == 1:
         return 1, ""
     if requested > context.effective["batch_size"]:
@@ -141,55 +140,59 @@ def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
             "micro-batch has at least one row; use a smaller gradient_accumulation"
         )
     if context.effective["fused_update"] == "on":
-        why, ways = "the compiled kernels work in blocks and need none", "remove it, or use fused_update=off"
+        why, ways = "the compiled kernels work in blocks and do not need it", "remove it, or use fused_update=off"
         error = f"gradient_accumulation={requested} with fused_update=on: {why}; {ways}"
         return context.instead("gradient_accumulation", 1, "not needed: compiled kernels work in blocks", error)
     return requested, f"each minibatch in {requested} parts, one optimizer step"
 
 
 def why_no_fused_kernels(context: Context) -> str:
-    """What was chosen that the compiled CPU kernels do not do; empty if nothing."""
+    """Which setting the compiled CPU kernels do not support; empty if there is none."""
     effective = context.effective
     if effective["use_amp"] != "off":
         return f"use_amp is {effective['use_amp']}: the compiled kernels compute in float32"
     if effective["use_compile"] != "off":
         return "use_compile is on"
     if (width := widest_layer(context.config)) > FUSED_PAYS_UP_TO_WIDTH:
-        return f"layers of {width:,} units: torch's own products are faster above {FUSED_PAYS_UP_TO_WIDTH:,}"
+        return f"layers of {width:,} units: torch is faster above {FUSED_PAYS_UP_TO_WIDTH:,}"
     if context.config.gradient_accumulation > 1:
-        return f"gradient_accumulation={context.config.gradient_accumulation} goes the eager way"
+        return f"gradient_accumulation={context.config.gradient_accumulation} needs PyTorch"
     return ""
 
 
 def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> Resolved:
-    """How far back a recurrent policy learns, and from how many sequences; how long episodes are nobody knows yet.
-    Raises ConfigError: an epoch's last minibatch is one row, whose normalised advantage is NaN."""
+    """How many steps back in time a recurrent policy learns, and from how many sequences.
+
+    Raises ConfigError: the last minibatch of an epoch would be one row, whose normalized advantage is NaN.
+    """
     num_envs, size = effective["num_envs"], effective["batch_size"]
     num_steps = algo.num_steps(num_envs)
     total = num_steps * num_envs
     if algo.normalize_advantage:
         check_last_minibatch(size, num_envs, num_steps, "algo.")
-    padding = "padded to the longest, as stock does" if exact else "padded by no kernel, else in groups of like length"
+    padding = (
+        "padded to the longest, as in stock" if exact else "without padding in kernels, else in groups of like length"
+    )
     least = -(-min(size or total, total) // num_steps)
-    return num_steps, f"at most; {least} sequences a minibatch, one more for each episode's end in it, {padding}"
+    return num_steps, f"at most; {least} sequences per minibatch, and one more for each end of an episode, {padding}"
 
 
 def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, prefix: str = "") -> None:
-    """Refuse minibatches of one row, whose normalised advantage is NaN in stock, and with it all weights. Raises
-    ConfigError: there would be one."""
+    """Raises ConfigError: a minibatch would have one row. Its normalized advantage is NaN, and then all weights are."""
     if batch_size and (batch_size == 1 or num_envs * num_steps % batch_size == 1):
         raise ConfigError(
             f"batch_size={batch_size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one "
-            f"row, whose advantage cannot be normalised; use another batch_size, or {prefix}normalize_advantage=false"
+            f"row, whose advantage cannot be normalized; use another batch_size, or {prefix}normalize_advantage=false"
         )
 
 
 def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
-    """Rows of the plan about what a policy remembers by, and what it is told besides, where these are not stock's.
-    Raises ConfigError: a cell that stock has not, where its class or its numbers are wanted."""
+    """Rows of the plan about the recurrent cell and the memory inputs, if they differ from stock.
+
+    Raises ConfigError: the cell does not exist in stock, but the stock class or stock's numbers are requested.
+    """
     if algo.cell != "lstm":
-        # What was asked for by that profile is stock's numbers; its values alone, typed one by one, say no such thing.
-        exact = "profile exact" in sources.values()
+        exact = "profile exact" in sources.values()  # this profile promises stock's numbers
         if engine == "stock" or exact:
             raise ConfigError(
                 f"algo.cell={algo.cell} with {'profile=exact' if exact else 'engine=stock'}: stock has the LSTM alone; "
@@ -198,42 +201,41 @@ def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> It
         source = sources.get("algo.cell", "default")
         yield "algo.cell", algo.cell, algo.cell, source, "trade-off", "another network than stock's"
     if algo.memory_inputs:
-        told, source = list(algo.memory_inputs), sources.get("algo.memory_inputs", "default")
-        yield "algo.memory_inputs", told, told, source, "trade-off", "each env is in envs.wrappers.MemoryInputs"
+        inputs, source = list(algo.memory_inputs), sources.get("algo.memory_inputs", "default")
+        yield "algo.memory_inputs", inputs, inputs, source, "trade-off", "each env is in envs.wrappers.MemoryInputs"
 
 
-PROFILE_ENVS = {"profile balance": 8, "profile speed": 12}  # num_envs beside the updates_per_step of these profiles
-BASELINE_RATIO = 1 / 8  # updates per transition of the baseline: one update per vector step of 8 envs
+PROFILE_ENVS = {"profile balance": 8, "profile speed": 12}  # num_envs of profiles that set updates_per_step
+BASELINE_RATIO = 1 / 8  # updates per transition in the baseline: one update per vector step of 8 envs
 
 
 def resolve_prefetch(requested: str, context: Context) -> Resolved:
-    """`auto`: for images where a core is free, and on CUDA.
+    """`auto` is on for images if a core is free, and on CUDA.
 
-    Drawing 8 batches of vectors takes the trainer 0.04 to 0.3 ms of an update of 0.4 to 5 ms; prefetched it was 0.91 to
-    1.08 times as fast on 2 cores. 8 batches of 64 stacked images take 42 ms.
+    Drawing 8 batches of vectors takes 0.04 to 0.3 ms of an update of 0.4 to 5 ms; with prefetching, updates were 0.91
+    to 1.08 times as fast on 2 cores. Drawing 8 batches of 64 stacked images takes 42 ms.
     """
     if requested == "off":
         return "off", ""
     config = context.config
     if config.env.normalize:
-        unfit = "env.normalize: batches are normalised with the statistics of the moment they are used"
+        why = "env.normalize: batches are normalized with the statistics at the time when they are used"
         if requested == "on":
-            raise ConfigError(f"prefetch=on: {unfit}; use prefetch=off")
-        return "off", unfit
+            raise ConfigError(f"prefetch=on: {why}; use prefetch=off")
+        return "off", why
     if requested == "on":
-        return "on", "deterministic=true: drawn when asked for, nothing is ahead" if config.deterministic else ""
+        return "on", "deterministic=true: batches are drawn when they are needed" if config.deterministic else ""
     if config.deterministic:
-        return "off", "deterministic=true leaves nothing to draw ahead"
+        return "off", "with deterministic=true no batch can be drawn ahead"
     if device_of(context) == "cuda":
-        return "on", "batches are copied to CUDA meanwhile"
+        return "on", "batches are copied to CUDA in the background"
     if context.env.images and context.machine.cores > 2:
         return "on", "images, and a core is free"
-    return "off", "batches are drawn in no time"
+    return "off", "drawing batches takes almost no time"
 
 
 def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> None:
-    """Refuse what the stock class has not, and settings of prioritized replay where it is off. Raises ConfigError:
-    names the key."""
+    """Raises ConfigError: a key needs the fast class or prioritized replay, and that is not used."""
     for key in ("algo.per_alpha", "algo.per_beta"):
         if sources.get(key) == "command line" and not config.algo.prioritized:
             raise ConfigError(
@@ -251,10 +253,10 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
 
 
 def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
-    """-1 is as many as a round brings transitions: known before, unless rounds are episodes."""
+    """Replace -1 by the number of new transitions, unless these are whole episodes. Keep the profile's replay ratio."""
     (count, unit), num_envs = train_frequency(context.config.algo.train_freq), context.effective["num_envs"]
     usual = PROFILE_ENVS.get(context.sources.get("updates_per_step", ""))
-    if requested > 1 and unit == "step" and usual:  # so many updates at the profile's number of envs: the ratio is kept
+    if requested > 1 and unit == "step" and usual:
         scaled = max(1, round(requested * num_envs / usual))
         why = f"the profile's {requested} are for its {usual} envs; {num_envs} keep the updates per transition"
         return scaled, why if scaled != requested else ""
@@ -264,17 +266,17 @@ def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
 
 
 def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
-    """Gradient updates per transition, and a warning where they are fewer than the baseline's."""
+    """Gradient updates per transition, with a warning if the baseline has more."""
     updates, num_envs = effective["updates_per_step"], effective["num_envs"]
     count, unit = train_frequency(config.algo.train_freq)
     if unit == "episode":
         after = f"after every {count} episodes" if count > 1 else "after every episode"
-        return (1.0, f"{after} one per transition") if updates < 0 else (None, f"{updates} updates {after}")
+        return (1.0, f"{after}, one per transition") if updates < 0 else (None, f"{updates} updates {after}")
     ratio = round(updates / (count * num_envs), 4)
     reason = f"{updates} updates per {'vector step' if count == 1 else f'{count} vector steps'} of {num_envs} envs"
     if ratio < BASELINE_RATIO:
         reason += (
-            f": FEWER than the baseline's {BASELINE_RATIO:g}, it will learn less per env step; "
+            f": FEWER than the baseline's {BASELINE_RATIO:g}, so it learns less per env step; "
             f"use updates_per_step={-(-count * num_envs // 8)} or more"
         )
     return ratio, reason

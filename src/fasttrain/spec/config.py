@@ -1,6 +1,6 @@
-"""Every setting, declared once: type, default, range, class and text. Speed flags are those that have a class.
+"""Declares every setting: type, default, range, class and text. A speed flag is a setting with a class.
 
-Keys below `algo` are SB3's own constructor names (`spec/algorithms.py`). Rules about several settings: `checks`.
+The keys below `algo` are SB3's own constructor names (`algorithms`). `checks` has rules about several settings.
 """
 
 from __future__ import annotations
@@ -93,26 +93,23 @@ class EnvConfig:
 
     @property
     def spec(self) -> GameSpec:
-        """What the game declares of itself."""
         return game_of(self.game)
 
     @property
     def option(self) -> str:
-        """For messages."""
         return option_of(self.id, self.entry_point, self.kwargs)
 
     @property
     def name(self) -> str:
-        """For folders and tables."""
         return name_of_env(self.id, self.entry_point, self.kwargs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlgoConfig:
-    """Below `algo.`: the stock class's constructor arguments by SB3's names, and what ours has besides.
+    """The keys below `algo.`: the stock class's constructor arguments, and those of fasttrain's class.
 
-    `ALGO_CLASSES` has a subclass for each algorithm, made from its spec. Of one that learns from rollouts,
-    `rollout_size` = num_steps × num_envs; `n_steps` is SB3's: steps of each env. None: as `rollout_size` says.
+    `ALGO_CLASSES` has a subclass for each algorithm, made from its spec. An on-policy algorithm has `rollout_size` =
+    num_steps × num_envs, and SB3's `n_steps`, the steps of each env; None: `rollout_size` decides.
     """
 
     name: str
@@ -133,16 +130,15 @@ class AlgoConfig:
 
     @property
     def spec(self) -> AlgorithmSpec:
-        """What the algorithm is and can do."""
         return ALGORITHMS[self.name]
 
     def num_steps(self, num_envs: int) -> int:
-        """Of each env in a rollout: `n_steps`, else what is nearest to `rollout_size`."""
+        """Steps of each env in a rollout."""
         return int(self.n_steps or max(1, round(self.rollout_size / num_envs)))
 
 
 def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
-    own = set.intersection(*({*values} for values in spec.tiers.values()))  # `own` has their values
+    own = set.intersection(*({*values} for values in spec.tiers.values()))  # their defaults depend on tier and game
     columns = [(name, hint) if name in own else (name, hint, default) for name, (hint, default) in spec.keys().items()]
     head = [("name", Literal[spec.name])]
     namespace = {"__module__": __name__}
@@ -154,7 +150,7 @@ def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """One run. Flags first (the table of the README), then the rest."""
+    """The configuration of one run. Flags come first."""
 
     engine: Literal["stock", "fast"] = setting(
         "stock",
@@ -371,8 +367,7 @@ class Config:
 
     @property
     def checkpoint_interval(self) -> tuple[int, float]:
-        """Env steps and seconds from one checkpoint to the next, as `checkpoint_every` says; 0: not by these. Raises
-        ConfigError: it says neither."""
+        """Env steps and seconds between two checkpoints; one of them is 0. Raises ConfigError: wrong format."""
         every = self.checkpoint_every
         if isinstance(every, int):
             return every, 0.0
@@ -382,18 +377,17 @@ class Config:
 
     @property
     def own(self) -> OwnValues:
-        """What holds where nobody chose another value."""
+        """The game's or algorithm's own values in this tier, for settings that nobody has set."""
         return own_values(self.env.spec.own, self.algo.spec, self.tier)
 
 
-if not TYPE_CHECKING:  # with what engines declare, `daemons` say
+if not TYPE_CHECKING:  # add the settings of installed engines, such as `daemons`
     Config = with_parts(Config)
 ALGO_CLASSES: dict[str, type[AlgoConfig]] = {spec.name: _algo_class(spec) for spec in ALGORITHMS.values()}
 
 
 def __getattr__(name: str) -> Any:
-    """The classes of `ALGO_CLASSES` by their own names, which pickles have."""
-    found = ALGO_CLASSES.get(name.removesuffix("_config"))
-    if found is None:
+    """The classes of `ALGO_CLASSES` by their own names, for unpickling."""
+    if name.removesuffix("_config") not in ALGO_CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return found
+    return ALGO_CLASSES[name.removesuffix("_config")]

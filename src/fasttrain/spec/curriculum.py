@@ -52,8 +52,7 @@ class Stage(NamedTuple):
 def stages_of(config: CurriculumConfig) -> tuple[Stage, ...]:
     """The stages of the schedule; one with all tasks where there is no schedule.
 
-    Raises:
-        ConfigError: an entry has another form, names an unknown task, or does not come after the one before.
+    Raises ConfigError: an entry has another form, names an unknown task, or does not come after the one before.
     """
     if not config.schedule:
         return (Stage(0.0, None, -math.inf, tuple(config.tasks)),)

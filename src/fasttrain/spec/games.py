@@ -1,4 +1,4 @@
-"""What a game declares of itself, and how it is found: by the name that a package offers, or as module:NAME."""
+"""GameSpec, the declaration of a game, and how a game is found: by an entry point's name or as module:NAME."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import fasttrain
 from fasttrain.errors import ConfigError
 from fasttrain.spec import plugins
 
-DEFAULT = "skullking"  # of `env=`, as conf/config.yaml has it
+DEFAULT = "skullking"  # the default of `env=` in conf/config.yaml
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GameSpec:
-    """What a game declares, so that `env=NAME` trains it and nothing of this need be typed.
+    """The declaration of a game, so that `env=NAME` trains it without further settings.
 
-    A package offers it under NAME among its entry points of the group `fasttrain.games`; without a package it is named
-    as `env.game=module:GAME`. Its module is imported to read the configuration: keep it light, and name classes as
-    texts. Observation and action space are those of `env`, and `native` must have the same.
+    A package offers it as the entry point NAME of the group `fasttrain.games`. Without a package, use
+    `env.game=module:GAME`. Its module is imported to read the configuration, so it should import little and name
+    classes as text. `native` must have the same observation and action space as `env`.
 
     Args:
-        env: str | None. One game as a Gymnasium environment, "module:Class"; None: the configuration names an id.
-        id: str | None. The Gymnasium id by which `env` is made, "my_games/TicTacToe-v0"; registered where it is used.
-        native: str | None. "module:Class" of N games stepped at once, made with (num_envs, **env.kwargs): see
-            `fasttrain.native.NativeGame`.
-        own: Mapping[str, Any]. Values that hold where nobody chose others, by tier and algorithm:
+        env: str | None. The game as a Gymnasium environment, "module:Class"; None: the configuration names an id.
+        id: str | None. The Gymnasium id of `env`, "my_games/TicTacToe-v0". It is registered when it is used.
+        native: str | None. "module:Class" of a `fasttrain.native.NativeGame`, which is made with
+            (num_envs, **env.kwargs).
+        own: Mapping[str, Any]. Values for settings that the user does not set, by tier and algorithm:
             {"total_timesteps": 3_000_000, "num_envs": {"speed": 256}, "ppo": {"speed": {"batch_size": 1024}}}.
-        opponent_key: str | None. The entry of env.kwargs that names the opponents: opponent=… sets it.
-        eval_opponent: str | None. A fixed opponent, by which quality is measured in self-play.
-        result: Mapping[str, Any]. Which entries of an episode's last info tell how it ended: keys of `env.result`.
-        reward_debug_key: str | None. The entry of env.kwargs that makes the env tell its reward term by term.
-        conf: Path | None. A folder of YAML files, among them env/NAME.yaml with `game: NAME` and its kwargs; None: the
-            game is played with its constructor's own values.
+        opponent_key: str | None. The entry of env.kwargs that names the opponents; opponent=… sets it.
+        eval_opponent: str | None. A fixed opponent for evaluations in self-play.
+        result: Mapping[str, Any]. Entries of an episode's last info that say how it ended: keys of `env.result`.
+        reward_debug_key: str | None. The entry of env.kwargs that makes the env report the terms of its reward.
+        conf: Path | None. A folder of YAML files with env/NAME.yaml, which has `game: NAME` and its kwargs; None: the
+            game is made with the defaults of its constructor.
     """
 
     env: str | None = None
@@ -56,22 +56,25 @@ NO_GAME = GameSpec()
 
 
 def game_of(name: str | None) -> GameSpec:
-    """What `env.game` names. Raises ConfigError: nothing, something else, it cannot be imported, or it is the default
-    one and not installed."""
+    """The GameSpec that `env.game` names.
+
+    Raises ConfigError: the name leads to nothing or to something else, or its module cannot be imported.
+    """
     if name is None:
         return NO_GAME
     if name == DEFAULT and name not in plugins.names(plugins.GAMES):
+        hint = plugins.outdated_metadata_hint()
         raise ConfigError(
-            f"env={DEFAULT}, the default: no package that offers this game is installed{plugins.outdated()}; "
-            "use another environment, as in fasttrain algo=ppo env.id=CartPole-v1"
+            f"env={DEFAULT}, the default: no package that offers this game is installed{hint}; use another "
+            "environment, as in fasttrain algo=ppo env.id=CartPole-v1"
         )
-    found = _of_module(name) if ":" in name else plugins.load(plugins.GAMES, name)
-    if not isinstance(found, GameSpec):
-        raise ConfigError(f"env.game={name}: expected a fasttrain.native.GameSpec, it is {found!r:.80}")
-    return found
+    game = _from_module(name) if ":" in name else plugins.load(plugins.GAMES, name)
+    if not isinstance(game, GameSpec):
+        raise ConfigError(f"env.game={name}: expected a fasttrain.native.GameSpec, it is {game!r:.80}")
+    return game
 
 
-def _of_module(name: str) -> Any:
+def _from_module(name: str) -> Any:
     module, _, attribute = name.partition(":")
     if (folder := os.getcwd()) not in sys.path and "" not in sys.path:
         fasttrain.put_behind_python(folder)
@@ -82,20 +85,22 @@ def _of_module(name: str) -> Any:
 
 
 def maker_of(env_id: str) -> str | None:
-    """What makes a Gymnasium id, by the game of an installed package that has it."""
+    """The class that makes a Gymnasium id, if a game of an installed package declares this id."""
     for name in plugins.names(plugins.GAMES):
-        with suppress(ConfigError):  # of another game than the one that is asked for
-            if (found := game_of(name)).id == env_id and found.env:
-                return found.env
+        with suppress(ConfigError):  # another game may be broken
+            if (game := game_of(name)).id == env_id and game.env:
+                return game.env
     return None
 
 
-def attached(chosen: Iterable[str], everything: bool = False) -> dict[str, GameSpec]:
-    """Games of installed packages by name: those `chosen` for `env=`; or all that can be loaded, because files of the
-    user's may build upon any. Raises ConfigError: a chosen one cannot be loaded."""
+def games_by_name(chosen: Iterable[str], everything: bool = False) -> dict[str, GameSpec]:
+    """The installed games among `chosen`. `everything`: also all others that can be loaded.
+
+    Raises ConfigError: a chosen game cannot be loaded.
+    """
     known = plugins.names(plugins.GAMES)
-    found = {name: game_of(name) for name in sorted({*chosen} & {*known})}
+    games = {name: game_of(name) for name in sorted({*chosen} & {*known})}
     for name in known if everything else ():
         with suppress(ConfigError):
-            found.setdefault(name, game_of(name))
-    return found
+            games.setdefault(name, game_of(name))
+    return games

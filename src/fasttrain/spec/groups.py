@@ -1,7 +1,4 @@
-"""The groups of settings around a training: evaluation, stopping, checkpoints, and what single commands read.
-
-`spec/config.py` has the rest: the environment, the algorithm and the run.
-"""
+"""Groups of settings for evaluation, stopping, checkpoints and single commands. `spec/config.py` has all others."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per en
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GateConfig:
-    """What a candidate must show beside its baseline (`compare`, `ablate`)."""
+    """When a candidate counts as no worse than its baseline (`compare`, `ablate`)."""
 
     margin: float | None = setting(
         None,
@@ -34,7 +31,7 @@ class GateConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneConfig:
-    """Search for the most steps/s."""
+    """The search of `fasttrain tune` for the most steps per second."""
 
     space: dict[str, tuple[Any, ...]] | None = setting(
         None, "Values to try: {num_envs: [64, 128], batch_size: [512, 1024]}. null makes them from machine and profile."
@@ -52,7 +49,7 @@ class DoctorConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
-    """How quality is measured: own envs, own seeds."""
+    """How quality is measured, in environments with seeds of their own."""
 
     episodes: int = setting(
         MISSING, "Episodes of an evaluation. 0 evaluates nothing. Without it, the game's own number.", least=0
@@ -109,7 +106,7 @@ class PlayConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoConfig:
-    """Videos of the greedy policy, made while a run trains; `fasttrain play run=… output=game.mp4` makes one of it."""
+    """Videos of the greedy policy during training. After it, use `fasttrain play run=… output=game.mp4`."""
 
     every: int = setting(
         0,
@@ -120,7 +117,7 @@ class VideoConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopConfig:
-    """What ends a training before its horizon."""
+    """What ends a training before `total_timesteps`."""
 
     at_reward: float | None = setting(
         None, "Ends the training when the mean return of the last 100 episodes reaches this value."
@@ -139,7 +136,7 @@ class StopConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointConfig:
-    """What `fasttrain resume run=…` continues from."""
+    """Checkpoints, from which `fasttrain resume run=…` continues."""
 
     keep: int = setting(3, "Number of checkpoints that stay; older ones are deleted.", least=1)
     grace_s: float = setting(5.0, "Seconds that a stop waits for the rollout and its update to finish.", least=0)

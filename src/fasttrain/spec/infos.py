@@ -1,8 +1,8 @@
-"""What an env tells in its infos: the one door through which all of fasttrain reads them.
+"""Reads the infos of envs, for all of fasttrain.
 
-Stable-Baselines3 reads next to nothing of an info, so an env may put anything into it. `FORMS` has every name that is
-read here and what must stand under it; docs/guides/env_options.md has the same table. What does not fit is left out,
-and said once per name where a person sees it. Nothing here raises, whatever the env told.
+Stable-Baselines3 reads almost nothing of an info, so an env may put anything into it. `FORMS` has every name that is
+read, and which values it accepts; docs/guides/env_options.md has the same table. Other values are left out, with one
+warning per name. No function here raises, whatever the env has put into the info.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fasttrain.terminal import one_line
 
-if TYPE_CHECKING:  # workers read infos too, and need no configuration
+if TYPE_CHECKING:  # workers import this module, but not the configuration
     from fasttrain.spec.config import EnvConfig
 
 WIN_KEYS = ("is_win", "is_success")
-SCORE_KEYS = ("score_diff", "vp_diff")  # how far ahead of the others the learner ended
+SCORE_KEYS = ("score_diff", "vp_diff")  # by how much the learner was ahead at the end
 END_KEY = "end_reason"
-SCORES = "env.result.scores"  # of what was read: the numbers that this setting names, as a dict
-WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # what they put into infos
+SCORES = "env.result.scores"  # in an info that was read: a dict of the numbers that this setting names
+WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # entries of wrappers
 NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12
-MOST_BITS = 1023  # of a whole number: as far as a float reaches; Python refuses to write very long ones
+MOST_BITS = 1023  # of an int that a float can hold
 
 
 def plain(value: Any) -> bool | int | float | str | None:
-    """A number, truth value or text as Python has it, out of an array without axes too; None for all else."""
+    """A number, truth value or text as a Python object, also from an array without axes; None for other values."""
     try:
         if getattr(value, "shape", None) == ():
             value = value.item()
@@ -44,27 +44,27 @@ def plain(value: Any) -> bool | int | float | str | None:
 
 
 def number(value: object) -> int | float | None:
-    """A finite number; a text is none, whatever it says."""
-    found = plain(value)
-    return found if isinstance(found, (int, float)) and math.isfinite(found) else None
+    """A finite number; None for other values. Text is not converted."""
+    result = plain(value)
+    return result if isinstance(result, (int, float)) and math.isfinite(result) else None
 
 
 def truth(value: object) -> bool | None:
-    """True, false, 1 or 0; None for all else, that Python would call true."""
-    found = plain(value)
-    return bool(found) if isinstance(found, (int, float)) and found in (0, 1) else None
+    """True, false, 1 or 0 as bool; None for other values."""
+    result = plain(value)
+    return bool(result) if isinstance(result, (int, float)) and result in (0, 1) else None
 
 
 def _text(value: object) -> str | None:
-    found = plain(value)
-    return None if found is None else str(found)
+    result = plain(value)
+    return None if result is None else str(result)
 
 
 def _numbers(value: object) -> dict[str, int | float] | None:
     if (by_name := _mapping(value)) is None:
         return None
-    found = [(name if isinstance(name, str) else _shown(name), number(each)) for name, each in by_name.items()]
-    return {name: each for name, each in found if each is not None}
+    numbers = [(name if isinstance(name, str) else _short(name), number(each)) for name, each in by_name.items()]
+    return {name: each for name, each in numbers if each is not None}
 
 
 def _perf(value: object) -> Mapping[str, Any] | None:
@@ -75,12 +75,12 @@ def _perf(value: object) -> Mapping[str, Any] | None:
 def _mapping(value: object) -> Mapping[str, Any] | None:
     try:
         return value if isinstance(value, Mapping) else None
-    except Exception:  # a class that answers for another
+    except Exception:  # the class may raise in isinstance
         return None
 
 
 class Form(NamedTuple):
-    """What may stand under a name: `read` gives it as it is used, None where it does not fit."""
+    """The accepted values of an entry. `read` converts a value, and returns None if it is not accepted."""
 
     read: Callable[[Any], Any]
     words: str
@@ -95,85 +95,87 @@ FORMS = {
     "reward_terms": NUMBERS,
     "perf": Form(_perf, "a dict whose enemy_turn_ms is a number"),
 }
-WIN_FORM = Form(truth, f"{TRUTH.words}; env.result.win_value=… says which value is a win")
+WIN_FORM = Form(truth, f"{TRUTH.words}; set env.result.win_value to the value that means a win")
 
 
 @dataclass(slots=True)
 class InfoReader:
-    """Reads the last info of an episode. `say` hears of each name once, if what stands there does not fit.
+    """Reads the last info of an episode. `win`, `scores`, `end` and `win_value` are those of `env.result`.
 
-    `win`, `scores`, `end`, `win_value`: those of `env.result`.
+    `warn` receives one message for each name whose value is not accepted.
     """
 
     win: str | None = None
     scores: tuple[str, ...] = ()
     end: str | None = None
     win_value: Any = None
-    say: Callable[[str], object] = bool  # nobody hears of it
-    _said: set[str] = field(default_factory=set)
+    warn: Callable[[str], object] = bool  # ignores the message
+    _warned: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, env: EnvConfig, say: Callable[[str], object] = bool) -> InfoReader:
+    def of(cls, env: EnvConfig, warn: Callable[[str], object] = bool) -> InfoReader:
         """A reader of the keys that `env.result` names."""
-        return cls(env.result.win, env.result.scores, env.result.end, env.result.win_value, say)
+        return cls(env.result.win, env.result.scores, env.result.end, env.result.win_value, warn)
 
     def read(self, info: Mapping[str, Any], env: int | None = None) -> dict[str, Any]:
-        """The info without what does not fit, and with the user's keys under the names that all else knows: `is_win`,
-        `end_reason`, and the dict `SCORES`. `env`: its index."""
-        told = {key: value for key, value in info.items() if key not in FORMS and key != SCORES}
-        wanted = [(name, name, FORMS[name]) for name in FORMS if name in info and name not in (self.win, self.end)]
+        """The info without values that are not accepted. The user's keys get the standard names.
+
+        These are `is_win`, `end_reason` and the dict `SCORES`. `env` is the env's index, for the warning.
+        """
+        result = {key: value for key, value in info.items() if key not in FORMS and key != SCORES}
+        entries = [(name, name, FORMS[name]) for name in FORMS if name in info and name not in (self.win, self.end)]
         won = WIN_FORM if self.win_value is None else Form(self._is_won, "a number or a text")
-        wanted += [(WIN_KEYS[0], self.win, won)] if self.win in info and self.win is not None else []
-        wanted += [(END_KEY, self.end, TEXT)] if self.end in info and self.end is not None else []
-        for name, key, form in wanted:
-            if (found := self._read(form, key, info[key], env)) is not None:
-                told[name] = found
+        entries += [(WIN_KEYS[0], self.win, won)] if self.win in info and self.win is not None else []
+        entries += [(END_KEY, self.end, TEXT)] if self.end in info and self.end is not None else []
+        for name, key, form in entries:
+            if (value := self._read(form, key, info[key], env)) is not None:
+                result[name] = value
         if self.scores:
-            found = {key: self._read(NUMBER, key, info[key], env) for key in self.scores if key in info}
-            told[SCORES] = {key: value for key, value in found.items() if value is not None}
-        return told
+            scores = {key: self._read(NUMBER, key, info[key], env) for key in self.scores if key in info}
+            result[SCORES] = {key: value for key, value in scores.items() if value is not None}
+        return result
 
     def _is_won(self, value: object) -> bool | None:
-        found = plain(value)
-        return None if found is None and value is not None else bool(found == self.win_value)
+        result = plain(value)
+        return None if result is None and value is not None else bool(result == self.win_value)
 
     def _read(self, form: Form, key: str, value: Any, env: int | None) -> Any:
-        found = form.read(value)
-        partly = isinstance(found, dict) and len(found) < len(value)
-        if (found is None or partly) and key not in self._said:
-            self._said.add(key)
+        result = form.read(value)
+        partly = isinstance(result, dict) and len(result) < len(value)
+        if (result is None or partly) and key not in self._warned:
+            self._warned.add(key)
             where = "" if env is None else f" of env {env}"
-            what = f"{_shown(value)} is not {form.words}"
-            self.say(f'info["{one_line(key, 40)}"]{where} is {"partly " if partly else ""}left out: {what}')
-        return found
+            what = f"{_short(value)} is not {form.words}"
+            self.warn(f'info["{one_line(key, 40)}"]{where} is {"partly " if partly else ""}left out: {what}')
+        return result
 
-    def missing(self, told: Sequence[Mapping[str, Any]]) -> list[str]:
-        """`env.result.win=won`, …: what is named and in none of the infos that were read, or is no number there."""
+    def missing(self, infos: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The settings, as `env.result.win=won`, whose entry is in none of these infos, or is no number there."""
         named = [("env.result.win", self.win), ("env.result.end", self.end)]
-        lost = [f"{name}={key}" for name, key in named if key and not any(key in info for info in told)]
-        numbers = [key for key in self.scores if not any(key in info[SCORES] for info in told)]
-        return lost + [f"env.result.scores=[{key}]" for key in numbers]
+        absent = [f"{name}={key}" for name, key in named if key and not any(key in info for info in infos)]
+        numbers = [key for key in self.scores if not any(key in info[SCORES] for info in infos)]
+        return absent + [f"env.result.scores=[{key}]" for key in numbers]
 
 
-def _shown(value: object) -> str:
+def _short(value: object) -> str:
     try:
         return one_line(reprlib.repr(value), 60)
     except Exception:
         return f"a {type(value).__name__}"
 
 
-def win_of(told: Mapping[str, Any]) -> bool | None:
-    """Whether an episode was won, of an info that was read; None where the env does not say."""
-    return next((told[key] for key in WIN_KEYS if key in told), None)
+def win_of(info: Mapping[str, Any]) -> bool | None:
+    """Whether the episode was won, from an info that was read; None if the env does not report it."""
+    return next((info[key] for key in WIN_KEYS if key in info), None)
 
 
-def score_diff_of(told: Mapping[str, Any]) -> float | None:
-    """By how much the learner was ahead in the end, None where the env does not say."""
-    return next((told[key] for key in SCORE_KEYS if key in told), None)
+def score_diff_of(info: Mapping[str, Any]) -> float | None:
+    """By how much the learner was ahead at the end; None if the env does not report it."""
+    return next((info[key] for key in SCORE_KEYS if key in info), None)
 
 
 def score_of(info: Mapping[str, Any]) -> float | None:
-    """The learner's share of the points, of an info that was read: of opponents beaten, or 1, 0.5, 0 of a game."""
+    """The learner's score: the share of opponents that it beat, or 1, 0.5 or 0 for a win, a draw or a loss."""
     if "opponents_beaten" in info:
         return float(info["opponents_beaten"])
     won = win_of(info)
@@ -182,29 +184,29 @@ def score_of(info: Mapping[str, Any]) -> float | None:
     return 0.5 if info.get("is_draw") else float(won)
 
 
-def held_by(info: Mapping[str, Any]) -> list[str]:
-    """`vp (31)`, `winner (red)`: what an info holds that could be a quality."""
-    found = [(key, value) for key in info if key not in NOT_THE_ENVS and (value := plain(info[key])) is not None]
-    texts = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in found[:MOST_SHOWN]]
+def candidate_entries(info: Mapping[str, Any]) -> list[str]:
+    """The entries of an info that could be a result, with their values: `vp (31)`, `winner (red)`."""
+    entries = [(key, value) for key in info if key not in NOT_THE_ENVS and (value := plain(info[key])) is not None]
+    texts = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in entries[:MOST_SHOWN]]
     return [f"{one_line(key, 40)} ({one_line(text, 20)})" for key, text in texts]
 
 
-# --- what is read of every step, where nobody is told
+# --- read at every step, without warnings
 
 
 def enemy_turn_ms(info: Mapping[str, Any]) -> float:
-    """What the env says its opponents took of this step."""
+    """Time of the opponents' turns in this step, in ms, as the env reports it."""
     perf = _mapping(info.get("perf"))
     return 0.0 if perf is None else number(perf.get("enemy_turn_ms")) or 0.0
 
 
 def record_of(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return `r` and length `l` of the episode that ended, as SB3's Monitor writes them; None: it is something else."""
+    """The record of SB3's Monitor with return `r` and length `l` of the episode that ended; None if there is none."""
     record = _mapping(info.get("episode"))
     return record if record and all(isinstance(plain(record.get(key)), (int, float)) for key in "rl") else None
 
 
-def averaged_by_sb3(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a last info what SB3 keeps for its means, which fail over what is no record and no number."""
-    found = {"episode": record_of(info), "is_success": number(info.get("is_success"))}
-    return {key: value for key, value in found.items() if value is not None}
+def sb3_statistics(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a last info that SB3 averages, without values of a wrong type, which it cannot average."""
+    entries = {"episode": record_of(info), "is_success": number(info.get("is_success"))}
+    return {key: value for key, value in entries.items() if value is not None}

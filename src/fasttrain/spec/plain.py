@@ -1,8 +1,8 @@
-"""Plain values: what a configuration may hold, and how plan.json holds it so that the same comes out again.
+"""Plain values: what a configuration may contain, and how plan.json stores it without any change.
 
-The one door for values whose type no setting declares (an env's arguments, a wrapper's, a callback's). The env that
-eval, resume and export build is the one that trained, because nothing else gets into a configuration. What an env's own
-`get_state()` returns is stored in the same form; it may have arrays besides.
+It checks values whose type no setting declares, such as the arguments of an env, a wrapper or a callback. So eval,
+resume and export can build the same env as the training. What an env's own `get_state()` returns is stored in the same
+form, and may have arrays too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from fasttrain.errors import ConfigError
 
 EXACT = (bool, int, float, str, type(None))
-MOST_BITS = 10_000  # of a whole number: beyond 4,300 digits Python reads none back
+MOST_BITS = 10_000  # of an int: Python does not read more than 4,300 digits
 WAYS_OUT = {
     "ndarray": "give a list (its tolist()), or name a function of a module that makes it",
     "Tensor": "give a list (its tolist()), or name a function of a module that makes it",
@@ -29,9 +29,11 @@ WAYS_OUT = {
 
 
 def plain(value: Any, key: str) -> Any:
-    """`value` with Python's own numbers in place of NumPy's, and the import path of classes and functions. Raises
-    ConfigError: it is, or holds, what no plan.json can hold; `key` is where it stands."""
-    value = named_or_number(value, key)
+    """Replace NumPy's numbers by Python's, and classes and functions by their import paths, also inside containers.
+
+    Raises ConfigError: plan.json cannot store the value. The message names `key`.
+    """
+    value = import_path_or_number(value, key)
     if type(value) in (list, tuple):
         return type(value)(plain(item, f"{key}[{index}]") for index, item in enumerate(value))
     if isinstance(value, Mapping) and not hasattr(value, "__missing__"):
@@ -45,17 +47,17 @@ def plain(value: Any, key: str) -> Any:
     return value
 
 
-def named_or_number(value: object, key: str) -> Any:
-    """A number of NumPy's as Python's, a class or function as `module:Name`, anything else as it is."""
+def import_path_or_number(value: object, key: str) -> Any:
+    """Replace a NumPy number by Python's, and a class or function by `module:Name`."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.shape == ()):
         return value.item()
     name, module = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
     if not callable(value) or not isinstance(name, str) or not isinstance(module, str):
         return value
-    found: object = sys.modules.get(module)
+    imported: object = sys.modules.get(module)
     for word in name.split("."):
-        found = getattr(found, word, None)
-    if found is not value or module == "__main__":
+        imported = getattr(imported, word, None)
+    if imported is not value or module == "__main__":
         raise ConfigError(
             f"{key}: eval and resume cannot import {module}.{name}; define it at the top of a module of its own"
         )
@@ -70,25 +72,27 @@ def _cannot_hold(key: str, value: object) -> ConfigError:
     return ConfigError(f"{key}: plan.json cannot hold it ({what}); eval and resume would build another env: {way_out}")
 
 
-# --- in plan.json: what JSON has no form for is a mapping with one key that begins with `$`
+# --- In plan.json, a value that JSON cannot express is a mapping with one key that begins with `$`.
 
 TUPLE, PAIRS, FLOAT, ARRAY = "$tuple", "$pairs", "$float", "$array"
 
 
 def to_dict(value: object, hint: object = None) -> Any:
-    """A JSON-ready copy of a configuration or of one setting, from which `from_dict` makes the same values. Raises
-    TypeError: something in it is no plain value."""
+    """A copy of a configuration or of one setting that JSON can store. `from_dict` restores the values.
+
+    Raises TypeError: a value in it is not plain.
+    """
     if is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
         return {one.name: to_dict(getattr(value, one.name), hints[one.name]) for one in fields(value)}
-    if isinstance(value, tuple):  # a list of a setting, once it is typed; a tuple further inside is what somebody gave
-        return [_written(item) for item in value]
+    if isinstance(value, tuple):  # settings store lists as tuples; a tuple inside them comes from the user
+        return [_to_json(item) for item in value]
     if isinstance(value, Mapping) and "tuple" in str(hint):
-        return {name: _written([*items]) for name, items in value.items()}
-    return _written(value)
+        return {name: _to_json([*items]) for name, items in value.items()}
+    return _to_json(value)
 
 
-def _written(value: object) -> object:
+def _to_json(value: object) -> object:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -96,39 +100,39 @@ def _written(value: object) -> object:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return {ARRAY: [value.dtype.str, list(value.shape), value.reshape(-1).tolist()]}
     if type(value) is tuple:
-        return {TUPLE: [_written(item) for item in value]}
+        return {TUPLE: [_to_json(item) for item in value]}
     if isinstance(value, list):
-        return [_written(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, EXACT):
         return value
     if not isinstance(value, Mapping):
         raise TypeError(f"{type(value).__name__} is no plain value")
     if all(type(name) is str and not name.startswith("$") for name in value):
-        return {name: _written(item) for name, item in value.items()}
-    return {PAIRS: [[_written(name), _written(item)] for name, item in value.items()]}
+        return {name: _to_json(item) for name, item in value.items()}
+    return {PAIRS: [[_to_json(name), _to_json(item)] for name, item in value.items()]}
 
 
 def from_dict(stored: object) -> Any:
-    """The way back. Raises ConfigError: it is nothing that `to_dict` made."""
+    """Restore the values that `to_dict` stored. Raises ConfigError: `to_dict` did not store them."""
     try:
-        return _read(stored)
+        return _from_json(stored)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"plan.json holds a value that fasttrain did not write ({error})") from error
 
 
-def _read(stored: object) -> Any:
+def _from_json(stored: object) -> Any:
     if isinstance(stored, list):
-        return [_read(item) for item in stored]
+        return [_from_json(item) for item in stored]
     if not isinstance(stored, Mapping):
         return stored
     if len(stored) == 1:
         if TUPLE in stored:
-            return tuple(_read(item) for item in stored[TUPLE])
+            return tuple(_from_json(item) for item in stored[TUPLE])
         if PAIRS in stored:
-            return {_read(name): _read(item) for name, item in stored[PAIRS]}
+            return {_from_json(name): _from_json(item) for name, item in stored[PAIRS]}
         if FLOAT in stored:
             return float(stored[FLOAT])
         if ARRAY in stored:
             kind, shape, values = stored[ARRAY]
             return np.array(values, np.dtype(str(kind))).reshape(shape)
-    return {name: _read(item) for name, item in stored.items()}
+    return {name: _from_json(item) for name, item in stored.items()}

@@ -1,7 +1,7 @@
-"""The plan: what was requested, what really runs, where the request came from, and why the two differ.
+"""The plan: for each flag the requested and the effective value, the source, and the reason if they differ.
 
-Pure: configuration + facts about env and machine in, effective configuration + rows out. No flag does nothing
-silently: one that means nothing here is "not applicable" (an error if typed on the command line).
+`resolve` is a pure function of the configuration and of facts about env and machine. A flag that has no effect is "not
+applicable" in the plan. If it is typed on the command line, that is an error.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec import computing, stepping
-from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, games_own, having
-from fasttrain.spec.backends import played
+from fasttrain.spec.algorithms import ALGORITHMS, PER_TRANSITION, AlgorithmSpec, algorithms_with, games_own
+from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.checks import BY_NAME, FLAGS, NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import MAX_TORCH_THREADS, AlgoConfig, Config
 from fasttrain.spec.plain import to_dict
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A flag that the built model, or the training, changed."""
+    """A change of a flag after the model was built, or during training."""
 
     flag: str
     effective: Any
@@ -41,13 +41,12 @@ class Event(NamedTuple):
 
 
 class RunSpec(NamedTuple):
-    """What a run is: the effective configuration and how it came about. It never changes; what is found out later makes
-    another one, with the event on its record."""
+    """The effective configuration of a run and its plan. It is immutable: `after` returns another one with an event."""
 
     config: Config
     rows: tuple[Row, ...]
     events: tuple[Event, ...] = ()
-    engine_switch_at: int | None = None  # env step from which compiled kernels took over from torch, known to repeat it
+    engine_switch_at: int | None = None  # env step at which compiled kernels replaced torch, so that it can be repeated
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: `{"flags": [{flag, requested, effective, source, class, reason}…], "events": […], "config"…}`."""
@@ -55,15 +54,15 @@ class RunSpec(NamedTuple):
         flags = [dict(zip(keys, map(to_dict, row), strict=True)) for row in self.rows]
         events = [to_dict(event._asdict()) for event in self.events]
         switch = {"engine_switch_at": self.engine_switch_at}
-        return {"flags": flags, "events": events, "config": played(to_dict(self.config)), **switch}
+        return {"flags": flags, "events": events, "config": without_unused_engines(to_dict(self.config)), **switch}
 
     def row(self, flag: str) -> Row:
         return next(row for row in self.rows if row.flag == flag)
 
     def after(self, flag: str, effective: Any, reason: str) -> RunSpec:
-        """The same run after a flag was changed, and why."""
+        """The RunSpec after a change of a flag, for this reason."""
         rows = tuple(row._replace(effective=effective, reason=reason) if row.flag == flag else row for row in self.rows)
-        event = Event(flag, effective, reason)  # one that a run continues is found again
+        event = Event(flag, effective, reason)  # a resumed run has it already
         events = self.events if event in self.events else (*self.events, event)
         return self._replace(config=dataclasses.replace(self.config, **{flag: effective}), rows=rows, events=events)
 
@@ -72,21 +71,26 @@ class RunSpec(NamedTuple):
 
 
 def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
-    """Whether a row of the plan differs from stock, was asked for by name, was measured for this run, or is a fast path
-    that ended off."""
+    """Whether to print a row: it differs from stock, was set by the user, was measured, or auto or on became off."""
     name, effective = str(row.get("flag")), row.get("effective")
     baseline = algorithm.tiers["baseline"] if algorithm else {}
     own = {"replay_ratio": computing.BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
     stock = BY_NAME[name].stock if name in BY_NAME else own.get(name)
     measured = str(row.get("reason")).startswith(computing.MEASURED)
-    asked = measured or row.get("source") in ("command line", "environment")
-    ended_off = effective == "off" and row.get("requested") in ("auto", "on")
-    return effective != NOT_APPLICABLE and (effective not in (stock, None) or asked or ended_off)
+    requested = measured or row.get("source") in ("command line", "environment")
+    turned_off = effective == "off" and row.get("requested") in ("auto", "on")
+    return effective != NOT_APPLICABLE and (effective not in (stock, None) or requested or turned_off)
 
 
 def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: Machine) -> RunSpec:
-    """Resolve every flag. `sources`: key → where its value came from; a key that is left out has its default value.
-    Raises ConfigError: a typed flag has no effect with the algorithm, or the resolved values contradict each other."""
+    """Resolve every flag.
+
+    Args:
+        sources: key → source of its value. A key that is missing has its default.
+
+    Raises:
+        ConfigError: a typed flag has no effect with the algorithm, or effective values contradict each other.
+    """
     rows: list[Row] = []
     effective: dict[str, Any] = {}
     context = Context(config, sources, env, machine, effective)
@@ -100,8 +104,8 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
     stepping.check_masks(config, effective["engine"], sources)
     changes = {name: value for name, value in effective.items() if name != "workers" or value is not None}
     if config.algo.spec.on_policy:
-        changes["algo"], of_rollout = _rollout_rows(config, config.algo, effective, sources)
-        rows += of_rollout
+        changes["algo"], rollout_rows = _rollout_rows(config, config.algo, effective, sources)
+        rows += rollout_rows
         if config.algo.spec.recurrent:
             exact = effective["engine"] == "stock" or config.fused_update == "off"
             steps, reason = computing.steps_back(changes["algo"], effective, exact)
@@ -137,7 +141,7 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
         why = "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
         if requested != "auto" and source in ("command line", "default"):
             stock, ways = (" with engine=stock", "use engine=fast, or ") if spec.has_fast else ("", "")
-            others = "" if spec.has_fast else f", only for {', '.join(having('has_fast'))}"
+            others = "" if spec.has_fast else f", only for {', '.join(algorithms_with('has_fast'))}"
             raise ConfigError(f"{flag.name}={spelt(requested)}{stock}: {why}{others}; {ways}remove it")
         return flag.stock, why
     return resolver(requested, context) if resolver else (requested, "")
@@ -154,8 +158,8 @@ def _engine(requested: str, context: Context) -> Resolved:
 
 
 def _batch_size(requested: int | None, context: Context) -> Resolved:
-    told = f"{own_values_of(context.config, 'batch_size')} own in this tier"
-    return (context.config.own.batch_size, told) if requested is None else (requested, "")
+    reason = f"{own_values_of(context.config, 'batch_size')} own value in this tier"
+    return (context.config.own.batch_size, reason) if requested is None else (requested, "")
 
 
 def _checkpoint_async(requested: bool, context: Context) -> Resolved:
@@ -174,53 +178,55 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     if context.env.images:
         return min(context.machine.cores, MAX_TORCH_THREADS), "one per core, for convolutions"
     algo, width = context.config.algo, computing.widest_layer(context.config)
-    # 2 threads gained nothing idle and ran 20× slower on a machine at load 6
+    # 2 threads were not faster on an idle machine, and 20 times slower on a machine with load 6.
     if max(width, algo.lstm_hidden_size if algo.spec.recurrent else 0) <= 128:
-        return 1, "small networks gain nothing from more"
+        return 1, "small networks are not faster with more"
     return min(context.machine.cores, MAX_TORCH_THREADS), "one per core"
 
 
 def _copy_final_observations(requested: bool, context: Context) -> Resolved:
     vec_env = context.effective["vec_env"]
-    return (requested, "") if vec_env in ("dummy", "subproc") else (NOT_APPLICABLE, f"vec_env={vec_env} always does")
+    return (requested, "") if vec_env in ("dummy", "subproc") else (NOT_APPLICABLE, f"vec_env={vec_env} always copies")
 
 
 def _train_log_to_file(requested: bool, context: Context) -> Resolved:
     if not requested or context.effective["train_log_enabled"]:
         return requested, ""
     error = (
-        "train_log_to_file=true contradicts train_log_enabled=false: nothing is recorded that could be written; "
-        "use train_log_enabled=true, or remove train_log_to_file"
+        "train_log_to_file=true contradicts train_log_enabled=false: nothing is recorded; use train_log_enabled=true, "
+        "or remove train_log_to_file"
     )
     return context.instead("train_log_to_file", False, "train_log_enabled=false", error)
 
 
 def _nan_guard(requested: str, context: Context) -> Resolved:
     if requested != "off" and context.effective["engine"] == "stock":
-        return requested, "stock classes: observations and rewards; their updates cannot be watched"
+        return requested, "stock classes: only observations and rewards are checked, not updates"
     return requested, ""
 
 
 def _reward_debug(requested: bool, context: Context) -> Resolved:
     by_env = "what the env puts into info['reward_terms'] at an episode's end"
-    told = "sums of each episode in episodes.csv" if context.config.env.spec.reward_debug_key else by_env
-    return requested, told if requested else ""
+    reason = "sums of each episode in episodes.csv" if context.config.env.spec.reward_debug_key else by_env
+    return requested, reason if requested else ""
 
 
 def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
-    """What becomes of `algo.n_steps`, where it is given. Of it and `algo.rollout_size` the typed one holds. Raises
-    ConfigError: both are typed, or both in a profile, and they contradict each other."""
+    """The row of `algo.n_steps`, if it is set. If it and `algo.rollout_size` are set, the typed one wins.
+
+    Raises ConfigError: both are typed, or both are in a profile, and they contradict each other.
+    """
     if algo.n_steps is None:
         return None
-    source, of_size = sources.get("algo.n_steps", "default"), sources.get("algo.rollout_size", "default")
+    source, size_source = sources.get("algo.n_steps", "default"), sources.get("algo.rollout_size", "default")
     row = Row("algo.n_steps", algo.n_steps, algo.n_steps, source, "trade-off", f"of each of {num_envs} envs")
-    if (of_size == "command line") != (source == "command line"):
+    if (size_source == "command line") != (source == "command line"):
         return row if source == "command line" else row._replace(effective=None, reason="algo.rollout_size was typed")
-    meant = max(1, round(algo.rollout_size / num_envs))
-    if of_size != "default" and meant != algo.n_steps:
+    n_steps = max(1, round(algo.rollout_size / num_envs))
+    if size_source != "default" and n_steps != algo.n_steps:
         raise ConfigError(
-            f"algo.n_steps={algo.n_steps} contradicts algo.rollout_size={algo.rollout_size}, which is {meant} steps of "
-            f"each of {num_envs} envs: remove one of them"
+            f"algo.n_steps={algo.n_steps} contradicts algo.rollout_size={algo.rollout_size}, which is {n_steps} steps "
+            f"of each of {num_envs} envs: remove one of them"
         )
     return row
 
@@ -228,16 +234,16 @@ def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) ->
 def _rollout_rows(
     config: Config, algo: AlgoConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[AlgoConfig, list[Row]]:
-    """Keep the rollout's size when num_envs changes, to the nearest whole number of steps per env; or their number."""
+    """The algorithm with its effective rollout size, which is a multiple of `num_envs`, and the rows about it."""
     num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # 1: the whole rollout at once
     source = sources.get("algo.rollout_size", f"tier {config.tier}")
-    of_steps = _n_steps_row(algo, num_envs, sources)
-    requested, chosen = algo.rollout_size, "algo.rollout_size" in sources or of_steps is not None
-    algo, cut = (algo, 0) if chosen else stepping.usual_rollout(config, algo, effective, batch_size)
-    algo = dataclasses.replace(algo, **{"n_steps": None if of_steps is None else of_steps.effective})
+    steps_row = _n_steps_row(algo, num_envs, sources)
+    requested, chosen = algo.rollout_size, "algo.rollout_size" in sources or steps_row is not None
+    algo, before = (algo, 0) if chosen else stepping.usual_rollout(config, algo, effective, batch_size)
+    algo = dataclasses.replace(algo, **{"n_steps": None if steps_row is None else steps_row.effective})
     key = "algo.rollout_size"
-    if of_steps is not None and algo.n_steps is not None:
-        key, source = "algo.n_steps", of_steps.source
+    if steps_row is not None and algo.n_steps is not None:
+        key, source = "algo.n_steps", steps_row.source
     if algo.n_steps is None and num_envs > algo.rollout_size:
         raise ConfigError(
             f"num_envs={num_envs} is more than algo.rollout_size={algo.rollout_size}: a rollout needs at least one "
@@ -252,44 +258,44 @@ def _rollout_rows(
         )
     if size == 1:
         raise ConfigError(f"{key}: one transition is no rollout; use 2 or more")
-    reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', as algo.n_steps says'}"
-    if cut:
-        reason += f"; cut from {cut:,}, for total_timesteps={config.total_timesteps:,}"
+    reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', from algo.n_steps'}"
+    if before:
+        reason += f"; reduced from {before:,}, for total_timesteps={config.total_timesteps:,}"
     elif size > config.total_timesteps:
         reason += f"; LONGER than total_timesteps={config.total_timesteps:,}: the whole rollout is played"
     if size % batch_size:
-        reason += f"; last minibatch of an epoch has {size % batch_size} of {batch_size} rows"
+        reason += f"; the last minibatch of an epoch has {size % batch_size} of {batch_size} rows"
     stock = algo.spec.tiers["baseline"]["rollout_size"]
     if algo.n_steps is None and "algo.rollout_size" not in sources and requested != stock:
-        reason += f"; {own_values_of(config, 'rollout_size')} own in this tier, stock {stock:,.0f}"
+        reason += f"; {own_values_of(config, 'rollout_size')} own value in this tier, stock {stock:,.0f}"
     row = Row("algo.rollout_size", requested, size, source, "trade-off", reason)
-    return dataclasses.replace(algo, **{"rollout_size": size}), [*filter(None, [of_steps]), row]
+    return dataclasses.replace(algo, **{"rollout_size": size}), [*filter(None, [steps_row]), row]
 
 
 def _fused_update(requested: str, context: Context) -> Resolved:
-    """Kernels exist for fasttrain's own algorithms; whether the policy suits them is known once it is built."""
+    """Whether the kernels support the policy is known only once the model is built, see `runs.engine`."""
     if requested == "off":
         return "off", ""
-    if requested == "auto" and (unfit := computing.why_no_fused_kernels(context)):
-        return "off", unfit
+    if requested == "auto" and (why := computing.why_no_fused_kernels(context)):
+        return "off", why
     spec = context.config.algo.spec
-    how = ", sequences without padding" if spec.recurrent else ", on several threads where it pays"
+    how = ", sequences without padding" if spec.recurrent else ", on several threads if that is faster"
     return "on", f"compiled kernels{'' if spec.kernels == 'Q-network' else how}"
 
 
 def own_values_of(config: Config, name: str) -> str:
-    """Whose own value `own.NAME` is: the game's where it names one, else the algorithm's."""
+    """Whose own value `config.own` has for this name: "the game's" or "ppo's"."""
     games = name in games_own(config.env.spec.own, config.algo.name, config.tier)
     return "the game's" if games else f"{config.algo.name}'s"
 
 
 def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
-    """Hyperparameters that the profile's tier sets: they belong to what a profile changes."""
+    """Rows of hyperparameters that depend on the tier, which a profile sets."""
     rows = []
     for name in ("learning_rate", "n_epochs"):
         if (value := getattr(config.algo, name, None)) is not None:
             key, stock = f"algo.{name}", config.algo.spec.tiers["baseline"][name]
-            own = "" if value == stock else f"{own_values_of(config, name)} own in this tier; stock {stock:g}"
+            own = "" if value == stock else f"{own_values_of(config, name)} own value in this tier; stock {stock:g}"
             source, reason = (sources[key], "") if key in sources else (f"tier {config.tier}", own)
             rows.append(Row(key, value, value, source, "trade-off", reason))
     return rows

@@ -1,12 +1,11 @@
-"""Packages that attach to fasttrain by entry points: which names they offer, and what a name stands for.
+"""Finds packages that extend fasttrain by entry points, and loads what they offer.
 
     [project.entry-points."fasttrain.games"]
     tictactoe = "my_games.tictactoe:GAME"
 
-The package of a game or an integration is imported when one of its names is used, or where all are asked: to list
-them, to find whose an id is, for files of the user's that may build upon any. Engines are imported at the start: their
-settings are a part of the configuration. A name that two distributions claim for different things belongs to neither:
-whoever uses it is told to uninstall one.
+The package of a game or an integration is imported when its name is used, or when all are needed, for example to list
+them. Engines are imported at the start, because their settings are a part of the configuration. If two packages offer
+different things under one name, using the name is an error.
 """
 
 from __future__ import annotations
@@ -25,21 +24,23 @@ if TYPE_CHECKING:
 
 GAMES, ENGINES, INTEGRATIONS = "fasttrain.games", "fasttrain.engines", "fasttrain.integrations"
 WORDS = {GAMES: "game", ENGINES: "engine", INTEGRATIONS: "integration"}
-OURS = ("fasttrain", "fasttrain_engines", "fasttrain_games")  # what the distribution `fasttrain` lets one import
+OURS = ("fasttrain", "fasttrain_engines", "fasttrain_games")  # import packages of the distribution `fasttrain`
 
 
 def names(group: str) -> list[str]:
-    """What installed packages offer in a group, sorted; imports none of them."""
-    return sorted(_offered(tuple(sys.path))[group])
+    """All names in a group, sorted. Imports none of the packages."""
+    return sorted(_entry_points(tuple(sys.path))[group])
 
 
 def load(group: str, name: str) -> Any:
-    """What a name in a group stands for; imports its package. Raises ConfigError: no package offers it, two do, or the
-    one that does cannot be imported."""
-    word, known = WORDS[group], _offered(tuple(sys.path))[group]
+    """Import the object that a name in a group stands for.
+
+    Raises ConfigError: no package offers the name, two packages do, or the import fails.
+    """
+    word, known = WORDS[group], _entry_points(tuple(sys.path))[group]
     if name not in known:
-        there = f"there are {', '.join(sorted(known))}" if known else f"no package that offers any {word} is installed"
-        raise ConfigError(f"no {word} is called {name!r}{hint(name, known)}; {there}")
+        names = f"there are {', '.join(sorted(known))}" if known else f"no package that offers any {word} is installed"
+        raise ConfigError(f"no {word} is called {name!r}{hint(name, known)}; {names}")
     first, *others = known[name]
     if others:
         claims = " and ".join(f"{_package(one)} ({one.value})" for one in known[name])
@@ -47,55 +48,54 @@ def load(group: str, name: str) -> Any:
     try:
         return first.load()
     except (Exception, SystemExit) as error:
-        why = str(error).strip().split("\n")[0]
-        told = f"cannot be loaded from {first.value}: {type(error).__name__}{': ' * bool(why)}{why}"
-        raise fault(group, name, told) from error
+        reason = str(error).strip().split("\n")[0]
+        what = f"cannot be loaded from {first.value}: {type(error).__name__}{': ' * bool(reason)}{reason}"
+        raise plugin_error(group, name, what) from error
 
 
-def fault(group: str, name: str, what: str) -> ConfigError:
-    """The error that names the package whose fault it is."""
-    package = _package(_offered(tuple(sys.path))[group][name][0])
-    told = f"the {WORDS[group]} {name!r} of the package {package} {what}"
-    return ConfigError(f"{told}; install {package} again, or uninstall it")
+def plugin_error(group: str, name: str, what: str) -> ConfigError:
+    """The error about a fault of the package that offers a name."""
+    package = _package(_entry_points(tuple(sys.path))[group][name][0])
+    text = f"the {WORDS[group]} {name!r} of the package {package} {what}"
+    return ConfigError(f"{text}; install {package} again, or uninstall it")
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """What to say beside that nobody offers a name: the closest one, and that fasttrain's own are missing."""
-    return did_you_mean(name, known) + outdated()
+    """Hints for a name that nobody offers: a similar name, and that fasttrain's own entry points are missing."""
+    return did_you_mean(name, known) + outdated_metadata_hint()
 
 
-def outdated() -> str:
-    """What to say where fasttrain's source offers names and its distribution none; empty where it offers some."""
-    offers = [one for group in _offered(tuple(sys.path)).values() for claims in group.values() for one in claims]
-    if any(_package(one) == OURS[0] for one in offers):
+def outdated_metadata_hint() -> str:
+    """The hint that fasttrain's own entry points are missing; empty if they are installed."""
+    groups = _entry_points(tuple(sys.path)).values()
+    if any(_package(one) == OURS[0] for group in groups for claims in group.values() for one in claims):
         return ""
     again = "pip install -e . once more (python3 scripts/run.py does so)"
     return f"; fasttrain's installed metadata is missing, or older than its source: {again}"
 
 
-def loaded(group: str) -> dict[str, Any]:
-    """What all names of a group stand for, but for those that cannot be loaded: whoever uses one is told."""
-    found = {}
+def load_all(group: str) -> dict[str, Any]:
+    """All objects of a group by name, except those that cannot be loaded."""
+    objects = {}
     for name in names(group):
         with suppress(ConfigError):
-            found[name] = load(group, name)
-    return found
+            objects[name] = load(group, name)
+    return objects
 
 
 @functools.cache
-def _offered(path: tuple[str, ...]) -> Mapping[str, Mapping[str, tuple[EntryPoint, ...]]]:
-    """By group and name the entry points on `sys.path`, those that name the same thing once. Of a distribution that is
-    there twice the first on the path counts."""
-    from importlib.metadata import entry_points  # which `--help` need not load
+def _entry_points(path: tuple[str, ...]) -> Mapping[str, Mapping[str, tuple[EntryPoint, ...]]]:
+    """The entry points on `sys.path` by group and name, without those that repeat the same object."""
+    from importlib.metadata import entry_points  # not needed for `--help`
 
     found: dict[str, dict[str, tuple[EntryPoint, ...]]] = {}
     everything = entry_points()
     for group in WORDS:
         offers = found.setdefault(group, {})
         for one in everything.select(group=group):
-            there = offers.get(one.name, ())
-            if one.value not in [other.value for other in there]:
-                offers[one.name] = (*there, one)
+            others = offers.get(one.name, ())
+            if one.value not in [other.value for other in others]:
+                offers[one.name] = (*others, one)
     return found
 
 

@@ -1,5 +1,4 @@
-"""Settings that are no more: what does their work now, told wherever one is given; and how a plan.json, or what was
-typed for a run or a study, that has them is read."""
+"""Removed settings: what to use in their place, and how stored runs and studies that have them are read."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MOVED = {  # to where a stored value belongs too
+MOVED = {  # the new key of a setting; stored values move there too
     "env.win_key": "env.result.win",
     "env.win_value": "env.result.win_value",
     "env.score_keys": "env.result.scores",
@@ -23,7 +22,7 @@ MOVED = {  # to where a stored value belongs too
     "daemons.games_per_connection": "daemons.recycle.connection_games",
     "horizon_minutes": "minutes",
 }
-CLASS_PATHS = {  # modules that were moved, as stored, typed and imported, and where they are now; the first one holds
+CLASS_PATHS = {  # former and present paths of moved modules, in stored runs, settings, imports; the first match counts
     "fasttrain.games.batch": "fasttrain.native.batch",
     "fasttrain.games.stream": "fasttrain.native.batch",
     "fasttrain.games": "fasttrain_games",
@@ -31,9 +30,9 @@ CLASS_PATHS = {  # modules that were moved, as stored, typed and imported, and w
     "fasttrain.vec.games": "fasttrain_engines.vec_env",
     "fasttrain.vec.envpool": "fasttrain.integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
-    "fasttrain.envs:fasttrain/": "fasttrain/",  # an id, with the module that registered it
+    "fasttrain.envs:fasttrain/": "fasttrain/",  # an id with the module that registered it
 }
-GAMES = {  # which game a run had, by the class or the id that it stored
+GAMES = {  # the game of a stored run, by its class or id
     "fasttrain/SkullKing-v0": "skullking",
     "fasttrain/Skirmish-v0": "skirmish",
     "fasttrain_games.skullking.game:SkullKingGame": "skullking",
@@ -43,7 +42,7 @@ GAMES = {  # which game a run had, by the class or the id that it stored
     "fasttrain.integrations.pettingzoo:Seat": "fasttrain.integrations.pettingzoo:GAME",
 }
 PLACES = ("env.native_game", "env.entry_point", "env.id")
-OF_GAMES = {  # and how a game declares them
+OF_GAMES = {  # settings that a GameSpec declares now, with an example
     "env.native_game": 'native="my_game:Batch"',
     "env.own": 'own={"num_envs": 16}',
     "env.opponent_key": 'opponent_key="opponents"',
@@ -55,24 +54,24 @@ DECLARED = (
     "env.game=my_game:GAME (docs/guides/native_games.md)"
 )
 RECORDING = "'-XX:StartFlightRecording:filename={folder}/{index}.jfr,dumponexit=true'"
-CONSTANT = "what it is by default holds always; remove it"
-REMOVED = {  # what does their work now
+CONSTANT = "its default is always used; remove it"
+REMOVED = {  # what to do in place of each setting
     **{key: f"use {place}=…" for key, place in MOVED.items()},
-    "engine_switch_at": "kernels work once they are compiled; deterministic=true waits for them; remove it",
+    "engine_switch_at": "kernels are used once they are compiled; deterministic=true waits for them; remove it",
     "checkpoint_every_minutes": "use checkpoint_every=5min",
     "guard.at_limit": "use nan_guard=stop or nan_guard=rollback",
-    "local_random_actions": "random actions of all envs are one draw, which gives the numbers of stock; remove it",
-    "inference_batch_size": "acting takes all envs in one forward; remove it",
+    "local_random_actions": "random actions of all envs are always drawn at once, with stock's numbers; remove it",
+    "inference_batch_size": "one forward pass always serves all envs; remove it",
     "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU; remove it",
-    "algo.chunk_steps": "minibatches of batch_size transitions are cut off the rollout as in sb3-contrib; remove it",
+    "algo.chunk_steps": "rollouts are split into minibatches of batch_size transitions as in sb3-contrib; remove it",
     "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib; remove it",
-    **{key: DECLARED.format(told) for key, told in OF_GAMES.items()},
+    **{key: DECLARED.format(example) for key, example in OF_GAMES.items()},
     "env.eval_opponent": f"{DECLARED.format(OF_GAMES['env.eval_opponent'])}; or use eval.env_kwargs.KEY=…",
-    "env.name": "env.id or env.entry_point names folders and tables; remove it",
+    "env.name": "folders and tables are named after env.id or env.entry_point; remove it",
     "daemons.profile": f"use daemons.jvm_flags=[{RECORDING}]",
     "daemons.log_mb": CONSTANT,
-    "daemons.max_wait_ms": "the game's class says it, as wait_ms",
-    "daemons.skip_forced": "the game's class says it, as skip_forced",
+    "daemons.max_wait_ms": "set wait_ms in the game's class",
+    "daemons.skip_forced": "set skip_forced in the game's class",
     "daemons.env": "use daemons.command=[env, NAME=VALUE, program, …]",
     "daemons.build": "run the command before fasttrain",
     "metrics.port": "use loggers=[csv, stdout, {logger: prometheus, port: 9100}]",
@@ -81,97 +80,97 @@ REMOVED = {  # what does their work now
     "profile_name": "the profile is called measured or tuned; rename its file",
     "gate.min_speed_up": CONSTANT,
     "ablate.flags": "use candidates='{ablate: [num_envs, vec_env]}'",
-    "tune.min_update_ratio": "no trial updates less often than the profile does; remove it",
-    "tune.sampler": "settings are drawn at random, the best go on; remove it",
+    "tune.min_update_ratio": "no trial makes fewer updates than the profile; remove it",
+    "tune.sampler": "settings are drawn at random, and the best are trained longer; remove it",
     "doctor.seconds": CONSTANT,
     "doctor.tries": "the best suggestion is tried; Ctrl-C ends doctor and keeps what was measured; remove it",
     "eval.max_steps": "an evaluation cuts episodes at 27,000 steps, or env.max_episode_steps if larger; remove it",
     "video.episodes": "a video shows one episode; fasttrain play output=… play.episodes=… films more; remove it",
-    "profiler": "py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …, profiles a run",
+    "profiler": "use py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …",
 }
-# What a run's weights came by; self-play of an env of the user's among them, for which somebody must decide.
+# Settings that changed what a run learned. A run that used one of them cannot go on.
 LEARNED_WITH = (
     "overlap", "algo.chunk_steps", "algo.burn_in", "env.native_game", "env.opponent_key", "daemons.skip_forced",
 )  # fmt: skip
-# What a cell that is yet to run would lack. A run has the values of its env.own; reward_debug only tells more.
+# Settings without which a cell of a study cannot run. A run stores the values of its env.own.
 NEEDED = (*LEARNED_WITH, "env.own", "env.eval_opponent")
 OFF = ("null", "false", "off", "no", "0", "{}")
-TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # how those are typed now that cells may have
+TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # the present form of removed overrides
     "checkpoint_every_minutes": "checkpoint_every=…min", "guard.at_limit": "nan_guard=…",
     "ablate.flags": "candidates='{ablate: …}'",
 }  # fmt: skip
-GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablate.flags"}  # of which nothing is left
+GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablate.flags"}  # groups removed as a whole
 
 
-def instead_of(key: str) -> str:
-    """The sentence that refuses a setting that is no more, or a group of such; empty for every other key."""
-    key = next((one for one in REMOVED if key.startswith(f"{one}.")), key)
-    told = REMOVED.get(GROUPS.get(key, key))
-    return f"{key} is no setting any more: {told}" if told else ""
+def removal_message(key: str) -> str:
+    """The message about a removed setting or group; empty for any other key."""
+    key = next((removed for removed in REMOVED if key.startswith(f"{removed}.")), key)
+    advice = REMOVED.get(GROUPS.get(key, key))
+    return f"{key} is no setting any more: {advice}" if advice else ""
 
 
-def former_key(values: Mapping[str, Any]) -> str:
-    """The first in `values` that is no setting any more, whatever its value; empty where there is none."""
+def first_removed_key(values: Mapping[str, Any]) -> str:
+    """The first removed setting in `values`, or an empty string."""
     return next((key for key in (*REMOVED, *GROUPS) if lookup(values, key, ...) is not ...), "")
 
 
 def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored values of a run, by the settings of today."""
-    found = dict(values)
-    if (guarded := found.get("nan_guard")) in (True, False):
-        found["nan_guard"] = (lookup(found, "guard.at_limit") or "stop") if guarded else "off"
-    if (minutes := found.get("checkpoint_every_minutes")) and not found.get("checkpoint_every"):
-        found["checkpoint_every"] = f"{minutes:.15g}min"
-    if port := lookup(found, "metrics.port"):
-        logs = {"csv": "train_log_to_file", "stdout": "train_log_to_console"} if found.get("train_log_enabled") else {}
-        usual = [name for name, flag in logs.items() if found.get(flag)]
-        loggers = usual if found.get("loggers") is None else found["loggers"]
-        host = lookup(found, "metrics.host") or "127.0.0.1"
-        found["loggers"] = [*loggers, {"logger": "prometheus", "port": port, "host": host}]
-    if lookup(found, "daemons.profile") == "jfr":
-        put(found, "daemons.jvm_flags", [*(lookup(found, "daemons.jvm_flags") or ()), RECORDING.strip("'")])
-    if isinstance(variables := lookup(found, "daemons.env"), Mapping) and variables:
+    """The stored values of a run in the form of the present settings."""
+    result = dict(values)
+    if (guarded := result.get("nan_guard")) in (True, False):
+        result["nan_guard"] = (lookup(result, "guard.at_limit") or "stop") if guarded else "off"
+    if (minutes := result.get("checkpoint_every_minutes")) and not result.get("checkpoint_every"):
+        result["checkpoint_every"] = f"{minutes:.15g}min"
+    if port := lookup(result, "metrics.port"):
+        logs = {"csv": "train_log_to_file", "stdout": "train_log_to_console"} if result.get("train_log_enabled") else {}
+        usual = [name for name, flag in logs.items() if result.get(flag)]
+        loggers = usual if result.get("loggers") is None else result["loggers"]
+        host = lookup(result, "metrics.host") or "127.0.0.1"
+        result["loggers"] = [*loggers, {"logger": "prometheus", "port": port, "host": host}]
+    if lookup(result, "daemons.profile") == "jfr":
+        set_key(result, "daemons.jvm_flags", [*(lookup(result, "daemons.jvm_flags") or ()), RECORDING.strip("'")])
+    if isinstance(variables := lookup(result, "daemons.env"), Mapping) and variables:
         command = [f"{name}={value}" for name, value in variables.items()]
-        put(found, "daemons.command", ["env", *command, *(lookup(found, "daemons.command") or ())])
-    _by_its_game(found)
+        set_key(result, "daemons.command", ["env", *command, *(lookup(result, "daemons.command") or ())])
+    _name_the_game(result)
     for key in REMOVED:
-        if key in LEARNED_WITH and lookup(found, key) not in (None, False, "off", 0, {}):
-            continue  # it cannot go on as it began: refused by name
-        value = taken(found, key)
+        if key in LEARNED_WITH and lookup(result, key) not in (None, False, "off", 0, {}):
+            continue  # stays, so that resume refuses it by name
+        value = pop_key(result, key)
         if key in MOVED and value is not None:
-            put(found, MOVED[key], value)
-    return {key: value for key, value in found.items() if key not in GROUPS}
+            set_key(result, MOVED[key], value)
+    return {key: value for key, value in result.items() if key not in GROUPS}
 
 
-def _by_its_game(values: dict[str, Any]) -> None:
-    """`env.game` in place of what it declares, for what a run stored before there was one; classes where they are."""
+def _name_the_game(values: dict[str, Any]) -> None:
+    """Set `env.game` for a run that was stored without it, remove what the game declares, and update class paths."""
     for key in PLACES:
         if isinstance(path := lookup(values, key), str):
-            put(values, key, today(path))
+            set_key(values, key, present_path(path))
     own, (native, *others) = lookup(values, "env.own"), [lookup(values, key) for key in PLACES]
     games = [GAMES[place] for place in (native, *others) if isinstance(place, str) and place in GAMES]
     if not games and own and str(lookup(values, "env.id")).startswith("ALE/"):
         games = ["atari"]
     key, opponent = lookup(values, "env.opponent_key"), lookup(values, "env.eval_opponent")
-    if not games or not (own or native or key) or native not in (None, *GAMES):  # of today's, or of somebody's own
-        chosen = lookup(values, f"env.kwargs.{key}")
-        if not (chosen == "self" or (isinstance(chosen, (Mapping, list, tuple)) and "self" in chosen)):
-            taken(values, "env.opponent_key")  # the env's kwargs say who plays
+    if not games or not (own or native or key) or native not in (None, *GAMES):  # a present run, or a user's game
+        opponents = lookup(values, f"env.kwargs.{key}")
+        if not (opponents == "self" or (isinstance(opponents, (Mapping, list, tuple)) and "self" in opponents)):
+            pop_key(values, "env.opponent_key")  # env.kwargs choose the opponents
         return
-    put(values, "env.game", games[0])
+    set_key(values, "env.game", games[0])
     if opponent and lookup(values, f"env.kwargs.{key}") == "self" and not lookup(values, f"eval.env_kwargs.{key}"):
-        put(values, f"eval.env_kwargs.{key}", opponent)
+        set_key(values, f"eval.env_kwargs.{key}", opponent)
     for key in OF_GAMES:
-        taken(values, key)
+        pop_key(values, key)
 
 
-def today(path: str) -> str:
-    """A class's path, `module:Class`, as it is since its module was moved."""
+def present_path(path: str) -> str:
+    """The present path of a class, `module:Class`, whose module may have been moved."""
     return next((new + path[len(old) :] for old, new in CLASS_PATHS.items() if _lies_in(path, old)), path)
 
 
-def formerly(path: str) -> list[str]:
-    """A class's path as it is, and as it was before its module was moved."""
+def former_paths(path: str) -> list[str]:
+    """The present path of a class, and its paths before its module was moved."""
     return [path, *(old + path[len(new) :] for old, new in CLASS_PATHS.items() if _lies_in(path, new))]
 
 
@@ -180,79 +179,79 @@ def _lies_in(path: str, module: str) -> bool:
 
 
 class FormerModules:
-    """Finds modules of before where they are now, for Python's import: pickles name them, and scripts import them."""
+    """A finder for Python's import system that finds moved modules by their former names, for pickles and scripts."""
 
     @classmethod
     def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Part of Python's import protocol: this finder, first in `sys.meta_path`, finds former names."""
-        return ModuleSpec(name, cls) if name.startswith("fasttrain.") and today(name) != name else None  # type: ignore[arg-type]
+        """Called by Python's import system."""
+        return ModuleSpec(name, cls) if name.startswith("fasttrain.") and present_path(name) != name else None  # type: ignore[arg-type]
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
-        """None: Python makes a module, which `exec_module` replaces."""
+        """Let Python create the module, which `exec_module` replaces."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Import the module by its present name, under its former name too, and say so once."""
+        """Import the module by its present name, register it under the former name too, and tell the user once."""
         name = module.__name__
-        sys.modules[name] = import_module(today(name))
+        sys.modules[name] = import_module(present_path(name))
         if name in CLASS_PATHS:
-            from fasttrain import terminal  # seldom needed, and `import fasttrain` stays quick
+            from fasttrain import terminal  # imported here so that `import fasttrain` stays quick
 
-            terminal.tell(f"fasttrain: the module {name} is {today(name)} now")
+            terminal.tell(f"fasttrain: the module {name} is {present_path(name)} now")
 
 
 def rows_without_removed(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The flags of a plan.json by the settings of today; `config`: what it stored besides."""
+    """The rows of a stored plan in the form of the present settings. `config`: the stored configuration."""
     stored = {name: {row["flag"]: row.get(name) for row in rows} for name in ("requested", "effective")}
-    today = {name: without_removed({**config, **values}) for name, values in stored.items()}
+    present = {name: without_removed({**config, **values}) for name, values in stored.items()}
     return [
-        {**row, **{name: values[row["flag"]] for name, values in today.items() if name in row}}
+        {**row, **{name: values[row["flag"]] for name, values in present.items() if name in row}}
         for row in rows
         if row["flag"] not in REMOVED
     ]
 
 
 def texts_without_removed(typed: Sequence[str]) -> list[str]:
-    """What was typed for a run or a study, by the settings of today; what no cell has any more is left out."""
-    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in typed)}
-    off = given.get("nan_guard", "").lower() in OFF
-    left = {"guard.at_limit" if off else "nan_guard"} if "guard.at_limit" in given else set()
-    left |= {"checkpoint_every_minutes"} if given.get("checkpoint_every", "0") != "0" else set()
-    found = []
+    """Stored overrides of a run or a study in the form of the present settings, without those that have no effect."""
+    by_key = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in typed)}
+    off = by_key.get("nan_guard", "").lower() in OFF
+    dropped = {"guard.at_limit" if off else "nan_guard"} if "guard.at_limit" in by_key else set()
+    dropped |= {"checkpoint_every_minutes"} if by_key.get("checkpoint_every", "0") != "0" else set()
+    result = []
     for text in typed:
         key, _, value = text.lstrip("+").partition("=")
-        if key in TYPED and key not in left and value != "null":
-            found.append(TYPED[key].replace("…", value))
-        elif key not in (*REMOVED, *GROUPS, *left) or (key in NEEDED and value.lower() not in OFF):
-            found.append(text.replace(value, today(value)) if key in PLACES else text)
-    return found
+        if key in TYPED and key not in dropped and value != "null":
+            result.append(TYPED[key].replace("…", value))
+        elif key not in (*REMOVED, *GROUPS, *dropped) or (key in NEEDED and value.lower() not in OFF):
+            result.append(text.replace(value, present_path(value)) if key in PLACES else text)
+    return result
 
 
 def lookup(values: object, key: str, missing: object = None) -> Any:
-    """What stands under a dotted key of mappings, or of a configuration; `missing` where there is nothing."""
+    """The value under a dotted key of nested mappings or of a configuration, or `missing`."""
     for word in key.split("."):
         values = values.get(word, missing) if isinstance(values, Mapping) else getattr(values, word, missing)
     return values
 
 
-def taken(values: dict[str, Any], key: str) -> Any:
-    """What stands under a dotted key, which `values` no longer has then; None where there is nothing."""
+def pop_key(values: dict[str, Any], key: str) -> Any:
+    """Remove and return the value under a dotted key of nested mappings; None if there is none."""
     word, _, rest = key.partition(".")
     if not rest:
         return values.pop(word, None)
     if not isinstance(values.get(word), Mapping):
         return None
-    values[word] = dict(values[word])  # the caller's stays as it is
-    return taken(values[word], rest)
+    values[word] = dict(values[word])  # a copy: the caller's mapping must not change
+    return pop_key(values[word], rest)
 
 
-def put(values: dict[str, Any], key: str, value: object) -> None:
-    """`value` under a dotted key, in place of what is there; mappings on the way are copies."""
+def set_key(values: dict[str, Any], key: str, value: object) -> None:
+    """Set the value under a dotted key of nested mappings. Inner mappings are copied."""
     word, _, rest = key.partition(".")
     if rest:
-        there = values.get(word)
-        values[word] = dict(there) if isinstance(there, Mapping) else {}
-        put(values[word], rest, value)
+        inner = values.get(word)
+        values[word] = dict(inner) if isinstance(inner, Mapping) else {}
+        set_key(values[word], rest, value)
     else:
         values[word] = value

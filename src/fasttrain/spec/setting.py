@@ -1,9 +1,8 @@
-"""How one setting is declared: a dataclass field with its default, range, class and text; what is read off such fields;
-and how plain mappings (from YAML, the command line) become such dataclasses, with messages a user can act on.
+"""Declares settings as dataclass fields, and builds these dataclasses from plain mappings (YAML, the command line).
 
-The declaration is the only place that knows a setting: the typed configuration, ranges, `--help`, names in the
-environment, what Hydra composes against and the rows of the plan come from it. Values from outside are not guessed:
-`1e6` becomes an int because it is one, `"on"` a switch because the field is one, else an error names the key.
+The declaration of a setting is the only place that knows it: the typed configuration, ranges, `--help`, environment
+variables, the schema for Hydra and the rows of the plan are derived from it. Values are converted by the type of the
+field: `1e6` to an int, `"on"` to a switch. If that is impossible, the error names the key.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.plain import named_or_number, plain
+from fasttrain.spec.plain import import_path_or_number, plain
 
 FlagClass = Literal["exact", "rounding", "trade-off"]
 
@@ -26,28 +25,27 @@ class Setting(NamedTuple):
     """The declaration of a setting, besides its type and default."""
 
     text: str
-    flag_class: FlagClass | None = None  # of a speed flag: exact gives the numbers of stock
-    needs: str = ""  # the capability of an algorithm without which it means nothing; empty: it means something for each
-    ours: bool = False  # only fasttrain's own classes can do it
-    stock: Any = None  # its value in a plain SB3 script: the plan prints what differs from it
+    flag_class: FlagClass | None = None  # only of a speed flag; exact: the numbers are those of stock
+    needs: str = ""  # a property that an algorithm must have; otherwise the setting has no effect
+    ours: bool = False  # only fasttrain's own algorithms can do it
+    stock: Any = None  # its value in a plain SB3 script; the plan prints other values
     least: float | None = None
     most: float | None = None
-    may_change: bool = False  # in a run that goes on
-    classes: Mapping[Any, FlagClass] = {}
-    hidden: bool = False  # only shipped files set it
+    may_change: bool = False  # when a run is resumed
+    classes: Mapping[Any, FlagClass] = {}  # classes of values that differ from `flag_class`
+    hidden: bool = False  # for shipped files only
     name: str = ""  # of a flag
 
     def class_of(self, value: object) -> FlagClass:
-        """The class belongs to the value: all steps together are exact, in groups they round."""
+        """The class of a value."""
         return self.classes.get(value) or self.flag_class or "exact"
 
     @property
     def class_text(self) -> str:
-        """Its class, or those of its values."""
         return "/".join(dict.fromkeys(map(str, (*self.classes.values(), self.flag_class))))
 
     def fits(self, spec: object) -> bool:
-        """Whether it means anything for that algorithm."""
+        """Whether it has an effect with this algorithm (an `AlgorithmSpec`)."""
         return not self.needs or bool(getattr(spec, self.needs))
 
 
@@ -57,25 +55,27 @@ def setting(
     flag_class: FlagClass | None = None,
     *,
     stock: object = MISSING,
-    **further: Any,
+    **more: Any,
 ) -> Any:
-    """A dataclass field with a `Setting`, `further` as there. `default`: MISSING where `reading.from_mapping` finds the
-    value, an empty dict for a new one each time; `stock`: the default, unless it is given."""
-    metadata = {"setting": Setting(text, flag_class, stock=default if stock is MISSING else stock, **further)}
+    """A dataclass field with a `Setting` in its metadata. `more`: other fields of `Setting`.
+
+    With the default MISSING, `reading.from_mapping` computes the value. `stock` is the default unless it is passed.
+    """
+    metadata = {"setting": Setting(text, flag_class, stock=default if stock is MISSING else stock, **more)}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def declared(one: Field[Any]) -> Setting:
-    """The `Setting` of a field."""
-    found: Setting = one.metadata.get("setting") or Setting("")
-    return found
+    return one.metadata.get("setting") or Setting("")
 
 
 def settings_of(cls: type, prefix: str = "", parts: bool = False) -> Iterator[tuple[str, Field[Any]]]:
-    """Every setting of a configuration class, dotted; its groups are classes too. `parts`: those of a setting that has
-    some, `daemons.timeouts_s.game`, in its place."""
+    """The dotted key and field of every setting of a configuration class and its groups.
+
+    `parts`: yield `daemons.timeouts_s.game` and so on in place of `daemons.timeouts_s`.
+    """
     hints = get_type_hints(cls)
     for one in fields(cls):
         if is_dataclass(hints[one.name]) and (parts or "setting" not in one.metadata):
@@ -85,52 +85,59 @@ def settings_of(cls: type, prefix: str = "", parts: bool = False) -> Iterator[tu
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """Default values as a nested mapping of plain values, None where there is none: what Hydra composes against."""
-    hints, found = get_type_hints(cls), dict[str, Any]()
+    """The defaults as nested mappings of plain values, for Hydra. A setting without a default is None."""
+    hints, defaults = get_type_hints(cls), dict[str, Any]()
     for one in fields(cls):
         if is_dataclass(hints[one.name]):
-            found[one.name] = defaults_of(hints[one.name])
+            defaults[one.name] = defaults_of(hints[one.name])
         elif one.default_factory is not MISSING:
-            found[one.name] = one.default_factory()
+            defaults[one.name] = one.default_factory()
         else:
             value = None if one.default is MISSING else one.default
-            found[one.name] = list(value) if isinstance(value, tuple) else deepcopy(value)
-    return found
+            defaults[one.name] = list(value) if isinstance(value, tuple) else deepcopy(value)
+    return defaults
 
 
 def flags_of(cls: type) -> tuple[Setting, ...]:
-    """The flags among a class's fields, in their order: what has a class, with its name."""
+    """The flags of a class: its fields that have a `flag_class`."""
     return tuple(declared(one)._replace(name=one.name) for one in fields(cls) if declared(one).flag_class)
 
 
 def ranges_of(settings: Mapping[str, Field[Any]]) -> dict[str, tuple[float | None, float | None]]:
-    """Key → least and most, of those that are bounded."""
-    found = {key: (declared(one).least, declared(one).most) for key, one in settings.items()}
-    return {key: bounds for key, bounds in found.items() if bounds != (None, None)}
+    """Key → (least, most) of the settings that have a range."""
+    ranges = {key: (declared(one).least, declared(one).most) for key, one in settings.items()}
+    return {key: bounds for key, bounds in ranges.items() if bounds != (None, None)}
 
 
 T = TypeVar("T")
 
 Switch = Literal["auto", "on", "off"]
-Named = Union[str, dict[str, Any]]  # noqa: UP007 - a dotted name of the user's, or a mapping with it and arguments
+Named = Union[str, dict[str, Any]]  # noqa: UP007 - "module:Name", or a mapping with it and its arguments
 
 _TRUE = {"true", "on", "yes", "1"}
 _FALSE = {"false", "off", "no", "0"}
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """`"; did you mean 'num_envs'?"`, or an empty string when nothing is close. Never suggests `word` itself."""
+    """`"; did you mean 'num_envs'?"`, or an empty string if no choice is similar. Never suggests `word` itself."""
     names = {name.lower(): name for name in sorted(set(choices) - {word})}
     lower = word.lower()
     close = difflib.get_close_matches(lower, list(names), n=2, cutoff=0.6)
-    if not close:  # `envs` for `num_envs`: contained rather than similar
+    if not close:  # `envs` is not similar to `num_envs`, but contained in it
         close = [name for name in names if len(word) > 2 and lower in name][:2]
     return f"; did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else ""
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "", known: Iterable[str] = ()) -> T:
-    """A `cls` from a mapping. `where` is the dotted prefix for messages, `known` more keys to suggest from. Raises
-    ConfigError: unknown or missing key, or a value that does not fit the field's type."""
+    """Build a `cls` from a mapping.
+
+    Args:
+        where: dotted prefix for messages.
+        known: more keys for "did you mean".
+
+    Raises:
+        ConfigError: a key is unknown or missing, or a value does not fit the field's type.
+    """
     hints = get_type_hints(cls)
     names = {one.name: one for one in fields(cls)}  # type: ignore[arg-type]
     for key in values:
@@ -146,13 +153,13 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "", known: Itera
 
 
 def convert(value: object, hint: object, key: str) -> Any:
-    """`value` as the type `hint` says, or `ConfigError` naming `key`, the value and what fits."""
-    if is_dataclass(value) and not isinstance(value, type):  # built already, by a caller who had to choose the class
+    """Convert `value` to the type `hint`. Raises ConfigError: it does not fit; names `key`, the value and the type."""
+    if is_dataclass(value) and not isinstance(value, type):  # built already, because its class had to be chosen
         return value
-    value, origin = named_or_number(value, key), get_origin(hint)
+    value, origin = import_path_or_number(value, key), get_origin(hint)
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
-            raise _misfit(key, value, "a group of keys")
+            raise _type_error(key, value, "a group of keys")
         return build(hint, value, key + ".")
     if origin in (Union, types.UnionType):
         return _union(value, get_args(hint), key)
@@ -160,11 +167,11 @@ def convert(value: object, hint: object, key: str) -> Any:
         return _literal(value, get_args(hint), key)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise _misfit(key, value, "a list")
+            raise _type_error(key, value, "a list")
         return tuple(convert(item, get_args(hint)[0], f"{key}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise _misfit(key, value, "a mapping")
+            raise _type_error(key, value, "a mapping")
         return {str(k): convert(v, get_args(hint)[1], f"{key}.{k}") for k, v in value.items()}
     if hint is Any:
         return plain(value, key)
@@ -172,12 +179,14 @@ def convert(value: object, hint: object, key: str) -> Any:
 
 
 def named(entry: Named, word: str, key: str) -> tuple[str, dict[str, Any]]:
-    """`my.module:Thing`, or `{WORD: my.module:Thing, factor: 2}` → the dotted name and the arguments beside it. Raises
-    ConfigError: the mapping names nothing."""
+    """The name and the arguments in `my.module:Thing` or `{WORD: my.module:Thing, factor: 2}`.
+
+    `call` may stand in place of WORD, if an argument is called WORD. Raises ConfigError: the mapping has no name.
+    """
     if isinstance(entry, str):
         return entry, {}
     arguments = dict(entry)
-    name = arguments.pop("call" if "call" in arguments else word, None)  # `call` leaves the word to an argument
+    name = arguments.pop("call" if "call" in arguments else word, None)
     if not isinstance(name, str):
         raise ConfigError(f"{key}: expected {{{word}: my.module:Name, …}}, got {dict(entry)}")
     return name, arguments
@@ -188,19 +197,19 @@ def _scalar(value: object, hint: object, key: str) -> Any:
         text = str(value).lower()
         if text in _TRUE | _FALSE:
             return text in _TRUE
-        raise _misfit(key, value, "true or false")
+        raise _type_error(key, value, "true or false")
     if hint in (int, float):
         number = _number(value)
         if number is None or (hint is int and number != int(number)):
-            raise _misfit(key, value, "a whole number" if hint is int else "a number")
+            raise _type_error(key, value, "a whole number" if hint is int else "a number")
         return int(number) if hint is int else float(number)
     if (hint is type(None) and value is None) or (hint is str and isinstance(value, str) and value):
         return value
-    raise _misfit(key, value, "text" if hint is str else getattr(hint, "__name__", str(hint)))
+    raise _type_error(key, value, "text" if hint is str else getattr(hint, "__name__", str(hint)))
 
 
 def _number(value: object) -> float | None:
-    """Finite number in `value` (ints, floats, `"1e6"`, `"1_000"`), else None; booleans are not numbers."""
+    """The finite number that `value` is or spells (`"1e6"`, `"1_000"`), else None. Booleans are not numbers."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -214,7 +223,7 @@ def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
     text = str(value).lower()
     if "off" in choices and text in _FALSE:  # YAML reads a bare on/off as a boolean
         return "off"
-    if "off" in choices and text in _TRUE and (on := {"on", "stop"} & {*choices}):  # of a guard, which stops
+    if "off" in choices and text in _TRUE and (on := {"on", "stop"} & {*choices}):  # nan_guard has stop in place of on
         return on.pop()
     if value in choices:
         return value
@@ -239,5 +248,5 @@ def _union(value: object, hints: tuple[Any, ...], key: str) -> Any:
     raise ConfigError(f"{key}={value}: {'; or '.join(problems)}")
 
 
-def _misfit(key: str, value: object, wanted: str) -> ConfigError:
-    return ConfigError(f"{key}={value}: expected {wanted}")
+def _type_error(key: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"{key}={value}: expected {expected}")

@@ -1,4 +1,4 @@
-"""Rules of the plan about how envs are stepped: which vector env, how many envs and workers, in groups, by whom."""
+"""Resolvers of the plan for stepping: vector env, number of envs and workers, schedule, infos, evaluations."""
 
 from __future__ import annotations
 
@@ -11,36 +11,34 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import backend_of, lends_games
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF, Config
-from fasttrain.spec.reading import evaluation_envs, memory_inputs, plays_itself, uses_masks
+from fasttrain.spec.reading import evaluation_envs, is_self_play, memory_inputs, uses_masks
 
-# What stepping costs besides the envs' own time, from CartPole (benchmarks, vecenv-step): per env about the
-# same in a plain loop and in a worker; per step of all workers, waking them and being woken on a machine not all idle.
+# Overhead of stepping, measured with CartPole (benchmarks, vecenv-step): per env, in a plain loop or in a worker; and
+# per vector step with workers, for waking them and being woken on a machine that is not idle.
 PER_ENV_S = 2e-6
 PER_SHARED_STEP_S = 250e-6
-# Else the plain loop: it has no processes that could die. By estimates, and where both were tried (runs/check.py).
+# Workers must be faster by these factors, because a plain loop has no processes that could die: by the estimate, and if
+# both were tried (runs/check.py).
 SHARED_MUST_GAIN, TRIED_MUST_GAIN = 1.25, 1.1
-# From this step time on workers have a tie: what they cost is nothing there, and a busy machine that hid their gain
-# (938 against 914 ms for envs of 235 ms) will not be busy for hours.
+# With slower steps workers are chosen in a tie: their overhead does not matter then, and a machine that was busy during
+# the measurement (938 against 914 ms for envs of 235 ms) may have hidden their gain.
 SLOW_S = 1e-3
-WAITS_BELOW = 0.5  # share of computing below which an env is one that waits, for an engine or a socket
+WAITS_BELOW = 0.5  # an env that computes less than this share of a step waits for an engine or a socket
 MOST_WORKERS_PER_CORE = 16
-EVALUATIONS = 10  # of a run in self-play that was given no eval_every
-
-
+EVALUATIONS = 10  # during a run in self-play without eval_every
 ONE_GAME = "copies of the env in one process influence each other (checkup): each needs a process of its own"
 
 
 def resolve_vec_env(requested: str, context: Context) -> Resolved:
-    """`auto` → native, shared or dummy, by what was measured; shared where failing envs are to be replaced, or where
-    copies in one process are not independent."""
+    """`auto` chooses by measurement. Failing envs and copies that influence each other need workers."""
     value, reason = _choose_vec_env(requested, context)
     if value == "dummy" and context.env.shares == "process" and context.config.num_envs > 1:
-        asked = {"vec_env": requested, "workers": context.config.workers}
-        if any(one != "auto" and context.typed(key) for key, one in asked.items()):
+        values = {"vec_env": requested, "workers": context.config.workers}
+        if any(one != "auto" and context.typed(key) for key, one in values.items()):
             raise ConfigError(f"vec_env={value} with num_envs={context.config.num_envs}: {ONE_GAME}; use num_envs=1")
         value, reason = "shared", ONE_GAME
     if requested == "auto" and context.config.env.spec.native and memory_inputs(context.config):
-        reason = f"algo.memory_inputs is shown by single envs, not by the native batch; {reason}"
+        reason = f"algo.memory_inputs needs single envs, not the native batch; {reason}"
     if context.config.env.on_env_error == "raise" or value == "shared":
         return value, reason
     if requested == "auto" and value == "dummy" and context.config.workers != 0:
@@ -62,11 +60,11 @@ def _choose_vec_env(requested: str, context: Context) -> Resolved:
             raise ConfigError(f"vec_env={requested} contradicts workers=0: remove one of them")
         return "dummy", "workers=0: all envs in this process"
     if requested in ("subproc", "shared") and machine.windows and not typed:
-        return "dummy", "Windows: worker processes cost more than they bring"
+        return "dummy", "Windows: worker processes cost more than they save"
     if requested != "auto":
         return requested, ""
     if env.native:
-        return "native", "the game has a batched native form"
+        return "native", "the game has a native batch"
     if config.workers == 0:
         return "dummy", "workers=0: all envs in this process"
     if env.step_s is None or machine.windows:
@@ -77,45 +75,46 @@ def _choose_vec_env(requested: str, context: Context) -> Resolved:
 def _by_cost(step_s: float, context: Context) -> Resolved:
     num_envs, env = context.config.num_envs, context.env
     if env.vector and is_faster(env.vector):
-        other, own = map(_spell, env.vector)
-        return "vector", f"tried: a step of {num_envs} envs takes {own} by the env's own vector form, else {other}"
+        other, own = map(_duration, env.vector)
+        return "vector", f"tried: a step of {num_envs} envs takes {own} with the env's own vector form, else {other}"
     if env.vector_form and (why := needs_single_envs(context.config)):
         value, reason = _by_cost(step_s, context._replace(env=env._replace(vector_form=False)))
         return value, f"{reason}; {why}"
     loop_s, shared_s, workers = step_costs(num_envs, env, context.machine)
-    measured = f"env.step takes {_spell(step_s)}: {num_envs} envs one after another {_spell(loop_s)}"
+    measured = f"env.step takes {_duration(step_s)}: {num_envs} envs one after another {_duration(loop_s)}"
     if env.tried:
         loop_s, shared_s = env.tried
-        told = f"tried: a step of {num_envs} envs takes {_spell(loop_s)} in one process, {_spell(shared_s)} in workers"
+        loop, shared = _duration(loop_s), _duration(shared_s)
         must_gain = TRIED_MUST_GAIN if step_s < SLOW_S else 1 / TRIED_MUST_GAIN
-        return "shared" if loop_s > must_gain * shared_s else "dummy", told
+        reason = f"tried: a step of {num_envs} envs takes {loop} in one process, {shared} in workers"
+        return "shared" if loop_s > must_gain * shared_s else "dummy", reason
     if workers > 1 and loop_s > SHARED_MUST_GAIN * shared_s:
-        return "shared", f"{measured}, in {workers} workers about {_spell(shared_s)}"
+        return "shared", f"{measured}, in {workers} workers about {_duration(shared_s)}"
     if workers < 2:
-        return "dummy", f"{measured}; one {'env' if num_envs == 1 else 'core'}"
-    return "dummy", f"{measured}, in {workers} workers no less"
+        return "dummy", f"{measured}; there is one {'env' if num_envs == 1 else 'core'} only"
+    return "dummy", f"{measured}, in {workers} workers not less"
 
 
 def needs_single_envs(config: Config) -> str:
-    """Why a VectorEnv must not take the place of single envs under `auto`; empty: nobody reaches into them."""
+    """Why `auto` must not choose the env's own vector form; empty if it may."""
     if config.env.wrappers:
         return "env.wrappers go around single envs, not around the env's own vector form"
     if config.curriculum.tasks:
         return "tasks of a curriculum are chosen for single envs, not in the env's own vector form"
-    return "callbacks may reach into single envs, which the env's own vector form has not" if config.callbacks else ""
+    return "callbacks may use single envs, which the env's own vector form does not have" if config.callbacks else ""
 
 
 def is_faster(vector: tuple[float, float] | None) -> bool:
-    """Whether an env's own vector form, tried beside what else would be chosen, pays."""
+    """Whether the env's own vector form was measured to be faster than the other choice (`EnvFacts.vector`)."""
     return vector is not None and vector[0] > TRIED_MUST_GAIN * vector[1]
 
 
 def step_costs(num_envs: int, env: EnvFacts, machine: Machine) -> tuple[float, float, int]:
-    """About what a step of all envs costs in one process and in workers, in seconds, and how many workers that are."""
+    """Estimated seconds of a step of all envs in one process and in workers, and the number of workers."""
     env_s = (env.step_s or 0.0) + PER_ENV_S
     workers = _auto_workers(num_envs, env, machine)
     longest = math.ceil(num_envs / workers) * env_s
-    in_workers = max(longest, num_envs * env_s * env.cpu_share / machine.cores)  # no less than all computing
+    in_workers = max(longest, num_envs * env_s * env.cpu_share / machine.cores)  # at least the computing of all envs
     return num_envs * env_s, PER_SHARED_STEP_S + in_workers, workers
 
 
@@ -126,18 +125,18 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 
 
 def resolve_lean_info(requested: bool, context: Context) -> Resolved:
-    """Off where infos cost nothing, and where callbacks of the user's may read them."""
+    """Off in one process, and if the user's callbacks may read infos."""
     vec_env = context.effective["vec_env"]
     typed = context.typed("lean_info") or not requested
     if vec_env == "dummy" and not typed:
-        return False, "in one process infos cost nothing; cutting them would"
+        return False, "in one process infos cost nothing, and dropping them would"
     if vec_env != "native" and not typed and context.config.callbacks and not context.config.env.info_keys:
-        return False, "callbacks may read any info of any step; env.info_keys=[…] names what yours read"
+        return False, "callbacks may read any info; name those that yours read by env.info_keys=[…]"
     return requested, "a native game sends info only when an episode ends" if vec_env == "native" else ""
 
 
 def resolve_num_envs(requested: int, context: Context) -> Resolved:
-    """A native game names its own number, unless the user does; it is for algorithms that update once per rollout."""
+    """The game's own number for a native on-policy run, unless the user has chosen one."""
     if context.env.shares == "machine" and requested > 1:
         why = "copies of the env on one machine influence each other (checkup)"
         return context.instead("num_envs", 1, why, f"num_envs={requested}: {why}; use num_envs=1")
@@ -149,7 +148,7 @@ def resolve_num_envs(requested: int, context: Context) -> Resolved:
 
 
 def resolve_workers(requested: int | str, context: Context) -> Resolved:
-    """One per usable core; more for envs that wait."""
+    """`auto` is one per core, or more for envs that wait."""
     vec_env, num_envs = context.effective["vec_env"], context.effective["num_envs"]
     if vec_env == "shared":
         return _shared_workers(requested, num_envs, context)
@@ -175,29 +174,29 @@ def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Re
         return min(requested, num_envs), ""
     workers, cores = _auto_workers(num_envs, context.env, context.machine), context.machine.cores
     if workers > cores:
-        return workers, f"env.step computes {100 * context.env.cpu_share:.0f} % of its time and waits the rest"
+        return workers, f"env.step computes {100 * context.env.cpu_share:.0f} % of its time and waits for the rest"
     return workers, f"one per core, {num_envs / workers:.3g} envs each"
 
 
 def resolve_schedule(requested: str, context: Context) -> Resolved:
-    """`auto`: first_ready for games with engines; else lockstep, since the draws of first_ready depend on timing."""
+    """`auto` is first_ready for games with engines, else lockstep, because first_ready depends on timing."""
     if requested == "lockstep":
         return requested, ""
-    if unfit := _why_no_groups(context):
-        return context.instead("schedule", "lockstep", unfit, f"schedule={requested}: {unfit}; use schedule=lockstep")
+    if why := _why_no_groups(context):
+        return context.instead("schedule", "lockstep", why, f"schedule={requested}: {why}; use schedule=lockstep")
     if requested == "first_ready":
-        return requested, "every worker runs ahead on its own within a rollout"
+        return requested, "within a rollout no worker waits for another one"
     if context.effective["vec_env"] == "daemons":
-        return "first_ready", "each game goes at its engine's pace"
-    return "lockstep", "the same seed gives the same run; schedule=first_ready waits for no slow worker"
+        return "first_ready", "each game has the pace of its engine"
+    return "lockstep", "the same seed gives the same run; schedule=first_ready does not wait for slow workers"
 
 
 def _why_no_groups(context: Context) -> str:
     effective, env = context.effective, context.config.env
     if effective["vec_env"] not in ("shared", "daemons"):
-        return f"vec_env={effective['vec_env']} has no workers that could step apart"
-    if plays_itself(context.config):
-        return "opponent=self lets the opponents decide in all envs together"
+        return f"vec_env={effective['vec_env']} has no workers that step independently"
+    if is_self_play(context.config):
+        return "opponent=self lets the opponents act in all envs together"
     if effective["vec_env"] == "shared" and effective["workers"] < 2:
         return "there is one worker only"
     if env.frame_stack > 1 or env.normalize:
@@ -207,37 +206,36 @@ def _why_no_groups(context: Context) -> str:
 
 
 def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Refuse what self-play cannot do, and its settings where it is off. Raises ConfigError: names the key and a way
-    out."""
+    """Raises ConfigError: self-play does not support a setting, or a setting of self-play has no effect."""
     typed = [key for key, source in sources.items() if source == "command line"]
-    named = f"env.kwargs.{config.env.spec.opponent_key}"
-    if "opponent" in typed and named in typed:
-        raise ConfigError(f"opponent={config.opponent} and {named} say the same thing: remove one of them")
-    if not plays_itself(config) or config.opponent not in (None, SELF):
+    kwarg = f"env.kwargs.{config.env.spec.opponent_key}"
+    if "opponent" in typed and kwarg in typed:
+        raise ConfigError(f"opponent={config.opponent} and {kwarg} set the same thing: remove one of them")
+    if not is_self_play(config) or config.opponent not in (None, SELF):
         for key in sorted(key for key in typed if key.startswith("self_play.")):
             raise ConfigError(f"{key} has no effect without opponent=self: use that, or remove {key}")
         return
     if effective["engine"] == "stock":
-        raise ConfigError("opponent=self with engine=stock: the stock classes know no opponents; use engine=fast")
+        raise ConfigError("opponent=self with engine=stock: the stock classes have no opponents; use engine=fast")
     if effective["vec_env"] == "subproc":
         raise ConfigError("opponent=self with vec_env=subproc: use vec_env=auto, native, shared or dummy")
     env, plain = config.env, "the opponents see the env's own observations"
-    unfit = {
+    refused = {
         "env.frame_stack": (env.frame_stack > 1, plain),
         "env.normalize": (bool(env.normalize), plain),
         "algo.memory_inputs": (bool(memory_inputs(config)), plain),
         "action_repeat": (config.action_repeat > 1, "a step is one decision"),
-        "env.info_keys": (bool(env.info_keys), "only the infos of episode ends are kept"),
+        "env.info_keys": (bool(env.info_keys), "only the infos of episode ends are available"),
         "env.max_episode_steps": (env.max_episode_steps is not None, "a limit would count both sides' decisions"),
         "env.on_env_error=restart": (env.on_env_error == "restart", "an opponent's decision cannot be repeated"),
     }
-    for key, (asked, why) in unfit.items():
-        if asked:
+    for key, (is_set, why) in refused.items():
+        if is_set:
             raise ConfigError(f"opponent=self with {key}: {why}; remove {key}")
 
 
 def check_masks(config: Any, engine: str, sources: Mapping[str, str]) -> None:
-    """Raises ConfigError for what is said about action masks to an algorithm that reads none."""
+    """Raises ConfigError: a setting about action masks is typed, but the algorithm reads no masks."""
     reads = uses_masks(dataclasses.replace(config, engine=engine))
     for key in ("env.masks", "env.on_empty_mask"):
         if sources.get(key) == "command line" and not reads:
@@ -248,12 +246,12 @@ def check_masks(config: Any, engine: str, sources: Mapping[str, str]) -> None:
 
 
 def resolve_eval_every(requested: int, context: Context) -> Resolved:
-    """In self-play the reward says nothing of progress, so that quality is measured on the way."""
+    """In self-play the reward does not show progress, so there are evaluations by default."""
     if not context.config.eval.episodes:
         error = f"eval_every={requested} contradicts eval.episodes=0: remove one of them"
         return context.instead("eval_every", 0, "eval.episodes=0: no evaluation", error, (0,))
     every, why = requested, ""
-    if not requested and plays_itself(context.config) and "eval_every" not in context.sources:
+    if not requested and is_self_play(context.config) and "eval_every" not in context.sources:
         every = max(1, context.config.total_timesteps // EVALUATIONS)
         why = f"opponent=self: progress is measured against {context.config.env.spec.eval_opponent}"
     engines, backend = "", backend_of(context.config.env)
@@ -265,32 +263,34 @@ def resolve_eval_every(requested: int, context: Context) -> Resolved:
 
 
 def resolve_eval_async(requested: bool, context: Context) -> Resolved:
-    """Beside training, in a process of its own: where there is work, a core, and room for another env."""
-    unfit = ""
+    """Evaluate in a process of its own, if there are evaluations, a second core, and a second env is possible."""
+    why = ""
     if context.machine.cores < 2 and not context.typed("eval_async"):
-        unfit = "one core: nothing can run beside the training"
+        why = "there is one core only"
     if context.config.num_envs == 1 and not context.typed("eval_async"):
-        unfit = "num_envs=1: evaluations borrow the one env, for perhaps there can be no second"
+        why = "num_envs=1: evaluations use the training's env, because a second one might not be possible"
     if lends_games(context.config):
-        unfit = "evaluations play with the training's engines"
+        why = "evaluations play with the training's engines"
     if not context.effective["eval_every"]:
-        unfit = "no evaluations on the way without eval_every=…"
-    return (False, unfit) if requested and unfit else (requested, "")
+        why = "no evaluations during training without eval_every=…"
+    return (False, why) if requested and why else (requested, "")
 
 
-def _spell(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
-STOCK_ENVS = 8  # for which the tier `baseline` names rollouts: 2,048 steps of each are PPO's 16,384
+STOCK_ENVS = 8  # number of envs of the rollouts in the tier `baseline`: PPO's 16,384 are 8 × 2,048 steps
 
 
 def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:
-    """`algo` with the rollout that nobody chose: in the tier `baseline` of stock's `n_steps`, in others at most as long
-    as the training; and what it was before it was cut, or 0."""
+    """`algo` with a rollout size that nobody has chosen, and the size before it was reduced (0: it was not).
+
+    In the tier `baseline` it is stock's `n_steps` per env. In other tiers it is not longer than the training.
+    """
     num_envs, size = effective["num_envs"], algo.rollout_size
     if config.tier == "baseline":
-        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # no game's own, and not of the user's algo file
+        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # not from the game or a file of the user's
         return (dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS) if stock else algo), 0
     most = max(config.total_timesteps, batch_size, num_envs, 2)
     if size <= most or effective["engine"] != "fast" or algo.spec.recurrent:

@@ -24,7 +24,7 @@ from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, batch_size_of, tra
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH, widest_layer
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
-from fasttrain.spec.reading import against_bots
+from fasttrain.spec.reading import with_fixed_opponent
 from fasttrain.spec.setting import FlagClass
 from fasttrain.studies.limits import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.terminal import command, rate_text, spelt
@@ -232,7 +232,7 @@ def changed_plan(now: Situation, candidate: Candidate) -> RunSpec | None:
     try:
         facts = now.facts
         if {"engine", "vec_env"} & set(dict(candidate.changes)):  # they need other facts about the env
-            facts = env_facts(against_bots(config))
+            facts = env_facts(with_fixed_opponent(config))
         plan = resolve(config, sources, facts, now.machine)
     except (ConfigError, EnvSpecError):
         return None

@@ -24,7 +24,7 @@ from fasttrain.spec.checks import BY_NAME
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.precedence import key_of
-from fasttrain.spec.reading import against_bots
+from fasttrain.spec.reading import with_fixed_opponent
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies import advice as show
 from fasttrain.studies.advice import Advice, Candidate, Situation, advise
@@ -105,7 +105,7 @@ class Doctor:
         self._torch_threads = torch.get_num_threads()
         self._rigs = 0
         self.rig: Rig | None = None
-        played = against_bots(config)
+        played = with_fixed_opponent(config)
         with activity(console, "building the env"), survey_of(played, Console(quiet=True)) as survey:
             # `env_facts` measures whether envs compute or wait only with vec_env=auto.
             shared = config.vec_env == "shared"

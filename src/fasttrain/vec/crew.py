@@ -104,8 +104,10 @@ class Crew:
                 restart_envs=self.options.on_env_error == "restart",
                 spin_s=SPIN_S,
             )
-            start = self._process if scout is None or index else scout.hand_over
-            self.workers.append(start(settings, stop - first))
+            if scout is not None and index == 0:
+                self.workers.append(scout.hand_over(settings, stop - first))
+            else:
+                self.workers.append(WorkerProcess(self.context, self.notify, settings, stop - first))
         ready = [self._ready(worker) for worker in self.workers]
         for worker, other in zip(self.workers, ready, strict=True):
             if other != ready[0]:
@@ -127,9 +129,6 @@ class Crew:
         for worker in self.workers:
             self._attach(worker)
 
-    def _process(self, settings: Settings, num_envs: int) -> WorkerProcess:
-        return WorkerProcess(self.context, self.notify, settings, num_envs)
-
     def _ready(self, worker: WorkerProcess) -> Ready:
         try:
             return worker.ready(self.options.start_timeout_s)
@@ -141,8 +140,6 @@ class Crew:
     def _attach(self, worker: WorkerProcess) -> None:
         control = self.control[worker.settings.worker]
         worker.attach(self.layout, self._block, control, self.options.start_timeout_s)
-
-    # --- steps
 
     def post_step(self) -> None:
         """Start a step of every worker, with the actions in the arrays, into the other observation array."""
@@ -178,8 +175,7 @@ class Crew:
     def wait_step(self) -> list[Record]:
         """Wait until every worker has stepped. Returns the records of all envs.
 
-        Raises:
-            EnvError: an env or a worker failed, and `on_env_error` is "raise", or there were too many restarts.
+        Raises EnvError: an env or a worker failed, and `on_env_error` is "raise", or there were too many restarts.
         """
         deadline = time.monotonic() + self.options.step_timeout_s
         records: list[Record] = []
@@ -235,16 +231,13 @@ class Crew:
         self._unreported.clear()
         return infos
 
-    # --- calls
-
     def call(self, name: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
         """Call `name` in these workers at the same time, and return their answers in order.
 
         Waits for steps that have begun, and stores their results for `wait_step`. A worker that fails is replaced and
         called again.
 
-        Raises:
-            EnvError: a worker failed, as in `wait_step`.
+        Raises EnvError: a worker failed, as in `wait_step`.
         """
         payloads = {index: pack((name, args)) for index, args in arguments.items()}
         self._collect_steps()
@@ -283,16 +276,13 @@ class Crew:
         except WorkerLostError as error:
             raise self._env_error(worker, error) from error.cause
 
-    # --- failures
-
     def replace(self, worker: WorkerProcess, error: WorkerLostError, stepping: bool = True) -> list[Packed]:
         """Replace a worker that failed. Its episodes end as truncated and lost, in the state before the step.
 
         Between two steps (`stepping=False`) the arrays stay as they are. The next step reports the ends of these
         episodes instead of stepping these envs. Returns the infos of the resets.
 
-        Raises:
-            EnvError: `on_env_error` is "raise", or there were too many restarts.
+        Raises EnvError: `on_env_error` is "raise", or there were too many restarts.
         """
         index = worker.settings.worker
         rows = self._rows(worker)
@@ -305,7 +295,8 @@ class Crew:
                 raise self._env_error(worker, error) from error.cause
             self._count_restart(worker, error)
             worker.kill()
-            self.workers[index] = worker = self._process(worker.settings, worker.stop - worker.first)
+            num_envs = worker.stop - worker.first
+            self.workers[index] = worker = WorkerProcess(self.context, self.notify, worker.settings, num_envs)
             try:
                 worker.ready(self.options.start_timeout_s)
                 self._attach(worker)
@@ -374,8 +365,6 @@ class Crew:
         return EnvError(
             f"env {failure.env_index} (worker {index}{seed}{action}) failed at its step {failure.step}: {failure.text}"
         )
-
-    # --- closing
 
     def close(self) -> None:
         """End all workers within `CLOSE_TIMEOUT_S`, even if they hang."""

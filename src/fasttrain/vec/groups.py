@@ -75,18 +75,16 @@ class WorkerGroups:
             begin = end
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        return [self._take(group) for group in groups]
-
-    def _take(self, group: int) -> GroupStep:
-        """Wait until this worker has stepped. Raises EnvError: an env or a worker failed."""
-        env, crew = self.env, self.env.crew
-        began = time.perf_counter_ns()
-        deadline = time.monotonic() + crew.options.step_timeout_s
-        records = crew.wait_worker(crew.workers[group], deadline)
-        env.wait_ns += time.perf_counter_ns() - began
-        env.slowest_ns += int(crew.control[group, STEP_NS])
-        rows, observations = self.rows[group], crew.arrays.observations[crew.buffers[group]]
-        return GroupStep(rows, env.close_episodes(rows, records), records, select_rows(observations, rows))
+        env, crew, steps = self.env, self.env.crew, list[GroupStep]()
+        for group in groups:
+            began = time.perf_counter_ns()
+            deadline = time.monotonic() + crew.options.step_timeout_s
+            records = crew.wait_worker(crew.workers[group], deadline)
+            env.wait_ns += time.perf_counter_ns() - began
+            env.slowest_ns += int(crew.control[group, STEP_NS])
+            rows, observations = self.rows[group], crew.arrays.observations[crew.buffers[group]]
+            steps.append(GroupStep(rows, env.close_episodes(rows, records), records, select_rows(observations, rows)))
+        return steps
 
     def first_ready(self, groups: list[int]) -> list[int]:
         """Wait for the first of `groups`. A worker that has died counts as ready: `take` reports it."""

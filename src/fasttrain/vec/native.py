@@ -71,12 +71,11 @@ class NativeVecEnv(SlotVecEnv):
         self.slots.finished = [self._finish(index) for index in ended.tolist()] if ended.size else []
 
     def _ask(self, method: str, *arguments: object) -> None:
-        """Call a method of the game. Raises EnvError: the game's own code raised; the message names the place in it."""
         try:
             getattr(self.game, method)(*arguments)
         except FastTrainError:
             raise
-        except Exception as error:
+        except Exception as error:  # of the user's code
             raise EnvError(f"{type(self.game).__name__}.{method} failed: {blame(error)}") from error
 
     @property

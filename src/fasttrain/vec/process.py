@@ -60,7 +60,6 @@ class WorkerLostError(Exception):
 
     @property
     def cause(self) -> Exception:
-        """The exception to raise another error from."""
         return WorkerTraceback(f"\n{self.failure.traceback}") if self.failure else self
 
 
@@ -256,8 +255,7 @@ class PipedProcess:
     def use_pipe(self, action: Callable[[], T]) -> T:
         """Run `action`, which uses the connection, and return its result.
 
-        Raises:
-            WorkerLostError: the process has ended. `GamesProcess` raises an EnvError instead.
+        Raises WorkerLostError: the process has ended. `GamesProcess` raises an EnvError instead.
         """
         try:
             return action()

@@ -117,8 +117,6 @@ class SharedMemoryVecEnv(SlotVecEnv):
         """Envs and workers replaced after a failure."""
         return self.crew.restarts
 
-    # --- stepping
-
     def reset(self) -> VecEnvObs:
         self._check_open()
         infos = self.crew.reset(self._seeds, self._options)
@@ -238,8 +236,6 @@ class SharedMemoryVecEnv(SlotVecEnv):
             self._warned.add(kind)
             warnings.warn(text, UserWarning, stacklevel=4)
 
-    # --- calls
-
     def set_tasks(self, numbers: Int64Array, envs: Int64Array | slice) -> None:
         """Choose the tasks of the next episodes of these envs, at any time; see `envs/tasks.py`."""
         self.crew.arrays.tasks[envs] = numbers
@@ -290,8 +286,6 @@ class SharedMemoryVecEnv(SlotVecEnv):
             for place, value in zip(mine, part or [None] * len(mine), strict=True):
                 answers[place] = value
         return answers
-
-    # --- groups, times, end
 
     def groups(self) -> WorkerGroups | None:
         return WorkerGroups(self) if self.num_workers > 1 else None

@@ -186,7 +186,6 @@ class ActionLogVecEnv(DummyVecEnv):
         self.close_failed = next(filter(None, [env.end() for env in self.envs]), "")
 
     def observation_of(self, index: int) -> Any:
-        """The present observation of one env."""
         return select_rows(self._obs_from_buf(), index)
 
     def return_of(self, index: int) -> float:

@@ -34,8 +34,7 @@ Make = Callable[..., VectorEnv[Any, Any, Any]]  # called with num_envs=N
 def registered(env_id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None = None) -> Make:
     """A function that makes the VectorEnv registered as `vector_entry_point` of an env id.
 
-    Raises:
-        EnvSpecError: the id is not registered, or has no vector_entry_point.
+    Raises EnvSpecError: the id is not registered, or has no vector_entry_point.
     """
     try:
         spec = gymnasium.spec(env_id)
@@ -181,12 +180,11 @@ class GymVecEnv(SlotVecEnv):
         return self.end_episode(index, final, info)
 
     def _call_env(self, what: str, call: Callable[[], Any], kind: type[FastTrainError] = EnvError) -> Any:
-        """Run `call`. Raises `kind`: the env's own code raised; the message names the place in it."""
         try:
             return call()
         except FastTrainError:
             raise
-        except Exception as error:
+        except Exception as error:  # of the user's code
             raise kind(f"{self._what}: {what} failed: {blame(error)}") from error
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:
@@ -246,8 +244,7 @@ class RowMasks:
     def read(self, observations: Any, infos: Mapping[str, Any], rows: BoolArray, into: BoolArray) -> None:
         """Write the masks of `rows`, (N,) bool, into their rows of `into` (N, A).
 
-        Raises:
-            EnvError: a row has no mask, or one of the wrong length or type.
+        Raises EnvError: a row has no mask, or one of the wrong length or type.
         """
         source = infos if self.in_infos else observations
         masks: Any = mask_entry(source, self._keys) if self._method is None else self._method()

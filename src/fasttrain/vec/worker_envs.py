@@ -90,7 +90,6 @@ class Record(NamedTuple):
 
 
 def failure_of(error: BaseException, env_index: int) -> Failure:
-    """Describe an exception of an env."""
     ours = isinstance(error, EnvError)
     return Failure(env_index, str(error) if ours else blame(error), "".join(traceback.format_exception(error)))
 
@@ -190,8 +189,7 @@ class EnvRows:
     def step(self, buffer: int) -> list[Record]:
         """Step every env with its action in the arrays, and write its row. `buffer`: which observations to write.
 
-        Raises:
-            NeedsRestartError: an env failed, and it cannot or shall not be rebuilt here.
+        Raises NeedsRestartError: an env failed, and it cannot or shall not be rebuilt here.
         """
         arrays, actions = self.arrays, self.arrays.actions
         self._into, self._before = arrays.observations[buffer], arrays.observations[1 - buffer]

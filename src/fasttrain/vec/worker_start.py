@@ -277,7 +277,6 @@ class Bell:
         return True
 
     def clear(self) -> None:
-        """Take all."""
         while self.acquire(block=False):
             pass
 

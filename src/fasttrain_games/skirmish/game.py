@@ -73,7 +73,7 @@ class SkirmishGame(GameBatch):
         )  # fmt: skip
 
     def kernel_calls(self) -> list[KernelCall]:
-        games, setup, none, team = self.records, self.setup, self._everyone[:0], (new_team(), 0)
+        games, setup, none, team = self.records, self.setup, self._all_games[:0], (new_team(), 0)
         actions = self._bound().actions.reshape(self.num_envs, -1)
         return [
             KernelCall(kernels.advance, (games, setup, self._mix, none, False, *team)),

@@ -134,7 +134,7 @@ class SkullKingGame(GameBatch):
         return seats
 
     def kernel_calls(self) -> list[KernelCall]:
-        games, none, team = self.records, self._everyone[:0], (new_team(), 0)
+        games, none, team = self.records, self._all_games[:0], (new_team(), 0)
         views = (self._observations, self._masks, self.opponents_turn)
         return [
             KernelCall(kernels.advance, (games, none, self._mix, self._weights, self._scratch, *team)),
@@ -245,7 +245,7 @@ class SkullKingGame(GameBatch):
             ConfigError: unknown level.
         """
         self._bound()
-        listed = self._everyone if indices is None else np.asarray(indices, np.int64)
+        listed = self._all_games if indices is None else np.asarray(indices, np.int64)
         if (self.records["phase"][listed] == UNSTARTED).any():
             raise EnvError("Skull King: reset() every env before asking for bot_actions()")
         actions = np.empty(len(listed), np.int64)

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import ALGORITHMS, LSTM, AlgorithmSpec, instead
+from fasttrain.spec.algorithms import ALGORITHMS, LSTM, AlgorithmSpec, argument_message
 from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import ALIASES
 from fasttrain.spec.reading import from_mapping
-from fasttrain.spec.removed import put
+from fasttrain.spec.removed import set_key
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
 Settings = dict[str, Any]  # dotted key → value
@@ -90,7 +90,7 @@ def taken(entry: Mapping[str, Any], env: str, spec: AlgorithmSpec) -> Taken:
 def nested(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     """`values` with the dotted settings added in their groups."""
     for key, value in settings.items():
-        put(values, key, value)
+        set_key(values, key, value)
     return values
 
 
@@ -137,7 +137,7 @@ def _settings(key: str, value: object, entry: Mapping[str, Any], spec: Algorithm
         linear = isinstance(value, str) and line and kind.isalpha() and spec.arguments()[key][0].startswith("schedule")
         yield f"algo.{key}", f"linear_{number}" if linear else value
     elif key != "optimize_memory_usage" or value:
-        told = "" if f"algo.{key}" in ALIASES else instead(f"algo.{key}").partition(": ")[2]
+        told = "" if f"algo.{key}" in ALIASES else argument_message(f"algo.{key}").partition(": ")[2]
         raise ConfigError(told or f"{spec.stock.partition(':')[2]} has no such argument")
 
 
