@@ -27,7 +27,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 442 and three modules for `fasttrain settings`, its schema, `check --config FILE`, and a sentence for each setting;
 # 131 and a module for the help of profiles and topics, and for the shell's completion of commands and values.
 # 672 and three modules, 19 of games, for tasks of a curriculum: their settings, draws, figures, and the way to workers;
-# 84 for texts of vec and envs in whole sentences, with the arguments and errors of each function.
+# 110 for texts of vec, envs, spec and cli in whole sentences, with the arguments and errors of each function;
 # 138 for what is wrong with an answer of an env that SB3's loop or a VectorEnv failed on, and
 # for output and paths that the system refuses.
 # 644 and four modules for what a training may begin with: another model's weights, recorded decisions, a teacher.
