@@ -13,9 +13,9 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.monitor import Monitor
 
-from fasttrain.envs.retrace import Retrace
+from fasttrain.envs.retrace import Retrace, Retraced, RetraceFactory
 from fasttrain.errors import EnvError
-from fasttrain.vec.stock import ActionLogVecEnv
+from fasttrain.vec.stock import ActionLogVecEnv, NotedVecEnv
 
 SEEN = np.zeros(3, np.float32)
 
@@ -95,3 +95,7 @@ def test_a_fork_that_comes_back_from_the_env_ends():
     played(steps=3, answer=lambda: children.append(os.fork()))
     assert children[0] > 0, "the child would go on with these tests"
     assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 1
+
+
+def test_scripts_find_the_envs_by_their_former_names():
+    assert (NotedVecEnv, Retraced) == (ActionLogVecEnv, RetraceFactory)

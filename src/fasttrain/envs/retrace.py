@@ -234,6 +234,9 @@ class RetraceFactory:
         return Retrace(self.factory.around(core), self.copies)  # type: ignore[attr-defined]
 
 
+Retraced = RetraceFactory  # its former name, for scripts
+
+
 def close_env(env: Any) -> str:
     """Close `env`. Returns what that raised as text: an error in `close()` must not end a run."""
     if isinstance(env, Retrace):

@@ -202,6 +202,9 @@ class ActionLogVecEnv(DummyVecEnv):
         self._most = 2 * len(self.rows) + MIN_ROWS
 
 
+NotedVecEnv = ActionLogVecEnv  # its former name, for scripts
+
+
 # --- errors that SB3's loop, or a wrapper, raises because of what an env returned
 
 LOOPS = tuple(os.path.dirname(str(it.__file__)) for it in (stable_baselines3, gym.wrappers, retrace))
