@@ -1,5 +1,7 @@
-"""Zip archives from anywhere: checked before anything in them is read, and never unpacked to disk. What fasttrain reads
-(models, arrays, statistics) is stored, not compressed, so an archive can hold no more bytes than its file has.
+"""Reading zip archives from untrusted sources: they are checked before anything is read, and never unpacked to disk.
+
+The archives that fasttrain reads (models, arrays, statistics) must not be compressed, so that an archive cannot contain
+more bytes than its file has.
 """
 
 from __future__ import annotations
@@ -29,8 +31,11 @@ READ_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError)
 
 @contextmanager
 def opened(file: Path | BinaryIO, what: str, most_members: int = MOST_MEMBERS) -> Iterator[zipfile.ZipFile]:
-    """Open a zip archive named `what` in messages. Raises ConfigError if it is no zip, claims to hold more than it can,
-    or has duplicate, linked, compressed or encrypted members or names that are no plain relative paths.
+    """Open a zip archive, which messages call `what`.
+
+    Raises:
+        ConfigError: it is no zip file, claims to contain more bytes than it has, or has duplicate, linked, compressed
+            or encrypted members or names that are no plain relative paths.
     """
     stream: BinaryIO = file.open("rb") if isinstance(file, Path) else file
     try:
@@ -48,7 +53,7 @@ def opened(file: Path | BinaryIO, what: str, most_members: int = MOST_MEMBERS) -
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most_bytes: int, what: str) -> bytes:
-    """The bytes of a member, checksum compared. Raises ConfigError if it is missing, damaged, or above `most_bytes`."""
+    """The bytes of a member. Raises ConfigError if it is missing, damaged, or larger than `most_bytes`."""
     try:
         info = archive.getinfo(name)
         if info.file_size > most_bytes:
@@ -61,7 +66,7 @@ def read_member(archive: zipfile.ZipFile, name: str, most_bytes: int, what: str)
 
 
 def check_arrays(archive: zipfile.ZipFile, what: str) -> None:
-    """Raises ConfigError unless every member is an array without objects, exactly as large as its header says."""
+    """Raise ConfigError unless every member is an array without objects, exactly as large as its header says."""
     for info in archive.infolist():
         try:
             with archive.open(info) as member:
@@ -76,7 +81,7 @@ def check_arrays(archive: zipfile.ZipFile, what: str) -> None:
 
 
 def read_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
-    """All arrays of a small .npz. Raises ConfigError if it is above `most_bytes`, or no .npz without objects."""
+    """All arrays of a small .npz. Raises ConfigError if it is larger than `most_bytes` or no .npz without objects."""
     if path.stat().st_size > most_bytes:
         raise ConfigError(f"{path} is too large ({path.stat().st_size:,} bytes; {most_bytes:,} allowed)")
     with opened(path, str(path)) as archive:
@@ -89,7 +94,7 @@ def read_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
 
 
 def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape and type that an .npy member says its array has, and where its numbers begin."""
+    """Shape and dtype from an .npy member's header, and the position where its numbers begin."""
     version = np.lib.format.read_magic(member)
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f"version {version} of the format")
@@ -104,33 +109,32 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def _check_directory(stream: BinaryIO, what: str, most_members: int) -> None:
-    """Before zipfile makes an object of every entry. Its own search is used, so that both look at the same place."""
+    """Check the size of the directory before zipfile makes an object of every entry; zipfile's search finds it."""
     try:
-        found = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed does not know it
+        end_record = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed does not know it
     except READ_ERRORS as error:
         raise ConfigError(f"{what} cannot be read: {error}") from error
-    if not found:
+    if not end_record:
         raise ConfigError(f"{what} cannot be read: it is no zip file, or was cut off")
-    if found[DIRECTORY_SIZE] > most_members * BYTES_PER_ENTRY:
-        raise ConfigError(f"{what}: its list of names is too long ({found[DIRECTORY_SIZE]:,} bytes)")
+    if end_record[DIRECTORY_SIZE] > most_members * BYTES_PER_ENTRY:
+        raise ConfigError(f"{what}: its list of names is too long ({end_record[DIRECTORY_SIZE]:,} bytes)")
 
 
 def _check_members(members: list[zipfile.ZipInfo], length: int, what: str, most_members: int) -> None:
     if len(members) > most_members:
         raise ConfigError(f"{what} has {len(members):,} members; {most_members:,} allowed")
-    names = [info.filename.casefold() for info in members]  # torch looks one up without regard to case
+    names = [info.filename.casefold() for info in members]  # torch ignores the case of names
     if len(set(names)) < len(names):
         twice = next(info.filename for info in members if names.count(info.filename.casefold()) > 1)
         raise ConfigError(f"{what} has {twice!r} twice")
     for info in members:
-        why = _oddity(info)
-        if why:
-            raise ConfigError(f"{what}: its member {info.orig_filename[:100]!r} {why}, which no file of ours is")
+        if fault := _fault_of(info):
+            raise ConfigError(f"{what}: its member {info.orig_filename[:100]!r} {fault}, which no file of ours is")
     if sum(info.file_size for info in members) > length:
         raise ConfigError(f"{what} says it holds more than it is long")
 
 
-def _oddity(info: zipfile.ZipInfo) -> str:
+def _fault_of(info: zipfile.ZipInfo) -> str:
     name = info.orig_filename
     if name != info.filename or not is_plain_path(name):
         return "has a name that leads elsewhere"
@@ -143,19 +147,19 @@ def _oddity(info: zipfile.ZipInfo) -> str:
 
 
 def is_plain_path(name: str) -> bool:
-    """Relative, below where it is, the same on every system."""
+    """Whether the path is relative, leads nowhere else, and means the same on every system."""
     if not name or len(name) > 500 or re.search(r"[\\:\x00-\x1f\x7f]", name):
         return False
     return all(part not in ("", ".", "..") for part in name.split("/"))
 
 
-# --- tensors out of a file of `torch.save`, by torch's own reader of nothing but weights
+# --- reading tensors from a file of `torch.save`, by torch's own reader with `weights_only`
 #
-# Before it reads, the pickle in the file is looked through: it may name what torch writes of tensors, parameters and
-# ordered dicts and nothing else, though torch's reader would build more, and have no tuples so deep that their hash
-# overflows the stack. torch itself is loaded where tensors are read.
+# First the pickle in the file is checked. It may only name what torch writes for tensors, parameters and ordered dicts,
+# although torch's reader allows more. It must not have tuples so deep that their hash overflows the stack. torch is
+# imported only where tensors are read.
 
-MOST_PICKLE_BYTES = 1 << 20  # 100 to 200 bytes a tensor; policies have 10 to 100, a pool of opponents ten times as many
+MOST_PICKLE_BYTES = 1 << 20  # a tensor takes 100 to 200 bytes; policies have 10 to 100, a pool of opponents more
 MOST_STORAGES = 10_000
 MOST_TUPLES = 20_000  # four a tensor
 KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
@@ -175,18 +179,21 @@ INSTRUCTIONS = {
 
 
 def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
-    """What `torch.save` wrote: numbers, texts, lists, tuples, dicts and tensors, on the CPU. Together the tensors take
-    no more memory than the file has. Raises ConfigError, with `what` for its name, if it is damaged or names anything
-    else.
+    """The numbers, texts, lists, tuples, dicts and tensors that `torch.save` has written, on the CPU.
+
+    All tensors together take no more memory than the file has bytes. `what` is the file's name in messages.
+
+    Raises:
+        ConfigError: the file is damaged or contains anything else.
     """
     import torch
 
     stream = io.BytesIO(file) if isinstance(file, bytes) else file
     with opened(stream, what, MOST_STORAGES) as archive:
-        found = [name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1]
-        if len(found) != 1:
+        pickles = [name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(pickles) != 1:
             raise ConfigError(f"{what} is no file of torch.save")
-        pickled = read_member(archive, found[0], MOST_PICKLE_BYTES, what)
+        pickled = read_member(archive, pickles[0], MOST_PICKLE_BYTES, what)
     try:
         _check_pickle(pickled, what)
         stream.seek(0)
@@ -194,7 +201,7 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
         _check_value(value, torch.Tensor, set())
     except ConfigError:
         raise
-    except Exception as error:  # torch's reader raises whatever a pickle that makes no sense leads to
+    except Exception as error:  # for a senseless pickle torch's reader can raise anything
         reason = str(error).strip().split("\n")[0][:200]
         raise ConfigError(f"{what} is not what torch.save writes of tensors: {reason}") from error
     return value
@@ -202,7 +209,7 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
 
 def _check_pickle(pickled: bytes, what: str) -> None:
     tuples, last = 0, ""
-    of_tuples: set[int] = set()  # places in the memo: one in another twice, and so on, would be hashed for hours
+    of_tuples: set[int] = set()  # places in the memo: a tuple twice in another, and so on, would be hashed for hours
     argument: Any
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name not in INSTRUCTIONS:
@@ -221,7 +228,7 @@ def _check_pickle(pickled: bytes, what: str) -> None:
 
 
 def _check_value(value: Any, tensors: type[Any], seen: set[int]) -> None:
-    """Raises ValueError for a tensor larger than its storage, or a value that is not plain; `seen`: checked already."""
+    """Raise ValueError for a tensor larger than its storage or a value that is not plain. `seen`: checked ids."""
     if isinstance(value, tensors):
         if value.numel() * value.itemsize > value.untyped_storage().nbytes():
             raise ValueError(f"a tensor of {tuple(value.shape)} has more numbers than its storage")

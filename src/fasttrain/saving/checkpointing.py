@@ -1,9 +1,9 @@
-"""When a run writes checkpoints, who waits for that, and where a run that is to stop ends.
+"""When a run writes checkpoints, and where a run that must stop ends.
 
-A run is at rest between an update and the next rollout (DQN: before a vector step). Another process can continue from
-there alone, so a stop in a rollout waits for the next rest. If that would take longer than `checkpoint.grace_s`, the
-state of the last rest, kept in memory, is written. For the case of an error every run keeps a state as often as that
-costs next to nothing.
+A run is at rest between an update and the next rollout (DQN: before a vector step). Only from there another process can
+continue, so a stop during a rollout waits for the next rest. If that would take longer than `checkpoint.grace_s`, the
+state of the last rest is written, which was copied in memory. Every run copies its state now and then, as often as that
+costs little, for the case of an error.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import recursive_getattr, save_to_zip_file
 
@@ -23,30 +24,29 @@ from fasttrain.machine import free_memory
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.saving.checkpoints import CheckpointFolder, Snapshot, Writer
 
-HOLD_MOST_BYTES = 256 << 20  # a larger state is not kept in memory, only written where it is due
-HOLD_SHARE = 0.002  # of a training's time, for keeping states: one that takes 3 ms is kept every 1.5 s
+HOLD_MOST_BYTES = 256 << 20  # a larger state is not copied in memory
+HOLD_SHARE = 0.002  # of the training's time, for these copies: a copy that takes 3 ms is made every 1.5 s
 TIMED_MOST_BYTES = 2 << 30
-TIMED_SHARE = 0.01  # the same of checkpoints by time: where one takes training 10 s, they come every 1,000 s
-COPY_SHARE = 0.25  # of the free memory: a replay buffer larger than that is written while training waits
-Take = Callable[[], Snapshot]  # with views, to be copied or written before training goes on
+TIMED_SHARE = 0.01  # the same for checkpoints by time: if one takes 10 s, they are written every 1,000 s
+COPY_SHARE = 0.25  # of the free memory: a larger state is written while training waits
+Take = Callable[[], Snapshot]  # takes a snapshot of views, which must be copied or written before training continues
 
 
 class Settings(NamedTuple):
-    """What the configuration says of checkpoints."""
+    """The settings `checkpoint`."""
 
     every: int  # env steps; 0: only at a signal
     background: bool
     grace_s: float
-    every_s: float = 0.0  # of training; 0: not by time
+    every_s: float = 0.0  # seconds of training; 0: not by time
 
 
 class Checkpoints:
-    """Makes and writes the checkpoints of one run. An error is reported once and the next checkpoint tried when it is
-    due.
+    """Makes and writes the checkpoints of one run. After an error it tries again when the next checkpoint is due.
 
     Attributes:
-        failed: why the newest checkpoint that was due is not there; empty if it is, or none was due.
-        at: env steps of the newest one that was handed over for writing; -1 before the first.
+        failed: why the last checkpoint that was due could not be written; empty if it was written, or none was due.
+        at: env steps of the last checkpoint that was begun; -1: none.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class Checkpoints:
         self.failed, self.at = "", -1
         self._take, self._clock, self._say = take, clock, say
         self._thread: threading.Thread | None = None
-        self._held: Snapshot | None = None  # of the last rest, or of an earlier one
-        self._holds = 0  # so many were kept
-        self._hold_s, self._held_at = 0.0, 0.0  # what the last one took, and when that was
-        self._too_large = False  # for that
-        self._write_s, self._written_at = 0.0, time.perf_counter()  # the same of what was handed over for writing
-        self._published = -1  # env steps of the newest one of this process
+        self._held: Snapshot | None = None  # a copy in memory of the last rest, or of an earlier one
+        self._holds = 0  # number of copies so far
+        self._hold_s, self._held_at = 0.0, 0.0  # how long the last copy took, and when it was made
+        self._too_large = False  # whether the state is too large for that
+        self._write_s, self._written_at = 0.0, time.perf_counter()  # the same for the last written one
+        self._published = -1  # env steps of the last checkpoint that this process has written
         self._rest_at = -1  # env steps at the last rest
-        self._stopping = False  # the run was to end there
-        self._rested = 0.0  # when that was
-        self._cycle_s: float | None = None  # from rest to rest; None before the second
-        self._asked: float | None = None  # when somebody first wanted to stop
+        self._stopping = False  # whether the run had to end there
+        self._rested = 0.0  # the time of the last rest
+        self._cycle_s: float | None = None  # seconds from rest to rest; None before the second
+        self._asked: float | None = None  # the time of the first wish to stop
 
     def at_rest(self, env_steps: int, due: bool, stopping: bool) -> None:
-        """The run is at rest; `stopping`: it is to end here."""
+        """Handle a rest of the run, which ends here if it is `stopping`."""
         now = time.perf_counter()
         if self._rest_at >= 0:
             self._cycle_s = now - self._rested
@@ -84,7 +84,7 @@ class Checkpoints:
             self._written_at = time.perf_counter()
             self._write_s = self._written_at - now
         elif self.at != env_steps and self._may_be_held(now):
-            self._held = None  # first: two copies at a time are one too many
+            self._held = None  # before the next copy is made, so that there is only one at a time
             with self._clock.phase("checkpoint"):
                 self._hold()
             self._holds, self._held_at = self._holds + 1, time.perf_counter()
@@ -92,16 +92,16 @@ class Checkpoints:
         self._rested = time.perf_counter()
 
     def may_stop(self, for_signal: bool) -> bool:
-        """Whether a run that wants to stop now, in a rollout, may: there is nothing to wait for, or no time."""
+        """Whether a run that wants to stop during a rollout may stop now."""
         if not (for_signal or self.settings.every):
             return True
         now = time.perf_counter()
         if self._asked is None:
             self._asked = now
-        if self.at == self._rest_at and (self._stopping or not self.failed):  # tried, or written, when it began
+        if self.at == self._rest_at and (self._stopping or not self.failed):  # it was written, or tried, at that rest
             return True
         held = self._held if self._held is not None and self._held.env_steps == self._rest_at else None
-        if held is None and not self._too_large:  # a rollout that was short so far
+        if held is None and not self._too_large:  # rollouts were short so far
             return False
         left_s = 0.0 if self._cycle_s is None else self._cycle_s - (now - self._rested)
         if max(left_s, now - self._asked) <= self.settings.grace_s:
@@ -117,8 +117,10 @@ class Checkpoints:
         return True
 
     def finish(self, env_steps: int, at_rest: bool, stopped: bool) -> None:
-        """Training has ended, `at_rest` or in a rollout that is dropped. Writes the final state, for a longer run to go
-        on from (without checkpoints only if a signal `stopped` the run), and waits for everything to be written.
+        """Write the final state, from which a longer run can continue, and wait until everything is written.
+
+        Without checkpoints it is written only if a signal `stopped` the run. If training has not ended `at_rest`, the
+        steps of the last rollout are dropped.
         """
         with self._clock.phase("checkpoint"):
             held, self._held = self._held, None
@@ -138,12 +140,12 @@ class Checkpoints:
             self._say(f"warning: not saved for a resume: {self.failed}")
 
     def after_error(self, now: Take) -> None:
-        """An error ended training: write the newest state to continue from; `now` takes it if none is in memory."""
+        """Write the newest state after an error; `now` takes one if there is no copy in memory."""
         self.wait()
         held, self._held = self._held, None
         known = -1 if self.failed else self.at
         if (held.env_steps <= known) if held else (known >= 0 and not self._too_large):
-            return  # written, or gone on from, and nothing was kept since
+            return  # it was written already, or the run continued from it
         try:
             taken = held or now()
             self.folder.publish(taken.env_steps, taken.files())
@@ -153,20 +155,20 @@ class Checkpoints:
             self.failed, self.at = "", taken.env_steps
 
     def wait(self) -> None:
-        """Until what is being written is written."""
+        """Wait for the thread that writes."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _by_time(self) -> bool:
-        """Whether any are written by time: a large replay buffer fills a disk only if somebody asks for that."""
+        """Whether checkpoints are written by time. A large replay buffer would fill the disk, so it is not."""
         if self.settings.every_s and (size := self._take().size_bytes) > TIMED_MOST_BYTES:
             self.settings = self.settings._replace(every_s=0.0)
             self._say(f"the run's state takes {size / 1e9:.1f} GB: none is written by time; checkpoint_every=… does")
         return self.settings.every_s > 0
 
     def _may_be_held(self, now: float) -> bool:
-        """For a stop in a long rollout always; else the first two, of which one is after an update, and seldom."""
+        """Whether to copy the state: always with long rollouts; else at the first two rests, and seldom later."""
         if self._too_large:
             return False
         if self._cycle_s is not None and self._cycle_s > self.settings.grace_s / 2:
@@ -183,13 +185,13 @@ class Checkpoints:
             self._note(self._rest_at, error)
 
     def _write(self, snapshot: Snapshot | None, background: bool) -> None:
-        self.wait()  # for the one before: two at a time would hold two copies
+        self.wait()  # for the checkpoint before, so that there is only one copy at a time
         self.at = self._rest_at
         try:
             taken = snapshot or self._take()
             background = background and taken.size_bytes <= COPY_SHARE * free_memory()
             taken = taken.copied() if background else taken
-        except Exception as error:  # training must not end because it could not be written down
+        except Exception as error:  # training must not end because of this
             self._note(self._rest_at, error)
             return
         if not background:
@@ -207,19 +209,19 @@ class Checkpoints:
             self.failed, self._published = "", snapshot.env_steps
 
     def _note(self, env_steps: int, error: Exception) -> None:
-        said = bool(self.failed)
+        repeated = bool(self.failed)
         self.failed = f"the checkpoint of {env_steps:,} steps could not be written ({type(error).__name__}: {error})"
-        if not said:
+        if not repeated:
             again = f"; the next try is in {self.settings.every:,} steps" if self.settings.every else ""
             self._say(f"warning: {self.failed}; training goes on{again}")
 
 
 def zip_writer(model: BaseAlgorithm) -> Writer:
-    """Writes what `model.save` would write now, whatever the model does meanwhile. Copying takes 0.3 ms."""
+    """Writes what `model.save` would write now, from copies, which take 0.3 ms."""
     excluded = set(model._excluded_save_params())
     names, tensor_names = model._get_torch_save_params()
     excluded |= {name.split(".")[0] for name in (*names, *tensor_names)}
-    data = {name: _kept(value) for name, value in model.__dict__.items() if name not in excluded}
+    data = {name: _copied(value) for name, value in model.__dict__.items() if name not in excluded}
     params = {name: _cloned(recursive_getattr(model, name).state_dict()) for name in names}
     tensors = {name: recursive_getattr(model, name).detach().clone() for name in tensor_names}
 
@@ -229,15 +231,14 @@ def zip_writer(model: BaseAlgorithm) -> Writer:
     return write
 
 
-def _kept(value: object) -> object:
-    """Safe from what training changes in place."""
+def _copied(value: object) -> object:
+    """A copy of what training changes in place."""
     return copy.copy(value) if isinstance(value, (deque, dict, list, np.ndarray)) else value
 
 
 def _cloned(value: object) -> object:
-    clone: Callable[[], Any] | None = getattr(value, "detach", None)
-    if clone is not None:
-        return clone().clone()
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
     if isinstance(value, Mapping):
         copied = copy.copy(value)
         for key, item in value.items():

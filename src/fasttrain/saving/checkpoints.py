@@ -1,10 +1,9 @@
-"""Checkpoints on disk: whole or not there at all, and read without executing anything.
+"""Checkpoints on disk: each is complete or does not exist, and is read without executing anything.
 
 A checkpoint is a folder `step_000001234` with state.json (plain values), arrays.npz (named arrays without objects) and,
-for users, a stock model.zip, which holds pickles and which `resume` never opens. The folder is written under another
-name, every file and the folder itself forced to disk, with a manifest of sizes and SHA-256 sums; only then does it get
-its name, by one rename. Whoever looks for the newest one checks the manifest and goes back to an older one if it does
-not fit. The order of operations follows Pillai et al. (OSDI 2014): a rename orders nothing by itself.
+for users, a stock model.zip, which contains pickles and which `resume` never opens. The folder is written under another
+name, with a manifest of sizes and SHA-256 sums. After all files and the folder are forced to disk, it is renamed. The
+newest checkpoint whose manifest fits is used. The order of operations follows Pillai et al. (OSDI 2014).
 """
 
 from __future__ import annotations
@@ -39,20 +38,20 @@ Writer = Callable[[BinaryIO], object]
 
 
 class Disk:
-    """The operations that a checkpoint is made of. Tests put faults between them."""
+    """The operations by which a checkpoint is written. Tests put faults between them."""
 
     def make(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=False)
 
     def write(self, path: Path, write: Writer) -> None:
-        """The file, forced to disk."""
+        """Write the file and force it to disk."""
         with path.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
 
     def sync(self, folder: Path) -> None:
-        """Force the folder's list of names to disk; Windows does that by itself and cannot open folders."""
+        """Force the folder's list of names to disk. Windows does so by itself, and cannot open folders."""
         if os.name == "nt":
             return
         descriptor = os.open(folder, os.O_RDONLY)
@@ -68,21 +67,21 @@ class Disk:
         shutil.rmtree(folder)
 
 
-class Found(NamedTuple):
-    """The newest checkpoint that is whole, and what is wrong with newer ones."""
+class Newest(NamedTuple):
+    """The newest complete checkpoint, and what is wrong with newer ones."""
 
     folder: Path | None
     problems: list[str]
 
 
 class CheckpointFolder:
-    """The checkpoints of one run in `root`, of which the newest `keep` are kept; the first one makes the folder."""
+    """The checkpoints of one run in `root`, of which the newest `keep` are kept. The first one creates the folder."""
 
     def __init__(self, root: Path, keep: int = 3, disk: Disk | None = None) -> None:
         self.root, self.keep, self.disk = root, keep, disk or Disk()
 
     def publish(self, step: int, files: Mapping[str, bytes | Writer]) -> Path:
-        """Write a checkpoint whole, then remove those beyond `keep`. An OSError (disk full) leaves the older ones."""
+        """Write a checkpoint, then remove the oldest beyond `keep`. After an OSError (disk full) old ones remain."""
         target = self.root / name_of(step)
         staged = self.root / f"{STAGED}{target.name}-{os.getpid()}"
         with suppress(FileNotFoundError):
@@ -110,44 +109,44 @@ class CheckpointFolder:
         return target
 
     def all(self) -> list[Path]:
-        """Published ones, the newest first; whether they are whole is not looked at. Other names are not ours."""
+        """All checkpoints by their names, the newest first. They are not checked."""
         if not self.root.is_dir():
             return []
         return sorted((path for path in self.root.iterdir() if PUBLISHED.fullmatch(path.name)), reverse=True)
 
-    def newest(self) -> Found:
-        """The newest one that is whole."""
+    def newest(self) -> Newest:
+        """The newest complete checkpoint."""
         problems: list[str] = []
         for folder in self.all():
             problem = problem_of(folder)
             if not problem:
-                return Found(folder, problems)
+                return Newest(folder, problems)
             problems.append(f"{folder.name}: {problem}")
-        return Found(None, problems)
+        return Newest(None, problems)
 
     def clean(self) -> None:
-        """Remove what a killed process left half done."""
+        """Remove what a killed process has left incomplete."""
         for path in self.root.glob(".*") if self.root.is_dir() else ():
             if path.name.startswith((STAGED, REMOVED)):
                 with suppress(OSError):
                     self.disk.remove(path)
 
     def _forget_old(self, newest: Path) -> None:
-        # Later steps than the one just written are damaged, else they would have been gone on from: they do not count.
-        known = [folder for folder in self.all() if folder.name <= newest.name]
-        for folder in known[self.keep :]:
-            with suppress(OSError):  # it is of no use, but it does no harm
+        # Checkpoints of later steps do not count: they are damaged, or the run would have continued from them.
+        earlier = [folder for folder in self.all() if folder.name <= newest.name]
+        for folder in earlier[self.keep :]:
+            with suppress(OSError):  # an old checkpoint does no harm
                 self._discard(folder)
 
     def _discard(self, folder: Path) -> None:
-        """Rename first: half a removed checkpoint must not look like a damaged one."""
+        """Remove a checkpoint. It is renamed first, so that a half removed one does not look damaged."""
         away = self.root / f"{REMOVED}{folder.name}-{os.getpid()}"
         self.disk.rename(folder, away)
         self.disk.remove(away)
 
 
 def problem_of(folder: Path) -> str:
-    """What keeps this folder from being a whole checkpoint; empty if nothing does."""
+    """Why this folder is no complete checkpoint; empty if it is one."""
     if folder.is_symlink() or (folder / MANIFEST).is_symlink():
         return "it is a link to another place"
     manifest = read_manifest(folder)
@@ -170,7 +169,7 @@ def problem_of(folder: Path) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | str:
-    """The manifest, or what is wrong with it."""
+    """The manifest, or a text about what is wrong with it."""
     path = folder / MANIFEST
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
@@ -182,12 +181,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
         return f"{MANIFEST} " + (f"cannot be read ({error.strerror})" if path.exists() else "is missing")
     except (ValueError, RecursionError):
         return f"{MANIFEST} is not readable"
-    # Nothing sums up the manifest itself, but it has only one spelling.
+    # There is no checksum of the manifest, but it can only be spelt in one way.
     return manifest if text == _manifest_text(manifest) else f"{MANIFEST} is not what was written"
 
 
 def name_of(step: int) -> str:
-    """Of a checkpoint's folder; sorted by name they are sorted by step."""
+    """The name of a checkpoint's folder. Sorted by name, folders are sorted by step."""
     return f"{PREFIX}{step:012d}"
 
 
@@ -229,7 +228,7 @@ MOST_STATE_BYTES = 256 << 20
 
 
 class Snapshot(NamedTuple):
-    """A run at one moment; the arrays are views of what training will change."""
+    """The state of a run. The arrays are views of arrays that training changes."""
 
     env_steps: int
     state: dict[str, Any]
@@ -239,22 +238,22 @@ class Snapshot(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Of the arrays."""
+        """Size of the arrays."""
         return sum(array.nbytes for array in self.arrays.values())
 
     def copied(self) -> Snapshot:
-        """The same, of which training changes nothing when it goes on."""
+        """The same with copies of the arrays."""
         return self._replace(arrays={name: np.array(array) for name, array in self.arrays.items()})
 
     def files(self) -> dict[str, bytes | Writer]:
-        """What `CheckpointFolder.publish` takes."""
+        """The files for `CheckpointFolder.publish`."""
         text = json.dumps({"schema": SCHEMA, **self.state}).encode()
         files: dict[str, bytes | Writer] = {STATE: text, ARRAYS: array_writer(self.arrays), MODEL: self.model}
         return files if self.statistics is None else {**files, STATISTICS: self.statistics}
 
 
 def array_writer(arrays: Mapping[str, NDArray[Any]]) -> Writer:
-    """Writes them as np.savez does, but refuses objects, and of views copies only what a file's buffer holds."""
+    """Writes arrays as np.savez does, but refuses objects, and copies views only in parts."""
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
@@ -267,7 +266,7 @@ def array_writer(arrays: Mapping[str, NDArray[Any]]) -> Writer:
 
 @contextmanager
 def stored(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
-    """State and arrays of a whole checkpoint; arrays are read on access. Raises ConfigError for another version."""
+    """State and arrays of a complete checkpoint. Arrays are read on access. Raises ConfigError for another version."""
     manifest = read_manifest(folder)
     listed = manifest["files"] if isinstance(manifest, dict) else {}
     if missing := [name for name in (STATE, ARRAYS) if name not in listed]:

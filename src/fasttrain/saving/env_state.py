@@ -1,7 +1,7 @@
-"""Where the envs and the random streams of a training are, as plain values and named arrays, and back.
+"""The state of a training's envs and random streams as plain values and named arrays, and how it is restored.
 
-The state of a native game are arrays. Other envs are retraced (`envs/retrace.py`): their own steps bring them to where
-they were, or into a new episode if they then show something else. Wrappers around the vector env are restored.
+The state of a native game consists of arrays. Other envs are retraced (`envs/retrace.py`): their actions are repeated,
+and an env that then shows another observation begins a new episode. Wrappers around the vector env are restored.
 """
 
 from __future__ import annotations
@@ -29,20 +29,23 @@ Arrays = dict[str, NDArray[Any]]
 State = dict[str, Any]
 NATIVE, TRACED, OPAQUE = "native", "traced", "opaque"
 
-RETRACE_S = 60.0  # at most, for repeating the episode of one env
+RETRACE_S = 60.0  # time limit for repeating the episode of one env
 
 
 class NewEpisodes(NamedTuple):
-    """Envs that could not go on where they were."""
+    """Envs that begin a new episode."""
 
     rows: list[int]
-    observations: Any  # (N, ...) as the policy gets them; the listed rows count
+    observations: Any  # (N, ...) as the policy gets them; only the listed rows count
     original: Any  # the same before VecNormalize
 
 
 def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, Arrays]:
-    """The state of the envs between two steps; arrays are views. `traced`: Python envs are in a `Retrace`. `broken`:
-    the envs may be dead or in the middle of a step; only wrappers around them have a state.
+    """The state of the envs between two steps. The arrays are views.
+
+    Args:
+        traced: whether Python envs are in a `Retrace` wrapper.
+        broken: whether envs may be dead or in the middle of a step. Then only wrappers around them have a state.
     """
     state, arrays, base = State(), _wrapper_arrays(env), env.unwrapped
     for layer in _layers(env):
@@ -74,12 +77,14 @@ def load_env_state(
     traced: bool,
     lost: dict[int, list[str]] | None = None,
 ) -> NewEpisodes | None:
-    """Bring fresh envs of the same configuration to where the others were; None if every one of them is there. Raises
-    ConfigError if an array is missing or does not fit.
+    """Restore the state in new envs of the same configuration; None if every env was restored.
 
     Args:
-        other_seed: env i begins with this + i if it cannot be where it was.
-        lost: gets what an env kept beyond its episodes and has not now, by env.
+        other_seed: env i begins a new episode with this seed + i if it cannot be restored.
+        lost: filled with names of data that an env had kept across episodes and that are lost, by env.
+
+    Raises:
+        ConfigError: an array is missing or does not fit.
     """
     for name, array in _wrapper_arrays(env).items():
         load_into(array, arrays, name)
@@ -126,33 +131,33 @@ def _retraced(
     other_seed: int,
     lost: dict[int, list[str]],
 ) -> tuple[list[int], Any] | None:
-    """Envs that begin a new episode, and all observations; None if there are none."""
+    """Envs that begin a new episode, and all observations; None if no env does."""
     if len(notes) != base.num_envs:
         raise ConfigError(f"the checkpoint has {len(notes)} envs, this run {base.num_envs}")
-    found, most_s = [], RETRACE_S
+    answers, most_s = [], RETRACE_S
     if isinstance(base, SharedMemoryVecEnv):
-        most_s = min(RETRACE_S, base.crew.options.step_timeout_s / 2)  # a worker that takes longer is taken for hung
+        most_s = min(RETRACE_S, base.crew.options.step_timeout_s / 2)  # a worker that takes longer counts as hung
     for index, note in enumerate(notes):
         whole = _whole(note, inside(arrays, f"envs/{index}"))
-        found += base.env_method("retrace", whole, other_seed + index, most_s, indices=[index])
-    anew = [index for index, answer in enumerate(found) if not answer["same"]]
-    lost |= {index: answer["lost"] for index, answer in enumerate(found) if answer["lost"]}
-    if anew and isinstance(outer, SelfPlayVecEnv):  # where the opponent may have to decide first
+        answers += base.env_method("retrace", whole, other_seed + index, most_s, indices=[index])
+    anew = [index for index, answer in enumerate(answers) if not answer["same"]]
+    lost |= {index: answer["lost"] for index, answer in enumerate(answers) if answer["lost"]}
+    if anew and isinstance(outer, SelfPlayVecEnv):  # all begin anew, since the opponent may have to act first
         outer.seed(other_seed)
         return list(range(base.num_envs)), outer.reset()
-    seen = each_array(lambda *rows: np.stack(rows), *[answer["observation"] for answer in found])
+    seen = each_array(lambda *rows: np.stack(rows), *[answer["observation"] for answer in answers])
     if isinstance(base, DummyVecEnv):
-        for index, answer in enumerate(found):
+        for index, answer in enumerate(answers):
             base._save_obs(index, answer["observation"])
     if isinstance(base, SharedMemoryVecEnv):
-        _load_shared(base, seen, [answer["mask"] for answer in found], arrays, anew)
+        _load_shared(base, seen, [answer["mask"] for answer in answers], arrays, anew)
     return (anew, seen) if anew else None
 
 
 def _load_shared(
     base: SharedMemoryVecEnv, seen: object, masks: list[Any], arrays: Mapping[str, NDArray[Any]], anew: list[int]
 ) -> None:
-    """What the workers would have written; they did these steps without."""
+    """Write what workers write after each step, which they do not do while they retrace."""
     slots = base.slots
     for key, part in seen.items() if isinstance(seen, dict) else [("", seen)]:
         place = slots.observations[key] if isinstance(slots.observations, dict) else slots.observations
@@ -169,21 +174,18 @@ def _is_resumable(base: NativeVecEnv) -> bool:
 
 
 def _native_arrays(env: NativeVecEnv) -> Arrays:
-    slots, found = env.slots, {"native/returns": env._returns, "native/lengths": env._lengths}
-    if env.tasks.any():
-        found["native/tasks"] = env.tasks
-    named = {
-        name: getattr(slots, name) for name in ("actions", "rewards", "terminations", "truncations", "action_masks")
-    }
-    seen = slots.observations
-    named |= under("observations", seen) if isinstance(seen, dict) else {"observations": seen}
-    return found | under("slots", {name: array for name, array in named.items() if array is not None})
+    slots, seen = env.slots, env.slots.observations
+    names = ("actions", "rewards", "terminations", "truncations", "action_masks")
+    arrays = {name: getattr(slots, name) for name in names if getattr(slots, name) is not None}
+    arrays |= under("observations", seen) if isinstance(seen, dict) else {"observations": seen}
+    tasks = {"native/tasks": env.tasks} if env.tasks.any() else {}
+    return {"native/returns": env._returns, "native/lengths": env._lengths, **tasks, **under("slots", arrays)}
 
 
 def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
-    slots = env.slots  # whose turn it is is no question at rest: the learner's
-    found: Arrays = {"returns": env._returns, "lengths": env._lengths, "next_rewards": env._next_rewards}
-    return found | {"rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}
+    slots = env.slots  # at rest it is always the learner's turn, so turns are no part of the state
+    return {"returns": env._returns, "lengths": env._lengths, "next_rewards": env._next_rewards,
+            "rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}  # fmt: skip
 
 
 # --- notes of `Retrace`
@@ -194,8 +196,8 @@ def _note(index: int, notes: Mapping[str, Any] | None, arrays: Arrays) -> State 
         return None
     seen, prefix = notes["observation"], f"envs/{index}"
     arrays[f"{prefix}/actions"] = notes["actions"]
-    named = under("observation", seen) if isinstance(seen, Mapping) else {"observation": seen}
-    arrays |= under(prefix, {name: np.array(part) for name, part in named.items()})
+    parts = under("observation", seen) if isinstance(seen, Mapping) else {"observation": seen}
+    arrays |= under(prefix, {name: np.array(part) for name, part in parts.items()})
     return {name: notes[name] for name in ("seed", "begin", "now", "total", "kept")}
 
 
@@ -203,7 +205,7 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
     if note is None:
         return None
     seen: Any = arrays.get("observation")
-    if seen is None:  # copies travel to workers; what reads them from an open file cannot
+    if seen is None:  # copied, since a reader of an open file cannot be sent to workers
         seen = {name: np.array(array) for name, array in inside(arrays, "observation").items()}
     return {**note, "actions": arrays["actions"], "observation": seen}
 
@@ -212,7 +214,7 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
 
 
 def _layers(env: VecEnv) -> Iterator[VecEnvWrapper]:
-    """From outside."""
+    """The wrappers, the outermost first."""
     while isinstance(env, VecEnvWrapper):
         yield env
         env = env.venv
@@ -220,23 +222,23 @@ def _layers(env: VecEnv) -> Iterator[VecEnvWrapper]:
 
 def _wrapper_arrays(env: VecEnv) -> Arrays:
     """The arrays that wrappers change in place."""
-    found: Arrays = {}
+    arrays: Arrays = {}
     for layer in _layers(env):
         if isinstance(layer, VecNormalize):
-            found["normalize/returns"] = layer.returns
+            arrays["normalize/returns"] = layer.returns
         elif isinstance(layer, VecFrameStack):
-            found |= under("stack", dict(_frames(layer.stacked_obs)))
-    return found
+            arrays |= under("stack", dict(_frames(layer.stacked_obs)))
+    return arrays
 
 
 def _lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
-    """First observations as every wrapper would have made them at a reset of these envs."""
+    """First observations of these envs' episodes, as the wrappers would change them after a reset."""
     original = observations
     for layer in reversed(list(_layers(env))):
         if isinstance(layer, VecFrameStack):
-            begun = copy.deepcopy(layer.stacked_obs)
-            observations = begun.reset(observations)
-            for (_, frames), (_, first) in zip(_frames(layer.stacked_obs), _frames(begun), strict=True):
+            fresh = copy.deepcopy(layer.stacked_obs)
+            observations = fresh.reset(observations)
+            for (_, frames), (_, first) in zip(_frames(layer.stacked_obs), _frames(fresh), strict=True):
                 frames[rows] = first[rows]
         elif isinstance(layer, VecTransposeImage):
             observations = layer.transpose_observations(observations)
@@ -249,7 +251,7 @@ def _lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
 
 
 def _frames(stacked: Any) -> Iterator[tuple[str, NDArray[Any]]]:
-    """SB3's stacked frames, of a Dict space key by key."""
+    """SB3's stacked frames by name; one array for each key of a Dict space."""
     parts = getattr(stacked, "sub_stacked_observations", None)
     if parts is None:
         yield "frames", stacked.stacked_obs
@@ -259,7 +261,7 @@ def _frames(stacked: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def _running(layer: VecNormalize) -> Iterator[tuple[str, Any]]:
-    """SB3's running means by name."""
+    """SB3's objects with running means, by name."""
     yield "rewards", layer.ret_rms
     seen: Any = getattr(layer, "obs_rms", None)
     if isinstance(seen, Mapping):
@@ -274,7 +276,7 @@ def moments(layer: VecNormalize) -> dict[str, Any]:
 
 
 def load_moments(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Load `moments` into a wrapper of such observations. Raises ConfigError if they are not finite or do not fit."""
+    """Load `moments` into a wrapper. Raises ConfigError if they are not finite or do not fit."""
     for name, rms in _running(layer):
         for part in ("mean", "var", "count"):
             array = np.zeros(np.shape(getattr(rms, part)))
@@ -288,7 +290,7 @@ def load_moments(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> Non
 
 
 def random_state() -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The streams of this process as they are now; the arrays are copies."""
+    """The present state of this process's random streams. The arrays are copies."""
     version, words, gauss = random.getstate()
     kind, key, position, has_gauss, cached = np.random.get_state()
     state: dict[str, Any] = {
@@ -307,7 +309,7 @@ def random_state() -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def load_random_state(state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Go on with these random streams; `state.WRONG` has what is raised if they are none."""
+    """Restore the random streams. A wrong state raises one of the errors in `state.WRONG`."""
     words, key = np.zeros(625, np.int64), np.zeros(624, np.uint32)
     now = torch.get_rng_state().numpy()
     for target, name in ((words, "python"), (key, "numpy"), (now, "torch")):
@@ -322,7 +324,7 @@ def load_random_state(state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any
 
 
 def plain(value: object) -> Any:
-    """Numbers of NumPy as Python's, arrays as lists, inside mappings too."""
+    """The value with Python's numbers in place of NumPy's, and lists in place of arrays and tuples."""
     if isinstance(value, Mapping):
         return {str(name): plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -332,7 +334,7 @@ def plain(value: object) -> Any:
 
 @contextmanager
 def own_random_state(seed: int) -> Iterator[None]:
-    """Python's, NumPy's and torch's global streams seeded with `seed` inside, as they were before after it."""
+    """Inside, Python's, NumPy's and torch's global streams are seeded with `seed`; afterwards they are restored."""
     with preserve_random_state(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random.seed(seed)
         np.random.seed(seed)

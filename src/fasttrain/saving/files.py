@@ -1,7 +1,7 @@
-"""The files of a run's folder: written whole or not at all, by one process at a time.
+"""The files of a run's folder: each is written completely or not at all, and by one process at a time.
 
-A file that cannot be written (a full disk, no permission) costs one warning and another try later; training goes on,
-and the end lists what is missing. The operating system releases the lock on the folder however its process ends.
+If a file cannot be written (disk full, no permission), there is one warning, and another try later. Training continues,
+and its end lists what is missing. The operating system releases the folder's lock when the process ends.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from fasttrain.machine import lived_at
 from fasttrain.terminal import one_line
 
 SUMMARY_SCHEMA = 1
-MOST_CONTAINERS, MOST_VALUES = 1_000_000, 20_000_000  # of JSON: 60 bytes each list or object, 40 each number
+MOST_CONTAINERS, MOST_VALUES = 1_000_000, 20_000_000  # in JSON: a list or object takes 60 bytes, a number 40
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write strict JSON whole or not at all; NaN and infinities become null, keys become texts."""
+    """Write strict JSON completely or not at all. NaN and infinities become null, keys become texts."""
     write_whole(path, json.dumps(_finite(content), indent=2, allow_nan=False) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write whole or not at all: to a temporary name first, then renamed. Ends of lines stay as they are."""
+    """Write a file completely or not at all: under a temporary name, which is then changed."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # that of the run may have been deleted
+        path.parent.mkdir(parents=True, exist_ok=True)  # the run's folder may have been deleted
         temporary.write_text(text, encoding="utf-8", newline="")
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # of a full disk; a written one has its name by now
+        temporary.unlink(missing_ok=True)  # it exists if the disk was full
 
 
 def _finite(value: object) -> object:
@@ -50,7 +50,7 @@ def _finite(value: object) -> object:
         return None
     if isinstance(value, dict):
         return {_finite(str(key)): _finite(item) for key, item in value.items()}
-    if isinstance(value, str):  # without halves of surrogate pairs, which strict readers refuse
+    if isinstance(value, str):  # without lone surrogates, which strict readers refuse
         return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, np.generic):
         return _finite(value.item())
@@ -60,7 +60,7 @@ def _finite(value: object) -> object:
 
 
 def parse_json(text: bytes, what: str) -> Any:
-    """The value of a JSON text. Raises ConfigError if it is none, or would take far more memory than its length."""
+    """The value of a JSON text. Raises ConfigError if it is no JSON, or would take far more memory than its length."""
     if sum(map(text.count, (b"[", b"{"))) > MOST_CONTAINERS or text.count(b",") > MOST_VALUES:
         raise ConfigError(f"{what} has too many parts for what it should be")
     try:
@@ -70,15 +70,17 @@ def parse_json(text: bytes, what: str) -> Any:
 
 
 def yaml_values(text: bytes) -> int:
-    """How many values a YAML text comes to, without making them: one that names its own parts again and again has more
-    than it is long. 0 where it is none, which whoever reads it says better."""
+    """The number of values in a YAML text, without creating them: with aliases it can be far larger than the text.
+
+    0 if the text is no YAML, about which the reader has a better message.
+    """
     import yaml
 
     counts: dict[int, int] = {}
 
     def count(node: Any) -> int:
         if id(node) not in counts:
-            counts[id(node)] = 1  # as long as its parts are counted, of which it may be one
+            counts[id(node)] = 1  # while its parts are counted, since it may be one of them
             parts = node.value if isinstance(node, yaml.CollectionNode) else ()
             counts[id(node)] += sum(sum(map(count, part)) if isinstance(part, tuple) else count(part) for part in parts)
         return counts[id(node)]
@@ -89,7 +91,7 @@ def yaml_values(text: bytes) -> int:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in `path`, empty where there is none to read."""
+    """The JSON object in `path`; empty if it cannot be read."""
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_text(encoding="utf-8"))
         return content if isinstance(content, dict) else {}
@@ -100,10 +102,10 @@ FAILED_WRITES = (OSError, RuntimeError)  # torch's own writer raises the latter
 
 
 class Saving:
-    """Knows which files of a run could not be written.
+    """Notes which files of a run could not be written.
 
     Attributes:
-        failed: name of a file → why its last writing failed; one that worked since is not in it.
+        failed: for each file whose last writing failed, the reason.
         extras: names in `failed` that are no part of the training.
     """
 
@@ -113,14 +115,14 @@ class Saving:
         self._say = say
 
     def missing(self, extras: bool = False) -> list[str]:
-        """`a.csv, b.zip (No space left on device)`: names with the same reason together."""
+        """Texts such as `a.csv, b.zip (No space left on device)`: one for each reason."""
         failed = {name: why for name, why in self.failed.items() if (name in self.extras) == extras}
-        named = {why: [name for name, other in failed.items() if other == why] for why in failed.values()}
-        return [f"{', '.join(names)} ({why})" for why, names in named.items()]
+        by_reason = {why: [name for name, other in failed.items() if other == why] for why in failed.values()}
+        return [f"{', '.join(names)} ({why})" for why, names in by_reason.items()]
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Writing of `name` inside; a failure ends the block and nothing else."""
+        """Inside, `name` is written. If that fails, the error is noted and not raised."""
         try:
             yield
         except FAILED_WRITES as error:
@@ -132,7 +134,7 @@ class Saving:
 
     @contextmanager
     def extra(self, name: str) -> Iterator[None]:
-        """What is no part of the training inside (evaluation, loggers): a failure costs that alone, and is listed."""
+        """Inside is something that is no part of the training (evaluation, loggers). Any error is noted, not raised."""
         try:
             yield
         except (Exception, SystemExit) as error:
@@ -144,17 +146,17 @@ class Saving:
             self.cost(name, what)
 
     def cost(self, name: str, why: str) -> None:
-        """Something that is no part of the training is lost."""
+        """Note that something that is no part of the training is lost."""
         self.failed[name] = why
         self.extras.add(name)
 
 
 SAVING = ".saving-"
-DRAFTS = ("*.json.tmp", "evaluations.csv.tmp", "report.html.tmp")  # what is written whole or not at all, half written
+DRAFTS = ("*.json.tmp", "evaluations.csv.tmp", "report.html.tmp")  # temporary names of `write_whole`
 
 
 def clean(folder: Path) -> None:
-    """Remove what a process that was killed left half written in a run's folder; nobody else may be at work there."""
+    """Remove incomplete files that a killed process has left in a run's folder, where no other process may work."""
     for left in list(folder.rglob(f"{SAVING}*")):
         shutil.rmtree(left, ignore_errors=True)
     for left in [draft for name in DRAFTS for draft in folder.glob(name)]:
@@ -164,10 +166,10 @@ def clean(folder: Path) -> None:
 
 @contextmanager
 def into_place(file: Path) -> Iterator[Path]:
-    """A path in a folder of its own, whose files replace those beside `file` at the end, all together."""
+    """A path in a temporary folder. At the end all files there replace those in the folder of `file`."""
     folder = file.parent / f"{SAVING}{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)  # that of the run may have been deleted
+    folder.mkdir(parents=True)  # the run's folder may have been deleted
     try:
         yield folder / file.name
         for part in sorted(folder.iterdir()):
@@ -179,16 +181,20 @@ def into_place(file: Path) -> Iterator[Path]:
 LOCK = ".lock"
 ENDS = ("done", "stopped", "crashed")  # phases of a run after which nothing follows
 TAKEN = (errno.EAGAIN, errno.EACCES)  # the latter on Windows
-LOOK_S = 0.02  # `holder` has the lock for a moment, in which nobody shall be refused
-BEYOND = 1 << 20  # the byte that Windows locks: what is locked cannot be read, and the process id stands before it
+LOOK_S = 0.02  # `holder` has the lock for a moment, after which the lock is tried again
+BEYOND = 1 << 20  # position of the byte that Windows locks, which cannot be read then; the process id is before it
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Inside, the folder is this process's alone, if the disk can lock files. Raises ConfigError if another has it."""
-    if not (folder / LOCK).exists() and (other := _said_to_work(folder)):
+    """Inside, only this process works in the folder, if the disk can lock files.
+
+    Raises:
+        ConfigError: another process works there.
+    """
+    if not (folder / LOCK).exists() and (other := _process_by_status(folder)):
         raise ConfigError(f"run={folder}: still going on (process {other})")
-    try:  # Python has it closed in processes that this one starts: none of them keeps the lock
+    try:  # child processes do not inherit the file, so that none of them keeps the lock
         file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError:
         yield
@@ -206,28 +212,28 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def holder(folder: Path) -> str:
-    """The process that works there, as far as can be told; empty if none does."""
+    """Id of the process that works in the folder, or "unknown"; empty if none does."""
     try:
         file = os.open(folder / LOCK, os.O_RDONLY)
     except OSError:
-        return _said_to_work(folder)
+        return _process_by_status(folder)
     try:
         return "" if _take(file, shared=True) else _holder(file)
     finally:
         os.close(file)
 
 
-def _said_to_work(folder: Path) -> str:
-    """The process of which status.json says that it works there, for where the lock's file was deleted; else empty."""
-    told = read_json(folder / "status.json")
-    pid, at_s = told.get("pid"), told.get("time")
-    if told.get("phase") in ENDS or told.get("host") != platform.node() or type(pid) is not int or pid == os.getpid():
+def _process_by_status(folder: Path) -> str:
+    """Id of the process that works in the folder by status.json, in case the lock file was deleted; else empty."""
+    status = read_json(folder / "status.json")
+    pid, at_s, ended = status.get("pid"), status.get("time"), status.get("phase") in ENDS
+    if ended or status.get("host") != platform.node() or type(pid) is not int or pid == os.getpid():
         return ""
     return str(pid) if isinstance(at_s, float) and lived_at(pid, at_s) else ""
 
 
 def _take(file: int, shared: bool = False, tries: int = 1) -> bool:
-    """Whether nobody else has it. A `shared` one is for looking: those who look are not in each other's way."""
+    """Take the lock; returns whether no other process has it. Several processes can have a `shared` lock."""
     for _ in range(tries - 1):
         if _take(file, shared):
             return True
@@ -249,5 +255,5 @@ def _take(file: int, shared: bool = False, tries: int = 1) -> bool:
 
 def _holder(file: int) -> str:
     os.lseek(file, 0, os.SEEK_SET)
-    said = os.read(file, 20)
-    return said.decode() if said.isdigit() else "unknown"
+    content = os.read(file, 20)
+    return content.decode() if content.isdigit() else "unknown"

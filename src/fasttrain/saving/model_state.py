@@ -1,6 +1,7 @@
-"""An SB3 model as plain values and named arrays, and back into a fresh model of the same configuration: what SB3's zip
-lacks too, as the last observations, counters, the action space's random stream, the replay buffer and the engine's
-counters. Nothing is pickled.
+"""An SB3 model as plain values and named arrays, and how these are loaded into a new model of the same configuration.
+
+They include what SB3's zip lacks: the last observations, counters, the action space's random stream, the replay buffer
+and the engine's counters. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ COUNTERS = (
     "exploration_rate",
 )  # fmt: skip
 OPTIMIZER = "policy.optimizer"  # the one that most algorithms have
-SHARED = "shared"  # in place of a parameter's number: what an optimizer keeps for all of them, under names
+SHARED = "shared"  # in place of a parameter's number, for an optimizer's state that belongs to all parameters
 SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 
 
 def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
-    """Of a model between an update and the next rollout. The arrays are views where they lie in host memory."""
+    """The state of a model between an update and the next rollout. Arrays in host memory are views."""
     engine = getattr(model, "engine", None)
     state: State = {
         "counters": {name: plain(getattr(model, name)) for name in COUNTERS if hasattr(model, name)},
@@ -63,9 +64,9 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
         parts = under(name, seen) if isinstance(seen, Mapping) else {name: seen}
         arrays |= {place: np.asarray(part) for place, part in parts.items() if part is not None}
     if isinstance(engine, Engine):
-        own, kept = engine.state()
-        state |= own
-        arrays |= kept
+        engine_state, engine_arrays = engine.state()
+        state |= engine_state
+        arrays |= engine_arrays
         collector: Any = getattr(model, "collector", None)
         if isinstance(source := collector.source, SlotAdapter):
             arrays |= {"source/returns": source._returns, "source/lengths": source._lengths}
@@ -78,7 +79,7 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
 
 
 def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Bring a fresh model of the same configuration, with env and logger, where the other was; ConfigError if not."""
+    """Load the state into a new model of the same configuration, with env and logger. ConfigError: it does not fit."""
     for name, value in state["counters"].items():
         if name not in COUNTERS or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"the checkpoint's counter {name}={value!r} is none of this version")
@@ -117,7 +118,7 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
 
 
 def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer) -> State:
-    """Its tensors into `arrays`; its settings."""
+    """Add the optimizer's tensors to `arrays`; returns its settings and numbers."""
     numbers: dict[str, Any] = {}
     states = {str(index): optimizer.state.get(each, {}) for index, each in enumerate(_parameters(optimizer))}
     states[SHARED] = {name: value for name, value in optimizer.state.items() if isinstance(name, str)}
@@ -135,7 +136,7 @@ def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer
 
 
 def _load_weights(given: Mapping[str, NDArray[Any]], mine: Mapping[str, torch.Tensor]) -> None:
-    """In place, as kernels and graphs hold views of these tensors."""
+    """Load weights in place, since kernels and graphs have views of these tensors."""
     if other := sorted({*mine} ^ {*given}):
         raise ConfigError(f"the checkpoint is of another network: {', '.join(other[:3])} in one of the two only")
     for name, tensor in mine.items():
@@ -161,7 +162,7 @@ def _load_optimizer(
 
 
 def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, array: NDArray[Any]) -> None:
-    """State of a parameter, or what the optimizer keeps for all of them (None)."""
+    """Load an optimizer's state of a parameter; None: the state that belongs to all parameters."""
     state: Any = optimizer.state if parameter is None else optimizer.state[parameter]
     if isinstance(state.get(name), torch.Tensor):
         _put(state[name], array, name)
@@ -171,7 +172,7 @@ def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, arra
     if parameter is None:
         state[name] = tensor
         return
-    # Adafactor keeps means of rows and columns: of size 1 along an axis.
+    # Adafactor has means of rows and columns, whose size is 1 along an axis.
     sizes = list(zip(tensor.shape, parameter.shape, strict=False))
     if tensor.ndim and (tensor.ndim != parameter.ndim or any(size not in (1, own) for size, own in sizes)):
         raise ConfigError(f"the checkpoint's {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
@@ -212,35 +213,35 @@ def _host(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str) -> object:
-    """The stored observations `name` of all envs, or None. ConfigError if they are of other shapes than the env's."""
+    """The stored observations `name` of all envs, or None. ConfigError: their shapes are not the env's."""
     env, normalizer = model.env, model.get_vec_normalize_env()
-    # Where nothing is normalised, the original observations are the last ones themselves.
+    # Without VecNormalize the original observations are the last observations themselves.
     space = normalizer.venv.observation_space if name == "_last_original_obs" and normalizer else env.observation_space
     parts: Mapping[str, Any] = space.spaces if isinstance(space, Dict) else {"": space}
     shapes, kinds = {key: part.shape for key, part in parts.items()}, "biuf"
     if name == "_last_episode_starts":
         shapes, kinds = {"": ()}, "b"
-    given = {"": arrays[name]} if name in arrays else {**inside(arrays, name)}
-    if not given:
+    stored = {"": arrays[name]} if name in arrays else {**inside(arrays, name)}
+    if not stored:
         return None
-    if set(given) != set(shapes):
-        raise ConfigError(f"the checkpoint's {name} has parts {sorted(given)}, the env's {sorted(shapes)}")
+    if set(stored) != set(shapes):
+        raise ConfigError(f"the checkpoint's {name} has parts {sorted(stored)}, the env's {sorted(shapes)}")
     for key, shape in shapes.items():
-        array, wanted = given[key], (env.num_envs, *shape)
+        array, wanted = stored[key], (env.num_envs, *shape)
         if array.shape != wanted or array.dtype.kind not in kinds:
             what = f"{name} {key}".strip()
             raise ConfigError(f"the checkpoint's {what} is {array.dtype} {array.shape}, this run needs {wanted}")
-    found = {key: np.array(given[key]) for key in shapes}
-    return found.get("", found)
+    copies = {key: np.array(stored[key]) for key in shapes}
+    return copies.get("", copies)
 
 
 def _lstm_tensors(lstm: object) -> dict[str, torch.Tensor]:
-    """RecurrentPPO's states between two steps, by name."""
+    """RecurrentPPO's LSTM states between two steps, by name."""
     return {f"lstm/{part}/{i}": tensor for part in ("pi", "vf") for i, tensor in enumerate(getattr(lstm, part))}
 
 
 def _log_state(logger: Logger) -> State:
-    """What was recorded and is not written yet."""
+    """The logger's recorded values that are not written yet."""
     numbers = {key: value for key, value in logger.name_to_value.items() if isinstance(value, (int, float, np.number))}
     values = {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
     return {
@@ -258,14 +259,14 @@ def _load_log(logger: Logger, state: Mapping[str, Any]) -> None:
         logger.name_to_count[key] = int(count)
 
 
-# --- replay buffers, SB3's own too: the rows that were written; of a sum tree the leaves alone
+# --- replay buffers, also SB3's own: only rows that were written, and only the leaves of a sum tree
 
 _STORED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "next_masks")
 
 
 def replay_state(buffer: ReplayBuffer) -> tuple[State, Arrays]:
-    """Numbers and arrays; the arrays are views of the buffer's first rows, all there are while it is not full."""
-    with _held(buffer):
+    """Numbers and arrays of a replay buffer. The arrays are views of its written rows."""
+    with _locked(buffer):
         rows = _rows(buffer, buffer.pos, buffer.full)
         state: State = {"pos": int(buffer.pos), "full": bool(buffer.full), "rows": rows}
         arrays = {name: array[:rows] for name, array in _arrays(buffer).items()}
@@ -282,13 +283,13 @@ def replay_state(buffer: ReplayBuffer) -> tuple[State, Arrays]:
 
 
 def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Fill a fresh buffer of the same settings. Raises ConfigError if what is given does not fit it."""
+    """Fill a new buffer with the same settings. Raises ConfigError if the state does not fit."""
     pos, full, rows = int(state["pos"]), bool(state["full"]), int(state["rows"])
     if not (0 <= pos < buffer.buffer_size and rows == _rows(buffer, pos, full)):
         raise ConfigError(
             f"the checkpoint's replay buffer has {rows:,} rows (the next is {pos:,}), this run's {buffer.buffer_size:,}"
         )
-    with _held(buffer):
+    with _locked(buffer):
         for name, array in _arrays(buffer).items():
             load_into(array[:rows], arrays, name)
         buffer.pos, buffer.full = pos, full
@@ -310,7 +311,7 @@ def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Ma
 
 
 def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
-    """The episodes of these envs break off here: no window of n steps may go on beyond what was stored last."""
+    """End the n-step windows of these envs at the row written last, since their episodes break off there."""
     if not isinstance(buffer, ReplayStorage) or not buffer.size():
         return
     with buffer.lock:
@@ -321,20 +322,20 @@ def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
 
 
 def _rows(buffer: ReplayBuffer, pos: int, full: bool) -> int:
-    """Rows with something in them; without next observations the row to be written next holds those of the last."""
+    """Number of rows with data. With `optimize_memory_usage` this includes the next observations of the last row."""
     return buffer.buffer_size if full else min(pos + int(buffer.optimize_memory_usage), buffer.buffer_size)
 
 
-def _held(buffer: ReplayBuffer) -> Any:
+def _locked(buffer: ReplayBuffer) -> Any:
     return buffer.lock if isinstance(buffer, ReplayStorage) else nullcontext()
 
 
 def _arrays(buffer: ReplayBuffer) -> Arrays:
-    found: Arrays = {}
+    arrays: Arrays = {}
     for name in _STORED:
         value = getattr(buffer, name, None)
         if isinstance(value, dict):
-            found |= {f"{name}/{key}": part for key, part in value.items()}
+            arrays |= under(name, value)
         elif isinstance(value, np.ndarray):
-            found[name] = value
-    return found
+            arrays[name] = value
+    return arrays
