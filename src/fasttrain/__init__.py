@@ -34,8 +34,8 @@ __all__ = [
 
 
 def put_behind_python(folder: str) -> None:
-    """Let modules of `folder` be imported, before installed packages and after Python's own, which a file of the user's
-    that is called signal.py or queue.py would hide."""
+    """Let modules of `folder` be imported, before installed packages but after Python's own, so that a file named
+    signal.py or queue.py hides none of these."""
     while folder in sys.path:
         sys.path.remove(folder)
     library = os.path.dirname(os.__file__)

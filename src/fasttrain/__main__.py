@@ -1,4 +1,4 @@
-"""`python -m fasttrain` is the same as `fasttrain`: a Ctrl-C while the rest is loaded is no traceback."""
+"""The command `fasttrain`, also as `python -m fasttrain`. A Ctrl-C while modules are imported prints no traceback."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from contextlib import suppress
 from fasttrain import put_behind_python
 from fasttrain.terminal import let_output_end
 
-THREADS_S = 5.0  # for threads of an env's to end, once everything is done
+THREADS_S = 5.0  # time for threads of an env to end, once everything is done
 
 
 def main() -> int:
     """The command line; returns the exit code."""
-    gc.disable()  # a second less; commands.implementation enables it when all is loaded
-    with suppress(OSError):  # a working directory that is gone, which the command tells
+    gc.disable()  # saves a second; commands.implementation enables it after all imports
+    with suppress(OSError):  # the working directory does not exist, which the command reports
         if sys.path[0] in ("", os.getcwd()):  # `python -m`
             put_behind_python(os.getcwd())
     let_output_end()
     ended: list[int] = []
-    atexit.register(_leave, ended)  # the first that is registered is the last that is called
+    atexit.register(_leave, ended)  # registered first, so called last
     try:
         from fasttrain.cli import main as run
 
@@ -42,19 +42,18 @@ def main() -> int:
 
 
 def _leave_threads(ended: list[int], leaving: threading.Event) -> None:
-    """The interpreter waits for every thread that is no daemon before it calls what is registered; an env's may never
-    end."""
+    """End the process if threads of an env do not end, for which the interpreter waits before it calls `_leave`."""
     threading.main_thread().join()
     if not leaving.wait(THREADS_S):
         _leave(ended)
 
 
 def _leave(ended: list[int]) -> None:
-    """Everything is closed and written. Taking 400,000 objects down one by one would cost 1.5 s of CPU, and libraries
-    such as ale-py's would print pages about what they find leaked then."""
+    """End the process when everything is closed and written. To delete 400,000 objects one by one would take 1.5 s, and
+    libraries such as ale-py's would print pages about leaks."""
     if ended:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # nobody reads any more, or it is closed
+            with suppress(OSError, ValueError, AttributeError):  # it has no reader any more, or is closed
                 stream.flush()
         os._exit(ended[0])
 

@@ -1,7 +1,7 @@
-"""Batch types that the rooms pass to each other, and the shape legend used in every signature.
+"""Types of data that are used in the whole package, and the legend of shapes.
 
-Shapes: N envs, T steps of a rollout, B rows of a minibatch, A actions (width of the mask), O observation entries.
-Words: True in an action mask means legal. A termination ends the episode by the rules, a truncation by a limit.
+Shapes: N envs, T steps of a rollout, B rows of a minibatch, A actions (width of the mask), O observation entries. True
+in an action mask means legal. A termination ends the episode by the rules, a truncation by a limit.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Float64Array = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Observations = NDArray[Any] | dict[str, NDArray[Any]]
-Records = NDArray[np.void]  # states of games, of a dtype whose fields have names
-OPPONENTS_TURN = "opponents_turn"  # of a two-sided env: its property, and a key in its infos
-LAST_MASKS = "terminal_action_masks"  # in the info of a truncated step: (A,) bool, legal in the last state
+Records = NDArray[np.void]  # states of games, of a structured dtype
+OPPONENTS_TURN = "opponents_turn"  # a property of a two-sided env, and a key in its infos
+LAST_MASKS = "terminal_action_masks"  # key in the info of a truncated step: (A,) bool, legal in the last state
 
 
 class Record(Protocol):
-    """One of `Records`, as compiled code sees it."""
+    """An entry of `Records`, in compiled code."""
 
     def __getattr__(self, field: str) -> Any: ...
 
@@ -42,12 +42,12 @@ class FinishedEpisode(NamedTuple):
     length: int  # env steps
     final_observation: Any  # observation before the autoreset; a dict for Dict spaces
     truncated: bool  # True only if the episode was cut and did not also terminate
-    info: dict[str, Any]  # the last step's info of that env
-    lost: bool = False  # cut by a fault of env or worker, not by a rule: no data about the game
+    info: dict[str, Any]  # of the last step of that env
+    lost: bool = False  # ended by a fault of the env or its worker, not by a rule of the game
 
 
 class QBatches(NamedTuple):
-    """U minibatches of B rows out of M stored transitions, as kernels learn from them. What is not there is empty."""
+    """U minibatches of B rows out of M stored transitions, for kernels. An array that is not needed is empty."""
 
     observations: Float32Array  # (M, O)
     next_observations: Float32Array  # (L, O), may be the same array
@@ -55,18 +55,18 @@ class QBatches(NamedTuple):
     rows: Int64Array  # (U, B) of `observations` and `actions`
     next_rows: Int64Array  # (U, B) of `next_observations`
     rewards: Float32Array  # (U, B) discounted sums over the steps in between
-    discounts: Float32Array  # (U, B) gamma to the number of these steps; (0, 0): the algorithm's gamma, as in stock
+    discounts: Float32Array  # (U, B) gamma to the power of the number of steps; (0, 0): the algorithm's gamma
     dones: Float32Array  # (U, B) 1 where the episode ended by the rules
-    next_masks: BoolArray  # (U, B, A) True = legal in the next observations; (0, 0, 0): all are
-    weights: Float32Array  # (U, B) of the rows' losses in prioritized replay; (0, 0): ones
+    next_masks: BoolArray  # (U, B, A) True = legal in the next observations; (0, 0, 0): all actions are
+    weights: Float32Array  # (U, B) of the rows' losses in prioritized replay; (0, 0): all are 1
 
 
 def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
-    """`function(array, *arrays)` of an array, or of each one in a dict or tuple; as such a dict or tuple.
+    """Call `function` with an array, or with each array in a dict or tuple; returns the results in the same form.
 
     Args:
         value: an array, None (which stays None), or a dict or tuple of such values.
-        others: of the same form; the arrays in the same place in them are the further arguments.
+        others: values of the same form, whose arrays in the same place are further arguments.
     """
     if value is None:
         return None
@@ -79,7 +79,7 @@ def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 
 def select_rows(arrays: Any, rows: Int64Array | slice | int) -> Any:
-    """These rows of arrays (N, ...), of each as in `each_array`: copied if `rows` are indices (M,), else views."""
+    """These rows of an array (N, ...), or of each array in a dict or tuple. Views, or copies if `rows` are indices."""
     return each_array(lambda part: part[rows], arrays)
 
 
@@ -89,7 +89,7 @@ def draw_choices(rng: Any, dims: Sequence[int], count: int, action_masks: BoolAr
     Args:
         rng: numpy's Generator, or `numpy.random` itself.
         dims: choices of each sub-action, A their sum.
-        action_masks: (count, A) bool; None: all are legal, as they are where a sub-action has no legal choice.
+        action_masks: (count, A) bool; None: all choices are legal, as in a sub-action without a legal choice.
     """
     keys = rng.random((count, sum(dims)))
     if action_masks is not None:
@@ -102,23 +102,23 @@ NO_LEGAL_ACTION = "End the episode in such a state, offer a pass action, or use 
 
 
 def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: str) -> None:
-    """target[...] = arrays[name], an array of a checkpoint.
+    """Copy a checkpoint's array of that name into `target`.
 
     Raises:
-        ConfigError: there is none of that name, or it is of another shape or dtype.
+        ConfigError: there is none of that name, or it has another shape or dtype.
     """
-    given = arrays.get(name)
-    if given is None:
+    array = arrays.get(name)
+    if array is None:
         raise ConfigError(f"the checkpoint has no array {name}")
-    if given.shape != target.shape or given.dtype != target.dtype:
+    if array.shape != target.shape or array.dtype != target.dtype:
         raise ConfigError(
-            f"{name} of the checkpoint is {given.dtype} {given.shape}, this run needs {target.dtype} {target.shape}"
+            f"{name} of the checkpoint is {array.dtype} {array.shape}, this run needs {target.dtype} {target.shape}"
         )
-    target[...] = given
+    target[...] = array
 
 
 def joined(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, ...), or an array per key → (M, O)
-    """Rows of float32, contiguous; the parts of a Dict flat and side by side in the order of `keys`, else its own."""
+    """Contiguous float32 rows. The parts of a Dict are flat and side by side, in the order of `keys` or in its own."""
     if not isinstance(observations, dict):
         rows: Float32Array = np.ascontiguousarray(observations, np.float32)
         return rows if rows.ndim == 2 else rows.reshape(len(rows), -1)
@@ -127,7 +127,7 @@ def joined(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, 
 
 
 class inside(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
-    """The arrays named `prefix/…`, without that prefix; none is read from its file before it is asked for."""
+    """The arrays named `prefix/…`, by their names without the prefix. An array is read from its file on access."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], prefix: str) -> None:
         self._arrays, self._start = arrays, f"{prefix}/"
@@ -143,28 +143,28 @@ class inside(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
 
 
 def under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The same arrays as `prefix/…`."""
+    """The same arrays, named `prefix/…`."""
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
 @dataclass(slots=True)
 class Slots:
-    """Preallocated arrays that an env batch writes in place, once per vector step.
+    """Preallocated arrays that vector envs write in place, once per vector step.
 
-    After a step with autoreset, row i of `observations` and `action_masks` belongs to the state the next action acts
-    on; if env i ended, that is the first state of its next episode and `finished` holds what was before.
-    Readers must copy what they keep: the next step overwrites every array.
+    Row i of `observations` and `action_masks` belongs to the state in which env i acts next. If its episode ended, that
+    is the first state of the next episode, and `finished` has the end of the old one. The next step overwrites every
+    array, so readers must copy what they need for longer.
     """
 
     observations: Observations  # (N, ...) in the observation space's dtype, or one array per key
-    actions: NDArray[Any]  # (N, ...) in the action space's dtype: what the next step applies
+    actions: NDArray[Any]  # (N, ...) in the action space's dtype, for the next step
     rewards: Float32Array  # (N,)
     terminations: BoolArray  # (N,)
     truncations: BoolArray  # (N,)
     action_masks: BoolArray | None = None  # (N, A), None for an env without masks
-    finished: list[FinishedEpisode] = field(default_factory=list)  # sparse: only the envs that ended
-    resets: BoolArray | None = None  # (N,) where the step was no transition: it began an episode, or the row rested
-    rests: BoolArray | None = None  # (N,) where the next step will be none; None: nowhere
+    finished: list[FinishedEpisode] = field(default_factory=list)  # one for each env whose episode ended
+    resets: BoolArray | None = None  # (N,) where the step was no transition: it only reset the env, or the env rested
+    rests: BoolArray | None = None  # (N,) where the next step will be no transition; None: nowhere
 
     @property
     def num_envs(self) -> int:
@@ -172,5 +172,5 @@ class Slots:
 
     @property
     def transitions(self) -> int:
-        """How many the step brought: one per env that did not only reset."""
+        """The number of transitions in this step."""
         return len(self.rewards) - (0 if self.resets is None else int(np.count_nonzero(self.resets)))

@@ -1,7 +1,7 @@
-"""The one typed doorway to numba: compiled once per machine (cached on disk), without the GIL.
+"""Decorators that compile functions by numba: once per machine (cached on disk), without the GIL.
 
-For `njit` arithmetic is strict IEEE, `fastmath` off, so that a kernel gives the same numbers as the plain Python it is
-tested against. The other forms are for `rounding` kernels and say what they relax.
+`njit` has strict IEEE arithmetic, so that a kernel gives the same numbers as the Python code it is tested against. The
+other decorators are for kernels whose results may differ by rounding.
 """
 
 from __future__ import annotations
@@ -16,37 +16,36 @@ try:
 except ValueError as error:  # NUMBA_NUM_THREADS=0
     raise ConfigError(f"numba does not start: {error} Look at the variables NUMBA_… of the environment") from error
 import numba.extending
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from fasttrain.kernel_cache import KEEPS, KernelCache
 
 if TYPE_CHECKING:
-    from llvmlite import ir
     from numba.core.typing.templates import Signature
 
     Values = Sequence[ir.Value]
-    Code = tuple[Signature, Callable[..., ir.Value]]  # of an intrinsic: its types, and what writes a call of it
+    Code = tuple[Signature, Callable[..., ir.Value]]  # of an intrinsic: its types, and a function that writes a call
 
 if cast(Any, numba.config).DISABLE_JIT:
     raise ConfigError("NUMBA_DISABLE_JIT is set: fasttrain's kernels need numba's compiler; unset that variable")
 F = TypeVar("F", bound=Callable[..., Any])
 Options = dict[str, object]  # of numba.njit
-
-
 _RELAXED: Options = {"fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
 _BARE: Options = {**_RELAXED, "_nrt": False}
 
 
 def njit(function: F) -> F:
-    """Compile `function` in nopython mode on first call; type checkers see the plain function."""
+    """Compile `function` on its first call. Type checkers see the Python function."""
     return _kernel(function)
 
 
 def _kernel(function: F, **options: object) -> F:
-    compiled: Any = numba.njit  # whose annotations know half of its options
+    compiled: Any = numba.njit  # its annotations lack some options
     dispatcher = compiled(nogil=True, no_cfunc_wrapper=True, **options)(function)
     if KEEPS:
-        dispatcher._cache = KernelCache(dispatcher)  # what `cache=True` sets to numba's own
+        dispatcher._cache = KernelCache(dispatcher)  # where `cache=True` would set numba's own cache
     resolve = dispatcher.get_call_template
 
     def resolve_types(args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> object:
@@ -57,44 +56,63 @@ def _kernel(function: F, **options: object) -> F:
 
 
 def _plain(kind: types.Type) -> types.Type:
-    """The type a kernel is compiled for where another one calls it with `kind`.
+    """The type for which a kernel is compiled when another kernel calls it with `kind`.
 
-    A number that stands in the call as such is a type of its own for numba, a field of a record is an int32: each would
-    compile the function once more (a quarter of Skull King's compiling). LLVM finds the numbers by itself.
+    For numba a literal number has a type of its own, and a record's field is an int32. Each of these would compile the
+    function once more, which was a quarter of the time for Skull King.
     """
     kind = types.unliteral(kind)
     return types.int64 if isinstance(kind, types.Integer) and getattr(kind, "signed", False) else kind
 
 
 def njit_relaxed(function: F) -> F:
-    """As `njit`, for the arithmetic of `rounding` kernels: sums in any order, fused multiply-add, IEEE division.
+    """As `njit`, with relaxed arithmetic: sums in any order, and fused multiply-add.
 
-    Reassociation is what lets LLVM vectorise a dot product (95 GFLOP/s of a core here). NaN and infinity keep their
-    meaning, so that a guard can still see them.
+    Without a fixed order LLVM can vectorize a dot product (95 GFLOP/s on a core). NaN and infinity keep their meaning,
+    so that a guard can still see them.
     """
     return _kernel(function, **_RELAXED)
 
 
 def njit_bare(function: F) -> F:
-    """As `njit_relaxed`, without reference counts of arrays, so that none can be made.
+    """As `njit_relaxed`, without reference counts of arrays, which cost two atomic operations for every view of a row.
 
-    A view of a row costs two atomic operations otherwise. numba refuses such a function that makes an array or returns
-    a view: what is wanted goes in as an argument, a view comes from an `njit_inline` function.
+    numba refuses such a function if it creates an array or returns a view. Arrays must be arguments; views come from
+    `njit_inline` functions.
     """
     return _kernel(function, **_BARE)
 
 
 def njit_inner(function: F) -> F:
-    """As `njit_bare`, for what other kernels alone call: without the way in from Python, an eighth of its compiling."""
+    """As `njit_bare`, for functions that only kernels call. Python cannot call them, which saves an eighth of the
+    compile time."""
     return _kernel(function, no_cpython_wrapper=True, **_BARE)
 
 
 def njit_inline(function: F) -> F:
     """As `njit_relaxed`, copied into every kernel that calls it: for views, and for long functions called in one place,
-    which are optimised once that way and not once for themselves and once more in their caller."""
+    which LLVM would otherwise optimise twice."""
     return _kernel(function, inline="always", **_RELAXED)
 
 
 def intrinsic(function: Callable[..., Code]) -> Any:
     """numba's `intrinsic`: a function of types that returns a signature and the LLVM code for a call of it."""
     return numba.extending.intrinsic(function)
+
+
+@intrinsic
+def fetch(typing: Any, x: types.Type, begin: types.Type, end: types.Type) -> Code:
+    """Bring x[begin:end] into the cache, a line of 16 entries of 4 bytes at a time, without waiting for it."""
+
+    def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        array, begin, end = arguments
+        data = context.make_array(signature.args[0])(context, builder, array).data
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        with cgutils.for_range_slice(builder, begin, end, ir.Constant(ir.IntType(64), 16)) as (index, _):
+            address = builder.bitcast(builder.gep(data, [index]), byte)
+            builder.call(function, [address, number(0), number(3), number(1)])  # to be read, into every cache, data
+        return context.get_dummy_value()
+
+    return types.void(x, types.int64, types.int64), write

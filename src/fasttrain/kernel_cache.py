@@ -1,10 +1,10 @@
-"""Compiled kernels on disk: one file each, named by all that its machine code depends on.
+"""The cache of compiled kernels on disk: one file each, named by everything that its machine code depends on.
 
-numba's own cache names a file by its place and trusts modification times, so that a fresh clone, an image's layer or a
-reinstall compiles everything anew, knows of the kernel's own file only, though the code of every kernel it calls is
-compiled into it, and keeps an index that the last of two writers overwrites. Here the name holds a digest of the
-signature, the processor, the versions and everything that is compiled (`digest_of`). So there is no index, what
-is found is right, wherever it was compiled, and two processes that compile at once write the same file.
+The name has a digest of the signature, the processor, the versions and all code that is compiled (`digest_of`). So a
+file is right wherever it was compiled, there is no index, and two processes that compile at once write the same file.
+numba's own cache names a file by its path and trusts modification times, so that a fresh clone, an image's layer or a
+reinstall compiles everything again. It also does not notice changes of the kernels that a kernel calls, and has an
+index that the last of two writers overwrites.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ try:  # private parts of numba: pyproject.toml has a ceiling on its version beca
     _normalised: Callable[[object], object] = sigutils.normalize_signature
     _AppDirs: Any = appdirs.AppDirs
     KEEPS = True
-except (ImportError, AttributeError):  # another version: each process compiles what it calls, and nothing is kept
+except (ImportError, AttributeError):  # another version of numba: there is no cache, each process compiles
     KEEPS = False
     NullCache: Any = object  # type: ignore[no-redef]
 
-logging.getLogger("numba").setLevel(logging.WARNING)  # 61,255 records where an env sets the root logger to DEBUG
+logging.getLogger("numba").setLevel(logging.WARNING)  # else 61,255 records where an env sets DEBUG for all loggers
 
-KEPT = 2  # versions of one kernel for one processor: going back to another branch compiles nothing
-DEAD_S = 3600  # nobody writes a file for so long
+KEPT = 2  # versions of one kernel for one processor, so that a change of the branch and back compiles nothing
+DEAD_S = 3600  # a file that is written for longer has no writer any more
 _DIGEST_SIZE = 32  # bytes
 _CHOICES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")  # NUMBA_… of the environment
 _VERSIONS = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag)
 
 
 def folders() -> list[Path]:
-    """Where kernels are looked for and written to, each where it can be.
+    """The folders in which kernels are looked for and written.
 
-    `NUMBA_CACHE_DIR` alone if it is set. Else the user's cache folder, which a fresh clone and a reinstall share, and
-    the package's own, which all users of an image can read.
+    Only `NUMBA_CACHE_DIR` if it is set. Else the user's cache folder, which a fresh clone and a reinstall share, and a
+    folder of the package, which all users of an image can read.
     """
     if chosen := str(getattr(numba.config, "CACHE_DIR", "")):
         return [Path(chosen) / "fasttrain"]
     users = Path(_AppDirs(appname="fasttrain", appauthor=False).user_cache_dir if KEEPS else "")
     own = Path(__file__).parent / "__pycache__"
-    return [folder / "kernels" for folder in (users, own) if folder.is_absolute()]  # "~/.cache": there is no home
+    return [folder / "kernels" for folder in (users, own) if folder.is_absolute()]  # "~/.cache" if there is no home
 
 
 class KernelCache(NullCache):
-    """What numba asks before it compiles `dispatcher` for a signature, and hands the result to."""
+    """The cache that numba asks before it compiles `dispatcher` for a signature, and to which it gives the result."""
 
     def __init__(self, dispatcher: Any) -> None:
         self._dispatcher = dispatcher
@@ -84,28 +84,28 @@ class KernelCache(NullCache):
         return str(folders()[0])
 
     def load_overload(self, sig: object, target_context: Any) -> object:
-        """The compiled kernel; None if it is not there, or not whole."""
+        """The compiled kernel; None if there is none, or its file is damaged."""
         target_context.refresh()
         payload = recall("".join(self._name(sig, target_context)))
         return None if payload is None else _rebuild(target_context, *pickle.loads(payload))
 
     def save_overload(self, sig: object, data: Any) -> None:
-        """Keep it, if that is possible anywhere; if not, a line says so once and nothing else happens."""
+        """Store it. If no folder can be written to, a warning says so once."""
         if data.library.has_dynamic_globals or any(not loop.can_cache for loop in data.lifted):
-            return  # addresses of this process are in the machine code
+            return  # the machine code has addresses of this process
         if not remember(*self._name(sig, self._dispatcher.targetctx), _dumps(data._reduce())):
             _cannot_keep(folders()[0])
 
     def file(self, sig: object) -> str:
-        """Its name, which says what its machine code depends on."""
+        """The name of its file."""
         return "".join(self._name(sig, self._dispatcher.targetctx))
 
     def holds(self, sig: object) -> bool:
-        """Whether it need not be compiled, as far as that can be told without loading it."""
+        """Whether there is a file for it."""
         return any((folder / self.file(sig)).is_file() for folder in folders())
 
     def _name(self, sig: object, target_context: Any) -> tuple[str, str]:
-        """Which kernel for which processor, and which version of it."""
+        """The parts of the name: which kernel for which processor, and which version of it."""
         chosen = [repr(getattr(numba.config, name, None)) for name in _CHOICES]
         key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS, chosen))
         kernel = _name(self._dispatcher.py_func).replace("<", "").replace(">", "")
@@ -113,28 +113,28 @@ class KernelCache(NullCache):
 
 
 def recall(name: str) -> bytes | None:
-    """What was kept in the file of that name, in whichever folder it is whole."""
+    """The content of the file of that name; None if no folder has an undamaged one."""
     return next(filter(None, (_read(folder / name) for folder in folders())), None)
 
 
 def remember(name: str, version: str, payload: bytes) -> bool:
-    """Keep it in the file `name` + `version` of every folder; whether any could be written to."""
+    """Write the file `name` + `version` into every folder; returns whether that worked in any."""
     written = [_write(folder, name, version, payload) for folder in folders()]
     return any(written)
 
 
 def _read(file: Path) -> bytes | None:
-    """What `_write` wrote. A file that is damaged counts as none: it will be compiled and written anew."""
+    """What `_write` has written; None for a damaged file, which will be compiled and written again."""
     try:
-        found = file.read_bytes()
+        content = file.read_bytes()
     except OSError:
         return None
-    payload = found[_DIGEST_SIZE:]
-    return payload if hashlib.sha256(payload).digest() == found[:_DIGEST_SIZE] else None
+    payload = content[_DIGEST_SIZE:]
+    return payload if hashlib.sha256(payload).digest() == content[:_DIGEST_SIZE] else None
 
 
 def _write(folder: Path, kernel: str, version: str, payload: bytes) -> bool:
-    """Whether it could be written. Nobody ever sees half a file, and none but `KEPT` versions stay."""
+    """Write a file whole or not at all, and remove old versions; returns whether it could be written."""
     draft = folder / f"{kernel}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,13 +147,13 @@ def _write(folder: Path, kernel: str, version: str, payload: bytes) -> bool:
             draft.unlink()
         return False
     for old in _outdated(folder, kernel):
-        with suppress(OSError):  # another process removes the same
+        with suppress(OSError):  # another process may remove the same file
             old.unlink()
     return True
 
 
 def _outdated(folder: Path, kernel: str) -> list[Path]:
-    """All versions but the `KEPT` that were written last, and drafts whose writer must be dead."""
+    """All versions but the last `KEPT` ones, and drafts that have no writer any more."""
     with suppress(OSError):
         written = {file: file.stat().st_mtime for file in folder.glob(f"{kernel}.*")}
         versions = sorted((file for file in written if file.suffix == ".nbc"), key=written.__getitem__, reverse=True)
@@ -171,16 +171,16 @@ def _cannot_keep(folder: Path) -> None:
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
 _CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_exceptiontable")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # named, not read: the cache knows the versions
+_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # not read: files' names have the versions
 
 
 def digest_of(value: object) -> bytes:
-    """Of a kernel or of anything that a kernel may refer to.
+    """A digest of a kernel, or of anything that a kernel may refer to.
 
-    A function is what its bytecode says and all that this names: a constant counts with its value, another kernel or
-    function with its code, down to the last. So editing a comment or a kernel's neighbour changes nothing, and editing
-    what it calls, in whatever file, or a constant, wherever it comes from, does. What is neither counts with the whole
-    file that it comes from. Taken from memory, not from the file, which may have been edited since it was imported.
+    A function counts with its bytecode and everything that this names: constants with their values, other kernels and
+    functions with their code, and so on. So a change of a comment or of another function in the file changes nothing;
+    a change of something that it calls or of a constant, in whatever file, changes the digest. All other things count
+    with the whole file that they come from. Code is read from memory, since files may have changed since the import.
     """
     hasher = hashlib.sha256()
     for part in _Walk().of(value):
@@ -191,13 +191,13 @@ def digest_of(value: object) -> bytes:
 
 
 class _Walk:
-    """Everything once, in an order that depends on nothing but the code."""
+    """Walks through everything once, in an order that depends on the code alone."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, Any]] = {}  # id → number; the object too, so that no id is used twice
+        self._seen: dict[int, tuple[int, Any]] = {}  # id → number, and the object, so that no id is used twice
 
     def of(self, value: object, names: Iterable[str] = ()) -> Iterator[str | bytes]:
-        """`names`: what the code that mentions a module may want of it."""
+        """The parts of a value; of a module only these `names`, which the code may read from it."""
         yield type(value).__name__
         if isinstance(value, Enum):
             yield f"{_name(type(value))}.{value.name}"
@@ -231,7 +231,7 @@ class _Walk:
             yield from self._once(value)
 
     def _once(self, value: object) -> Iterator[str | bytes]:
-        """What may refer to itself."""
+        """The parts of things that may refer to themselves."""
         if isinstance(value, FunctionType):
             yield from self._function(value)
         elif hasattr(value, "py_func"):  # a kernel
@@ -273,7 +273,7 @@ class _Walk:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Of globals and attributes, also in functions within."""
+    """Names of globals and attributes in the code, also in its inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -285,26 +285,26 @@ def _name(value: object) -> str:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether its code may change without a change of a version that the cache knows."""
+    """Whether its code may change while all versions in a file's name stay the same."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
     return module.partition(".")[0] not in _VERSIONED
 
 
 def _source(value: object) -> bytes:
-    """The file that it comes from, empty where that is a versioned package's."""
+    """The content of the file that it comes from; empty for versioned packages."""
     holder = value if hasattr(value, "__module__") else type(value)
     file = getattr(sys.modules.get(str(holder.__module__)), "__file__", None)
     return Path(file).read_bytes() if file and _is_ours(holder) else b""
 
 
-# --- compiled before they are called: here, or by a process of its own beside training. A call says for which types;
-# nothing runs. The other process loads numba and the kernels' modules, no torch.
+# --- compiling kernels before they are called: in this process, or in another one beside training, which imports numba
+# and the kernels' modules but not torch.
 
 _START = "from fasttrain.kernel_cache import compile_asked; compile_asked()"
 
 
 class KernelCall(NamedTuple):
-    """A kernel and arguments of the types that it will be called with."""
+    """A kernel, and arguments of the types with which it will be called."""
 
     kernel: Any
     arguments: tuple[Any, ...]
@@ -319,7 +319,7 @@ class KernelCall(NamedTuple):
 
     @property
     def file(self) -> str:
-        """Where its machine code is kept: another one for every processor, version and change of the code."""
+        """The name of its file in the cache."""
         return str(self.kernel._cache.file(self.signature))
 
     @property
@@ -330,17 +330,17 @@ class KernelCall(NamedTuple):
 
 
 def compile_all(calls: Sequence[KernelCall], now: Callable[[str], None] = lambda _: None) -> None:
-    """Compile, or load from disk, what is called; `now` hears `2 of 3: train_epoch`."""
+    """Compile the kernels, or load them from disk. `now` is called with texts such as `2 of 3: train_epoch`."""
     for number, call in enumerate(calls, start=1):
         now(f"{number} of {len(calls)}: {call.name}")
         call.kernel.compile(call.signature)
 
 
 class Compiler:
-    """A process that compiles what is called into the cache. It ends with this one, whatever ends that.
+    """A process that compiles kernels into the cache. It ends when this process ends.
 
-    Not a nice one: a million steps of CartPole beside two busy cores took 84 s so, and 133 s with niceness 5, since
-    compiling then took 85 s instead of 29; on idle cores both took the same.
+    It has normal priority: a million steps of CartPole beside two busy cores took 84 s so, and 133 s with niceness 5,
+    where compiling took 85 s instead of 29. On idle cores there was no difference.
     """
 
     def __init__(self, calls: Sequence[KernelCall]) -> None:
@@ -350,9 +350,9 @@ class Compiler:
         )
         try:
             self._pipe.write(pickle.dumps(asked))
-            self._pipe.flush()  # and it stays open: its end tells the process that nobody waits any more
+            self._pipe.flush()  # the pipe stays open, and its end tells the process to end
         except OSError:
-            pass  # it died at once: `failure` says of what
+            pass  # the process has ended already; `failure` says why
 
     @property
     def _pipe(self) -> Any:
@@ -363,14 +363,14 @@ class Compiler:
 
     @property
     def failure(self) -> str:
-        """Of a process that is done: what it ended with; empty if all is compiled."""
+        """The last line of the errors of a process that is done; empty if everything was compiled."""
         if self._process.returncode == 0 or self._process.stderr is None:
             return ""
         said = self._process.stderr.read().decode(errors="replace").strip().splitlines()
         return said[-1] if said else f"ended with exit code {self._process.returncode}"
 
     def stop(self) -> None:
-        """End it, if it is still at work."""
+        """End the process, if it still runs."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stderr):
@@ -379,18 +379,18 @@ class Compiler:
 
 
 def compile_asked() -> None:
-    """What the process of `Compiler` does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too: its trainer decides
+    """The code of the process of `Compiler`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after a Ctrl-C the trainer decides when to end this process
     asked = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_trainer, daemon=True).start()
     try:
         for module, name, signature in asked:
             getattr(import_module(module), name).compile(signature)
-    except Exception as error:  # whatever it is, one line tells the trainer
+    except Exception as error:  # any error becomes one line for the trainer
         sys.exit(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
 def _end_with_trainer() -> None:
-    while os.read(0, 1):  # not through sys.stdin, whose lock would be held when Python ends
+    while os.read(0, 1):  # sys.stdin has a lock, which would be held when Python ends
         pass
     os._exit(0)

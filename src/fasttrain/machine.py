@@ -1,4 +1,4 @@
-"""What this machine offers."""
+"""Cores, memory and processes of this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # CPU flag → 
 
 
 def usable_cores() -> int:
-    """Physical cores, but no more than this process may run on (taskset) or get the time of (`docker run --cpus`)."""
+    """Physical cores, limited to those on which this process may run (taskset) and to its CPU time (docker --cpus)."""
     try:
         allowed = len(os.sched_getaffinity(0))  # type: ignore[attr-defined, unused-ignore]
     except AttributeError:  # not on Windows or macOS
@@ -28,35 +28,35 @@ def usable_cores() -> int:
 
 
 def free_memory() -> int:
-    """Bytes that can still be had: of the machine, or of the container if that is allowed less."""
+    """Free memory in bytes: of the machine, or of the container if its limit is lower."""
     free = int(psutil.virtual_memory().available)
     for folder in _own_folders("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            with suppress(OSError, ValueError, IndexError):  # not there, or the word "max": no limit
+            with suppress(OSError, ValueError, IndexError):  # there is no file, or it says "max": no limit
                 left = _number(folder / limit) - _number(folder / used) + _reclaimable(folder / "memory.stat")
                 free = min(free, max(0, int(left)))
     return free
 
 
 def process_age_s() -> float:
-    """Seconds since this process was created; 0 if the clock was set back meanwhile."""
+    """Seconds since this process was created; 0 if the clock was set back since."""
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def stop_after(parent: int, look_every_s: float = 2.0) -> None:
-    """Wait for the end of the process that started this one; then SIGTERM, at which a run saves and ends (POSIX)."""
+    """Wait for the end of the parent process, then send SIGTERM to this one, at which a run saves and ends (POSIX)."""
     while os.getppid() == parent:
         time.sleep(look_every_s)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def outgrows(pid: int) -> int:
-    """Bytes that the process `pid` and those it started hold, if they are what the memory is about to end for; else 0.
+    """Bytes that the process `pid` and its children use, if they are about to exhaust the memory; else 0.
 
-    Known a moment before the system kills something: with a sixteenth left of what they could have at most.
+    This is so when less than a sixteenth of the memory that they could have at most is left.
     """
     free = free_memory()
-    if free > 2**31:  # counting takes longer than this
+    if free > 2**31:
         return 0
     held = 0
     with suppress(psutil.Error):
@@ -68,21 +68,21 @@ def outgrows(pid: int) -> int:
 
 
 def _cpu_quota() -> float:
-    """How many cores' time the container gets; infinite without a limit."""
+    """The number of cores whose time the container gets; infinite without a limit."""
     quota = math.inf
     for folder in _own_folders("cpu"):
         with suppress(OSError, ValueError, IndexError, ZeroDivisionError):
             quota = min(quota, _number(folder / "cpu.max") / _number(folder / "cpu.max", 1))
         with suppress(OSError, ValueError, IndexError, ZeroDivisionError):
-            given = _number(folder / "cpu.cfs_quota_us")  # -1: no limit
-            quota = min(quota, given / _number(folder / "cpu.cfs_period_us") if given > 0 else math.inf)
+            limit = _number(folder / "cpu.cfs_quota_us")  # -1: no limit
+            quota = min(quota, limit / _number(folder / "cpu.cfs_period_us") if limit > 0 else math.inf)
     return quota
 
 
 def _own_folders(controller: str) -> Iterator[Path]:
-    """Where Linux says what this process may have: its control group and those above it, version 2 and 1.
+    """The folders of this process's control group and of those above it, of versions 2 and 1 (Linux).
 
-    Inside a container the group is the root of what is mounted, whatever path /proc names.
+    Inside a container its group is the root of the mounted folder, whatever path /proc names.
     """
     with suppress(OSError):
         for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
@@ -100,7 +100,7 @@ def _number(file: Path, place: int = 0) -> float:
 
 
 def _reclaimable(file: Path) -> float:
-    """Bytes of files read or written that the system drops when memory is needed; 0 where it does not say."""
+    """Bytes of cached files, which the system frees when memory is needed; 0 if unknown."""
     with suppress(OSError, ValueError):
         named = dict(line.split() for line in file.read_text(encoding="utf-8").splitlines())
         return float(named.get("total_inactive_file", named.get("inactive_file", 0)))
@@ -108,14 +108,14 @@ def _reclaimable(file: Path) -> float:
 
 
 def lived_at(pid: int, at_s: float) -> bool:
-    """Whether the process lives and did at that time (of `time.time`): numbers are used again."""
+    """Whether the process lives, and did so at that time (of `time.time`); process ids are used again."""
     with suppress(psutil.Error, ValueError, OverflowError):
         return psutil.Process(pid).create_time() <= at_s + 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
 def bf16_units(cpuinfo: Path = _CPUINFO) -> str:
-    """Name of the CPU's units for bfloat16 products; empty where it has none or the system does not say."""
+    """Name of the CPU's units for bfloat16 products; empty if there are none, or it is unknown."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:  # not Linux

@@ -1,4 +1,4 @@
-"""The terminal that a person sits at: how the command was typed, what fits into a line, which letters it shows."""
+"""Text for the terminal: how the command is typed, lines that fit its width, letters that it can show."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-COMMAND_VARIABLE = "FASTTRAIN_COMMAND"  # set by scripts/run.py, whose user has no `fasttrain` on the PATH
+COMMAND_VARIABLE = "FASTTRAIN_COMMAND"  # set by scripts/run.py, without which there is no `fasttrain` on the PATH
 PLAIN = str.maketrans({
     "·": "|", "…": "...", "→": "->", "×": "x", "±": "+-", "µ": "u", "–": "-", "█": "#", "’": "'", "“": '"', "”": '"',
 })  # fmt: skip
@@ -24,23 +24,23 @@ GLUE = "\N{NO-BREAK SPACE}"
 
 
 def command() -> str:
-    """What to type for `fasttrain` where the user is: for every message that shows a command."""
+    """What the user must type for `fasttrain`."""
     return os.environ.get(COMMAND_VARIABLE) or "fasttrain"
 
 
 def near(path: Path) -> Path:
-    """`path` as it can be typed at this terminal: short, if it lies below. In a file it stays whole."""
+    """`path` relative to the working directory if it lies below; unchanged if stdout is no terminal."""
     here = Path.cwd()
     return path.relative_to(here) if sys.stdout.isatty() and path != here and path.is_relative_to(here) else path
 
 
 def as_typed(text: str) -> str:
-    """`text` with every `fasttrain …` in it as `command` has it."""
+    """`text` with `command` in place of every `fasttrain …`."""
     return re.sub(r"\bfasttrain (?=[-+a-z\[]+)", lambda _: f"{command()} ", text)
 
 
 def folded(text: str, width: int) -> str:
-    """`text` in lines of at most `width`, never cut in a word, before its %, or in a command that is to be copied."""
+    """`text` in lines of at most `width`, with no break in a word, before a % or in a command to be copied."""
     one_piece = re.compile(rf"{re.escape(command())} \S+(?: [^\s\[]+=\S*)*|(?:[a-z]+ )?[\d.]+ %")
     lines: list[str] = []
     for line in text.split("\n"):
@@ -48,7 +48,7 @@ def folded(text: str, width: int) -> str:
         if len(line) > width and (columns := re.match(r"(\s*\S.*\S) {3,}(\S.*)", line)):
             lines += [folded(columns[1], width), folded(f"{indent}  {columns[2]}", width)]
             continue
-        glued = one_piece.sub(lambda found: found[0].replace(" ", GLUE), line.lstrip())
+        glued = one_piece.sub(lambda match: match[0].replace(" ", GLUE), line.lstrip())
         wrapper = textwrap.TextWrapper(
             max(20, width), indent, f"{indent}  ", break_long_words=False, break_on_hyphens=False
         )
@@ -57,12 +57,12 @@ def folded(text: str, width: int) -> str:
 
 
 def rate_text(per_s: float) -> str:
-    """`61,234`, `8.3`, `0.0125`: a rate, of slow environments too."""
+    """A rate such as `61,234`, `8.3` or `0.0125`."""
     return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"
 
 
 def with_interval(value: float | None, bounds: Sequence[float] | None, form: str, scale: float = 1.0) -> str:
-    """`61.3 % [60.1, 62.4]`; the value alone without bounds, a dash where there is none, `never` for infinity."""
+    """Such as `61.3 % [60.1, 62.4]`; the value alone without bounds, a dash for None, `never` for infinity."""
     if value is None:
         return "-"
     text, *ends = ("never" if math.isinf(it) else form.format(scale * it) for it in (value, *(bounds or ())))
@@ -70,12 +70,12 @@ def with_interval(value: float | None, bounds: Sequence[float] | None, form: str
 
 
 def spelt(value: object, none: str = "null") -> str:
-    """A value as it is typed: `true`, `null`, `0.5`."""
+    """A value as the user types it: `true`, `null`, `0.5`."""
     return none if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def fitting(text: str, stream: TextIO) -> str:
-    """`text` as it is, or folded where `stream` is a terminal."""
+    """`text`, in lines that fit if `stream` is a terminal."""
     try:
         return folded(text, os.get_terminal_size(stream.fileno()).columns or 80)
     except (OSError, ValueError):  # a file; or closed
@@ -83,7 +83,7 @@ def fitting(text: str, stream: TextIO) -> str:
 
 
 def tell(text: str) -> None:
-    """`text` to stderr. Where nobody reads that any more, nothing is left that would fail to be written at the end."""
+    """Write `text` to stderr. If that fails, later output to stderr is thrown away."""
     try:
         sys.stderr.write(f"{fitting(text, sys.stderr)}\n")
         sys.stderr.flush()
@@ -96,22 +96,22 @@ class Output:
     """stdout and stderr of this process.
 
     Attributes:
-        lost: why one of them ended, until that is told; a reader may go away, and a terminal close.
+        lost: why one of them failed, until that was reported; empty if a reader or a terminal closed it.
     """
 
     lost = ""
 
     @classmethod
     def end(cls, error: OSError, file: int) -> None:
-        """Throw away what is written to `file` from here on."""
-        if error.errno not in (errno.EPIPE, errno.EIO):  # the SIGHUP of a terminal may come a moment later
+        """Throw away everything that is written to `file` from now on."""
+        if error.errno not in (errno.EPIPE, errno.EIO):  # closed; the SIGHUP of a terminal may come a moment later
             cls.lost = str(error)
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)
 
 
 class _Lasting(io.FileIO):
-    """A full disk below the output ends the output, not what writes there: an env's own `print` neither."""
+    """A file for which an error, such as a full disk, ends the output without raising where it is written."""
 
     def write(self, content: Any) -> int:
         try:
@@ -122,11 +122,11 @@ class _Lasting(io.FileIO):
 
 
 def let_output_end() -> None:
-    """stdout and stderr of this process never raise because nothing can be written there; no env closes them."""
+    """Let stdout and stderr never raise when they cannot be written to, and let no env close them."""
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         raw = getattr(getattr(old, "buffer", None), "raw", getattr(old, "buffer", None))
-        if type(raw) is io.FileIO and raw.fileno() == number:  # not of a notebook, a test, a console of Windows
+        if type(raw) is io.FileIO and raw.fileno() == number:  # else of a notebook, a test, a console of Windows
             lasting = _Lasting(number, "w", closefd=False)
             whole = lasting if raw is old.buffer else io.BufferedWriter(lasting)
             form = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
@@ -136,9 +136,9 @@ def let_output_end() -> None:
 
 
 def speak_its_letters() -> None:
-    """What stdout and stderr cannot encode is written in ASCII (`...` for an ellipsis) instead of raising.
+    """Write ASCII (`...` for an ellipsis) for letters that stdout and stderr cannot encode, instead of raising.
 
-    One that was closed before the process began is replaced by nothing.
+    A stream that was closed before the process began is replaced by one that throws everything away.
     """
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -156,11 +156,11 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
 
 
 def one_line(text: object, limit: int = 400) -> str:
-    """`text` in one line without control characters, lone surrogates and marks that turn the writing direction."""
+    """`text` in one line, without control characters, lone surrogates and marks that change the writing direction."""
     line = shown(" ".join(str(text).split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def shown(text: str) -> str:
-    """Lines for a terminal as they are, without control characters: no escape sequence gets through."""
+    """Lines for a terminal, without control characters and so without escape sequences."""
     return "".join(it if it.isprintable() or it in "\n\t" else "\N{REPLACEMENT CHARACTER}" for it in text)

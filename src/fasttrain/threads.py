@@ -1,12 +1,12 @@
-"""Threads that work on a kernel together: what they share its work out by, the team of them, and whether that pays.
+"""Threads that work on one call of a kernel together: how they share the work, and whether threads pay.
 
-A kernel that can run on threads takes `team` and `me` as its last arguments: counters that all threads see, and the
-caller's number. Python calls it once, as thread 0, and the kernel calls the others in by itself (`begin_work`): they
-are within compiled code already, in `follow`, and look for work there, since waking a thread that sleeps takes 10 to
-80 µs and a step of 256 games 90. What they enter is the kernel's own machine code with the arguments of thread 0, so
-it is compiled once, for one thread and for many; numba's `prange` would compile every function below it a second time,
-and bring threads of its own. Nobody waits for a thread that did not come: pieces go to whoever takes them. Such a
-kernel must not raise, for then it would not wait for others.
+A kernel that can run on threads has `team` and `me` as its last arguments: counters that all threads see, and the
+thread's number. Python calls it once, as thread 0. `begin_work` in the kernel then calls the other threads, which are
+already in compiled code, in `follow`, and look for work there: to wake a sleeping thread takes 10 to 80 µs, a step of
+256 games takes 90. They run the kernel's own machine code with the arguments of thread 0, so that it is compiled only
+once. numba's `prange` would compile every function below it a second time, and has threads of its own. Work is cut into
+pieces, and a thread takes the next one when it is free, so that nobody waits for a thread that is late. Such a kernel
+must not raise, since it would not wait for the other threads then.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -38,22 +39,23 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Entries of `team`: odd while thread 0 is in a kernel and higher every time, how many others are in it, its machine
-# code, its arguments, how many pieces there are and are done, for the kernel's own use, threads; then the next piece of
-# each thread's share, on a cache line of its own.
+# Entries of `team`. CALL: increases, and is odd while thread 0 is in a kernel; INSIDE: number of other threads in it;
+# ENTRY, ARGUMENTS: addresses of its machine code and its arguments; PIECES, DONE: numbers of all and of done pieces;
+# NOTE: for the kernel's own use; SIZE: number of threads; NEXT: the next piece of each thread's share, on a cache
+# line of its own.
 CALL, INSIDE, ENTRY, ARGUMENTS, PIECES, DONE, NOTE, SIZE, NEXT = range(9)
 LINE = 8  # int64 in a cache line
-NOTHING = 1 << 40  # the next piece where none is open: beyond all that will be
-CHUNK = 32  # games a thread takes at once: 15 µs of bots' play
-SPINS = 4000  # looks before a waiting thread offers its core to others: about 50 µs
-STAYS = SPINS + 2000  # looks before a thread that finds no work goes to sleep: about 2 ms
+NOTHING = 1 << 40  # the next piece where none is open: larger than any piece
+CHUNK = 32  # games in a piece: 15 µs of bots' play
+SPINS = 4000  # checks before a waiting thread offers its core to others: about 50 µs
+STAYS = SPINS + 2000  # checks before a thread without work goes to sleep: about 2 ms
 _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 _GIVE_WAY = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 _POINTER, _INT64 = ir.IntType(8).as_pointer(), ir.IntType(64)
 
 
 def new_team(threads: int = 1) -> Int64Array:
-    """The counters of a kernel that runs on the calling thread only, or on that many."""
+    """Counters for a kernel that runs on that many threads."""
     team: Int64Array = np.zeros(NEXT + LINE * threads, np.int64)
     team[SIZE] = threads
     return team
@@ -62,13 +64,13 @@ def new_team(threads: int = 1) -> Int64Array:
 def _address(
     context: BaseContext, builder: ir.IRBuilder, kind: types.Type, array: ir.Value, place: ir.Value
 ) -> ir.Value:
-    """Of an entry of an array."""
+    """The address of an array's entry."""
     return builder.gep(context.make_array(kind)(context, builder, array).data, [place])
 
 
 @intrinsic
 def fetch_add(typing: Context, team: types.Type, place: types.Type, amount: types.Type) -> Code:
-    """team[place] += amount, of all threads one after the other; what it was before."""
+    """Atomic team[place] += amount; returns the value before."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         address = _address(context, builder, signature.args[0], *arguments[:2])
@@ -79,7 +81,7 @@ def fetch_add(typing: Context, team: types.Type, place: types.Type, amount: type
 
 @intrinsic
 def look(typing: Context, team: types.Type, place: types.Type) -> Code:
-    """team[place] as it is now; what was written before it was set is seen from here on."""
+    """Atomic read of team[place]. After it, the thread sees what other threads wrote before they set this value."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         return builder.load_atomic(_address(context, builder, signature.args[0], *arguments), "seq_cst", 8)
@@ -89,7 +91,7 @@ def look(typing: Context, team: types.Type, place: types.Type) -> Code:
 
 @intrinsic
 def tell(typing: Context, team: types.Type, place: types.Type, value: types.Type) -> Code:
-    """team[place] = value, after everything written before."""
+    """Atomic team[place] = value, after everything that was written before."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         address = _address(context, builder, signature.args[0], *arguments[:2])
@@ -101,24 +103,27 @@ def tell(typing: Context, team: types.Type, place: types.Type, value: types.Type
 
 @intrinsic
 def publish(typing: Context, team: types.Type) -> Code:
-    """Note where the calling kernel's machine code and its arguments are. Its last argument is the thread's number."""
+    """Write the addresses of the calling kernel's machine code and arguments into `team`, for other threads.
+
+    The kernel's last argument is the thread's number.
+    """
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kernel = builder.function
-        result, error, *given = kernel.args  # numba's calling convention; the last of them is replaced
-        kept = cgutils.alloca_once(builder, ir.LiteralStructType([value.type for value in given[:-1]]))
-        for number, value in enumerate(given[:-1]):
-            builder.store(value, cgutils.gep_inbounds(builder, kept, 0, number))
+        result, error, *own_arguments, _ = kernel.args  # numba's calling convention; the last argument is replaced
+        stored = cgutils.alloca_once(builder, ir.LiteralStructType([value.type for value in own_arguments]))
+        for number, value in enumerate(own_arguments):
+            builder.store(value, cgutils.gep_inbounds(builder, stored, 0, number))
         kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT64])
         entry = ir.Function(builder.module, kind, kernel.name + ".entry")
         entry.linkage = "internal"
         inner = ir.IRBuilder(entry.append_basic_block())
-        own = inner.load(inner.bitcast(entry.args[0], kept.type))
-        values = [inner.extract_value(own, number) for number in range(len(given) - 1)]
+        loaded = inner.load(inner.bitcast(entry.args[0], stored.type))
+        values = [inner.extract_value(loaded, number) for number in range(len(own_arguments))]
         places = [cgutils.alloca_once(inner, pointer.type.pointee, zfill=True) for pointer in (result, error)]
         inner.call(kernel, [*places, *values, entry.args[1]])
         inner.ret_void()
-        for place, pointer in ((ENTRY, entry), (ARGUMENTS, kept)):
+        for place, pointer in ((ENTRY, entry), (ARGUMENTS, stored)):
             address = _address(context, builder, signature.args[0], arguments[0], ir.Constant(_INT64, place))
             builder.store(builder.ptrtoint(pointer, _INT64), address)
         return context.get_dummy_value()
@@ -128,7 +133,7 @@ def publish(typing: Context, team: types.Type) -> Code:
 
 @intrinsic
 def enter(typing: Context, entry: types.Type, arguments: types.Type, me: types.Type) -> Code:
-    """Call what thread 0 published."""
+    """Call the kernel that thread 0 has published."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kind = ir.FunctionType(ir.VoidType(), [_POINTER, _INT64])
@@ -141,7 +146,7 @@ def enter(typing: Context, entry: types.Type, arguments: types.Type, me: types.T
 
 @intrinsic
 def pause(typing: Context) -> Code:
-    """Leave the core's units to its other hyperthread for a moment."""
+    """Leave the core to its other hyperthread for a moment."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         if _IS_X86:
@@ -154,7 +159,7 @@ def pause(typing: Context) -> Code:
 
 @intrinsic
 def give_way(typing: Context) -> Code:
-    """Let another thread have the core: without it a thread that waits keeps the one it waits for from running."""
+    """Let the system run another thread on this core, which may be the one that this thread waits for."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kind = ir.FunctionType(ir.IntType(32), [])
@@ -165,9 +170,9 @@ def give_way(typing: Context) -> Code:
 
 
 @njit_inner
-def rest(looks: int) -> None:
-    """Between two looks, of which there were so many in vain."""
-    if looks < SPINS:
+def rest(checks: int) -> None:
+    """Wait between two checks, after that many checks without success."""
+    if checks < SPINS:
         pause()
     else:
         give_way()
@@ -175,19 +180,19 @@ def rest(looks: int) -> None:
 
 @njit_inner
 def wait_for(team: Int64Array, place: int, value: int) -> None:
-    """Until team[place] is at least `value`."""
-    looks = 0
+    """Wait until team[place] is at least `value`."""
+    checks = 0
     while look(team, place) < value:
-        rest(looks)
-        looks += 1
+        rest(checks)
+        checks += 1
 
 
 @njit_inner
 def open_pieces(team: Int64Array, pieces: int) -> None:
-    """They may be claimed from now on, by threads that are in the kernel already too. All of before are done.
+    """Let threads claim this number of pieces, after all earlier ones are done.
 
-    A kernel always opens as many: a thread that is just looking for one of before would else read where its share
-    began then and where it ends now, and take a piece twice.
+    A kernel must open the same number each time. Otherwise a thread that is just claiming could read the old begin and
+    the new end of its share, and take a piece twice.
     """
     team[PIECES], team[DONE] = pieces, 0
     for thread in range(team[SIZE]):
@@ -196,7 +201,7 @@ def open_pieces(team: Int64Array, pieces: int) -> None:
 
 @njit_inline
 def begin_work(team: Int64Array, me: int, pieces: int) -> None:
-    """Thread 0 opens `pieces` and calls the others in: for them the kernel starts again, from its first line."""
+    """Thread 0 opens `pieces` and calls the other threads, which run the kernel from its first line."""
     if me == 0:
         open_pieces(team, pieces)
         if team[SIZE] > 1:
@@ -206,10 +211,10 @@ def begin_work(team: Int64Array, me: int, pieces: int) -> None:
 
 @njit_inner
 def claim(team: Int64Array, me: int) -> int:
-    """A piece that nobody else takes; -1: none is left.
+    """The next piece for this thread; -1: none is left.
 
-    First of a share that is the same in every call, so that a game stays in the cache of one core (a step of 256 on two
-    cores: 95 → 75 µs), then of what another thread has not come to.
+    A thread first takes pieces of its own share, which is the same in every call, so that a game stays in the cache of
+    one core (a step of 256 games on two cores takes 75 instead of 95 µs). Then it takes those of other threads.
     """
     size = team[SIZE]
     for further in range(size):
@@ -224,52 +229,51 @@ def claim(team: Int64Array, me: int) -> int:
 
 @njit_inner
 def end_work(team: Int64Array, me: int) -> None:
-    """Thread 0 goes on once all others have left the kernel, whose arguments live no longer than it stays."""
+    """Thread 0 waits until all others have left the kernel, since its arguments end with it."""
     if me == 0 and team[SIZE] > 1:
         fetch_add(team, CALL, 1)
-        looks = 0
+        checks = 0
         while look(team, INSIDE) > 0:
-            rest(looks)
-            looks += 1
+            rest(checks)
+            checks += 1
 
 
 @njit_inner
 def is_open(team: Int64Array) -> bool:
-    """For the others: whether thread 0 is still in the kernel."""
+    """Whether thread 0 is still in the kernel; for the other threads."""
     return bool(look(team, CALL) % 2 == 1)
 
 
 @njit
 def follow(team: Int64Array, me: int) -> None:
-    """Take part in every kernel that thread 0 calls the others into, until for about 2 ms there was none.
+    """Take part in every kernel that thread 0 calls other threads into, until there was none for about 2 ms.
 
-    Counted as inside before it looks again, so that thread 0 either sees it and waits or had not left.
+    The thread counts itself as inside and then checks again, so that thread 0 waits for it.
     """
-    looks, last = 0, 0
-    while looks < STAYS:
+    checks, last = 0, 0
+    while checks < STAYS:
         call = look(team, CALL)
         if call != last and call % 2 == 1 and me < look(team, SIZE):
             fetch_add(team, INSIDE, 1)
             if look(team, CALL) == call and me < look(team, SIZE):
                 enter(look(team, ENTRY), look(team, ARGUMENTS), me)
             fetch_add(team, INSIDE, -1)
-            looks, last = 0, call
-        rest(looks)
-        looks += 1
+            checks, last = 0, call
+        rest(checks)
+        checks += 1
 
 
 # --- the threads
 
 MOST = 256  # threads of a team
-FOLLOW = KernelCall(follow, (new_team(), 1))  # what a team needs compiled besides its kernels
+FOLLOW = KernelCall(follow, (new_team(), 1))  # must be compiled besides the kernels that run on threads
 
 
 class Team:
-    """Plain threads that work on a kernel together with the caller and share its work out by its counters.
+    """Threads that work on a kernel together with the caller, for one caller at a time; `run` finds a free team.
 
-    The kernel's last two arguments are the team's counters and the caller's number, 0. It releases the GIL and returns
-    the same whoever did what: nothing is waited for in Python, where handing the GIL over costs more than a step of 256
-    games. For one caller at a time; `run` finds one that is free.
+    The kernel releases the GIL. Nothing waits in Python, where handing over the GIL takes longer than a step of 256
+    games.
     """
 
     def __init__(self) -> None:
@@ -277,7 +281,7 @@ class Team:
         self._followers: list[_Follower] = []
 
     def run(self, kernel: Callable[..., R], threads: int, *arguments: object) -> R:
-        """What `kernel(*arguments, counters, 0)` returns, while up to `threads` - 1 others take part."""
+        """Return `kernel(*arguments, counters, 0)`, in which up to `threads` - 1 other threads take part."""
         counters, followers, threads = self._counters, self._followers, min(threads, MOST)
         while len(followers) < threads - 1:
             followers.append(_Follower(counters, len(followers) + 1))
@@ -288,7 +292,7 @@ class Team:
 
 
 class _Follower:
-    """A thread that is in `follow` or asleep."""
+    """A thread that is either in `follow` or asleep."""
 
     def __init__(self, counters: Int64Array, number: int) -> None:
         self._work, self._asleep = SimpleQueue[None](), True
@@ -308,15 +312,15 @@ class _Follower:
 
 
 class Teams:
-    """Acting, updating and the games in turn use one team; two callers at once have two."""
+    """The teams of this process. Acting, updating and games use one in turn; two callers at a time use two."""
 
     def __init__(self) -> None:
         self._free: list[Team] = []
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._free.clear)  # a fork has none of the threads
+            os.register_at_fork(after_in_child=self._free.clear)  # a forked process has none of the threads
 
     def run(self, kernel: Callable[..., R], threads: int, *arguments: object) -> R:
-        """What the kernel returns, called here alone or with others; `arguments` are all but its last two."""
+        """Return what the kernel returns; `arguments` are all but its last two."""
         if threads < 2:
             return kernel(*arguments, new_team(), 0)
         try:
@@ -324,27 +328,27 @@ class Teams:
         except IndexError:
             team = Team()
         result = team.run(kernel, threads, *arguments)
-        self._free.append(team)  # not after an error: the others may be in that kernel still
+        self._free.append(team)  # not after an error, when other threads may still be in the kernel
         return result
 
 
-run = Teams().run  # of this process
+run = Teams().run
 
 
 class ThreadChoice:
-    """Threads or no threads, by what the last runs of a kernel took.
+    """Chooses whether a kernel runs on threads, by the times of its last runs.
 
-    Two threads halve an update on an idle machine; where another process wants the second core they make it several
-    times slower, because every minibatch waits for the thread that has no core. The choice changes no number
-    (`train_epoch`), so timing it does not make a run depend on time.
+    Two threads halve the time of an update on an idle machine. Where another process uses the second core, they make it
+    several times slower, because every minibatch waits for the thread without a core. The choice changes no number, so
+    that a run does not depend on timing.
 
     Args:
-        trial: how many runs in a row the slower mode is tried for. Threads that had nothing to do have gone to sleep:
-            for a run of 0.1 ms the first ones say nothing (acting for 256 envs: 0.27 ms, then 0.11; alone 0.19).
+        trial: number of runs in a row for which the slower mode is tried. The first runs on threads that must be woken
+            say nothing: acting for 256 envs takes 0.27 ms, then 0.11; without threads 0.19.
     """
 
-    TRY_OTHER_EVERY = 50  # trials: so often the slower mode gets one
-    REMEMBERED = 4  # runs of each; the best of them counts, so that a moment's disturbance decides nothing
+    TRY_OTHER_EVERY = 50  # the slower mode gets one of that many trials
+    REMEMBERED = 4  # runs of each mode; the fastest counts, so that a short disturbance does not matter
 
     def __init__(self, trial: int = 1) -> None:
         self._seconds = {mode: deque[float](maxlen=self.REMEMBERED) for mode in (True, False)}
@@ -365,5 +369,14 @@ class ThreadChoice:
         return not faster if trials % self.TRY_OTHER_EVERY == self.TRY_OTHER_EVERY - 1 else faster
 
     def took(self, on_threads: bool, seconds: float) -> None:
-        """Note what a run took, per optimizer step or for so many rows."""
+        """Note the time of a run."""
         self._seconds[on_threads].append(seconds)
+
+    def run(self, kernel: Callable[..., R], threads: int, *arguments: object, runs: int = 1) -> R:
+        """Call the kernel on up to that many threads, if they pay, and note the time of each of the `runs` in it."""
+        on_threads = threads > 1 and self.next()
+        begun = time.perf_counter()
+        result = run(kernel, threads if on_threads else 1, *arguments)
+        if threads > 1:
+            self.took(on_threads, (time.perf_counter() - begun) / runs)
+        return result

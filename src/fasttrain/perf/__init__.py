@@ -1,1 +1,1 @@
-"""Where the time went: phase clock, utilisation, the [PERF] report."""
+"""Where the time goes: phase clock, utilisation, the [PERF] report."""

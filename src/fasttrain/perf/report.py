@@ -1,6 +1,7 @@
 """[PERF]: disjoint phases in milliseconds per 1,000 env steps, as one machine-readable line, table rows and JSON.
-"Alone" is the steps/s that the run would reach if that phase were all it did; `enemy_turn_ms` lies inside
-`env_step_ms`.
+
+The column "alone" has the steps/s that the run would reach if it spent time in that phase alone. `enemy_turn_ms` is a
+part of `env_step_ms`.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ PER_STEP_BELOW = 20.0  # steps/s
 
 
 class EnvTimes(NamedTuple):
-    """What the envs say of themselves, in nanoseconds; everything but the first only of envs in worker processes."""
+    """Times that the envs report, in nanoseconds. All but the first are of envs in worker processes."""
 
-    opponents_ns: int = 0  # inside env_step; of workers their mean, since they run side by side
+    opponents_ns: int = 0  # inside env_step; with workers their mean, since they run in parallel
     num_workers: int = 0
-    envs_ns: int = 0  # work of all workers together
-    slowest_ns: int = 0  # of the slowest worker of each step
-    waiting_ns: int = 0  # the trainer, for workers
+    envs_ns: int = 0  # of all workers together
+    slowest_ns: int = 0  # sum over all steps of the slowest worker's time
+    waiting_ns: int = 0  # of the trainer, for workers
     in_step: bool = True  # all workers step together; else in groups, while the policy acts
     restarts: int = 0
     lost_steps: int = 0
-    games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, mean of those in flight
-    episodes: int = 0  # that ended
-    ticks: float = 0  # of the games' own clocks, where the env tells them
+    games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, the mean over running games
+    episodes: int = 0  # ended ones
+    ticks: float = 0  # of the games' own clocks, if the env reports them
 
     def since(self, before: EnvTimes) -> EnvTimes:
-        """What came after `before`."""
-        counted = {*self._fields} - {"num_workers", "in_step", "games"}
+        """The difference to an earlier reading."""
+        counters = {*self._fields} - {"num_workers", "in_step", "games"}
         then = dict(before.games)
         games = tuple((name, ns - then.get(name, 0)) for name, ns in self.games)
-        return self._replace(games=games, **{name: getattr(self, name) - getattr(before, name) for name in counted})
+        return self._replace(games=games, **{name: getattr(self, name) - getattr(before, name) for name in counters})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PerfWindow:
-    """Counters over one stretch of training."""
+    """Counters over a part of the training."""
 
     env_steps: int
     updates: int  # gradient updates
@@ -53,7 +54,7 @@ class PerfWindow:
 
     @property
     def worker_parts_ns(self) -> dict[str, int]:
-        """Where env_step went with workers: the slowest one's work and the way to it, or waiting where they overlap."""
+        """Parts of env_step with workers: the slowest worker and the transport, or the waiting with first_ready."""
         envs, env_step = self.envs, self.phases_ns.get("env_step", 0)
         if not envs.num_workers:
             return {}
@@ -72,13 +73,13 @@ class PerfWindow:
 
     @property
     def rates(self) -> dict[str, float]:
-        """`episodes_per_s`, where any ended, and `ticks_per_s` of an env that tells them."""
+        """`episodes_per_s` if any ended, and `ticks_per_s` of an env that reports ticks."""
         counts = {"episodes_per_s": self.envs.episodes, "ticks_per_s": self.envs.ticks}
         return {name: count * 1e9 / (self.wall_ns or 1) for name, count in counts.items() if count}
 
     @property
     def per_thousand(self) -> bool:
-        """Whether people read times per 1,000 steps; where a step takes long they read them per step."""
+        """Whether tables show times per 1,000 steps; for slow steps they show times per step."""
         return self.steps_per_s >= PER_STEP_BELOW or not self.env_steps
 
     @property
@@ -91,11 +92,11 @@ class PerfWindow:
         return nanoseconds / 1e3 / self.env_steps if self.env_steps else 0.0
 
     def rounded(self, times_ns: Iterable[tuple[str, int]]) -> dict[str, float]:
-        """Such milliseconds for JSON, by `NAME_ms`."""
+        """The same for JSON, named `NAME_ms`."""
         return {f"{name}_ms": round(self.ms(ns), 6) for name, ns in times_ns}
 
     def shown_times(self) -> Iterator[tuple[str, int, bool]]:
-        """Phases that took any time, in the order of `PHASES`, `other` always; True: a part of the one before."""
+        """Name and time of all phases that took time, and `other`; True for a part of the phase before."""
         for phase in PHASES:
             spent = self.phases_ns.get(phase, 0)
             if spent > 0 or phase == "other":
@@ -122,7 +123,7 @@ def perf_line(window: PerfWindow) -> str:
 
 
 def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
-    """Rows of the table: phase, ms per 1,000 steps or per step, share of the wall time, steps/s if it were alone."""
+    """Rows of the table: phase, ms per 1,000 steps or per step, share of the wall time, steps/s in it alone."""
     times = window.shown_times()
     rows = [_row(f"  of it {name}_ms" if inside else f"{name}_ms", ns, window) for name, ns, inside in times]
     rows.append(_row("total", window.wall_ns, window))
@@ -137,7 +138,7 @@ def _row(name: str, nanoseconds: int, window: PerfWindow) -> tuple[str, str, str
 
 
 def perf_dict(window: PerfWindow) -> dict[str, Any]:
-    """What `perf.json` and `summary.json` hold."""
+    """The content of `perf.json`, and of `perf` in `summary.json`."""
     return {
         "unit": "milliseconds per 1000 env steps on the main thread",
         "steps_per_s": round(window.steps_per_s, 3),
@@ -154,7 +155,7 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
 
 
 def phases_dict(window: PerfWindow) -> dict[str, float]:
-    """`action_ms` … `other_ms`, disjoint, and `enemy_turn_ms`, which lies inside `env_step_ms`."""
+    """`action_ms` … `other_ms`, which are disjoint, and `enemy_turn_ms`, which is part of `env_step_ms`."""
     phases = [(phase, window.phases_ns.get(phase, 0)) for phase in PHASES]
     return window.rounded([*phases, ("enemy_turn", window.envs.opponents_ns)])
 
@@ -173,7 +174,7 @@ def _workers(window: PerfWindow) -> dict[str, Any]:
 
 
 def limits_dict(window: PerfWindow) -> dict[str, float | None]:
-    """Steps/s this run would reach if only that part of the work remained; None where it took no time."""
+    """Steps/s that the run would reach with that part of the work alone; None if the part took no time."""
     phases = window.phases_ns
     groups = {
         "env_only_steps_per_s": phases.get("env_step", 0),
@@ -183,8 +184,8 @@ def limits_dict(window: PerfWindow) -> dict[str, float | None]:
     return {name: round(window.env_steps * 1e9 / ns, 1) if ns else None for name, ns in groups.items()}
 
 
-WALLS = {  # what to do where it takes most of the time, way by way; each phase belongs to one of them
-    "env": (("env_step",), ""),  # `_env_advice` knows more
+BOTTLENECKS = {  # the phases of each bottleneck, and what to do about it; each phase belongs to one
+    "env": (("env_step",), ""),  # see `_env_advice`
     "act": (("action",), "acting is the bottleneck: more envs per step (num_envs) amortise each forward pass"),
     "update": (UPDATE_PHASES, "the update is the bottleneck: fewer or larger ones (PPO: algo.n_epochs, batch_size; "
                "DQN: updates_per_step), each checked for quality"),
@@ -202,21 +203,21 @@ SAMPLING = (
 
 
 def advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) -> str:
-    """What to try, from where the time went: nothing that is in force (`effective`: the flags) or impossible."""
+    """The bottleneck, and what to try about it. Settings that are in force already (`effective`) are left out."""
     phases = window.phases_ns
-    times = {name: sum(phases.get(phase, 0) for phase in members) for name, (members, _) in WALLS.items()}
+    times = {name: sum(phases.get(phase, 0) for phase in members) for name, (members, _) in BOTTLENECKS.items()}
     name = max(times, key=times.__getitem__)
-    text = _env_advice(window, cores, effective) if name == "env" else WALLS[name][1]
+    text = _env_advice(window, cores, effective) if name == "env" else BOTTLENECKS[name][1]
     if name == "update" and phases.get("replay_sample", 0) > 0.5 * times[name]:
         text = SAMPLING
-    found, _, ways = text.partition(": ")
-    left = "; or ".join(way for way in ways.split("; or ") if _is_open(way, effective))
-    return f"{100 * times[name] / max(1, window.wall_ns):.0f} % of the time: {found}{left and ': '}{left}"
+    bottleneck, _, remedies = text.partition(": ")
+    left = "; or ".join(remedy for remedy in remedies.split("; or ") if _is_new(remedy, effective))
+    return f"{100 * times[name] / max(1, window.wall_ns):.0f} % of the time: {bottleneck}{left and ': '}{left}"
 
 
-def _is_open(way: str, effective: Mapping[str, Any]) -> bool:
-    named = re.findall(r"([\w.]+)=(\w+)", way)
-    return all(str(effective.get(key)).lower() not in (value, "not applicable") for key, value in named)
+def _is_new(remedy: str, effective: Mapping[str, Any]) -> bool:
+    settings = re.findall(r"([\w.]+)=(\w+)", remedy)
+    return all(str(effective.get(key)).lower() not in (value, "not applicable") for key, value in settings)
 
 
 def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) -> str:

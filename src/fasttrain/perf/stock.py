@@ -1,8 +1,8 @@
-"""Phases of a stock SB3 algorithm, seen from outside: nothing of SB3 is changed, so its numbers are not either.
+"""The phases of a stock SB3 algorithm, measured from outside without any change of SB3.
 
-A wrapper around the env, hooks on the network that acts and on the optimizers, and the callback's own events move one
-`PhaseClock`. Forward and backward of an update cannot be told apart from outside: they are reported together as
-`train`, and `optim` is the optimizer's step (clipping lies in `train`).
+A wrapper around the env, hooks on the acting network and on the optimizers, and a callback move one `PhaseClock`.
+Forward and backward of an update cannot be separated from outside, so they are reported together as `train`, with
+gradient clipping. `optim` is the optimizer's step.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from fasttrain.perf.clock import PhaseClock
 
-ACTING = ("actor", "q_net", "quantile_net")  # the network that chooses, where it is not the policy itself
+ACTING = ("actor", "q_net", "quantile_net")  # the network that chooses actions, if it is not the policy itself
 
 
 def optimizers_of(model: BaseAlgorithm) -> list[Any]:
-    """Every optimizer that SB3 saves with a model: one of PPO and DQN, up to three of SAC, none of ARS."""
+    """Every optimizer that SB3 saves with a model: PPO and DQN have one, SAC up to three, ARS none."""
     names = (name for name in model._get_torch_save_params()[0] if name.endswith("optimizer"))
     return [recursive_getattr(model, name) for name in names]
 
 
 class TimedVecEnv(VecEnvWrapper):
-    """Spends every call into the env in phase `env_step`; afterwards the caller is choosing or storing."""
+    """Counts every call into the env as phase `env_step`."""
 
     def __init__(self, venv: VecEnv, clock: PhaseClock) -> None:
         super().__init__(venv)
         self.clock = clock
-        self.look_at_masks: Callable[[list[Any]], None] = lambda _: None  # of all envs, before the algorithm sees them
+        self.look_at_masks: Callable[[list[Any]], None] = lambda _: None  # called with all envs' masks before they act
 
     def reset(self) -> VecEnvObs:
         with self.clock.phase("env_step"):
@@ -56,12 +56,12 @@ class TimedVecEnv(VecEnvWrapper):
         result = self.venv.env_method(method_name, *method_args, indices=indices, **method_kwargs)
         if method_name == "action_masks":
             self.look_at_masks(result)
-        self.clock.enter("action")  # stock code asks for masks right before it acts
+        self.clock.enter("action")  # SB3 asks for masks right before it acts
         return result
 
 
 class StockPhases(BaseCallback):
-    """Marks the phases of a stock algorithm that no env call marks."""
+    """The callback that enters the phases outside of the env's calls."""
 
     def __init__(self, clock: PhaseClock) -> None:
         super().__init__()
@@ -106,5 +106,5 @@ class StockPhases(BaseCallback):
 
 
 def is_stock(model: BaseAlgorithm) -> bool:
-    """Whether `model` is of SB3's own classes or derived from them, which know nothing of a phase clock."""
+    """Whether `model` is of SB3's classes or of a user's subclass of these, without a phase clock."""
     return not hasattr(model, "time_with")

@@ -1,9 +1,8 @@
-"""The course of a run in [PERF] terms: at most 240 windows, however long it takes. They are `windows` of perf.json.
+"""How [PERF] changes in the course of a run: at most 240 windows of time, which are `windows` in perf.json.
 
-What is kept are marks, cumulative counters at the windows' ends; a window is the difference of two neighbours. Merging
-two windows is leaving out the mark between them, so that a merged one is exactly what measuring over both would have
-given. Windows end where a rollout begins, so that each holds whole turns of collecting and updating. `PerfMeter` cuts a
-run's counters: since the last line, by time, and over the whole training.
+A mark has all counters at the end of a window; a window is the difference of two marks. Two windows are merged by
+removing the mark between them, without any loss. Windows end where a rollout begins, so that each has whole cycles of
+collecting and updating. `PerfMeter` takes the marks.
 """
 
 from __future__ import annotations
@@ -20,34 +19,34 @@ from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PHASES, PhaseClock
 from fasttrain.perf.report import EnvTimes, PerfWindow, perf_line, phases_dict
 
-MOST_WINDOWS = 240  # then neighbours are merged and the interval doubles: a run of ten hours ends at 256 s
+MOST_WINDOWS = 240  # with more, neighbours are merged and the interval doubles: to 256 s in a run of ten hours
 FIRST_INTERVAL_S = 1.0
-COST_SHARE = 0.002  # of the time, at most: reading CPU time and memory of 64 worker processes takes 3 ms
-SHORTEST_CPU_NS = 50_000_000  # the system's clock of CPU time ticks every 10 ms
+COST_SHARE = 0.002  # maximum share of the time for marks: to read 64 worker processes' counters takes 3 ms
+SHORTEST_CPU_NS = 50_000_000  # for shorter windows the CPU share is unknown: its clock ticks every 10 ms
 
 
 class Mark(NamedTuple):
-    """Counters since training began, and what memory is in use now."""
+    """Counters since training began, and the memory in use now."""
 
     env_steps: int = 0
     updates: int = 0
     phases_ns: Mapping[str, int] = dict.fromkeys(PHASES, 0)
     envs: EnvTimes = EnvTimes()
     cpu_s: float = 0.0  # CPU time of the process and its children ÷ cores
-    gpu_busy_ns: float | None = 0.0  # shares seen × the time they stand for; None without a GPU
+    gpu_busy_ns: float | None = 0.0  # measured shares × the time between; None without a GPU
     memory_bytes: int = 0
 
     @property
     def wall_ns(self) -> int:
-        """The phases are disjoint and cover everything."""
+        """The sum of the phases."""
         return sum(self.phases_ns.values())
 
     def since(self, before: Mark) -> PerfWindow:
-        """What came after `before`."""
+        """The window since an earlier mark."""
         wall_ns = self.wall_ns - before.wall_ns
         cpu = gpu = None
         if wall_ns > SHORTEST_CPU_NS:
-            used_s = max(0.0, self.cpu_s - before.cpu_s)  # less where nobody waited for a child that has ended
+            used_s = max(0.0, self.cpu_s - before.cpu_s)  # it may decrease when a child process ends
             cpu = min(1.0, used_s * 1e9 / wall_ns)
         if self.gpu_busy_ns is not None and before.gpu_busy_ns is not None and wall_ns:
             gpu = (self.gpu_busy_ns - before.gpu_busy_ns) / wall_ns
@@ -63,7 +62,7 @@ class Mark(NamedTuple):
 
 
 class WindowLog:
-    """Marks of one training; its times are seconds of the caller's clock. `cost_s`: what making the first mark took."""
+    """The marks of one training, at times in seconds. `cost_s` is the time that it took to make a mark."""
 
     def __init__(self, begin: Mark, now: float, cost_s: float = 0.0) -> None:
         self.interval_s = FIRST_INTERVAL_S
@@ -80,9 +79,9 @@ class WindowLog:
         return now >= self._next
 
     def add(self, mark: Mark, now: float, cost_s: float) -> None:
-        """End a window. The next one lasts long enough to pay for `cost_s`, what making this mark took."""
+        """End a window, unless there was no env step in it. The next one lasts the longer, the larger `cost_s` is."""
         self._next = self._after(now, cost_s)
-        if mark.env_steps == self.last.env_steps:  # nothing to relate milliseconds to: goes on
+        if mark.env_steps == self.last.env_steps:
             return
         if len(self._marks) > MOST_WINDOWS:
             del self._marks[1::2]
@@ -93,13 +92,13 @@ class WindowLog:
         return now + max(self.interval_s, cost_s / COST_SHARE)
 
     def finish(self, mark: Mark) -> None:
-        """The end of training; what came after the last step, an update say, belongs to the last window."""
+        """End the training. Time after the last env step, say of an update, belongs to the last window."""
         if len(self._marks) > 1 and mark.env_steps == self.last.env_steps:
             self._marks.pop()
         self.add(mark, 0.0, 0.0)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What perf.json holds, in order of time."""
+        """The windows as in perf.json."""
         windows = [(after, after.since(before)) for before, after in pairwise(self._marks)]
         return [
             {
@@ -117,7 +116,7 @@ class WindowLog:
 
 
 class PerfMeter:
-    """Reads the clock and the machine; `lines` has every [PERF] line, which ends with the words of `more`."""
+    """Reads the clock and the machine's counters. `lines` has every [PERF] line; `more` gives text for its end."""
 
     def __init__(
         self, clock: PhaseClock, env_times: Callable[[], EnvTimes], more: Callable[[], str] = lambda: ""
@@ -128,7 +127,7 @@ class PerfMeter:
         self.start()
 
     def start(self, env_steps: int = 0, updates: int = 0) -> None:
-        """Training begins now, or continues from these counts: forget what came before."""
+        """Begin or continue training with these counts. Everything before is forgotten."""
         began = time.perf_counter()
         cpu_s, memory_bytes = usage()
         busy_ns = None if gpu_share() is None else 0.0
@@ -140,7 +139,7 @@ class PerfMeter:
         self.windows = WindowLog(self._begin, now, cost_s=now - began)
 
     def tick(self, env_steps: int, updates: int) -> None:
-        """Where a rollout begins: end a window of `windows` if it is time. 0.1 µs if not; that is phase `log` if so."""
+        """End a window if it is time, in phase `log`. Called where a rollout begins."""
         now = time.perf_counter()
         if self.windows.due(now):
             with self.clock.phase("log"):
@@ -148,14 +147,14 @@ class PerfMeter:
                 self.windows.add(mark, now, time.perf_counter() - now)
 
     def line(self, env_steps: int, updates: int) -> str:
-        """The [PERF] line since the last one (or since the start)."""
+        """The [PERF] line for the time since the last line, or since the start."""
         before, self._line = self._line, self._mark(env_steps, updates)
         self.newest = self._line.since(before)
         self.lines.append(f"{perf_line(self.newest)} {self._more()}".rstrip())
         return self.lines[-1]
 
     def overall(self, env_steps: int, updates: int) -> PerfWindow:
-        """Everything since `start`, when training has ended; `windows` end there too."""
+        """The window since `start`, at the end of training."""
         end = self._mark(env_steps, updates)
         self.windows.finish(end)
         return end.since(self._begin)
@@ -171,14 +170,14 @@ class PerfMeter:
 
 
 def usage() -> tuple[float, int]:
-    """CPU seconds so far ÷ cores, and resident memory, children included; 0.8 ms, and 60 µs more per child."""
+    """CPU seconds so far ÷ cores, and resident memory, both with child processes; 0.8 ms, and 60 µs for each child."""
     process = psutil.Process()
     cpu_s, memory_bytes = 0.0, 0
     for each in (process, *process.children(recursive=True)):
-        with suppress(psutil.Error):  # a child may end between listing and asking
+        with suppress(psutil.Error):  # a child may have ended since
             times = each.cpu_times()
             memory_bytes += each.memory_info().rss
-            cpu_s += sum(times[:4])  # user and system, its own and of children that have ended
+            cpu_s += sum(times[:4])  # user and system time, also of its children that have ended
     cores = len(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else usable_cores()
     return cpu_s / cores, memory_bytes
 
