@@ -13,11 +13,11 @@ from gymnasium import spaces
 
 from fasttrain.accelerators.compiled import CompiledPPO, CompiledQ
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.engine import EngineSettings, PPOWork, Statistics
+from fasttrain.algos.engine import EngineSettings, Statistics
 from fasttrain.algos.policy_view import PolicyView
 from fasttrain.algos.ppo import PPO, MaskablePPO, ppo_terms, with_loss
 from fasttrain.algos.recurrent import RecurrentPPO
-from fasttrain.algos.step import Terms, normalized
+from fasttrain.algos.step import PPOWork, Terms, normalized
 from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.buffers.stock import as_stock
 from fasttrain.vec.native import NativeVecEnv
@@ -119,7 +119,7 @@ def loss_terms(view: PolicyView, batch: RolloutBatch, numbers: Any) -> Terms:
 
 
 def minibatch_terms(work: PPOWork, view: PolicyView, batch: RolloutBatch) -> Terms:
-    return loss_terms(view, normalized(batch, work.normalize_advantage), work)
+    return loss_terms(view, normalized(batch) if work.normalize_advantage else batch, work)
 
 
 def updated_by(engine: Any, storage: Any, work: PPOWork) -> Statistics:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fasttrain.accelerators.kernels_q import KernelQEngine
-from fasttrain.algos.engine import QWork
+from fasttrain.algos.dqn import QWork
 from fasttrain.batch import QBatches
 
 

@@ -10,13 +10,14 @@ from gymnasium import spaces
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy, RecurrentMultiInputActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
-from fasttrain.algos.engine import EngineSettings, PPOWork
+from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.recurrent import RecurrentEngine
 from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentActorCriticPolicy,
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
+from fasttrain.algos.step import PPOWork
 from fasttrain.buffers.recurrent import Memory, RecurrentStorage
 
 BOX = spaces.Box(-1, 1, (5,), np.float32)
@@ -91,10 +92,8 @@ def rollout_of(policy: Any, steps: int, envs: int, seed: int = 0, left_out: bool
         stored = engine.act(seen_of(policy.observation_space, rng, envs), masks_of(policy, rng, envs), memory).stored
         noise = torch.from_numpy(rng.normal(0, 0.3, envs).astype(np.float32))  # so that some ratios are clipped
         rewards = rng.standard_normal(envs).astype(np.float32)
-        storage.add(
-            stored.observations, stored.actions, rewards, memory.episode_starts, stored.values + noise[:, None],
-            stored.log_probs + noise, stored.action_masks, memory.states,
-        )  # fmt: skip
+        noisy = stored._replace(values=stored.values + noise[:, None], log_probs=stored.log_probs + noise)
+        storage.add(noisy, rewards, memory.episode_starts)
         if left_out:
             storage.leave_out(step, rng.random(envs) < 0.1)
     storage.compute_returns_and_advantages(np.zeros(envs, np.float32), np.zeros(envs, np.bool_))

@@ -206,12 +206,12 @@ def test_rows_learned_from_are_the_rows_stored(masked: bool):
         rows = model.engine._rows_of_rollout(storage)
         seen = storage.observations.reshape(16 * env.num_envs, -1)
         masks = storage.masks.reshape(len(seen), -1) if masked else np.ones((len(seen), 6), np.bool_)
-        assert len(rows.starts) == len(rows.legal_starts) == len(seen) + 1
+        assert len(rows.lists.starts) == len(rows.lists.legal_starts) == len(seen) + 1
         for row, (observation, mask) in enumerate(zip(seen, masks, strict=True)):
-            part = slice(rows.starts[row], rows.starts[row + 1])
-            assert rows.columns[part].tolist() == np.flatnonzero(observation).tolist()
-            assert np.array_equal(rows.values[part], observation[observation != 0])
-            legal = rows.legal[rows.legal_starts[row] : rows.legal_starts[row + 1]]
+            part = slice(rows.lists.starts[row], rows.lists.starts[row + 1])
+            assert rows.lists.columns[part].tolist() == np.flatnonzero(observation).tolist()
+            assert np.array_equal(rows.lists.values[part], observation[observation != 0])
+            legal = rows.lists.legal[rows.lists.legal_starts[row] : rows.lists.legal_starts[row + 1]]
             assert legal.tolist() == np.flatnonzero(mask).tolist()
 
 

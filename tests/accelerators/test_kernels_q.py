@@ -13,8 +13,8 @@ from stable_baselines3.dqn.policies import DQNPolicy
 
 from accelerated import toy_dqn, weights
 from fasttrain.accelerators.kernels_q import KernelQEngine, kernel_calls
-from fasttrain.algos.engine import EngineSettings, TorchQEngine
-from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.q_networks import BranchingDQNPolicy, DuelingDQNPolicy, TorchQEngine
 from fasttrain.errors import EnvError
 from q_blocks import random_block, trained
 
@@ -177,25 +177,6 @@ def test_torchs_faster_adams_write_to_the_right_places(how: str):
     assert kernels.fits(policy)
     for ours, theirs in zip(policy.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "error"),
-    [
-        ("observations", np.zeros((30, 3), np.float32), "observations has shape"),
-        ("actions", np.zeros(30, np.int64), "actions has shape"),
-        ("next_rows", np.zeros((2, 8), np.int64), "next_rows has shape"),
-        ("rewards", np.zeros(9, np.float32), "rewards has shape"),
-        ("observations", np.zeros((30, 4), np.float64), "observations must be"),
-        ("rows", np.zeros((2, 9), np.int32), "rows must be"),
-        ("rows", np.zeros(9, np.int64), "rows has shape"),
-    ],
-)
-def test_arrays_that_do_not_fit(field: str, value: Any, error: str):
-    policy = make_policy()
-    block = random_block(policy)._replace(**{field: value})
-    with pytest.raises(ValueError, match=error):
-        trained(KernelQEngine(policy, EngineSettings()), block)
 
 
 def test_listing_the_kernels_draws_nothing():

@@ -14,8 +14,9 @@ from accelerated import updated_by
 from fasttrain.accelerators.eligible import policy_reason
 from fasttrain.accelerators.kernels import zeros
 from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine, kernel_calls
-from fasttrain.algos.engine import EngineSettings, PPOWork
+from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.recurrent import RecurrentEngine
+from fasttrain.algos.step import PPOWork
 from fasttrain.errors import ConfigError
 from fasttrain.threads import ThreadChoice
 from recurrent_cases import CASES, WORK, policy_of, rollout_of

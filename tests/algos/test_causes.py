@@ -23,8 +23,8 @@ from fasttrain.algos.causes import (
     why_rollout,
 )
 from fasttrain.algos.dqn import DQN
-from fasttrain.algos.engine import marked
 from fasttrain.algos.ppo import PPO, MaskablePPO
+from fasttrain.algos.q_networks import marked
 from fasttrain.batch import FinishedEpisode
 from fasttrain.errors import EnvError
 from toys import RandomEnv, seeded_vec, toy_gym_vec

@@ -14,8 +14,8 @@ from accelerated import toy_dqn
 from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.algos.devices import Precision
 from fasttrain.algos.dqn import Evaluated
-from fasttrain.algos.engine import EngineSettings, network_values
-from fasttrain.algos.q_networks import DuelingDQNPolicy
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.algos.q_networks import DuelingDQNPolicy, network_values
 from fasttrain.errors import ConfigError, EnvError
 from toys import RandomEnv, ToyGame, seeded_vec
 

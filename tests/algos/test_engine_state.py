@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from accelerated import SETTINGS, filled, masked_model, weights
-from fasttrain.algos.engine import EngineSettings, Statistics, explained, to_device
+from fasttrain.algos.engine import EngineSettings, Statistics, to_device
 from fasttrain.algos.guard import Guard
 from fasttrain.algos.ppo import MaskablePPO
+from fasttrain.algos.step import explained_variance_term
 from fasttrain.errors import EnvError
 from toys import toy_gym_vec
 
@@ -52,7 +53,7 @@ def test_rounds_add_up_and_steps_without_a_finite_norm_were_not_taken():
     engine = masked_model(EngineSettings()).engine
     for norms in (np.array([1.0, np.nan]), np.array([2.0])):
         done = Statistics({}, norms, steps=1, epochs=1)
-        assert engine.counted(done) is done
+        assert engine.count_steps(done) is done
     assert (engine.gradient_updates, engine.skipped_steps) == (2, 1)
 
 
@@ -68,7 +69,9 @@ def test_an_update_says_what_it_came_to(kind: str):
     assert done.norms.shape == (8,)
     assert np.isfinite(done.norms).all()
     assert model.engine.gradient_updates == 8
-    assert done.terms["explained_variance"] == explained(model.rollout_buffer.storage)["explained_variance"]
+    assert (
+        done.terms["explained_variance"] == explained_variance_term(model.rollout_buffer.storage)["explained_variance"]
+    )
     model.engine.guard = None
     assert model.update().norms.shape == (0,), "nobody asks for them"
 

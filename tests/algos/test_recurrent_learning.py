@@ -79,11 +79,13 @@ def test_acting_gives_the_states_after_and_keeps_those_before():
     (acted, values), (other, other_values) = both
     assert np.array_equal(acted.actions, other.actions)
     assert np.abs(values - other_values).max() < 1e-6
-    for one, two in zip((*acted.memory.pi, *acted.memory.vf), (*other.memory.pi, *other.memory.vf), strict=True):
+    for one, two in zip(
+        (*acted.lstm_states.pi, *acted.lstm_states.vf), (*other.lstm_states.pi, *other.lstm_states.vf), strict=True
+    ):
         assert float((one - two).abs().max()) < 1e-6
     for acting in (acted, other):
         assert acting.stored is not None
-        assert acting.stored.memory is memory.states  # as they were, before the reset
+        assert acting.stored.lstm_states is memory.states  # as they were, before the reset
     alone = RecurrentEngine(policy, ROUNDING).values(seen, memory_of(3, [True, True, True]))
     assert alone[1] == pytest.approx(values[1], abs=1e-6)  # an episode that begins has no past
     assert abs(alone[0] - values[0]) > 1e-4

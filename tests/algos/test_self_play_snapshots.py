@@ -77,13 +77,13 @@ def test_the_best_action_and_a_few_others(engine: str):
         values = model.q_net(torch.from_numpy(observations)).numpy()
     best = np.where(masks, values, -np.inf).argmax(axis=1)
     errs = (drawn != best).mean()
-    assert 0.5 * Player.errs < errs <= Player.errs
+    assert 0.5 * Player.random_share < errs <= Player.random_share
 
 
 @EITHER
 @pytest.mark.parametrize("make", [learner, dqn])
 def test_only_loading_changes_it(make: Any, engine: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Player, "errs", 0.0)
+    monkeypatch.setattr(Player, "random_share", 0.0)
     model = make(engine)
     player = Player(model)
     observations, masks = seen(model)

@@ -18,6 +18,7 @@ from fasttrain.buffers.recurrent import (
     RecurrentStorage,
     cuts,
 )
+from fasttrain.buffers.rollout import RolloutRow
 from fasttrain.buffers.stock import as_stock
 
 STEPS, ENVS, LAYERS, UNITS = 7, 3, 2, 4
@@ -48,7 +49,7 @@ def filled(space: spaces.Space[Any] = BOX, own_critic: bool = True, **more: Any)
         given = torch.from_numpy(values)[:, None], torch.from_numpy(log_probs)
         stock.add(seen, actions, rewards, starts, *given, lstm_states=states)
         tensors = {key: torch.from_numpy(part) for key, part in seen.items()} if keyed else torch.from_numpy(seen)
-        ours.add(tensors, torch.from_numpy(actions), rewards, starts, *given, None, states)
+        ours.add(RolloutRow(tensors, torch.from_numpy(actions), *given, None, states), rewards, starts)
     last, dones = np.array([0.1, 0.2, 0.3], np.float32), np.array([True, False, False])
     stock.compute_returns_and_advantage(torch.from_numpy(last), dones)
     ours.compute_returns_and_advantages(last, dones)
@@ -80,7 +81,7 @@ def test_padded_minibatches_are_stocks(space: spaces.Space[Any], own_critic: boo
             assert same(batch.actions, other.actions)
             assert same(batch.sequences.states, other.lstm_states)
             assert same(batch.sequences.episode_starts, other.episode_starts)
-            assert torch.equal(batch.sequences.kept, torch.nonzero(kept).flatten())
+            assert torch.equal(batch.sequences.rows, torch.nonzero(kept).flatten())
             for name, theirs in (("old_values", "old_values"), ("old_log_probs", "old_log_prob"),
                                  ("advantages", "advantages"), ("returns", "returns")):  # fmt: skip
                 assert same(getattr(batch, name), getattr(other, theirs)[kept])

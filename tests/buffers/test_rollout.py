@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.buffers import RolloutBuffer
 
-from fasttrain.buffers.rollout import RolloutStorage, advantages_of
+from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
 
 BOX, FOUR = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)
 
@@ -39,7 +39,8 @@ def test_advantages_and_returns_bit_by_bit(seed: int, steps: int, envs: int, gam
         seen, actions = rng.random((envs, 3)).astype(np.float32), rng.integers(4, size=envs)
         rewards, starts = rng.standard_normal(envs).astype(np.float32), rng.random(envs) < 0.3
         stock.add(seen, actions, rewards, starts, values[:, None], log_probs)
-        ours.add(torch.from_numpy(seen), torch.from_numpy(actions), rewards, starts, values[:, None], log_probs)
+        row = RolloutRow(torch.from_numpy(seen), torch.from_numpy(actions), values[:, None], log_probs)
+        ours.add(row, rewards, starts)
     last, dones = torch.from_numpy(rng.standard_normal((envs, 1)).astype(np.float32)), rng.random(envs) < 0.3
     stock.compute_returns_and_advantage(last, dones)
     ours.compute_returns_and_advantages(last, dones)
@@ -79,7 +80,7 @@ def test_one_row_leaves_the_device_not_all_of_them(monkeypatch: pytest.MonkeyPat
 
 def test_misuse_is_refused_and_without_masks_every_action_counts_as_legal():
     ours, zeros = storage_for(steps=1, mask_width=4), torch.zeros(3)
-    row = (torch.zeros(3, 3), zeros.long(), zeros.numpy(), zeros.bool().numpy(), zeros, zeros)
+    row = (RolloutRow(torch.zeros(3, 3), zeros.long(), zeros, zeros), zeros.numpy(), zeros.bool().numpy())
     with pytest.raises(RuntimeError, match="0 of 1"):
         ours.compute_returns_and_advantages(zeros, zeros.bool().numpy())
     with pytest.raises(RuntimeError, match="0 of 1"):

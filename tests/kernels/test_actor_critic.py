@@ -12,7 +12,8 @@ from scipy import stats
 from test_ppo_kernels import make_policy
 
 from fasttrain.accelerators.kernels import KernelEngine
-from fasttrain.algos.engine import EngineSettings, RolloutRow
+from fasttrain.algos.engine import EngineSettings
+from fasttrain.buffers.rollout import RolloutRow
 from fasttrain.threads import ThreadChoice
 
 

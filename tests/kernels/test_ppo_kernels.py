@@ -15,12 +15,12 @@ from sb3_contrib.common.maskable.policies import MaskableActorCriticPolicy
 
 from accelerated import minibatch_terms
 from fasttrain.accelerators.kernels import ROWS_PER_THREAD, KernelEngine
-from fasttrain.algos.engine import EngineSettings, PPOWork
+from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import action_dims, view_of
-from fasttrain.algos.step import Terms
-from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
+from fasttrain.algos.step import PPOWork, Terms
+from fasttrain.buffers.rollout import RolloutBatch, RolloutRow, RolloutStorage
 from fasttrain.kernels.actor_critic import train_epoch
-from fasttrain.kernels.ppo import NUM_STATISTICS, AdamSettings, LossSettings, rate, surrogate
+from fasttrain.kernels.ppo import NUM_STATISTICS, AdamSettings, LossSettings, Training, rate, surrogate
 from fasttrain.threads import Team
 
 TERMS = ("policy_gradient_loss", "value_loss", "entropy_loss", "clip_fraction", "approx_kl")
@@ -67,10 +67,10 @@ def make_storage(policy: Any, steps: int, envs: int, seed: int, sparse: float = 
             chosen, values, log_probs = head.act(torch.from_numpy(observations), torch.from_numpy(masks))
         noise = torch.from_numpy(rng.normal(0, 0.3, envs).astype(np.float32))
         rewards = rng.standard_normal(envs).astype(np.float32)
-        storage.add(
-            torch.from_numpy(observations), chosen, rewards, rng.random(envs) < 0.1, values + noise[:, None],
-            log_probs + noise, torch.from_numpy(masks),
-        )  # fmt: skip
+        row = RolloutRow(
+            torch.from_numpy(observations), chosen, values + noise[:, None], log_probs + noise, torch.from_numpy(masks)
+        )
+        storage.add(row, rewards, rng.random(envs) < 0.1)
     storage.compute_returns_and_advantages(torch.zeros(envs), np.zeros(envs, np.bool_))
     return storage
 
@@ -111,13 +111,12 @@ def fused_gradients(
 ) -> tuple[list[np.ndarray], np.ndarray]:
     kernels = KernelEngine(policy, EngineSettings(threads=threads))
     kernels.pack()
-    scratch = kernels._memory(threads * ROWS_PER_THREAD)
+    scratch = kernels._scratch_for(threads * ROWS_PER_THREAD)
     rows = kernels._rows_of_rollout(storage)
     flat, adam = kernels.parameters.numpy(), AdamSettings(0.0, 0.9, 0.999, 1e-8, 1.0)  # which leaves them as they are
-    steps = len(order), flat, np.zeros_like(flat), np.zeros_like(flat), 1
+    training = Training(flat, np.zeros_like(flat), np.zeros_like(flat), kernels.layout, rows, loss, adam, scratch)
     out = np.zeros((1, NUM_STATISTICS)), False, np.full(1, -1)
-    Team().run(train_epoch, threads if on_threads else 1, order, *steps, kernels.layout, rows, loss, adam, scratch,
-               None, *out)  # fmt: skip
+    Team().run(train_epoch, threads if on_threads else 1, order, len(order), 1, training, None, *out)
     gradient = torch.from_numpy(scratch.gradients[0])
     views = {id(place.parameter): place.of(gradient) for place in kernels._places}
     return [views[id(parameter)].numpy() for parameter in policy.parameters()], scratch.statistics[0] / len(order)

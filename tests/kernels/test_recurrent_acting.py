@@ -32,7 +32,7 @@ def test_a_second_thread_acts_in_memory_of_its_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "_call", alone)
     engine.begin()
     engine.act(seen_of(BOX, rng, count), None, memory_of(policy, rng, count, 0.3))
-    values = called[0][-2]
+    values = called[0][-1].values
     expected = values.copy()
     scratch, cells, team = engine._scratch[2], engine._cells[2], new_team(2)
     of_first = [each[0] for each in (scratch.activations, scratch.probs, cells.rows, cells.sums, cells.bias)]
@@ -59,9 +59,11 @@ def test_acting_gives_the_policys_values_and_states(name: str):
     theirs = reference.act(seen, masks, memory)
     stored = acted.stored
     assert stored is not None
-    assert stored.memory is memory.states  # as they were, before the reset
+    assert stored.lstm_states is memory.states  # as they were, before the reset
     torch.testing.assert_close(stored.values, theirs.stored.values, rtol=1e-5, atol=1e-5)
-    for mine, other in zip((*acted.memory.pi, *acted.memory.vf), (*theirs.memory.pi, *theirs.memory.vf), strict=True):
+    for mine, other in zip(
+        (*acted.lstm_states.pi, *acted.lstm_states.vf), (*theirs.lstm_states.pi, *theirs.lstm_states.vf), strict=True
+    ):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(engine.values(seen, memory), reference.values(seen, memory), rtol=1e-5, atol=1e-5)
     starts = torch.from_numpy(memory.episode_starts.astype(np.float32))
@@ -98,9 +100,9 @@ def test_states_that_do_not_lie_row_by_row_are_read_right():
                     memory.episode_starts)  # fmt: skip
     engine = SequenceKernelEngine(policy, EngineSettings(kind="kernels"))
     engine.begin()
-    expected = engine.act(seen, None, memory).memory
+    expected = engine.act(seen, None, memory).lstm_states
     compiled = len(act_rows.signatures)
-    after = engine.act(seen, None, turned).memory
+    after = engine.act(seen, None, turned).lstm_states
     assert len(act_rows.signatures) == compiled, "for other arrays it would be compiled anew"
     for one, other in zip((*after.pi, *after.vf), (*expected.pi, *expected.vf), strict=True):
         assert torch.equal(one, other)

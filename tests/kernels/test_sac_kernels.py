@@ -64,7 +64,7 @@ def test_the_number_of_threads_changes_no_bit(batch_size: int):
         work = SACWork(1, batch_size, 0.99, 0.1, 1, -3.0, torch.ones(1), None)
         statistics = np.full(NUM_STATISTICS, np.nan)
         torch.manual_seed(1)
-        run(train_update, threads, engine._update(drawn, work, 0), engine._memory(batch_size, 2), statistics)
+        run(train_update, threads, engine._update(drawn, work, 0), engine._scratch_for(batch_size, 2), statistics)
         assert np.isfinite(statistics).all()
         found.append([statistics.tobytes(), *(each.tobytes() for each in engine._learners)])
     assert found[0] == found[1] == found[2]

@@ -1,9 +1,9 @@
-"""torch.compile around the update and the acting of an algorithm, on CUDA with CUDA graphs where its mode brings them.
+"""torch.compile for an algorithm's acting and update, on CUDA with CUDA graphs where the mode brings them.
 
-The loss is compiled together with the networks, so that its dozens of small operations become few, and its backward
-with it. Nothing is copied: compiled code reads the policy's own parameters, so that what acts has what was learned.
-It is compiled for the sizes it was warmed up with; a minibatch of another size (the rest of an epoch) goes the eager
-way instead of compiling in the middle of training. What a subclass overrides is not compiled: `contract.changed`.
+The loss is compiled together with the networks, so that its dozens of small operations become few, in the backward pass
+too. Compiled code reads the policy's own parameters; nothing is copied. It is compiled for fixed sizes. A minibatch of
+another size (the rest of an epoch) is computed eagerly, so that nothing is compiled in the middle of training. Methods
+that a subclass overrides are not compiled; see `contract.changed`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from fasttrain.accelerators.contract import changed, storage_of
-from fasttrain.algos.engine import network_values
 from fasttrain.algos.grouped import groups_of
 from fasttrain.algos.policy_view import NetworkView, Outputs, PolicyView
 from fasttrain.algos.ppo import ppo_terms, with_loss
+from fasttrain.algos.q_networks import network_values
 from fasttrain.algos.step import Terms, micro_batches, normalized
 from fasttrain.batch import each_array, select_rows
 from fasttrain.buffers.prefetch import Replay
@@ -39,9 +39,9 @@ Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def inductor(mode: str, graphs: bool) -> Compiler:
-    """torch.compile for fixed sizes; `graphs`: with the CUDA graphs that the mode brings.
+    """torch.compile for fixed sizes, with the mode's CUDA graphs if `graphs` is set.
 
-    A graph writes into the same memory at every call. What is kept for longer is therefore a copy.
+    A graph writes its results into the same memory at every call, so the results are copied.
     """
     if not graphs:
         inner = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(mode, mode)
@@ -60,46 +60,41 @@ def inductor(mode: str, graphs: bool) -> Compiler:
 
 
 def prepare(model: Any, env: VecEnv) -> str:
-    """Compile what the model's settings ask for, for the sizes of now, if that is still to do.
+    """Compile what the model's settings ask for, for the present sizes, unless that was done.
 
     Returns:
-        why that failed, if it did just now: training goes on without; else nothing.
+        why compiling failed just now, after which training continues eagerly; else an empty text.
     """
     engine = model.engine_now()
     if engine.kind == "kernels" or not isinstance(storage_of(model), RolloutStorage | ReplayStorage):
         return ""
     kind = CompiledQ if hasattr(model, "replay_buffer") else CompiledPPO
-    before, sizes, own = engine.compiled, kind.sizes_of(model, env), changed(model, kind.reproduces)
-    if before is not None and (before.failure or (before.sizes == sizes and not own)):
+    previous, sizes, change = engine.compiled, kind.sizes_of(model, env), changed(model, kind.reproduces)
+    if previous is not None and (previous.failure or (previous.sizes == sizes and not change)):
         return ""
-    engine.compiled = compiled = kind(engine, before and before.compiler)
-    if own:
-        compiled.failure = f"torch.compile: {own.partition(':')[0]}"
+    engine.compiled = compiled = kind(engine, previous and previous.compiler)
+    if change:
+        compiled.failure = f"torch.compile: {change.partition(':')[0]}"
     else:
         compiled.compile(model, sizes)
     return str(compiled.failure)
 
 
 class Coefficients(NamedTuple):
-    """The numbers of PPO's loss as scalar tensors, so that a schedule compiles nothing anew."""
+    """The coefficients of PPO's loss as scalar tensors. Numbers would be compiled anew when a schedule changes them."""
 
     clip_range: Any
     clip_range_vf: Any  # None: values are not clipped
     ent_coef: Any
     vf_coef: Any
 
-    @classmethod
-    def of(cls, work: Any) -> Coefficients:
-        """Those of a `PPOWork`."""
-        return cls(*(getattr(work, name) for name in cls._fields))
-
 
 class Compiled(ABC):
-    """Compiled forms of what an engine and the update of its algorithm do.
+    """Compiled functions for an engine and for the update of its algorithm.
 
     Args:
-        engine: the torch engine that they belong to.
-        compiler: makes a compiled function of a plain one; torch's own by default.
+        engine: a torch engine.
+        compiler: compiles a function; torch's own by default.
     """
 
     reproduces: tuple[str, ...]  # methods of the algorithm
@@ -107,37 +102,37 @@ class Compiled(ABC):
     def __init__(self, engine: Any, compiler: Compiler | None = None) -> None:
         self.engine, settings = engine, engine.settings
         graphs = engine.device.type == "cuda" and settings.compile_mode in GRAPH_MODES
-        # Gradients that several backward passes add up must not lie in the memory of a graph.
+        # A graph overwrites its memory, so gradients that several backward passes add up must not lie there.
         graphs = graphs and settings.gradient_accumulation == 1
         self.compiler = compiler or inductor(settings.compile_mode, graphs)
         self.failure = ""  # why nothing was compiled
-        self.sizes: tuple[int, ...] = ()  # that everything was compiled for
+        self.sizes: tuple[int, ...] = ()  # for which everything was compiled
 
     @staticmethod
     @abstractmethod
     def sizes_of(model: Any, env: VecEnv) -> tuple[int, ...]:
-        """Numbers of rows: of a minibatch, and of what acts together."""
+        """Numbers of rows: of a minibatch, and of the envs that act together."""
 
     @abstractmethod
     def compile(self, model: Any, sizes: tuple[int, ...]) -> None:
-        """If that fails, `failure` says why and nothing is raised."""
+        """Compile. If that fails, nothing is raised, and `failure` says why."""
 
     @contextmanager
     def compiling(self, sizes: tuple[int, ...]) -> Iterator[None]:
-        """Compile inside. The policy, the optimizer and the random state stay as they were."""
+        """Inside, functions are compiled. Policy, optimizer and random state do not change."""
         begun = time.perf_counter()
         self.sizes = sizes
         try:
             with untouched(self.engine.policy), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's compiler warns of its own parts: deprecated ones, for one
+                warnings.simplefilter("ignore")  # torch's compiler warns of its own deprecated parts
                 yield
-        except Exception as error:  # whatever a compiler does not like, training goes on without it
+        except Exception as error:  # any failure of the compiler; training continues eagerly
             self.failure = f"torch.compile failed: {_first_line(error)}"
         self.engine.warmup_s += time.perf_counter() - begun
 
 
 class CompiledPPO(Compiled):
-    """The loss of a minibatch of PPO, and the outputs of a policy that acts by its networks alone."""
+    """The loss of a minibatch of PPO, and the outputs of a policy that acts by a `NetworkView`."""
 
     reproduces = ("loss",)
 
@@ -169,7 +164,7 @@ class CompiledPPO(Compiled):
             self._compile_loss(rollout, model.work())
 
     def _compile_acting(self, rollout: RolloutStorage, sizes: tuple[int, ...]) -> None:
-        """On observations of the storage's first step, whatever they are, repeated to the number of rows wanted."""
+        """Run on observations of the storage's first step, whatever they are, repeated to the number of rows."""
         if self._outputs is None:
             return
         self.acting_sizes = set(sizes)
@@ -180,7 +175,8 @@ class CompiledPPO(Compiled):
                 self.outputs(repeated(first, size))
 
     def _compile_loss(self, rollout: RolloutStorage, work: Any) -> None:
-        batch = normalized(example_rows(rollout, work), work.normalize_advantage)
+        batch = example_rows(rollout, work)
+        batch = normalized(batch) if work.normalize_advantage else batch
         self.engine.policy.set_training_mode(True)
         accumulated = self.engine.settings.gradient_accumulation
         parts = {len(part.returns): part for part, _ in micro_batches(batch, accumulated)}
@@ -190,37 +186,36 @@ class CompiledPPO(Compiled):
             torch.autograd.backward(loss(part)["loss"])
 
     def serves(self, view: PolicyView) -> bool:
-        """Whether it was compiled for this very policy, acting in this way."""
+        """Whether this was compiled for the policy of that view, and for that kind of view."""
         return not self.failure and type(view) is type(self.view) and view.policy is self.view.policy
 
     def attach(self, view: PolicyView) -> None:
-        """Let the view act by compiled outputs, where it was compiled for it."""
+        """Let the view act by compiled outputs, if they were compiled for it."""
         if isinstance(view, NetworkView) and self.serves(view):
             view.acting = self.outputs
 
     def outputs(self, observations: TensorObservations) -> Outputs:
         """Logits and values of the policy, compiled where the number of rows is one of `acting_sizes`."""
-        chosen: Any = self._outputs if num_rows(observations) in self.acting_sizes else self.view.outputs  # type: ignore[attr-defined]
-        found: Outputs = chosen(observations)
-        return found
+        view: Any = self.view
+        outputs = self._outputs if num_rows(observations) in self.acting_sizes else view.outputs
+        return outputs(observations)  # type: ignore[no-any-return]
 
     def loss_of(self, model: Any, work: Any) -> Callable[[RolloutBatch], Terms] | None:
-        """What gives the terms of a minibatch in place of evaluation and `loss`; None where plain code must."""
+        """The function that replaces evaluation and `loss` of a minibatch; None where they were not compiled."""
         if not self.sizes or changed(model, self.reproduces) or not self.serves(self.engine.new_view()):
             return None
         return self.loss_with(work)
 
     def loss_with(self, work: Any) -> Callable[[RolloutBatch], Terms]:
-        """The coefficients lie on the device: compiled code would fix a number."""
-        device, numbers = self.engine.device, Coefficients.of(work)
+        """`loss` with the coefficients of a `PPOWork`."""
+        device, numbers = self.engine.device, (getattr(work, name) for name in Coefficients._fields)
         scalars = (None if number is None else torch.tensor(float(number), device=device) for number in numbers)
         return partial(self.loss, coefficients=Coefficients(*scalars), entropy_gradient=work.ent_coef != 0.0)
 
     def loss(self, batch: RolloutBatch, coefficients: Coefficients, entropy_gradient: bool) -> Terms:
         """PPO's loss with its terms, compiled where the number of rows is one of `batch_sizes`."""
-        chosen = self._loss if len(batch.returns) in self.batch_sizes else self._plain_loss
-        terms: Terms = chosen(batch, coefficients, entropy_gradient)
-        return terms
+        loss = self._loss if len(batch.returns) in self.batch_sizes else self._plain_loss
+        return loss(batch, coefficients, entropy_gradient)
 
     def _plain_loss(self, batch: RolloutBatch, coefficients: Coefficients, entropy_gradient: bool) -> Terms:
         evaluated = self.view.evaluate(batch, entropy_gradient)
@@ -259,26 +254,25 @@ class CompiledQ(Compiled):
             torch.autograd.backward(self._terms(batch)[1]["td_loss"])
 
     def values_of(self, observations: TensorObservations) -> Tensor | None:  # (N, A)
-        """Q-values of all actions; None where another number of rows was compiled."""
+        """Q-values of all actions; None if this number of rows was not compiled."""
         if self.failure or num_rows(observations) != self.sizes[1]:
             return None
         return self._values(observations)  # type: ignore[no-any-return]
 
     def terms_of(self, batch: ReplayBatch) -> tuple[Any, dict[str, Tensor]] | None:
-        """What `evaluate` and `loss` give of the batch; None where another number of rows was compiled."""
+        """The results of `evaluate` and `loss`; None if this number of rows was not compiled."""
         if self.failure or num_rows(batch.observations) != self.sizes[0]:
             return None
         return self._terms(tensors_of(batch))  # type: ignore[no-any-return]
 
 
 def num_rows(observations: TensorObservations) -> int:
-    """How many observations these are."""
     return len(next(iter(observations.values())) if isinstance(observations, dict) else observations)
 
 
 @contextmanager
 def untouched(policy: Any) -> Iterator[None]:
-    """Afterwards the policy is as it was: parameters, running statistics, gradients, mode; and torch's random state."""
+    """Restores the policy's parameters, running statistics, gradients and mode afterwards, and torch's random state."""
     tensors = [*policy.parameters(), *policy.buffers()]
     saved = [tensor.detach().clone() for tensor in tensors]
     gradients = [parameter.grad for parameter in policy.parameters()]
@@ -297,17 +291,14 @@ def untouched(policy: Any) -> Iterator[None]:
 
 
 def repeated(observations: TensorObservations, size: int) -> TensorObservations:
-    """Rows over and over, until there are `size`."""
-    found: TensorObservations = each_array(
-        lambda part: part[torch.arange(size, device=part.device) % len(part)], observations
-    )
-    return found
+    """The rows again and again, until there are `size`."""
+    return each_array(lambda part: part[torch.arange(size, device=part.device) % len(part)], observations)  # type: ignore[no-any-return]
 
 
 def example_rows(data: RolloutStorage, work: Any) -> RolloutBatch:
-    """A minibatch of the size that training will use; numpy's random state stays as it was."""
+    """A minibatch of the size that training will use, with arbitrary content. Draws no random numbers."""
     full, state = data.full, np.random.get_state()
-    data.full = True  # whatever lies there is good enough
+    data.full = True
     batch = next(data.minibatches(work.batch_size))
     data.full = full
     np.random.set_state(state)
@@ -315,7 +306,7 @@ def example_rows(data: RolloutStorage, work: Any) -> RolloutBatch:
 
 
 def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
-    """A batch of the shapes, types and place that training will see, whatever lies in the storage; nothing is drawn."""
+    """A batch as training will use it, with arbitrary content. Draws no random numbers."""
     storage, first = data.storage, np.zeros(batch_size, np.int64)
     batch = storage.gather(first, first, data.normalizer)
     if isinstance(storage, PrioritizedReplayBuffer):
@@ -324,7 +315,7 @@ def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
 
 
 def tensors_of(batch: ReplayBatch) -> ReplayBatch:
-    """The batch without what is only for the host: where it was drawn, and when."""
+    """The batch without its numbers for prioritized replay, which are on the host."""
     return batch._replace(indices=None, generation=None)
 
 

@@ -1,4 +1,4 @@
-"""What an accelerator promises: which methods, fields and storage it reproduces, and whether somebody changed them."""
+"""What an accelerator reproduces: methods, settings and a storage; and whether one of the methods was changed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 from fasttrain.algos.engine import Engine
 from fasttrain.kernel_cache import KernelCall
 
-LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # whose methods an accelerator stands in for
+LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # whose methods accelerators reproduce
 
 
 class Contract(NamedTuple):
-    """What the kernels compute for one kind of policy. A method that a class lacks is passed over."""
+    """What the kernels reproduce for one kind of policy. A class may lack some of the methods."""
 
-    engine: type[Engine]  # acts and learns by them
-    calls: Callable[[], list[KernelCall]]  # all of them, to be compiled before training
-    algorithm: tuple[str, ...]  # its methods
-    policy: tuple[str, ...]  # its methods, and those of its modules
-    storage: tuple[str, ...]  # its methods
-    stored: type  # what the storage is
-    work: Mapping[Any, tuple[str, ...]]  # all fields of what an update is asked for
+    engine: type[Engine]  # acts and learns by the kernels
+    calls: Callable[[], list[KernelCall]]  # all calls of kernels, so that they can be compiled before training
+    algorithm: tuple[str, ...]  # methods of the algorithm
+    policy: tuple[str, ...]  # methods of the policy and its modules
+    storage: tuple[str, ...]  # methods of the storage
+    stored: type  # the class of the storage
+    work: Mapping[Any, tuple[str, ...]]  # the class of an update's settings, and all its fields
 
 
 def changed(thing: Any, names: tuple[str, ...]) -> str:
-    """The first of these methods that is not a library's own, in a sentence."""
+    """A sentence about the first of these methods that is not a library's own; empty if there is none."""
     kind, own = type(thing), vars(thing)
     for name in names:
         method = getattr(kind, name, None)
@@ -39,7 +39,7 @@ def changed(thing: Any, names: tuple[str, ...]) -> str:
 
 
 def _is_foreign(thing: Any) -> bool:
-    """Whether a class or a method is written elsewhere than in `LIBRARIES`, or wrapped there."""
+    """Whether a class or a method, or a wrapper of it, is not from `LIBRARIES`."""
     code = getattr(thing, "fget", thing)
     homes = [getattr(code, "__module__", None), getattr(code, "__globals__", {}).get("__name__")]
     written = [home.partition(".")[0] for home in homes if home]
@@ -47,7 +47,7 @@ def _is_foreign(thing: Any) -> bool:
 
 
 def storage_of(algorithm: Any) -> Any:
-    """What the algorithm learns from."""
+    """The storage that the algorithm learns from."""
     if hasattr(algorithm, "replay_buffer"):
         return algorithm.replay_buffer
     return getattr(algorithm.rollout_buffer, "storage", algorithm.rollout_buffer)

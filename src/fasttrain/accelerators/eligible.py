@@ -1,7 +1,7 @@
-"""Whether compiled kernels reproduce an algorithm as it is now, and what keeps them from it.
+"""Whether compiled kernels reproduce an algorithm as it is now; if not, why.
 
-It fails closed: `REPRODUCED` names what the kernels compute. What is overridden, added or unknown is computed by the
-algorithm's own methods on PyTorch, and the reason is one sentence, which the plan shows.
+`REPRODUCED` names everything that the kernels compute. Whatever is overridden, added or unknown is computed by the
+algorithm's own methods on PyTorch. The reason is one sentence, which the plan shows.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
 from fasttrain.accelerators.kernels_sac import KernelSACEngine
 from fasttrain.accelerators.layout import KINDS, heads_of, linears_of
-from fasttrain.algos.engine import Engine, PPOWork, QWork
+from fasttrain.algos.dqn import QWork
+from fasttrain.algos.engine import Engine
 from fasttrain.algos.guard import optimizers_of
 from fasttrain.algos.policy_view import CategoricalView, GaussianView, is_unchanged, networks_of
 from fasttrain.algos.q_networks import BranchingQNetwork, DuelingQNetwork
 from fasttrain.algos.sac import SACWork
+from fasttrain.algos.step import PPOWork
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.kernels.dense import ACTIVATIONS
@@ -60,7 +62,7 @@ _DQN = Contract(
     work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
 )  # fmt: skip
 _RECURRENT = _PPO._replace(engine=SequenceKernelEngine, calls=kernels_recurrent.kernel_calls)
-_SAC = Contract(  # it asks the storage for batches, which may be of any class
+_SAC = Contract(  # its storage may be of any class that gives batches
     engine=KernelSACEngine,
     calls=kernels_sac.kernel_calls,
     algorithm=("train", "collect_rollouts", "work", "evaluate", "critic_loss", "actor_loss", "replay", "predict",
@@ -76,14 +78,14 @@ REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN, 
 VIEWS = (CategoricalView, GaussianView)  # distributions that the kernels know
 ADAM = ("lr", "betas", "eps", "foreach", "fused")  # its options that the kernels know; the last two only round
 
-# What an update takes by kernels / by torch, in µs for each row of the rollout; two LSTMs, one thread. 248 inputs,
-# minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048 rows in which no
-# episode ends: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
+# Units of an LSTM. Time of an update by kernels / by torch, in µs for each row of the rollout, with two LSTMs on one
+# thread. 248 inputs, minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048
+# rows in which no episode ends: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
 PAYS_UP_TO = 256
 
 
 def unsupported_reason(algorithm: Any) -> str | None:
-    """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can. Takes 0.1 ms."""
+    """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can. This takes 0.1 ms."""
     contract, storage = REPRODUCED[_kind_of(algorithm.policy)], storage_of(algorithm)
     unknown = [f"{kind.__name__}.{name}" for kind, known in contract.work.items()
                for name in kind._fields if name not in known]  # fmt: skip
@@ -91,28 +93,28 @@ def unsupported_reason(algorithm: Any) -> str | None:
         return f"{unknown[0]} is a field that compiled kernels do not know"
     if not isinstance(storage, contract.stored):
         return f"the buffer is a {type(storage).__name__}, which SB3's own loops serve"
-    if found := changed(algorithm, contract.algorithm) or changed(storage, contract.storage):
-        return found
+    if change := changed(algorithm, contract.algorithm) or changed(storage, contract.storage):
+        return change
     if contract is _DQN and algorithm._vec_normalize_env is not None:
         return "VecNormalize: batches are normalised one by one"
     return policy_reason(algorithm.policy)
 
 
 def policy_reason(policy: Any) -> str | None:
-    """The same of a policy and its optimizer alone."""
-    return next(filter(None, (finds(policy) for finds in _RULES[_kind_of(policy)])), None)
+    """The same for a policy and its optimizer alone."""
+    return next(filter(None, (rule(policy) for rule in _RULES[_kind_of(policy)])), None)
 
 
 def kernels_of(algorithm: Any) -> type[Engine]:
-    """The engine that computes such an algorithm in compiled kernels."""
+    """The class of the engine that computes such an algorithm in compiled kernels."""
     return REPRODUCED[_kind_of(algorithm.policy)].engine
 
 
 class Watch:
-    """Whether an answer may be another by now: sizes and identities that DQN compares at every update, in 3 µs.
+    """The answer of `unsupported_reason`, and whether it may have changed since: DQN asks at every update, in 3 µs.
 
-    It sees hooks, methods set on an instance, frozen parameters, and another policy, optimizer, buffer or normalizer.
-    What it cannot see, such as a class that was changed, counts from the next `learn` on.
+    It notices hooks, methods set on instances, frozen parameters, and another policy, optimizer, buffer or normalizer.
+    A change that it does not notice, such as one of a class, takes effect at the next `learn`.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -127,7 +129,7 @@ class Watch:
         self._was = self._state()
 
     def holds(self, algorithm: Any) -> bool:
-        """Whether all is as it was."""
+        """Whether nothing has changed."""
         return all(map(operator.is_, self._parts, _parts_of(algorithm))) and self._state() == self._was
 
     def _state(self) -> tuple[Any, ...]:
@@ -140,7 +142,7 @@ def _parts_of(algorithm: Any) -> tuple[Any, ...]:
     return algorithm, policy, storage_of(algorithm), algorithm._vec_normalize_env, *optimizers_of(policy)
 
 
-# --- what is asked of a policy: each finds what is in the way, or nothing
+# --- rules for a policy: each returns why kernels cannot compute it, or an empty text
 
 
 def _kind_of(policy: Any) -> str:
@@ -150,13 +152,13 @@ def _kind_of(policy: Any) -> str:
 
 
 def _learned(policy: Any) -> list[tuple[torch.optim.Optimizer, list[nn.Parameter]]]:
-    """Each optimizer, and the parameters that it should have."""
+    """Each optimizer, with the parameters that it must have."""
     if hasattr(policy, "critic_target"):
         return [(each.optimizer, [*each.parameters()]) for each in (policy.actor, policy.critic)]
     return [(policy.optimizer, [*getattr(policy, "q_net", policy).parameters()])]
 
 
-def _elsewhere(policy: Any) -> str:
+def _wrong_device(policy: Any) -> str:
     other = any(each.device.type != "cpu" or each.dtype != torch.float32 for each in policy.parameters())
     return "the policy is not float32 on the CPU" if other else ""
 
@@ -165,7 +167,7 @@ def _changed_policy(policy: Any) -> str:
     return changed(policy, REPRODUCED[_kind_of(policy)].policy)
 
 
-def _other_actor_critic(policy: Any) -> str:
+def _bad_actor_critic(policy: Any) -> str:
     stock = hasattr(policy, "lstm_actor") or is_unchanged(policy)
     if not stock or type(networks_of(policy, policy.action_space)) not in VIEWS:
         return "the policy is not SB3's own, or its actions are neither discrete nor a Box with one axis"
@@ -173,7 +175,7 @@ def _other_actor_critic(policy: Any) -> str:
     return "" if layers is MlpExtractor else f"the hidden layers are a {layers.__name__}, a class of their own"
 
 
-def _odd_lstm(policy: Any) -> str:
+def _bad_lstm(policy: Any) -> str:
     lstms = [lstm for lstm in (policy.lstm_actor, policy.lstm_critic) if lstm is not None]
     actor, units = lstms[0], lstms[0].hidden_size
     if isinstance(actor, nn.GRU):
@@ -190,7 +192,7 @@ def _odd_lstm(policy: Any) -> str:
     return "" if policy.lstm_critic is not None or policy.shared_lstm else "the value net has no LSTM"
 
 
-def _other_q_network(policy: Any) -> str:
+def _bad_q_network(policy: Any) -> str:
     space, net, target = policy.action_space, policy.q_net, policy.q_net_target
     if not isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)) or space.dtype != np.int64:
         return f"actions are {space} of {space.dtype}, neither Discrete nor MultiDiscrete of int64"
@@ -198,8 +200,8 @@ def _other_q_network(policy: Any) -> str:
     return "" if known else f"the Q-network is a {type(net).__name__}, not a plain, branching or dueling one"
 
 
-def _other_soft_actor_critic(policy: Any) -> str:
-    """Of SAC: what its networks are, and what they make of observations."""
+def _bad_soft_actor_critic(policy: Any) -> str:
+    """The networks' classes, and the features that they compute from observations."""
     actor, critics = policy.actor, (policy.critic, policy.critic_target)
     distribution: Any = type(actor.action_dist)
     if type(actor) is not Actor or any(type(each) is not ContinuousCritic for each in critics):
@@ -212,8 +214,8 @@ def _other_soft_actor_critic(policy: Any) -> str:
     return ""
 
 
-def _odd_chains(policy: Any) -> str:
-    """The networks of SAC are to be linear layers with one kind of activation between them, and nothing else."""
+def _bad_sac_layers(policy: Any) -> str:
+    """The networks of SAC must be linear layers with one kind of activation between them, and nothing else."""
     actor, nets = policy.actor, [*policy.critic.q_networks, *policy.critic_target.q_networks]
     chains = [[*actor.latent_pi, actor.mu], [*actor.latent_pi, actor.log_std], *map(list, nets)]
     linear = {layer for chain in chains for layer in chain[0::2]}
@@ -221,12 +223,13 @@ def _odd_chains(policy: Any) -> str:
         return "a network without a hidden layer"
     kinds = {type(each) for chain in chains for each in chain[1::2]}
     alike = len({tuple(each.shape for each in net.parameters()) for net in nets}) == 1
-    odd = _odd_mlp(policy, linear, kinds, all(len(chain) % 2 for chain in chains))
-    return odd or ("" if alike else "the critics are not alike")
+    reason = _bad_mlp(policy, linear, kinds, all(len(chain) % 2 for chain in chains))
+    return reason or ("" if alike else "the critics are not alike")
 
 
-def _odd_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: bool, others: Iterable[Any] = ()) -> str:
-    """Of a policy of these linear layers and these kinds of activations, which `alternate`, and `others` parameters."""
+def _bad_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: bool, others: Iterable[Any] = ()) -> str:
+    """For these linear layers and kinds of activations: do they `alternate`, is each parameter one of theirs or of
+    `others`?"""
     plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
     if not (plain and alternate) or len(kinds) > 1 or not kinds <= set(KINDS):
         return "not an MLP of tanh or relu layers"
@@ -237,15 +240,15 @@ def _odd_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: boo
     return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
 
 
-def _odd_features(policy: Any) -> str:
-    """The features are to be the observation itself, flat: a float32 Box, or a Dict of vectors."""
+def _bad_features(policy: Any) -> str:
+    """The features must be the flat observation itself: a float32 Box, or a Dict of vectors."""
     space, keyed = policy.observation_space, isinstance(policy.observation_space, spaces.Dict)
     if isinstance(space, spaces.Discrete):
         return f"observations are {space}; kernels would serve a one-hot Box"
     owners = [policy.q_net, policy.q_net_target] if hasattr(policy, "q_net") else [policy]
     names = ("features_extractor", "pi_features_extractor", "vf_features_extractor")
-    found: Any = {getattr(owner, name, None) for owner in owners for name in names} - {None}
-    for extractor in found:
+    extractors: Any = {getattr(owner, name, None) for owner in owners for name in names} - {None}
+    for extractor in extractors:
         if type(extractor) is not (CombinedExtractor if keyed else FlattenExtractor):
             return f"features come from a {type(extractor).__name__}, not from a flat Box or a Dict of such"
         parts: Any = getattr(extractor, "extractors", {})
@@ -265,8 +268,8 @@ _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _EVERYWHERE = vars(nn.modules.module)  # hooks of all modules
 
 
-def _watched(policy: Any) -> str:
-    """A module with a hook, or with a method set on it."""
+def _has_hooks(policy: Any) -> str:
+    """No module may have a hook, or a method set on the instance."""
     if any(_EVERYWHERE[f"_global{name}"] for name in _HOOKS):
         return "every module of torch has a hook"
     path = REPRODUCED[_kind_of(policy)].policy
@@ -277,8 +280,8 @@ def _watched(policy: Any) -> str:
     return ""
 
 
-def _odd_layers(policy: Any) -> str:
-    """Of the networks, which are to be linear layers with one kind of activation between them, and nothing else."""
+def _bad_layers(policy: Any) -> str:
+    """The networks must be linear layers with one kind of activation between them, and nothing else."""
     q_nets = (policy.q_net, policy.q_net_target) if hasattr(policy, "q_net") else ()
     lstms = [getattr(policy, f"lstm_{name}", None) for name in ("actor", "critic")]
     if q_nets:
@@ -292,10 +295,10 @@ def _odd_layers(policy: Any) -> str:
     alike = len({tuple(each.shape for each in net.parameters()) for net in q_nets}) < 2
     others = [each for lstm in filter(None, lstms) for each in lstm._flat_weights]
     others += [each for each in [getattr(policy, "log_std", None)] if each is not None and each.dim() == 1]
-    return _odd_mlp(policy, linear, kinds, alternate and alike, others)
+    return _bad_mlp(policy, linear, kinds, alternate and alike, others)
 
 
-def _odd_optimizer(policy: Any) -> str:
+def _bad_optimizer(policy: Any) -> str:
     for optimizer, learned in _learned(policy):
         group, *more = optimizer.param_groups
         if type(optimizer) is not torch.optim.Adam or more:
@@ -306,11 +309,11 @@ def _odd_optimizer(policy: Any) -> str:
             return "the optimizer's steps have a hook, which compiled kernels would not call"
         if {*map(id, group["params"])} != {*map(id, learned)}:
             return "the optimizer does not have the policy's parameters"
-    return _held(policy)
+    return _frozen(policy)
 
 
-def _held(policy: Any) -> str:
-    """A parameter that is not free to learn."""
+def _frozen(policy: Any) -> str:
+    """Every parameter must learn, and have no hook."""
     names = {id(each): name for name, each in policy.named_parameters()}
     for each in (each for _, own in _learned(policy) for each in own):
         if not each.requires_grad or each._backward_hooks or each._post_accumulate_grad_hooks:
@@ -318,11 +321,18 @@ def _held(policy: Any) -> str:
     return ""
 
 
-Rule = Callable[[Any], str]  # of a policy: the sentence about what is in the way, or nothing
-_NETS: tuple[Rule, ...] = (_odd_features, _watched, _odd_layers, _odd_optimizer)
+Rule = Callable[[Any], str]
+_NETS: tuple[Rule, ...] = (_bad_features, _has_hooks, _bad_layers, _bad_optimizer)
 _RULES: dict[str, tuple[Rule, ...]] = {
-    "actor-critic": (_elsewhere, _changed_policy, _other_actor_critic, *_NETS),
-    "recurrent": (_odd_lstm, _elsewhere, _changed_policy, _other_actor_critic, *_NETS),
-    "Q-network": (_elsewhere, _changed_policy, _other_q_network, *_NETS),
-    "soft actor-critic": (_elsewhere, _changed_policy, _other_soft_actor_critic, _watched, _odd_chains, _odd_optimizer),
+    "actor-critic": (_wrong_device, _changed_policy, _bad_actor_critic, *_NETS),
+    "recurrent": (_bad_lstm, _wrong_device, _changed_policy, _bad_actor_critic, *_NETS),
+    "Q-network": (_wrong_device, _changed_policy, _bad_q_network, *_NETS),
+    "soft actor-critic": (
+        _wrong_device,
+        _changed_policy,
+        _bad_soft_actor_critic,
+        _has_hooks,
+        _bad_sac_layers,
+        _bad_optimizer,
+    ),
 }

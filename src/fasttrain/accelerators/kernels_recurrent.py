@@ -1,4 +1,4 @@
-"""SequenceKernelEngine: a recurrent actor-critic acts and learns in compiled kernels; `kernels.py` with memory."""
+"""SequenceKernelEngine: a recurrent actor-critic acts and learns in compiled kernels; `kernels.py` with LSTMs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fasttrain.kernels.simd import PAD, TILE_ROWS
 
 
 class SequenceKernelEngine(KernelEngine):
-    """Of a recurrent policy that `eligible.py` allows; `memory` is a `Memory`, acting gives the states after it."""
+    """Of a recurrent policy that `eligible.py` allows."""
 
     float32_only = RECURRENT
 
@@ -43,13 +43,13 @@ class SequenceKernelEngine(KernelEngine):
         nets = [[*net[0::2]] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
         return lay_out(policy, inputs, [units, units], nets, places, size)
 
-    def _recalled(self, memory: Memory, scratch: Scratch) -> tuple[Remembered, RNNStates]:
+    def _remembered(self, memory: Memory, scratch: Scratch) -> tuple[Remembered, RNNStates]:
         before = [np.ascontiguousarray(part[0]) for part in (*memory.states.pi, *memory.states.vf)]
         after = [torch.empty(memory.states.pi[0].shape) for _ in range(2 * len(self.lstms.inputs))]
         after += after[: 4 - len(after)]
         past = Past(tuple(before), np.asarray(memory.episode_starts, np.float32))  # type: ignore[arg-type]
         views: Any = tuple(part[0].numpy() for part in after)
-        remembered = Remembered(self.lstms, past, views, self._cells_for(scratch, len(scratch.ones)))
+        remembered = Remembered(self.lstms, past, views, self._cells_for(scratch, len(scratch.constants.ones)))
         return remembered, RNNStates((after[0], after[1]), (after[2], after[3]))
 
     def _sequences(self, data: RecurrentStorage, order: Int64Array, batch_size: int, scratch: Scratch) -> Sequences:
@@ -59,12 +59,12 @@ class SequenceKernelEngine(KernelEngine):
     def _cells_for(self, scratch: Scratch, count: int) -> Cells:
         """Working memory for minibatches of up to `count` rows, in as many parts as `scratch` has."""
         parts, lstms, units = len(scratch.gradients), len(self.lstms.inputs), self.lstms.units
-        kept = self._cells.get(parts)
-        if kept is None or kept.order.shape[1] < count:
-            # Each part is sized for the whole minibatch, since one part may get all of it. Pages of `empty` arrays that
-            # are never written take no memory (8 parts of 2,048 rows, 256 units: 464 MB if they were zeroed).
+        cells = self._cells.get(parts)
+        if cells is None or cells.order.shape[1] < count:
+            # Each part has room for the whole minibatch, since one part may get all of it. Pages of `empty` arrays that
+            # are never written take no memory; zeroed, 8 parts of 2,048 rows with 256 units would take 464 MB.
             high = -(-count // TILE_ROWS) * TILE_ROWS
-            self._cells[parts] = kept = Cells(
+            self._cells[parts] = cells = Cells(
                 order=np.zeros((parts, count), np.int64),
                 places=np.zeros((parts, 5, count + 2), np.int64),
                 begun=empty(parts, lstms, 2, count, units),
@@ -74,17 +74,17 @@ class SequenceKernelEngine(KernelEngine):
                 sums=zeros(parts, high, 4 * units),
                 bias=zeros(parts, 4 * units),
             )
-        return kept
+        return cells
 
 
 def empty(*shape: int) -> Float32Array:
-    """As `zeros`, whatever is in it."""
+    """As `zeros`, but not initialised."""
     array: Float32Array = torch.empty(shape).numpy()
     return array
 
 
 def kernel_calls() -> list[KernelCall]:
-    """Calls of the kernels that the engine makes."""
+    """All calls of kernels by a `SequenceKernelEngine`."""
     shape = (1, PAD)
     blank = Memory.blank(1, shape, CPU)
     return noted_calls(SequenceKernelEngine, RecurrentActorCriticPolicy, RecurrentStorage, blank,

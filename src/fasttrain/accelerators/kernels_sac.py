@@ -1,13 +1,12 @@
 """KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `kernels/sac.py`, in the same memory.
 
-Batches and random numbers are those that the plain path would draw, one update after the other, so that weights agree
-with it up to rounding (tests/accelerators/test_kernels_sac.py). The entropy's weight is one number: torch steps it.
+Batches and random numbers are those that the update on PyTorch draws, so that weights agree up to rounding
+(tests/accelerators/test_kernels_sac.py). The entropy's weight is a single number, which torch's optimizer updates.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,7 +19,8 @@ from stable_baselines3.sac.policies import SACPolicy
 from fasttrain.accelerators.kernels import adam_of, constants_of, zeros
 from fasttrain.accelerators.layout import Chain, Flat, padded
 from fasttrain.algos.causes import blame, why_no_action
-from fasttrain.algos.engine import Engine, EngineSettings, PolicyStep, Statistics
+from fasttrain.algos.devices import EngineSettings
+from fasttrain.algos.engine import Engine, PolicyStep, Statistics
 from fasttrain.algos.sac import SACWork
 from fasttrain.algos.step import faster_adam
 from fasttrain.batch import Float32Array, Float64Array
@@ -29,54 +29,57 @@ from fasttrain.buffers.replay_storage import ReplayBatch
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels import sac
-from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
+from fasttrain.threads import FOLLOW, ThreadChoice, new_team
 
-ROWS_PER_THREAD = 64  # of a batch: so many rows go 15 times through a net
+ROWS_PER_THREAD = 64  # of a batch
 NONE: Float32Array = np.zeros(0, np.float32)
 
 
 class KernelSACEngine(Engine):
-    """Of a SAC policy that `eligible.py` allows, whose tensors it moves into flat vectors. One call at a time."""
+    """Of a SAC policy that `eligible.py` allows. Its tensors are moved into flat vectors; see `Flat`.
+
+    Only one call may run at a time, since calls share working memory.
+    """
 
     kind, float32_only = "kernels", "SAC"
 
-    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        super().__init__(policy, settings, before)
+    def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
+        super().__init__(policy, settings, previous)
         actor, critic, target = policy.actor, policy.critic, policy.critic_target
         chains = [Chain.of([*net][:-1], [net[-1]]) for net in critic.q_networks]
-        following = [each for net in target.q_networks for each in net.parameters()]
+        target_parameters = [each for net in target.q_networks for each in net.parameters()]
         own = Chain.of([*actor.latent_pi], [actor.mu, actor.log_std])
         self._actor = Flat(own.parameters, actor, policy.modules())
         self._critics = Flat([each for chain in chains for each in chain.parameters], critic)
-        self._targets = Flat(following)
+        self._targets = Flat(target_parameters)
         (layout, *self._of_actor), (q_layout, *self._of_critic) = own.layout(), chains[0].layout()
         self._nets = sac.Net(layout, own.pieces(layout)), sac.Net(q_layout, chains[0].pieces(q_layout))
         count = len(chains)
         of_critics = [each.reshape(count, -1) for each in (*self._critics.arrays, self._targets.arrays[0])]
         self._learners = sac.Learners(*self._actor.arrays, *of_critics)
         space = policy.observation_space
-        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # it is its own features
+        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # features are the observations
         self._scratch: sac.SACScratch | None = None
         self._choice = ThreadChoice()
 
     def fits(self, policy: Any) -> bool:
-        """Whether every tensor still is where it was put."""
+        """Whether every tensor is still the view that the engine has made."""
         return policy is self.policy and self._actor.holds() and self._critics.holds() and self._targets.holds()
 
     def act(self, observations: Any, action_masks: Any, memory: Any = None) -> PolicyStep:
         """Draw actions from -1 to 1. Raises EnvError: one is not finite."""
         seen = self._features(observations if self._plain else self.policy.obs_to_tensor(observations)[0])
         noise = self._noise(len(seen))
-        batch, scratch = sac.SACBatch(seen[None], noise, NONE, NONE, noise[None]), self._memory(len(seen))
+        batch, scratch = sac.SACBatch(seen[None], noise, NONE, NONE, noise[None]), self._scratch_for(len(seen))
         if not math.isfinite(sac.act_rows(batch, self._learners.actor, self._nets[0], scratch)):
             what = "the actor's output"
             raise EnvError(why_no_action(self.policy, observations, what) or f"{what} is not finite")
         actions = scratch.drawn[0, : len(seen)].copy()
-        return PolicyStep(actions.reshape(-1, *self.policy.action_space.shape), memory=memory)
+        return PolicyStep(actions.reshape(-1, *self.policy.action_space.shape))
 
     @torch.no_grad()
     def update(self, data: Replay, work: SACWork) -> Statistics:
-        """Updates, one after the other, of as many batches. A step that is not finite is not taken if guarded."""
+        """The updates, each on a batch of its own. A guarded step is skipped if it is not finite."""
         guarded, blamed, entropy = self.guard is not None, "", work.ent_coef_optimizer
         terms: list[dict[str, float]] = []
         done = np.full((work.gradient_steps, sac.NUM_STATISTICS), math.nan)
@@ -85,7 +88,7 @@ class KernelSACEngine(Engine):
             for number, batch in enumerate(data.batches(work.gradient_steps, work.batch_size)):
                 self.clock.enter("train")
                 update, norms = self._update(batch, work, number), done[number, sac.CRITIC_NORM :]
-                bad = self._train(update, done[number])
+                bad = self._train(update, done[number])  # index of a gradient
                 taken = ~(np.isnan(norms) & guarded)
                 self._critics.stepped(int(taken[0]))
                 if taken.all():
@@ -97,12 +100,11 @@ class KernelSACEngine(Engine):
         self.clock.enter("log")
         norms = done[:, sac.CRITIC_NORM] + done[:, sac.ACTOR_NORM] if guarded else np.zeros(0)
         steps = work.gradient_steps - int(np.count_nonzero(np.isnan(norms)))
-        names = terms[0] if terms else ()
-        found = {name: np.array([each[name] for each in terms], np.float32) for name in names}
-        return self.counted(Statistics(found, norms, steps, work.gradient_steps, blamed=blamed))
+        by_name = {name: np.array([each[name] for each in terms], np.float32) for name in (terms[0] if terms else ())}
+        return self.count_steps(Statistics(by_name, norms, steps, work.gradient_steps, blamed=blamed))
 
     def _update(self, batch: ReplayBatch, work: SACWork, number: int) -> sac.Update:
-        """The one of that number, as the kernel takes it."""
+        """The update of that number in the round, as the kernel takes it."""
         learned, weight = work.ent_coef_optimizer is not None, work.ent_coef.detach()
         tau = float(work.tau) if number % work.target_update_interval == 0 else 0.0
         settings = sac.SACSettings(
@@ -118,12 +120,12 @@ class KernelSACEngine(Engine):
         return sac.Update(self._batch(batch, work.gamma), self._learners, *self._nets, settings, *adams)
 
     def _learned(self, work: SACWork, settings: sac.SACSettings, statistics: Float64Array) -> dict[str, float]:
-        """Let the entropy's weight step, where it is learned; what is logged of the update."""
+        """Update the entropy's weight, if it is learned; returns the terms to be logged."""
         terms = {"ent_coef": settings.ent_coef, "critic_loss": statistics[sac.CRITIC_LOSS],
                  "actor_loss": statistics[sac.ACTOR_LOSS]}  # fmt: skip
         if work.ent_coef_optimizer is not None:
-            terms["ent_coef_loss"] = -settings.log_ent_coef * statistics[sac.SHORT]
-            work.ent_coef.grad = torch.full_like(work.ent_coef, -statistics[sac.SHORT])
+            terms["ent_coef_loss"] = -settings.log_ent_coef * statistics[sac.MISSING_ENTROPY]
+            work.ent_coef.grad = torch.full_like(work.ent_coef, -statistics[sac.MISSING_ENTROPY])
             work.ent_coef_optimizer.step()
         return terms
 
@@ -134,45 +136,41 @@ class KernelSACEngine(Engine):
         return blame(math.isfinite(statistics[loss]), flat.name_at(place, self.policy))
 
     def _batch(self, batch: ReplayBatch, gamma: float) -> sac.SACBatch:
-        """Transitions as the kernel takes them, and the noise that the plain path would draw."""
+        """Transitions as the kernel takes them, and the noise that the update on PyTorch would draw."""
         features = np.stack([self._features(each) for each in (batch.observations, batch.next_observations)])
         count = features.shape[1]
         noise = np.stack([self._noise(count) for _ in range(2)])
         discounts = (1 - batch.dones) * (gamma if batch.discounts is None else batch.discounts)
-        given = (batch.actions.reshape(noise.shape[1:]), batch.rewards.reshape(count), discounts.reshape(count))
-        actions, rewards, left = (np.ascontiguousarray(each.numpy(), np.float32) for each in given)
+        tensors = (batch.actions.reshape(noise.shape[1:]), batch.rewards.reshape(count), discounts.reshape(count))
+        actions, rewards, left = (np.ascontiguousarray(each.numpy(), np.float32) for each in tensors)
         return sac.SACBatch(features, actions, rewards, left, noise)
 
     def _features(self, observations: Any) -> Float32Array:  # (B, F)
-        """The observations, flat: eligible policies make nothing else of them."""
-        policy, found = self.policy, observations
+        """The flat observations, which are the features of every policy that is eligible."""
+        policy = self.policy
         if not self._plain:
-            given = preprocess_obs(observations, policy.observation_space, normalize_images=policy.normalize_images)
-            found = policy.actor.features_extractor(given)
-        return np.ascontiguousarray(found, np.float32).reshape(-1, policy.actor.features_dim)
+            scaled = preprocess_obs(observations, policy.observation_space, normalize_images=policy.normalize_images)
+            observations = policy.actor.features_extractor(scaled)
+        return np.ascontiguousarray(observations, np.float32).reshape(-1, policy.actor.features_dim)
 
     def _noise(self, count: int) -> Float32Array:  # (count, A), the numbers that SB3's distribution would draw
         noise: Float32Array = torch.randn(count, self.policy.actor.mu.out_features).numpy()
         return noise
 
     def _train(self, update: sac.Update, statistics: Float64Array) -> int:
-        """By the kernel, on threads where that pays."""
         count = len(update.batch.rewards)
         parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
-        on_threads, begun = parts > 1 and self._choice.next(), time.perf_counter()
-        place: int = run(sac.train_update, parts if on_threads else 1, update, self._memory(count, parts), statistics)
-        self._choice.took(on_threads, time.perf_counter() - begun)
-        return place
+        return self._choice.run(sac.train_update, parts, update, self._scratch_for(count, parts), statistics)
 
-    def _memory(self, count: int, parts: int = 0) -> sac.SACScratch:
-        """Working memory for `count` rows in so many parts, 0: in any."""
+    def _scratch_for(self, count: int, parts: int = 0) -> sac.SACScratch:
+        """Working memory for `count` rows in that many parts; 0: in any number of parts."""
         scratch = self._scratch
         if scratch is None or scratch.inputs.shape[1] < count or (parts and len(scratch.sums) != parts):
             rows = padded(max(count, 0 if scratch is None else scratch.inputs.shape[1]))
-            self._scratch = scratch = self._made(rows, max(1, parts))
+            self._scratch = scratch = self._new_scratch(rows, max(1, parts))
         return scratch
 
-    def _made(self, rows: int, parts: int) -> sac.SACScratch:
+    def _new_scratch(self, rows: int, parts: int) -> sac.SACScratch:
         (size, row_size), (q_size, q_row_size) = self._of_actor, self._of_critic
         inputs, q_inputs = (net.layout.inputs for net in self._nets)
         critics, dims = len(self._learners.critics), self.policy.actor.mu.out_features
@@ -207,12 +205,12 @@ class KernelSACEngine(Engine):
 
 
 def kernel_calls() -> list[KernelCall]:
-    """Calls of the kernels that `KernelSACEngine` makes, on nets of no consequence."""
+    """All calls of kernels by a `KernelSACEngine`, for tiny nets."""
     box, row, number = spaces.Box(-1.0, 1.0, (3,), np.float32), torch.zeros(1, 3), torch.zeros(1, 1)
     batch, work = ReplayBatch(row, row, row, number, number), SACWork(1, 1, 0.99, 0.1, 1, -3.0, torch.ones(1), None)
     with torch.random.fork_rng(devices=[]):
         engine = KernelSACEngine(SACPolicy(box, box, lambda _: 1e-3, net_arch=[4, 4]), EngineSettings())
-        update, scratch = engine._update(batch, work, 0), engine._memory(1)
+        update, scratch = engine._update(batch, work, 0), engine._scratch_for(1)
     acting = KernelCall(sac.act_rows, (update.batch, engine._learners.actor, engine._nets[0], scratch))
     learning = KernelCall(sac.train_update, (update, scratch, np.zeros(sac.NUM_STATISTICS), new_team(), 0))
     return [acting, learning, FOLLOW]

@@ -1,4 +1,4 @@
-"""Where the parameters of a policy stand in the flat vectors of the kernels."""
+"""The places of a policy's parameters in the flat vectors of the kernels."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
 
 
 def keys_of(extractor: Any) -> tuple[str, ...]:
-    """The keys of a Dict in the order in which the features have them; none for a plain observation."""
+    """The keys of a Dict observation in the order of the features; none for another observation."""
     return tuple(extractor.extractors) if isinstance(extractor, CombinedExtractor) else ()
 
 
 class Place(NamedTuple):
-    """One parameter's place: a grid (rows, width) from `at` on, in which it begins at `column`."""
+    """The place of a parameter: a grid (rows, width) from `at` on, in which it begins at `column`."""
 
     parameter: Tensor
     at: int
@@ -40,7 +40,7 @@ class Place(NamedTuple):
     transposed: bool = False  # stored (inputs, outputs)
 
     def of(self, flat: Tensor) -> Tensor:
-        """The part of `flat` (P,) that is this parameter's, in its shape."""
+        """The view of `flat` (P,) at this place, in the parameter's shape."""
         grid = flat[self.at : self.at + self.rows * self.width].view(self.rows, self.width)
         if self.parameter.dim() == 1:
             return grid[0, self.column : self.column + len(self.parameter)]
@@ -56,8 +56,7 @@ def padded(width: int) -> int:
 
 
 def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
-    """Layout and places of a policy that the kernels can serve; length P of the flat vectors, and S, the
-    floats in a row of activations."""
+    """Layout and places of an eligible policy; length P of the flat vectors; S, the floats in a row of activations."""
     extractor = policy.mlp_extractor
     nets = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]
     inputs, widths = nets[0][0].in_features, [padded(net[0].out_features) for net in nets]
@@ -74,12 +73,12 @@ def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
 def lay_out(
     policy: Any, inputs: int, widths: list[int], nets: list[list[Any]], places: list[Place], size: int
 ) -> tuple[Layout, list[Place], int, int]:
-    """What `make_layout` gives, for nets whose first hidden layers have their places in the flat vectors already.
+    """The result of `make_layout`, for nets whose first hidden layers already have places in the flat vectors.
 
     Args:
-        widths: of the first hidden layers, which are an MLP's or the outputs of LSTMs.
-        nets: the linear layers behind those, of the policy net and of the value net, without the heads.
-        places: of the parameters up to the first hidden layers, within the first `size` floats; the others are added.
+        widths: of the first hidden layers, which are those of an MLP or the outputs of LSTMs.
+        nets: the linear layers after those, of the policy net and of the value net, without the heads.
+        places: of the first hidden layers' parameters, within the first `size` floats. The other places are added.
     """
     depth = np.array([len(net) + 1 for net in nets], np.int64)
     shape = (2, int(depth.max()) + 1)
@@ -112,34 +111,34 @@ def lay_out(
     kind = KINDS[type(activations[0])] if activations else TANH
     layout = Layout(inputs, first_width, 0, first_biases, depth, sizes, columns, weights, biases, dims, kind,
                     log_std)  # fmt: skip
-    return layout, places, size, across + PAD  # rows that begin at multiples of 4 KiB would share few cache sets
+    return layout, places, size, across + PAD  # without PAD rows may be 4 KiB apart, which share few cache sets
 
 
 class Chain(NamedTuple):
-    """A network of linear layers with an activation behind each, and of heads, which see what the last one gives."""
+    """A network: hidden linear layers, each followed by an activation, and heads on the last one."""
 
-    parameters: list[nn.Parameter]  # each is in one of the layers
+    parameters: list[nn.Parameter]  # of all these layers
     hidden: list[Any]  # at least one
     kind: int  # of the activations
-    heads: list[Any]  # their outputs stand side by side
-    dims: Any = ()  # of Q-values: choices of the sub-actions
+    heads: list[Any]  # with outputs side by side
+    dims: Any = ()  # of Q-values: sizes of the sub-actions
 
     @classmethod
     def of(cls, modules: list[Any], heads: list[Any]) -> Chain:
-        """Of a list of layers and activations in turn, as SB3 makes it, before the heads."""
+        """Of a list of hidden layers and activations in turn, as SB3 makes it, and of heads."""
         layers = [*modules[0::2], *heads]
         parameters = [each for layer in layers for each in layer.parameters()]
         return cls(parameters, modules[0::2], KINDS[type(modules[1])], heads)
 
     @classmethod
     def of_q_net(cls, net: QNetwork) -> Chain:
-        """Whose heads are one, or advantages and the value."""
+        """Of a Q-network, with one head or with dueling heads."""
         heads = heads_of(net)
         dims = net.dims if isinstance(net, BranchingQNetwork) else [heads[0].out_features]
         return cls([*net.parameters()], linears_of(net), KINDS[type(net.q_net[1])], heads, dims)
 
     def layout(self) -> tuple[Layout, int, int]:
-        """Of the padded layers, the heads last; F, the floats in them; S, those of a row of activations."""
+        """The layout of the padded layers, the heads last; F, the floats in them; S, those in a row of activations."""
         outputs = [linear.out_features for linear in self.hidden] + [sum(head.out_features for head in self.heads)]
         inputs, sizes = padded(self.hidden[0].in_features), [padded(width) for width in outputs]
         columns = [sum(sizes[:index]) for index in range(len(sizes))]
@@ -151,33 +150,32 @@ class Chain(NamedTuple):
         depth, dims = np.array([len(self.hidden)], np.int64), np.array(self.dims, np.int64)
         rows = [np.array([values], np.int64) for values in (sizes, columns, weights, biases)]
         layout = Layout(inputs, sizes[0], 0, biases[0], depth, rows[0], rows[1], rows[2], rows[3], dims, self.kind)
-        return layout, size, sum(sizes) + PAD  # rows that begin at multiples of 4 KiB would share few cache sets
+        return layout, size, sum(sizes) + PAD  # PAD as in `lay_out`
 
     def pieces(self, layout: Layout) -> Int64Array:
-        """Where the parameters stand; see `kernels/q.py`."""
-        found, column = dict[int, tuple[int, ...]](), 0
+        """The places of the parameters; see `Pieces` in `kernels/q.py`."""
+        places, column = dict[int, tuple[int, ...]](), 0
         for index, linear in enumerate([*self.hidden, *self.heads]):
             layer = min(index, len(self.hidden))  # the heads are one layer
             n, at, bias_at = (int(row[0, layer]) for row in (layout.sizes, layout.weights, layout.biases))
             k, outputs, inputs = (bias_at - at) // n, linear.out_features, linear.in_features
-            found[id(linear.weight)] = (outputs, inputs, at + column, n, at + column * k, k)
-            found[id(linear.bias)] = (1, outputs, bias_at + column, 1, bias_at + column, n)
+            places[id(linear.weight)] = (outputs, inputs, at + column, n, at + column * k, k)
+            places[id(linear.bias)] = (1, outputs, bias_at + column, 1, bias_at + column, n)
             column += outputs if layer == len(self.hidden) else 0
-        pieces = [found[id(parameter)] for parameter in self.parameters]
+        pieces = [places[id(parameter)] for parameter in self.parameters]
         starts = np.cumsum([0, *(outputs * inputs for outputs, inputs, *_ in pieces)])
         return np.array([(start, *piece) for start, piece in zip(starts, pieces, strict=False)], np.int64)
 
 
 class Flat:
-    """Parameters that become views of one flat vector (P,), in which they stand one after the other as they are; and
-    so do Adam's moments of them, where they have an optimizer.
+    """Turns parameters, and Adam's moments of them, into views of flat vectors (P,), one parameter after the other.
 
-    Values and the optimizer's state stay what they are; the state of an optimizer that has not stepped is made, as its
-    first step would make it.
+    Values and the optimizer's state do not change. An optimizer that has not stepped gets the state that its first step
+    would make.
 
     Args:
-        owner: has the optimizer, a plain Adam; None: they learn by no gradient.
-        modules: their own parameters and children are to stay what they are.
+        owner: has the optimizer, a plain Adam; None: the parameters have none.
+        modules: `holds` also checks that their parameters and children are the same.
     """
 
     def __init__(self, parameters: list[Any], owner: Any = None, modules: Iterable[nn.Module] = ()) -> None:
@@ -186,8 +184,9 @@ class Flat:
         self.values, *moments = flat = [torch.zeros(size) for _ in range(1 if owner is None else 3)]
         self.arrays: list[Float32Array] = [each.numpy() for each in flat]
         self._steps: Float32Array = np.zeros(len(parameters), np.float32)
-        self._owners: list[dict[Any, Any]] = []  # all that they hold is to stay the same
-        self._places: list[tuple[dict[str, Any], str, Any]] = []  # a dictionary, a key, and what must be there
+        # For `holds`: dictionaries whose values must not change; and dictionaries with a key and the value there.
+        self._owners: list[dict[Any, Any]] = []
+        self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._tensors: list[Tensor] = [*parameters]
         for parameter, view in zip(parameters, self.views_of(self.values), strict=True):
             view.copy_(parameter.detach())
@@ -214,44 +213,44 @@ class Flat:
 
     @property
     def steps(self) -> int:
-        """That Adam has taken."""
+        """Steps that Adam has taken."""
         return int(self._steps[0])
 
     def stepped(self, count: int) -> None:
-        """Adam has taken so many more."""
+        """Count further steps of Adam."""
         self._steps += count
 
     def holds(self) -> bool:
-        """Whether every tensor still is where it was put.
+        """Whether every tensor is still the view that was made of it.
 
-        `load_state_dict` of a module writes in place; that of an optimizer, `.to()` and a new head do not. Asked at
-        every step, so that it loops in C: 14 µs for two hidden layers, an update of DQN's takes 65.
+        `load_state_dict` of a module writes in place; that of an optimizer, `.to()` and a new head do not. This runs at
+        every step, so it loops in C: 14 µs for two hidden layers, where an update of DQN takes 65.
         """
-        found = chain.from_iterable(map(dict.values, self._filled))
+        values = chain.from_iterable(map(dict.values, self._filled))
         return (
             all(own.get(key) is value for own, key, value in self._places)
             and sum(map(len, self._owners)) == len(self._held)
-            and all(map(operator.is_, found, self._held))
+            and all(map(operator.is_, values, self._held))
             and [*map(Tensor.data_ptr, self._tensors)] == self._addresses
         )
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
-        """The parts of a vector (P,), say of gradients, that belong to the parameters, in their shapes."""
+        """The views of a vector (P,) that belong to the parameters, in their shapes."""
         parts = flat.split([shape.numel() for shape in self.shapes])  # type: ignore[no-untyped-call]
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def name_at(self, index: int, policy: nn.Module) -> str:
-        """The parameter that stands there in the flat vectors."""
+        """Name of the parameter at that index of the flat vectors."""
         ends = np.cumsum([shape.numel() for shape in self.shapes])
-        found = self._parameters[int(np.searchsorted(ends, index, side="right"))]
-        return next(name for name, each in policy.named_parameters() if each is found)
+        parameter = self._parameters[int(np.searchsorted(ends, index, side="right"))]
+        return next(name for name, each in policy.named_parameters() if each is parameter)
 
 
 def linears_of(net: QNetwork) -> list[Any]:
-    """The hidden linear layers."""
+    """The hidden linear layers of a Q-network."""
     return [*net.q_net][: None if isinstance(net, DuelingQNetwork) else -1 : 2]
 
 
 def heads_of(net: QNetwork) -> list[Any]:
-    """Linear layers whose outputs stand side by side: Q-values, or advantages and the value."""
+    """The last linear layers of a Q-network: for Q-values, or for advantages and the value."""
     return [net.advantage_net, net.value_net] if isinstance(net, DuelingQNetwork) else [net.q_net[-1]]

@@ -1,12 +1,12 @@
-"""ARS as a run needs it: stock's updates and numbers, with callbacks that see every step and may end the training.
+"""ARS (Mania, Guy & Recht 2018, arXiv:1803.07055) with SB3's numbers and with callbacks that can end the training.
 
-sb3-contrib's own loop (sb3_contrib/ars/ars.py) asks callbacks and ignores what they answer, tells them nothing of the
-step, and draws its candidates before it says that a rollout begins. Source: Mania, Guy & Recht 2018, arXiv:1803.07055.
+sb3-contrib's own loop ignores what callbacks return, gives them no locals of the step, and draws its candidates before
+`on_rollout_start`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import sb3_contrib
@@ -20,14 +20,14 @@ from fasttrain.errors import ConfigError
 
 
 class _EndedError(Exception):
-    """A callback wants no more steps."""
+    """A callback asked to stop."""
 
 
 class ARS(sb3_contrib.ARS):
-    """sb3-contrib's ARS, of one env; the policy's parameters are the only truth between two updates.
+    """sb3-contrib's ARS for one env. Between two updates only the policy's parameters hold the weights.
 
     Raises:
-        ConfigError: several envs, of which all but one would step for nothing.
+        ConfigError: there are several envs.
     """
 
     weights: Any
@@ -47,49 +47,46 @@ class ARS(sb3_contrib.ARS):
         async_eval: Any = None,
         progress_bar: bool = False,
     ) -> ARS:
-        """As stock's, until a callback answers no. Weights are then those of the last whole update.
+        """As SB3's. If a callback returns False, the weights are those of the last complete update.
 
         Raises:
-            ConfigError: `async_eval`, whose processes know no callbacks.
+            ConfigError: `async_eval`, whose processes call no callbacks.
         """
         if async_eval is not None:
             raise ConfigError("async_eval: its processes know no callbacks; use sb3_contrib.ARS for it")
-        horizon, told = self._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        told.on_training_start(locals(), globals())
+        horizon, callback = self._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        callback.on_training_start(locals(), globals())
         try:
             while self.num_timesteps < horizon:
                 self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-                told.on_rollout_start()
+                callback.on_rollout_start()
                 self.weights = parameters_to_vector(self.policy.parameters()).detach()
-                self._do_one_update(told, None)
+                self._do_one_update(callback, None)
                 if log_interval is not None and self._n_updates % log_interval == 0:
                     self.dump_logs()
         except _EndedError:
             self.policy.load_from_vector(self.weights.cpu())
-        told.on_training_end()
+        callback.on_training_end()
         return self
 
     def evaluate_candidates(self, candidate_weights: Tensor, callback: BaseCallback, async_eval: Any) -> Tensor:
-        """The return of each candidate. (candidates, weights) f32 → (candidates,) f32."""
+        """The return of each candidate: (candidates, weights) float32 → (candidates,) float32."""
         returns = torch.zeros(len(candidate_weights), device=self.device)
-        self.ep_info_buffer: Any = []  # what is logged is the mean of one set of candidates
+        self.ep_info_buffer: Any = []  # the means over these candidates are logged
         env: Any = self.env
         for index, weights in enumerate(candidate_weights):
             self.policy.load_from_vector(weights.cpu())
             rewards, lengths = evaluate_policy(
                 self.policy, env, self.n_eval_episodes, return_episode_rewards=True, warn=False,
-                callback=self._teller(callback),
+                callback=partial(self._on_env_step, callback),
             )  # fmt: skip
             returns[index] = sum(rewards) + self.alive_bonus_offset * sum(lengths)  # type: ignore[arg-type]
             self._mimic_monitor_wrapper(rewards, lengths)  # type: ignore[arg-type]
         callback.on_rollout_end()
         return returns
 
-    def _teller(self, callback: BaseCallback) -> Callable[[dict[str, Any], dict[str, Any]], None]:
-        def tell(seen: dict[str, Any], _: dict[str, Any]) -> None:
-            self.num_timesteps += 1
-            callback.update_locals({**seen, "new_obs": seen["new_observations"]})
-            if not callback.on_step():
-                raise _EndedError
-
-        return tell
+    def _on_env_step(self, callback: BaseCallback, step_locals: dict[str, Any], _: dict[str, Any]) -> None:
+        self.num_timesteps += 1
+        callback.update_locals({**step_locals, "new_obs": step_locals["new_observations"]})
+        if not callback.on_step():
+            raise _EndedError

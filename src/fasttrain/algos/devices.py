@@ -1,27 +1,60 @@
-"""Mixed precision around the networks, and around nothing else.
+"""How networks compute: `EngineSettings`, and mixed precision around the networks and nothing else.
 
-Masks, distributions, ratios, losses and advantages are float32: what leaves a network is cast back before it is used.
+Masks, distributions, ratios, losses and advantages are float32: the outputs of a network are cast back at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fasttrain.errors import ConfigError
+from fasttrain.spec.setting import did_you_mean
+
+KINDS = ("torch", "kernels")
 _NETWORKS = ("features_extractor", "pi_features_extractor", "vf_features_extractor", "action_net", "value_net")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How the networks compute. With the defaults they compute on PyTorch, and every number is that of stock SB3."""
+
+    kind: str = "torch"  # or "kernels": compiled for the CPU, faster, equal except for rounding and random draws
+    threads: int = 1  # at most; of the kernels
+    fused_adam: bool = False  # torch's fused kernel on the CPU: 99 µs a step of [64, 64], not 275
+    amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
+    compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" bring CUDA graphs
+    gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy only
+    pin_memory: bool = False  # page-locked buffers between host and CUDA
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"engine={self.kind!r}: choose {' or '.join(KINDS)}{did_you_mean(self.kind, KINDS)}")
+
+    @classmethod
+    def of(cls, asked: str | EngineSettings) -> EngineSettings:
+        """Settings of that `kind`, or the settings themselves."""
+        return cls(kind=asked) if isinstance(asked, str) else asked
+
+    @property
+    def exact(self) -> bool:
+        """Whether every number is that of stock SB3. Code that has two ways to round then takes stock's."""
+        rounding = [each for each in fields(self) if each.name not in ("threads", "pin_memory")]
+        return all(getattr(self, each.name) == each.default for each in rounding)
+
+
 class Precision:
-    """Networks compute in `dtype` on one kind of device.
+    """Lets networks compute in `dtype` on one kind of device.
 
     Args:
         device_type: "cpu" or "cuda".
-        dtype: bfloat16, or float16, whose small range needs a gradient scaler.
+        dtype: bfloat16, or float16, whose small range makes a gradient scaler necessary.
     """
 
     def __init__(self, device_type: str, dtype: torch.dtype) -> None:
@@ -34,9 +67,9 @@ class Precision:
 
     @contextmanager
     def inside(self, policy: Any) -> Iterator[None]:
-        """While it lasts, each of the policy's networks computes under autocast and hands out float32.
+        """Inside, each of the policy's networks computes under autocast and returns float32.
 
-        For policies whose own methods mix networks and distributions, so that nobody else can tell them apart.
+        For policies whose own methods compute networks and distributions together.
         """
         handles = []
         for network in _networks_of(policy):
@@ -60,16 +93,16 @@ def _leave(context: Any, _network: nn.Module, _inputs: Any, outputs: Any) -> Any
 
 
 def _networks_of(policy: Any) -> list[nn.Module]:
-    """Modules that are called one after the other, none inside another."""
-    found = [getattr(policy, name, None) for name in _NETWORKS]
+    """The policy's networks, of which none is part of another."""
+    networks = [getattr(policy, name, None) for name in _NETWORKS]
     extractor = policy.mlp_extractor
     parts = [getattr(extractor, name, None) for name in ("policy_net", "value_net")]
-    found += parts if all(isinstance(part, nn.Module) for part in parts) else [extractor]
-    return list({id(network): network for network in found if isinstance(network, nn.Module)}.values())
+    networks += parts if all(isinstance(part, nn.Module) for part in parts) else [extractor]
+    return list({id(network): network for network in networks if isinstance(network, nn.Module)}.values())
 
 
 def as_float32(outputs: Any) -> Any:
-    """Floating-point tensors as float32, alone or in a tuple; anything else as it is."""
+    """A floating-point tensor, or each one in a tuple, as float32; everything else unchanged."""
     if isinstance(outputs, tuple):
         return tuple(as_float32(part) for part in outputs)
     return outputs.float() if isinstance(outputs, Tensor) and outputs.is_floating_point() else outputs

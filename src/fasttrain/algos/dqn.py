@@ -1,8 +1,8 @@
-"""DQN: SB3's class with a plain PyTorch update that can be read here, from acting to the optimizer's step.
+"""DQN: SB3's class with a plain PyTorch update, written out here from acting to the optimizer's step.
 
-`learn`, `load`, `save`, schedules, target updates, loggers and callbacks are SB3's own. With plain settings every
-number is that of stock DQN (tests/parity/test_off_policy_parity.py). Beyond SB3 it has action masks, MultiDiscrete
-actions, double Q-learning and prioritized replay.
+`learn`, `load`, `save`, schedules, target updates, loggers and callbacks are SB3's own. With default settings every
+number is that of stock DQN (tests/parity/test_off_policy_parity.py). It adds action masks, MultiDiscrete actions,
+double Q-learning and prioritized replay.
 """
 
 from __future__ import annotations
@@ -22,11 +22,18 @@ from stable_baselines3.dqn.policies import DQNPolicy
 from torch import Tensor
 from torch.nn import functional
 
-from fasttrain.algos.engine import QWork, Statistics, TorchQEngine, network_values
-from fasttrain.algos.fast import AnyDiscrete, EnvStep, read_masks
+from fasttrain.algos.engine import EnvStep, Statistics
 from fasttrain.algos.off_policy import OffPolicy, without_threads_left
 from fasttrain.algos.policy_view import action_dims
-from fasttrain.algos.q_networks import BRANCHING, best_values, chosen_values, greedy, random_actions
+from fasttrain.algos.q_networks import (
+    BRANCHING,
+    TorchQEngine,
+    best_values,
+    chosen_values,
+    greedy,
+    network_values,
+    random_actions,
+)
 from fasttrain.algos.step import TorchStep, checked
 from fasttrain.batch import LAST_MASKS, BoolArray, each_array
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
@@ -37,40 +44,61 @@ from fasttrain.vec.base import SlotSource, copy_observations, unblock_masks
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
 CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # whose methods `_choose` reproduces
-LOGGED = ("loss", "n_updates", "skipped_steps")  # no names of terms
+LOGGED = ("loss", "n_updates", "skipped_steps")  # names that no term may have
 
 
 class Evaluated(NamedTuple):
-    """What the networks say of a batch of B transitions. `q_values` and `current` carry gradients."""
+    """What the networks compute for a batch of B transitions. `q_values` and `current` carry gradients."""
 
-    q_values: Tensor  # (B, A) of the online network, of all actions in the observations
-    current: Tensor  # (B, K) of these, the values of the K (sub-)actions that were taken
+    q_values: Tensor  # (B, A) of all actions in the observations, by the online network
+    current: Tensor  # (B, K) the values among them of the K sub-actions that were taken
     target: Tensor  # (B, 1) the TD target of `current`
+
+
+class QWork(NamedTuple):
+    """The settings of a round of DQN updates by compiled kernels."""
+
+    gradient_steps: int
+    batch_size: int
+    double_q: bool  # the online network chooses the next action (van Hasselt et al. 2016)
+    loss: str  # huber or mse
+    gamma: float  # where batches have no discounts
+    max_grad_norm: float
+
+
+class AnyDiscrete(OffPolicyAlgorithm):
+    """Among the bases of DQN it comes after SB3's class, which allows Discrete actions only, and allows MultiDiscrete
+    ones too."""
+
+    def __init__(self, *args: Any, **further: Any) -> None:
+        further["supported_action_spaces"] = (spaces.Discrete, spaces.MultiDiscrete)
+        super().__init__(*args, **further)
 
 
 class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     """Drop-in for `stable_baselines3.DQN`. A zip of a plain network loads there.
 
-    A subclass that adds a term to the loss, here that of conservative Q-learning (Kumar et al. 2020):
+    A subclass can add a term to the loss, for example that of conservative Q-learning (Kumar et al. 2020):
 
         def loss(self, batch, evaluated):
             every = evaluated.q_values.logsumexp(1, keepdim=True)
             return super().loss(batch, evaluated) | {"cql_loss": (every - evaluated.current).mean()}
 
     Args:
-        double_q: the online network chooses the next action, the target network rates it (van Hasselt et al. 2016).
+        double_q: the online network chooses the next action, the target network gives its value (van Hasselt et al.
+            2016).
         loss: "huber" (SB3's) or "mse".
         prioritized: arguments of `PrioritizedReplayBuffer` (`alpha`, `beta`, …), {} for its defaults; None: uniform.
-        use_masking: masks in exploration, in the greedy choice and in the target, if the env has them.
-        further arguments: as `stable_baselines3.DQN`, and `engine`: "torch", whose numbers are stock's, "kernels" for
-            an MLP on the CPU, or `EngineSettings`. MultiDiscrete actions get one head of the network each (Tavakoli et
+        use_masking: use the env's action masks in exploration, in the greedy choice and in the target.
+        further arguments: as of `stable_baselines3.DQN`, and `engine`: "torch", which gives stock's numbers, "kernels"
+            for an MLP on the CPU, or `EngineSettings`. Each of several sub-actions gets a head of its own (Tavakoli et
             al. 2018); such a model does not load in stock DQN.
 
     Raises:
         ConfigError: an unknown loss.
     """
 
-    _plain = TorchQEngine
+    _torch_engine = TorchQEngine
     learn = without_threads_left(stable_baselines3.DQN.learn)
 
     def __init__(
@@ -96,10 +124,9 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         if several:
             self.policy_class = BRANCHING.get(self.policy_class, self.policy_class)
         super()._setup_model()
-        own = {f"{type(self).__name__}.{name} is overridden": getattr(type(self), name) is not getattr(DQN, name)
-               for name in ("evaluate", "loss")}  # fmt: skip
         extras = {"double_q=True": self.double_q, "loss='mse'": self.loss_kind == "mse", "prioritized":
-                  self.prioritized is not None, "MultiDiscrete actions": several, **own}  # fmt: skip
+                  self.prioritized is not None, "MultiDiscrete actions": several,
+                  **self.overrides(DQN, "evaluate", "loss")}  # fmt: skip
         refuse_foreign_buffer(self.replay_buffer, extras)
 
     # --- acting, in the loop of `off_policy.py`
@@ -107,15 +134,15 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     def _choose(
         self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """ε-greedy as SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
+        """ε-greedy as in SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
         collector, count, masks = self.collector, source.num_envs, None
         if self.use_masking and source.masked:
             collector.clock.enter("env_step")  # reading the masks is the env's work
-            masks = unblock_masks(read_masks(collector, source, self.dims, self.num_timesteps), self.dims)
+            masks = unblock_masks(collector.read_masks(source, self.dims, self.num_timesteps), self.dims)
             collector.clock.enter("action")
-        asked = (self._sample_action, self.predict, self.policy._predict)
-        if masks is None and any(getattr(method, "__module__", "") not in CHOOSING for method in asked):
-            actions = self._sample_action(learning_starts, None, count)[0]  # a method of the user's chooses
+        choosing = (self._sample_action, self.predict, self.policy._predict)
+        if masks is None and any(getattr(method, "__module__", "") not in CHOOSING for method in choosing):
+            actions = self._sample_action(learning_starts, None, count)[0]  # a method of the user's class chooses
         elif self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
             actions = random_actions(self.action_space, self.dims, count, masks)
         else:
@@ -124,10 +151,10 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         return actions, actions
 
     def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], step: EnvStep) -> None:
-        """One transition per env that made one. What VecNormalize changed is stored as the env gave it, as SB3 does."""
+        """Store one transition per env, with observations and rewards from before VecNormalize, as SB3 does it."""
         dims = self.dims if self.use_masking and source.masked else None
         if dims is None and self._store_transition.__module__ != OffPolicyAlgorithm.__module__:
-            return super()._store(source, storage, actions, step)  # a method of the user's stores
+            return super()._store(source, storage, actions, step)  # a method of the user's class stores
         normalizer, slots = self._vec_normalize_env, source.slots
         seen, rewards = step.observations, step.rewards
         if normalizer is None:
@@ -147,9 +174,9 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         """Take `gradient_steps` optimizer steps, each on a batch of its own, and log them as SB3 does.
 
         Raises:
-            DivergedError: round after round no update was finite; see `guard.py`.
+            DivergedError: no update was finite in too many rounds in a row; see `guard.py`.
         """
-        if not isinstance(self.replay_buffer, ReplayStorage):  # none of ours: SB3's own update serves it
+        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads other buffers
             return super().train(gradient_steps, batch_size)
         policy, clock = self.policy, self.collector.clock
         with clock.phase("other"):
@@ -163,7 +190,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
             replay, step = self.replay(), TorchStep(engine, self.max_grad_norm)
             with step.stepping():
                 clock.enter("replay_sample")
-                for batch in replay.sampler.batches(replay.storage, gradient_steps, batch_size, replay.normalizer):
+                for batch in replay.batches(gradient_steps, batch_size):
                     clock.enter("train_fwd")
                     compiled = None if engine.compiled is None else engine.compiled.terms_of(batch)
                     if compiled is not None:
@@ -179,18 +206,18 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
                     step.apply(loss)
                     step.noted.append({name: term.detach() for name, term in {**terms, "loss": loss}.items()})
                     clock.enter("replay_sample")
-                    if batch.indices is not None:  # of prioritized replay
+                    if batch.indices is not None:  # prioritized replay
                         errors = (evaluated.current.detach() - evaluated.target).abs().mean(dim=1).cpu().numpy()
                         replay.rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
-            if all(noted.keys() == {"td_loss", "loss"} for noted in step.noted):  # td_loss is the loss
+            if all(noted.keys() == {"td_loss", "loss"} for noted in step.noted):  # both are the same number
                 step.noted = [{"loss": noted["loss"]} for noted in step.noted]
-            self._record(engine, engine.counted(step.read()))
+            self._record(engine, engine.count_steps(step.read()))
 
     def evaluate(self, batch: ReplayBatch) -> Evaluated:
-        """What the networks say of a batch: r + discount × V(next) is the target, V by the target network.
+        """Values of a batch, and the target r + discount × V(next).
 
-        V is the value of the target network's best legal action, with `double_q` of the online network's. Of several
-        sub-actions it is the mean of theirs (Tavakoli et al. 2018).
+        V is the target network's value of its own best legal action, or with `double_q` of the online network's best
+        legal action. With several sub-actions it is the mean over them (Tavakoli et al. 2018).
         """
         policy, precision, dims = self.policy, self.engine.precision, self.dims
         with torch.no_grad():
@@ -209,8 +236,8 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     def loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
         """The named terms, scalars, whose sum is minimised and logged as `train/loss`.
 
-        Terms of a subclass's own are logged as `train/<name>` besides. The TD error's is the mean Huber loss (delta 1,
-        SB3's) or squared error over rows and sub-actions, weighted where prioritized replay drew the batch.
+        Terms that a subclass adds are also logged, as `train/<name>`. `td_loss` is the mean Huber loss (delta 1, as in
+        SB3) or squared error over rows and sub-actions, weighted where prioritized replay drew the batch.
         """
         error, target = LOSSES[self.loss_kind], evaluated.target.expand_as(evaluated.current)
         if batch.weights is None:
@@ -227,7 +254,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         deterministic: bool = False,
         action_masks: NDArray[Any] | None = None,
     ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
-        """As SB3's; with masks, (A,) or (N, A), no illegal action is chosen or drawn."""
+        """As SB3's. With masks, (A,) or (N, A), only legal actions are chosen or drawn."""
         if action_masks is None:
             return super().predict(observation, state, episode_start, deterministic)
         self.policy.set_training_mode(False)
@@ -241,30 +268,30 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
             actions = best.reshape(-1, *(self.action_space.shape or ()))
         return (actions if vectorized else actions[0]), state
 
-    # --- what a plain run does not use: compiled kernels
+    # --- compiled kernels
 
     def _by_kernels(self, engine: Any, gradient_steps: int, batch_size: int) -> Statistics:
-        """All updates in one call. Raises EnvError: the loss is not finite and nothing is guarded."""
+        """All updates in one call. Raises EnvError: the loss is not finite, and `nan_guard` is off."""
         try:
             return engine.update(self.replay(), self.work(gradient_steps, batch_size))  # type: ignore[no-any-return]
         except EnvError as error:
             raise EnvError(f"at step {self.num_timesteps:,}: {error}") from error
 
     def work(self, gradient_steps: int, batch_size: int) -> QWork:
-        """The updates that kernels shall compute, by the model's settings."""
+        """The settings of a round of updates by compiled kernels."""
         return QWork(gradient_steps, batch_size, self.double_q, self.loss_kind, self.gamma, self.max_grad_norm)
 
 
 def next_states(
     source: SlotSource, observations: Any, normalizer: Any, dims: Sequence[int] | None
 ) -> tuple[Any, BoolArray | None]:  # (N, ...), (N, A)
-    """The states that a vector step led to, as replay stores them: of an episode that ended, its last one.
+    """Next observations and their masks, as replay stores them: an ended episode's last ones.
 
     Args:
-        observations: after the step; of an env whose episode ended, the first of the next one.
-        normalizer: SB3's VecNormalize, whose changes are taken back, or None.
-        dims: sizes of the sub-actions, where masks are wanted. Those of a last state are what the env told of it, or
-            all legal; so are all choices of a sub-action that has no legal one.
+        observations: after the step; of an env whose episode ended, the first ones of its next episode.
+        normalizer: SB3's VecNormalize, whose normalisation of last observations is undone, or None.
+        dims: sizes of the sub-actions; None: no masks. All choices are legal in a last observation for which the env
+            gave no masks, and in a sub-action without a legal choice.
     """
     finished = source.slots.finished
     masks = None if dims is None else np.array(source.read_masks())
@@ -273,10 +300,10 @@ def next_states(
     if finished:
         observations = copy_observations(observations)
     for episode in finished:
-        last, env, legal = episode.final_observation, episode.env_index, episode.info.get(LAST_MASKS)
+        last, env, last_masks = episode.final_observation, episode.env_index, episode.info.get(LAST_MASKS)
         if last is not None:
             last = last if normalizer is None else normalizer.unnormalize_obs(last)
             each_array(lambda part, row, env=env: part.__setitem__(env, row), observations, last)
-        if masks is not None and legal is not None and episode.truncated:
-            masks[env] = legal
+        if masks is not None and last_masks is not None and episode.truncated:
+            masks[env] = last_masks
     return observations, None if masks is None or dims is None else unblock_masks(masks, dims)

@@ -1,167 +1,97 @@
-"""An engine: how networks act, and in compiled kernels how they learn. Verbs `act`, `values`, `update`, and a life.
+"""How an algorithm computes and collects: `Engine`, `Collector`, and `Fast`, the base class that has one of each.
 
-Here are the words, what all engines share, and the two that act on PyTorch: as made these compute what stock computes,
-by the same operations. Algorithms hold the plain update; `update` of the kernels' engines computes the same, from
-`PPOWork` or `QWork`. An engine owns no weights. The stock policy and its optimizer are the only truth between two
-calls, so that engines can be exchanged wherever nothing is under way.
+An engine acts with the networks. Engines of compiled kernels also learn; on PyTorch the algorithm itself learns. An
+engine owns no weights: between two calls only the stock policy and its optimizer hold them, so that engines can be
+exchanged between two calls. With default settings an engine computes what stock SB3 computes, by the same operations.
+The collector is the env's side: it reads, checks and copies the slots, and holds the clock.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
-from stable_baselines3.common.utils import explained_variance, obs_as_tensor
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from fasttrain.algos.causes import why_no_action
-from fasttrain.algos.devices import Precision, as_float32
+from fasttrain.algos.devices import EngineSettings as EngineSettings
+from fasttrain.algos.devices import Precision
 from fasttrain.algos.guard import NOT_FINITE, Guard
-from fasttrain.algos.policy_view import LOST, OUTPUT, action_dims, view_of
-from fasttrain.algos.q_networks import greedy
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, each_array, inside, under
+from fasttrain.algos.policy_view import LOST, OUTPUT, view_of
+from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Float64Array, each_array, inside, under
+from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.recurrent import Memory
-from fasttrain.buffers.rollout import RolloutStorage, TensorObservations
-from fasttrain.errors import ConfigError, EnvError
+from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, TensorObservations
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.spec.setting import did_you_mean
+from fasttrain.spec.infos import averaged_by_sb3
+from fasttrain.vec.base import EmptyMasks, SlotSource, copy_observations, slots_of
 
-KINDS = ("torch", "kernels")
+ACCELERATORS = "fasttrain.accelerators"  # imported only when they are asked for
 RECURRENT = "a policy that remembers"  # in messages
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """How networks compute. As made: on PyTorch, and every number is that of stock SB3."""
-
-    kind: str = "torch"  # or "kernels": compiled ones on the CPU, faster, equal up to rounding and draws
-    threads: int = 1  # of the kernels, at most
-    fused_adam: bool = False  # torch's fused kernel on the CPU, 99 µs a step of [64, 64], not 275; others bring it too
-    amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
-    compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" bring CUDA graphs
-    gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy
-    pin_memory: bool = False  # page-locked buffers between host and CUDA
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"engine={self.kind!r}: choose {' or '.join(KINDS)}{did_you_mean(self.kind, KINDS)}")
-
-    @classmethod
-    def of(cls, given: str | EngineSettings) -> EngineSettings:
-        """`"torch"` and `"kernels"` stand for the settings of that kind."""
-        return cls(kind=given) if isinstance(given, str) else given
-
-    @property
-    def exact(self) -> bool:
-        """Whether every number is to be stock's: of two ways that round differently, stock's is taken."""
-        rounding = [each for each in fields(self) if each.name not in ("threads", "pin_memory")]
-        return all(getattr(self, each.name) == each.default for each in rounding)
-
-
-class RolloutRow(NamedTuple):
-    """What a rollout stores of a vector step, on the networks' device; `n` of N envs."""
-
-    observations: TensorObservations  # (n, ...)
-    actions: Tensor  # (n,) or (n, K), as drawn
-    values: Tensor  # (n, 1)
-    log_probs: Tensor  # (n,)
-    action_masks: Tensor | None  # (n, A) bool
-    memory: RNNStates | None = None  # of a recurrent policy: its states before the step
-
-
 class PolicyStep(NamedTuple):
-    """One forward. What the envs get is on the host, what is stored lies on the device."""
+    """The result of one forward pass: what the envs get, on the host, and what the rollout stores, on the device."""
 
-    actions: NDArray[Any]  # (n, ...), as drawn; not clipped to the action space
+    actions: NDArray[Any]  # (n, ...), not clipped to the action space
     stored: RolloutRow | None = None  # of an actor-critic
-    memory: RNNStates | None = None  # of a recurrent policy: its states after the step
-
-
-class PPOWork(NamedTuple):
-    """What one PPO update is, whoever computes it; the names are SB3's."""
-
-    n_epochs: int
-    batch_size: int | None  # None: the whole rollout
-    clip_range: float
-    clip_range_vf: float | None
-    ent_coef: float
-    vf_coef: float
-    normalize_advantage: bool
-    max_grad_norm: float
-    target_kl: float | None
-
-
-class QWork(NamedTuple):
-    """Some updates of a Q-network, one after the other, by compiled kernels."""
-
-    gradient_steps: int
-    batch_size: int
-    double_q: bool  # the online network chooses the next action (van Hasselt et al. 2016)
-    loss: str  # huber or mse
-    gamma: float  # of batches that have no discounts of their own
-    max_grad_norm: float
+    lstm_states: RNNStates | None = None  # after the step, of a recurrent policy
 
 
 @dataclass(slots=True)
 class Statistics:
-    """Results of a round of updates, read from the device once, at its end."""
+    """Results of a round of updates, read from the device once, at the round's end."""
 
-    terms: Mapping[str, NDArray[Any]]  # per minibatch: policy_loss, value_loss, …; of Q-networks loss; see `explained`
-    norms: Float64Array  # of gradients, one for each step that was asked for and watched; not finite: not taken
+    terms: Mapping[str, NDArray[Any]]  # of each minibatch: policy_loss, value_loss, …; of DQN loss
+    norms: Float64Array  # of the gradients of each guarded step; not finite where the step was skipped
     steps: int  # optimizer steps taken
-    epochs: int  # begun
-    stopped: bool = False  # before the last minibatch of the last epoch: `target_kl` was exceeded
-    blamed: str = ""  # loss or gradient that was not finite first, where the host could see it
-    expected_skips: bool = False  # float16: an overflow now and then is normal
+    epochs: int  # epochs begun
+    stopped: bool = False  # whether `target_kl` ended the update before its last minibatch
+    blamed: str = ""  # the loss or gradient that was not finite first, where the host could see it
+    expected_skips: bool = False  # float16: a skipped step now and then is normal
 
     @property
     def skipped(self) -> int:
-        """Steps that were not taken because gradient or loss was not finite."""
+        """Steps that were skipped because gradient or loss was not finite."""
         return int(np.count_nonzero(~np.isfinite(self.norms)))
 
 
-def explained(data: RolloutStorage) -> dict[str, NDArray[Any]]:
-    """The term `explained_variance`: of the returns by the values with which they were collected; SB3's."""
-    values, returns = data.values.reshape(-1)[data.rows], data.returns.reshape(-1)[data.rows]
-    return {"explained_variance": np.array([explained_variance(values, returns)])}
-
-
 class Engine(ABC):
-    """What all engines share.
+    """What all engines share. It is made together with the model; nothing is compiled then and no size is known.
 
-    Those of actor-critics have `values(observations, memory) → (n,)` besides, those of kernels `update(data, work)`,
-    which learns from a filled rollout or from replay and returns `Statistics`.
-
-    made      with the model, from settings; nothing is compiled, no size is known
-    `begin`   at every rollout: takes the weights of now and draws the rollout's random numbers
-    `fits`    asked where a rollout and an update begin: False once what it was made for was replaced
-    `state`   for checkpoints; never part of the zip
+    Engines of actor-critics also have `values(observations, memory) → (n,)`. Engines of kernels also have
+    `update(data, work)`, which learns from a filled rollout or from replay and returns `Statistics`.
 
     Args:
         policy: of SB3, with its optimizer.
-        settings: what is wanted.
-        before: the engine whose place it takes: clock, guard and counters go on.
+        settings: how the networks compute.
+        previous: the engine that this one replaces; its clock, guard and counters are kept.
 
     Raises:
-        ConfigError: a setting that an engine which is `float32_only` does not have.
+        ConfigError: a setting that an engine which is `float32_only` does not support.
     """
 
-    kind: ClassVar[str]
-    float32_only: ClassVar[str] = ""  # who computes in float32, uncompiled and in one part only, as messages name it
+    kind: ClassVar[str]  # one of `devices.KINDS`
+    float32_only: ClassVar[str] = ""  # how messages name an engine that supports neither AMP nor torch.compile
     clock: PhaseClock
-    guard: Guard | None  # None: nothing not finite is looked for
+    guard: Guard | None  # None: nothing is checked for numbers that are not finite
     gradient_updates: int  # optimizer steps so far
-    skipped_steps: int  # of these none: see `Statistics.skipped`
-    warmup_s: float  # compiling took so long, outside of every phase
+    skipped_steps: int  # see `Statistics.skipped`
+    warmup_s: float  # time of compiling, outside of every phase
 
-    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
+    def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
         further = settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode
         if self.float32_only and further:
             raise ConfigError(
@@ -170,53 +100,53 @@ class Engine(ABC):
             )
         self.policy, self.settings, self.device, self.exact = policy, settings, policy.device, settings.exact
         self.pinned = settings.pin_memory and self.device.type == "cuda"
-        self.clock = PhaseClock() if before is None else before.clock
-        self.guard = Guard() if before is None else before.guard
-        self.gradient_updates = 0 if before is None else before.gradient_updates
-        self.skipped_steps = 0 if before is None else before.skipped_steps
-        self.warmup_s = 0.0 if before is None else before.warmup_s
+        self.clock = PhaseClock() if previous is None else previous.clock
+        self.guard = Guard() if previous is None else previous.guard
+        self.gradient_updates = 0 if previous is None else previous.gradient_updates
+        self.skipped_steps = 0 if previous is None else previous.skipped_steps
+        self.warmup_s = 0.0 if previous is None else previous.warmup_s
         dtype = settings.amp_dtype
         self.precision = None if dtype is None else Precision(self.device.type, dtype)  # of the networks; None: float32
         self.scaler = None if self.precision is None else self.precision.scaler  # of gradients in float16
-        self.compiled: Any = None  # what torch.compile made of acting and loss, where that was asked for
-        self.unsupported_reason: str | None = None  # why it is not the kernels that were asked for
+        self.compiled: Any = None  # a `Compiled`, where torch.compile was asked for
+        self.unsupported_reason: str | None = None  # why this is not the engine of kernels that was asked for
 
     def fits(self, policy: Any) -> bool:
-        """Whether it was made for this policy, as it is now."""
+        """Whether the engine was made for this policy as it is now. Asked before each rollout and each update."""
         return policy is self.policy and policy.device == self.device
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:  # noqa: B027 - Q-networks have nothing to begin
-        """Take the current weights and draw numbers for `rollout`, filled step by step; None: in another order."""
+        """Read the present weights, and draw the random numbers for a `rollout` that is filled step by step."""
 
     @abstractmethod
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
-        """Choose actions for observations (n, ...) on the host; masks (n, A), None: all legal.
+        """Choose actions for observations (n, ...) on the host with masks (n, A); None: all actions are legal.
 
         Raises:
-            EnvError: no action comes out, because something is not finite.
+            EnvError: there is no action because something is not finite.
         """
 
-    def counted(self, done: Statistics) -> Statistics:
-        """Add a round to the counters and hand it on."""
-        self.gradient_updates += done.steps
-        self.skipped_steps += done.skipped
-        return done
+    def count_steps(self, statistics: Statistics) -> Statistics:
+        """Add a round of updates to the counters, and return it."""
+        self.gradient_updates += statistics.steps
+        self.skipped_steps += statistics.skipped
+        return statistics
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """For a checkpoint: plain values, and arrays by name."""
+        """What a checkpoint stores: plain values, and arrays by name."""
         counters = {"gradient_updates": self.gradient_updates, "skipped_steps": self.skipped_steps}
         scaler = None if self.scaler is None else dict(self.scaler.state_dict())
         state: dict[str, Any] = {"fast": counters, "scaler": scaler}
         if self.guard is None:
             return state, {}
-        state["guard"], kept = self.guard.state()
-        return state, under("guard", kept)
+        state["guard"], copies = self.guard.state()
+        return state, under("guard", copies)
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], model: Any) -> None:
-        """Go on from there, once the model's policy and optimizers are as they were.
+        """Continue from a `state`, after the model's policy and optimizers were loaded.
 
         Raises:
-            ConfigError: what was kept is not of this policy.
+            ConfigError: the state is of another policy.
         """
         for name in ("gradient_updates", "skipped_steps"):
             setattr(self, name, int(state["fast"][name]))
@@ -226,27 +156,24 @@ class Engine(ABC):
             self.guard.load(state["guard"], inside(arrays, "guard"), model)
 
 
-# --- on PyTorch
-
-
 def to_device(
     observations: Any, action_masks: BoolArray | None, device: torch.device, pinned: bool = False
 ) -> tuple[TensorObservations, Tensor | None]:  # (N, ...) or a dict of them, (N, A)
-    """Plain copies, as SB3 makes them; or `pinned`: by way of page-locked memory, which the host need not wait for."""
+    """Copies on the device. `pinned`: by way of page-locked memory, for which the host need not wait."""
     if pinned:  # torch keeps the page-locked copy until the device has read it
-        given = each_array(np.ascontiguousarray, (observations, action_masks))
-        return each_array(lambda part: torch.from_numpy(part).pin_memory().to(device, non_blocking=True), given)  # type: ignore[no-any-return]
+        arrays = each_array(np.ascontiguousarray, (observations, action_masks))
+        return each_array(lambda part: torch.from_numpy(part).pin_memory().to(device, non_blocking=True), arrays)  # type: ignore[no-any-return]
     masks = None if action_masks is None else torch.from_numpy(action_masks).to(device)
     return obs_as_tensor(observations, device), masks
 
 
 class TorchEngine(Engine):
-    """Of an actor-critic; where it remembers, `memory` is a `Memory`, and what comes of acting the states after it."""
+    """An actor-critic on PyTorch. A recurrent one gets a `Memory` and returns the LSTM states after the step."""
 
     kind: ClassVar[str] = "torch"
 
-    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        super().__init__(policy, settings, before)
+    def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
+        super().__init__(policy, settings, previous)
         self.view: Any = self.new_view()  # acts
 
     def new_view(self) -> Any:
@@ -260,64 +187,208 @@ class TorchEngine(Engine):
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
         seen, masks = to_device(observations, action_masks, self.device, self.pinned)
-        remembered = () if memory is None else (memory,)
         try:
             with torch.no_grad():
-                actions, values, log_probs, *after = self.view.act(seen, masks, *remembered)
-        except (RuntimeError, ValueError) as error:  # torch.multinomial's and torch.distributions' own
-            # On CUDA the failure is one of the device, which answers no question any more.
-            told = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
-            if self.guard is None or not told:
+                actions, values, log_probs, *after = self.view.act(seen, masks, *([] if memory is None else [memory]))
+        except (RuntimeError, ValueError) as error:  # of torch.multinomial and torch.distributions
+            # A failed CUDA device answers no question any more, so that the cause cannot be looked for there.
+            explicable = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
+            if self.guard is None or not explicable:
                 raise
             raise EnvError(why_no_action(self.policy, seen, OUTPUT) or LOST) from error
         stored = RolloutRow(seen, actions, values, log_probs, masks, None if memory is None else memory.states)
-        return PolicyStep(actions.cpu().numpy(), stored, after[0] if after else None)
+        return PolicyStep(actions.cpu().numpy(), stored, *after)
 
     def values(self, observations: Any, memory: Memory | None = None) -> Float32Array:
         with torch.no_grad():
-            seen, remembered = obs_as_tensor(observations, self.device), () if memory is None else (memory,)
-            found: Float32Array = self.view.values(seen, *remembered).cpu().numpy()
-        return found.reshape(-1)
+            seen = obs_as_tensor(observations, self.device)
+            values: Tensor = self.view.values(seen, *([] if memory is None else [memory]))
+        return values.cpu().numpy().reshape(-1)
 
 
-class TorchQEngine(Engine):
-    """Of a DQN policy."""
-
-    kind: ClassVar[str] = "torch"
-
-    def __init__(self, policy: Any, settings: EngineSettings, before: Engine | None = None) -> None:
-        super().__init__(policy, settings, before)
-        self._dims, self._shape = action_dims(policy.action_space), policy.action_space.shape or ()
-
-    def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
-        seen, legal = to_device(observations, action_masks, self.device, self.pinned)
-        values = self.q_values(seen)
-        best = greedy(values, legal, self._dims)
-        chosen: NDArray[Any] = (best if self.guard is None else marked(best, values)).cpu().numpy()
-        if self.guard is not None and chosen.flat[0] < 0:
-            raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
-        return PolicyStep(chosen.reshape(-1, *self._shape))  # one sub-action has a column of its own
-
-    @torch.no_grad()
-    def q_values(self, observations: TensorObservations) -> Tensor:  # (N, A)
-        """Of all actions, without gradients."""
-        compiled = None if self.compiled is None else self.compiled.values_of(observations)
-        return network_values(self.policy.q_net, observations, self.precision) if compiled is None else compiled
+# --- the env's side
 
 
-def network_values(network: Any, observations: TensorObservations, precision: Precision | None) -> Tensor:  # (B, A)
-    """A network's Q-values in float32; with a `precision` the network itself computes in that."""
-    if precision is None:
-        return network(observations)  # type: ignore[no-any-return]
-    with precision.autocast():
-        return as_float32(network(observations))  # type: ignore[no-any-return]
+class EnvStep(NamedTuple):
+    """The outcome of a vector step of N envs. The next step does not overwrite it."""
+
+    observations: Any  # (N, ...), or one array per key
+    rewards: Float32Array  # (N,)
+    dones: BoolArray  # (N,)
+    infos: list[dict[str, Any]]
 
 
-def marked(chosen: Tensor, values: Tensor) -> Tensor:
-    """`chosen`, or -1 everywhere where one of the values (N, A) is not finite, which nothing else would show.
+class Collector:
+    """Never saved. A run may replace the clock by its own, which also covers everything around training."""
 
-    On the CPU the host looks (2.5 µs); elsewhere nothing waits for the device, the mark travels with the actions.
+    def __init__(self) -> None:
+        self.clock = PhaseClock()
+        self.lends_observations = False  # callbacks get `new_obs` as a view of the storage that a later rollout changes
+        self.schedule = "lockstep"  # or first_ready
+        self.sampler = Direct()  # of replay batches
+        self.empty_masks = EmptyMasks()
+        self.watch: Any = None  # an `eligible.Watch`, of DQN and SAC
+        self.source: SlotSource | None = None  # the env seen as slots
+        self._env: VecEnv | None = None
+
+    def source_of(self, env: VecEnv) -> SlotSource:
+        """The slots of `env`, kept from rollout to rollout."""
+        if self.source is None or self._env is not env:
+            self._env, self.source = env, slots_of(env)
+        return self.source
+
+    def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> EnvStep:
+        """Step all envs. `place`: arrays for the observations, so that storing them needs no further copy."""
+        self.clock.enter("env_step")
+        source.step_slots(actions)
+        self.clock.enter("buffer")
+        slots = source.slots
+        observations: Any = slots.observations
+        if source.reuses_arrays and place is None:
+            observations = copy_observations(observations)
+        elif source.reuses_arrays:
+            each_array(np.copyto, place, observations)
+            observations = place
+        rewards = np.array(slots.rewards, np.float32)
+        return EnvStep(observations, rewards, slots.terminations | slots.truncations, source.infos())
+
+    def read_masks(
+        self, source: SlotSource, dims: Sequence[int], step: int, place: BoolArray | None = None
+    ) -> BoolArray:
+        """A checked copy of the masks (N, A), in `place` if given. A is the sum of `dims`, the sub-actions' sizes.
+
+        Raises:
+            EnvSpecError: the env has no masks any more.
+            EnvError: masks have the wrong width, or one is empty where that is an error.
+        """
+        masks = source.read_masks()
+        if masks is None:
+            raise EnvSpecError(f"the env had action masks when training began and has none at step {step}")
+        if masks.shape[1] != sum(dims):
+            raise EnvError(
+                f"action_masks() returned {masks.shape[1]} entries per env at step {step}, but the action space "
+                f"needs {sum(dims)}: one per choice, the choices of all sub-actions one after the other"
+            )
+        self.empty_masks.check(masks, dims, step)
+        if place is None:
+            return np.array(masks)
+        np.copyto(place, masks)
+        return place
+
+
+def note_episodes(model: BaseAlgorithm, infos: list[dict[str, Any]], dones: BoolArray) -> None:
+    """Update SB3's running statistics with the episodes that ended in this step."""
+    ended = np.flatnonzero(dones)
+    if len(ended):
+        model._update_info_buffer([averaged_by_sb3(infos[index]) for index in ended], dones[ended])
+
+
+def bootstrap_truncated(
+    model: Any, finished: list[FinishedEpisode], rewards: Float32Array, values: Any, step: int, lstm_states: Any = None
+) -> None:
+    """Add gamma × value of the last observation to the last reward of every truncated episode.
+
+    Env by env, as SB3 does it, because one product of several rows rounds differently; all together for kernels. The
+    step at which a fault ended an episode (`lost`) says nothing about its action. It is left out of the rollout, and
+    the transition before it counts as truncated, with the value of the observation that followed.
+
+    Args:
+        rewards: (N,) of this step, changed in place.
+        values: (N,) or (N, 1) of the observations before the step.
+        lstm_states: after the step, of a recurrent policy.
     """
-    if values.device.type == "cpu":
-        return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
-    return torch.where(torch.isfinite(values.sum()), chosen, -1)
+    if lost := [episode.env_index for episode in finished if episode.lost]:
+        model.rollout_buffer.storage.leave_out(step, lost)
+        rewards[lost] = [model.gamma * float(value) for value in values.reshape(-1)[lost]]
+    cut = [each for each in finished if each.truncated and not each.lost and each.final_observation is not None]
+    for episodes in [cut] if cut and model.engine.settings.kind == "kernels" else [[episode] for episode in cut]:
+        last = each_array(lambda *rows: np.stack(rows), *(episode.final_observation for episode in episodes))
+        rows = [episode.env_index for episode in episodes]
+        last_values = model.engine.values(last, None if lstm_states is None else Memory.within(lstm_states, rows))
+        rewards[rows] += np.float32(model.gamma) * last_values
+
+
+# --- the base class of the algorithms
+
+
+class Fast(BaseAlgorithm):
+    """Adds an engine and a collector to an SB3 algorithm; stands before the stock class among the bases.
+
+    Neither is saved, so that a zip holds nothing that stock SB3 does not know.
+
+    Args:
+        engine: "torch", which gives stock's numbers, "kernels", or `EngineSettings`.
+        further: as of the stock class.
+    """
+
+    engine: Engine
+    collector: Collector
+    _torch_engine: ClassVar[type[Engine]]
+    _updates_often: ClassVar[bool] = False  # then `unsupported_reason` is asked again only after a change
+
+    def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
+        self.engine = engine  # type: ignore[assignment]  # replaced in `_setup_model`; `load` may set another name
+        super().__init__(*args, **further)
+
+    def _attach(self) -> None:
+        """Make engine and collector, once there is a policy."""
+        asked: Any = self.engine
+        self.collector = Collector()
+        self.engine = self._new_engine(asked.settings if isinstance(asked, Engine) else EngineSettings.of(asked), None)
+        self.engine.clock = self.collector.clock
+
+    def use_engine(self, settings: str | EngineSettings) -> None:
+        """Change the engine from the next rollout or update on. Counters, guard and clock are kept."""
+        self.engine = self._new_engine(EngineSettings.of(settings), self.engine)
+
+    def engine_now(self) -> Engine:
+        """The engine for the next rollout or update. A new one if policy, optimizer or device were replaced, or if
+        the answer of `unsupported_reason` has changed."""
+        engine = self.engine
+        supported = engine.settings.kind == "kernels" and not self.unsupported_reason()
+        if engine.kind != ("kernels" if supported else "torch") or not engine.fits(self.policy):
+            self.engine = engine = self._new_engine(engine.settings, engine)
+        return engine
+
+    def time_with(self, clock: PhaseClock) -> None:
+        """Measure the phases of training with `clock`."""
+        self.collector.clock = self.engine.clock = clock
+
+    def prepare(self, env: VecEnv) -> str:
+        """Run torch.compile if the settings ask for it, in phase `other`. Returns why that failed, or an empty text."""
+        if self.engine.settings.compile_mode is None:
+            return ""
+        with self.collector.clock.phase("other"):
+            return str(import_module(f"{ACCELERATORS}.compiled").prepare(self, env))
+
+    def unsupported_reason(self) -> str | None:
+        """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can."""
+        watch = self.collector.watch
+        if watch is not None and watch.holds(self):
+            return watch.reason  # type: ignore[no-any-return]
+        eligible, reason = find_kernels()
+        if eligible is None or not self._updates_often:
+            return reason if eligible is None else eligible.unsupported_reason(self)
+        self.collector.watch = watch = eligible.Watch(self)  # an update of DQN takes less time than the question
+        return watch.reason  # type: ignore[no-any-return]
+
+    def _new_engine(self, settings: EngineSettings, previous: Engine | None) -> Engine:
+        self.collector.watch = None  # something was replaced
+        reason = self.unsupported_reason() if settings.kind == "kernels" else None
+        on_torch = settings.kind == "torch" or reason is not None
+        kind = self._torch_engine if on_torch else import_module(f"{ACCELERATORS}.eligible").kernels_of(self)
+        engine: Engine = kind(self.policy, settings, previous)
+        engine.unsupported_reason = reason
+        return engine
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "engine", "collector", "dims"]
+
+
+@cache
+def find_kernels() -> tuple[Any, str]:
+    """The module `accelerators.eligible`; or None, and why it cannot be imported."""
+    try:
+        return import_module(f"{ACCELERATORS}.eligible"), ""
+    except (ImportError, AttributeError) as error:  # it uses private parts of numba
+        return None, f"compiled kernels cannot be imported with this version of numba ({error})"

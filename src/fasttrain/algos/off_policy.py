@@ -1,6 +1,6 @@
-"""Collecting for replay: the loop in which DQN and SAC act, step and store, and what they log of an update.
+"""What DQN and SAC share: the loop that acts, steps and stores, and the log of an update.
 
-Each of them has what it is by itself: how it chooses (`_choose`), what it learns from a batch, and the update.
+Each of them has its own `_choose`, loss and update.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from stable_baselines3.common.utils import should_collect_more_steps
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.causes import check_step, why_replay
-from fasttrain.algos.engine import Engine, Statistics
-from fasttrain.algos.fast import EnvStep, Fast, note_episodes
+from fasttrain.algos.engine import Engine, EnvStep, Fast, Statistics, note_episodes
 from fasttrain.batch import Slots
 from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -34,26 +33,26 @@ Learn = TypeVar("Learn", bound=Callable[..., Any])
 
 
 def without_threads_left(learn: Learn) -> Learn:
-    """The `learn` of a class of SB3's; whatever ends it, nothing goes on in the background."""
+    """SB3's `learn`, at whose end no thread goes on in the background."""
 
     @wraps(learn)
-    def learned(self: OffPolicy, *args: Any, **kwargs: Any) -> Any:
+    def learn_and_close(self: OffPolicy, *args: Any, **kwargs: Any) -> Any:
         self.collector.watch = None
         try:
             return learn(self, *args, **kwargs)
         finally:
             self.collector.sampler.close()
 
-    return learned  # type: ignore[return-value]
+    return learn_and_close  # type: ignore[return-value]
 
 
 class OffPolicy(Fast, OffPolicyAlgorithm):
-    """What DQN and SAC share. A replay buffer of a class that is none of ours (HER's) is served by SB3's own loops."""
+    """The base of DQN and SAC. With a replay buffer that is no `ReplayStorage` (HER's), SB3's own loops run."""
 
     _updates_often = True
-    dims: list[int]  # sizes of the sub-actions that masks are of
+    dims: list[int]  # sizes of the sub-actions, which masks have side by side
     use_masking = False
-    prioritized: Mapping[str, Any] | None = None  # arguments of prioritized replay; None: all transitions are alike
+    prioritized: Mapping[str, Any] | None = None  # arguments of prioritized replay; None: uniform replay
 
     def _setup_model(self) -> None:
         if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
@@ -61,6 +60,12 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             self.replay_buffer = replay_of(self, sum(self.dims) if masked else None)
         super()._setup_model()
         self._attach()
+
+    def overrides(self, base: type[OffPolicy], *methods: str) -> dict[str, bool]:
+        """For each method of `base`, a sentence that it is overridden, and whether it is."""
+        kind = type(self)
+        return {f"{kind.__name__}.{name} is overridden": getattr(kind, name) is not getattr(base, name)
+                for name in methods}  # fmt: skip
 
     # --- collecting
 
@@ -74,7 +79,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         learning_starts: int = 0,
         log_interval: int | None = None,
     ) -> RolloutReturn:
-        """Act, step and store, until there is enough for the next update."""
+        """Act, step and store until the next update is due."""
         source = self.collector.source_of(env)
         masked = self.use_masking and source.masked
         storage: Any = self.replay_buffer
@@ -86,7 +91,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             )
         if self.engine.settings.compile_mode is not None and (failure := self.prepare(env)):
             warnings.warn(f"{failure}; training goes on without", stacklevel=3)
-        callback.update_locals(  # names of stock's loop that stay: once, and not at every step
+        callback.update_locals(  # the names of SB3's loop that do not change from step to step
             {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
              "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
              "continue_training": True}
@@ -108,11 +113,11 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         actor: Any = self.actor if self.use_sde else None
         num_steps, num_episodes = 0, 0
         if self.engine.kind == "torch" or self.policy.training or not self.engine.fits(self.policy):
-            self.policy.set_training_mode(False)  # kernels know no modes; a net put in place of theirs has its own
+            self.policy.set_training_mode(False)  # which means nothing to kernels
         if actor is not None:
             actor.reset_noise(num_envs)
         with clock.phase("log"):
-            callback.on_rollout_start()  # it may exchange the engine
+            callback.on_rollout_start()  # which may change the engine
         while should_collect_more_steps(train_freq, num_steps, num_episodes):
             clock.enter("action")
             if actor is not None and self.sde_sample_freq > 0 and num_steps % self.sde_sample_freq == 0:
@@ -121,7 +126,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             step = collector.step(source, actions)
             self.num_timesteps += source.slots.transitions
             num_steps += 1
-            if self.engine.guard is not None:  # last observations are stored, even of episodes that ended by the rules
+            if self.engine.guard is not None:  # all last observations are stored, so all are checked
                 normalizer = self._vec_normalize_env
                 check_step(step.observations, step.rewards, source.slots.finished, self.num_timesteps, normalizer)
             clock.enter("log")
@@ -136,10 +141,10 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             note_episodes(self, step.infos, step.dones)
             with storage.lock:
                 self._store(source, storage, buffer_actions, step)
-                if any(none := left_out(source.slots)):
-                    storage.discard(*none)
+                if any(no_transition := left_out(source.slots)):
+                    storage.discard(*no_transition)
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-            self._on_step()  # of DQN: exploration rate and target network
+            self._on_step()  # DQN: exploration rate and target network
             for env in step.dones.nonzero()[0]:
                 num_episodes += 1
                 self._episode_num += 1
@@ -155,34 +160,33 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     def _choose(
         self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Actions (N, ...) as the envs get them, and as replay stores them; before `learning_starts` random ones."""
+        """Actions (N, ...) for the envs, and for the replay buffer; before `learning_starts` they are random."""
 
     def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], step: EnvStep) -> None:
-        """One transition of each env, as SB3 stores them."""
+        """Store one transition of each env, as SB3 does it."""
         self._store_transition(storage, actions, *step)
 
     # --- learning
 
     def replay(self) -> Replay:
-        """The buffer as updates ask for batches of it."""
+        """The replay buffer with its sampler, from which updates take batches."""
         buffer: Any = self.replay_buffer
         return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
 
     def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
         """Draw the next update's batches in a thread; see `Prefetching`.
 
-        `deterministic`: the batches of a run without a thread. These depend on every number drawn before them, so that
-        none can be drawn ahead.
+        With `deterministic` they are drawn without a thread, because they depend on every number drawn before them.
         """
         self.collector.sampler.close()
         self.collector.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
 
     def _record(self, engine: Engine, done: Statistics) -> None:
-        """Log means in float64 of float32 scalars, as SB3 takes them, of the updates that were not skipped."""
+        """Log the means over all updates that were not skipped, in float64 as SB3 does it."""
         engine.clock.enter("log")
         record, self._n_updates = self.logger.record, self._n_updates + done.epochs
         for name, values in done.terms.items():
-            if done.skipped and len(values) == len(done.norms):  # a term need not be in every batch
+            if done.skipped and len(values) == len(done.norms):  # a batch may lack a term
                 values = values[np.isfinite(done.norms)]
             record(f"train/{name}", float(values.mean(dtype=np.float64)) if len(values) else np.nan)
         record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -193,7 +197,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
 
 
 def left_out(slots: Slots) -> tuple[list[int], list[int], list[int]]:
-    """Envs whose step was no transition: lost, or at rest; and those that rest next, in an episode that goes on."""
+    """Envs whose step was no transition, because of a fault or a rest, and envs that rest next within an episode."""
     resets, rests = ([] if rows is None else rows.nonzero()[0].tolist() for rows in (slots.resets, slots.rests))
     lost = [episode.env_index for episode in slots.finished if episode.lost]
     return lost, resets, [env for env in rests if not (slots.terminations[env] or slots.truncations[env])]

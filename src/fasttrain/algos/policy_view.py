@@ -1,15 +1,15 @@
-"""How a policy chooses and rates actions: the stock policy's own modules, without distribution objects around them.
+"""How a policy draws actions and computes their log-probabilities: with its own modules, without distribution objects.
 
-`view_of` decides per policy. Discrete, MultiDiscrete, masked MultiBinary and continuous actions of an unchanged SB3
-policy get the short way; everything else (gSDE, plain MultiBinary, policies that override anything of the action path)
-goes through the policy's own `forward` and `evaluate_actions`.
+`view_of` chooses a view for a policy. Discrete, MultiDiscrete, masked MultiBinary and continuous actions of an
+unchanged SB3 policy are computed by a `NetworkView`. Everything else (gSDE, plain MultiBinary, a policy that overrides
+a method of the action path) is computed by the policy's own `forward` and `evaluate_actions`.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from sb3_contrib.common.maskable.distributions import (
     MaskableBernoulliDistribution,
     MaskableCategoricalDistribution,
@@ -35,11 +36,10 @@ from torch import Tensor, nn
 from fasttrain.algos.devices import Precision
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 
-# A policy that overrides one of these acts in a way of its own, and its own methods are called.
+# Where a policy overrides one of these methods, its own methods are called.
 _ACTION_PATH = ("forward", "evaluate_actions", "_get_action_dist_from_latent", "__call__")
 _SINGLE = (CategoricalDistribution, MaskableCategoricalDistribution)
 _MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution)
-
 
 Outputs = tuple[Tensor, Tensor]  # logits or means (B, A), and values (B, 1)
 OUTPUT = "the policy's output (logits or means)"  # in messages
@@ -48,23 +48,23 @@ LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too lar
 
 
 class Evaluated(NamedTuple):
-    """Outputs of the policy, with its present parameters, for a minibatch; they carry gradients."""
+    """What the policy computes for a minibatch with its present parameters. The tensors carry gradients."""
 
     values: Tensor  # (B,)
     log_probs: Tensor  # (B,) of the stored actions
     entropy: Tensor | None  # (B,); None where the distribution has no closed form
-    logits: Tensor | None = None  # (B, A) of the action net, before masks; a Gaussian's means; None: it has none
+    logits: Tensor | None = None  # (B, A) of the action net, before masks, or a Gaussian's means; None: unknown
 
 
 class PolicyView(ABC):
-    """Draws actions, and rates actions drawn earlier.
+    """Draws actions, and computes log-probabilities and entropies of actions that were drawn earlier.
 
     Args:
-        precision: that the networks compute in; None: float32.
+        precision: in which the networks compute; None: float32.
         dims: sizes of the sub-actions, where there are several.
     """
 
-    layout = ""  # of the sequences that it rates, where it remembers
+    layout = ""  # of the sequences in a minibatch, for a recurrent policy
 
     def __init__(self, policy: Any, precision: Precision | None = None, dims: Sequence[int] | None = None) -> None:
         self.policy, self.precision, self.dims = policy, precision, dims
@@ -75,23 +75,22 @@ class PolicyView(ABC):
         """Actions (N, ...), values (N, 1) and log-probabilities (N,) for observations (N, ...), masks (N, A) bool."""
 
     def values(self, observations: TensorObservations) -> Tensor:
-        """Values (N, 1) alone: of states that no action is drawn for."""
-        values: Tensor = self.policy.predict_values(observations)
-        return values
+        """Values (N, 1) of observations for which no action is drawn."""
+        return self.policy.predict_values(observations)  # type: ignore[no-any-return]
 
     @abstractmethod
     def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
-        """Rate a minibatch's actions. `entropy_gradient` off: the entropy is a statistic and part of no loss."""
+        """Evaluate a minibatch's actions. Without `entropy_gradient` the entropy is a statistic, part of no loss."""
 
 
 class NetworkView(PolicyView):
-    """The policy's networks, called directly, and the distribution's own operations on what comes out of them."""
+    """Calls the policy's networks, and applies the distribution's operations to their outputs."""
 
     acting: Callable[[TensorObservations], Outputs] | None = None  # a compiled form of `outputs`, for `act`
 
     @abstractmethod
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Actions (N,) or (N, K) and their log-probabilities (N,), of the action net's outputs (N, A)."""
+        """Actions (N,) or (N, K) drawn from the action net's outputs (N, A), and their log-probabilities (N,)."""
 
     @abstractmethod
     def rate(
@@ -110,7 +109,7 @@ class NetworkView(PolicyView):
         return Evaluated(values.flatten(), *rated, outputs)
 
     def outputs(self, observations: TensorObservations) -> Outputs:
-        """Of the action net (B, A), and values (B, 1): all that networks compute, float32 whatever they compute in."""
+        """Outputs of the action net (B, A) and values (B, 1), float32 whatever the `precision`."""
         policy, extractor, precision = self.policy, self.policy.mlp_extractor, self.precision
         with nullcontext() if precision is None else precision.autocast():
             features = policy.extract_features(observations)
@@ -123,13 +122,11 @@ class NetworkView(PolicyView):
 
 
 class CategoricalView(NetworkView):
-    """One categorical action per row (`dims` None), or K of them; the action net's outputs are logits."""
+    """One categorical action per row (`dims` is None), or K of them. The action net's outputs are logits."""
 
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
         action_masks = self._masks(outputs, action_masks)
-        if self.dims is None:
-            return sample(outputs, action_masks)
-        return multi_sample(outputs, self.dims, action_masks)
+        return sample(outputs, action_masks) if self.dims is None else multi_sample(outputs, self.dims, action_masks)
 
     def rate(
         self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
@@ -140,16 +137,14 @@ class CategoricalView(NetworkView):
         return multi_log_prob_and_entropy(outputs, actions, self.dims, action_masks, entropy_gradient)
 
     def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
-        """Without masks sb3-contrib normalises logits twice all the same, which is what an all-legal mask does here."""
-        if action_masks is None and self.maskable:
-            return torch.ones_like(logits, dtype=torch.bool)
-        return action_masks
+        """An all-legal mask where there is none: sb3-contrib normalises logits twice even without masks."""
+        return torch.ones_like(logits, dtype=torch.bool) if action_masks is None and self.maskable else action_masks
 
 
 class GaussianView(NetworkView):
-    """Continuous actions (B, A) of a diagonal Gaussian; the action net's outputs are its means.
+    """Continuous actions (B, A) of a diagonal Gaussian, by the operations of torch's Normal.
 
-    By the operations of torch's Normal, without making one: `log_std` (A,) is a parameter of the policy.
+    The action net's outputs are the means. `log_std` (A,) is a parameter of the policy.
     """
 
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -163,12 +158,11 @@ class GaussianView(NetworkView):
         self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         scale = self._scale(outputs)
-        log_probs = gaussian_log_prob(outputs, scale, actions)  # first, as in SB3: gradients add up in this order
+        log_probs = gaussian_log_prob(outputs, scale, actions)  # before the entropy, as in SB3: gradients add up so
         return log_probs, (0.5 + 0.5 * math.log(2 * math.pi) + torch.log(scale)).sum(dim=1)
 
     def _scale(self, means: Tensor) -> Tensor:
-        scale: Tensor = torch.ones_like(means) * self.policy.log_std.exp()
-        return scale
+        return torch.ones_like(means) * self.policy.log_std.exp()  # type: ignore[no-any-return]
 
 
 class StockView(PolicyView):
@@ -200,13 +194,13 @@ class StockView(PolicyView):
 
 
 def view_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Precision | None = None) -> PolicyView:
-    """The shortest way through `policy` that gives the numbers of its own methods, up to `precision`."""
+    """The fastest view that gives the numbers of the policy's own methods, apart from `precision`."""
     direct = networks_of(policy, action_space, precision) if is_unchanged(policy) else None
     return direct or StockView(policy, action_space, precision)
 
 
 def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None) -> NetworkView | None:
-    """Of a policy whose distribution is one of choices, or a diagonal Gaussian over a vector; None of another."""
+    """The view of a policy with categorical actions or a diagonal Gaussian over a vector; None for another one."""
     kind: Any = type(policy.action_dist)
     if kind in _SINGLE:
         return CategoricalView(policy, precision)
@@ -216,7 +210,7 @@ def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precisi
 
 
 def is_unchanged(policy: nn.Module) -> bool:
-    """Whether the action path of `policy` is SB3's own: no override in its class, its instance or by hooks."""
+    """Whether the action path of `policy` is SB3's own: no method is overridden in class or instance, no hook set."""
     base = MaskableActorCriticPolicy if isinstance(policy, MaskableActorCriticPolicy) else ActorCriticPolicy
     if not isinstance(policy, base):
         return False
@@ -236,9 +230,18 @@ def action_dims(action_space: spaces.Space[Any]) -> list[int]:
     raise TypeError(f"{type(action_space).__name__} actions have no masks")
 
 
-# --- Distributions, as functions of arrays: every value and every gradient is what SB3 and sb3-contrib compute, by the
-# same floating-point operations in the same order, in less time. B rows, A actions, K sub-actions of a MultiDiscrete
-# space.
+def clip_actions(model: Any, actions: NDArray[Any]) -> NDArray[Any]:
+    """The actions that the envs get: Box actions within the bounds, all others as drawn."""
+    space = model.action_space
+    if not isinstance(space, spaces.Box):
+        return actions
+    if model.policy.squash_output and getattr(model, "unsquashes", True):
+        return model.policy.unscale_action(actions)  # type: ignore[no-any-return]
+    return np.clip(actions, space.low, space.high)  # type: ignore[no-any-return]
+
+
+# --- Distributions as functions of tensors. Every value and every gradient is what SB3 and sb3-contrib compute, by the
+# same floating-point operations in the same order. B rows, A actions, K sub-actions of a MultiDiscrete space.
 
 
 def log_normalize(logits: Tensor) -> Tensor:  # (..., A) → (..., A)
@@ -249,10 +252,10 @@ def log_normalize(logits: Tensor) -> Tensor:  # (..., A) → (..., A)
 def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), (..., A) float 1 legal, 0 not → (..., A)
     """`log_normalize(where(legal, logits, -1e8))`, bit by bit, in a quarter of the time.
 
-    `torch.where` walks element by element (434 µs for 2,048 × 86), multiply-add by a 0/1 mask is vectorised (28 µs).
-    `exp` of anything below -88 takes a slow path (1,290 µs against 150 µs), so illegal places go through it as exp(0)
-    and are zeroed after. That leaves at least the 1 of the largest, and 0 where nothing is legal: such a row is 0
-    everywhere as sb3-contrib's (which is -8 from 55 actions on: its -1e8 + log A rounds so), without a gradient.
+    `torch.where` takes 434 µs for 2,048 × 86; a multiply-add by a 0/1 mask is vectorized and takes 28 µs. `exp` is slow
+    for numbers below -88 (1,290 µs, not 150), so illegal entries are computed as exp(0) and set to zero afterwards. The
+    sum is at least 1, or 0 where nothing is legal. Such a row is 0 everywhere, without a gradient; sb3-contrib's is -8
+    from 55 actions on, because its -1e8 + log A rounds so.
     """
     masked = torch.addcmul((legal - 1.0).mul_(-ILLEGAL_LOGIT), logits, legal)
     largest = masked.amax(-1, keepdim=True)
@@ -261,15 +264,15 @@ def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), 
 
 
 def as_legal(action_masks: Tensor) -> Tensor:  # (..., A) bool → (..., A) float32
-    """The mask as a 0/1 factor; by way of uint8 it costs 10 µs for 2,048 × 86, straight from bool 58 µs."""
+    """The mask as a 0/1 factor. Cast from uint8 this takes 10 µs for 2,048 × 86, cast from bool 58 µs."""
     return action_masks.view(torch.uint8).to(torch.float32)
 
 
 class _LogProbAndEntropy(torch.autograd.Function):
-    """Log-probability and entropy of categorical actions with the gradient written out.
+    """Log-probability and entropy of categorical actions with an explicit gradient.
 
-    The gradient adds its terms in the order in which autograd would, so that it is bit by bit that of SB3's graph.
-    With `entropy_gradient` off, terms that SB3 would multiply by `ent_coef = 0` are left out.
+    The gradient adds its terms in autograd's order, so that it is bit by bit that of SB3's graph. Without
+    `entropy_gradient` the terms are left out that SB3 would multiply by `ent_coef = 0`.
     """
 
     @staticmethod
@@ -319,31 +322,38 @@ def log_prob_and_entropy(
 def multi_log_prob_and_entropy(
     logits: Tensor,  # (B, sum of dims)
     actions: Tensor,  # (B, K) int64
-    dims: Sequence[int],  # K sizes of the sub-actions
+    dims: Sequence[int],  # (K,) sizes of the sub-actions
     action_masks: Tensor | None = None,  # (B, sum of dims) bool
     entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:  # (B,), (B,)
-    """The same for K independent categorical sub-actions (a masked MultiBinary has K two-way ones): sums over K."""
+    """The sums over K independent categorical sub-actions; a masked MultiBinary has K with two choices each."""
     if len(set(dims)) == 1:  # equal sizes: one call on (B, K, A / K)
         shape = (len(logits), len(dims), dims[0])
         masks = None if action_masks is None else action_masks.view(shape)
         log_prob, entropy = log_prob_and_entropy(logits.view(shape), actions, masks, entropy_gradient)
         return log_prob.sum(1), entropy.sum(1)
-    parts = torch.split(logits, list(dims), 1)
-    masks_of = [None] * len(dims) if action_masks is None else torch.split(action_masks.contiguous(), list(dims), 1)
-    pairs = [
-        log_prob_and_entropy(part, action, None if mask is None else mask.contiguous(), entropy_gradient)
-        for part, action, mask in zip(parts, actions.unbind(1), masks_of, strict=True)
+    rated = [
+        log_prob_and_entropy(part, action, mask, entropy_gradient)
+        for (part, mask), action in zip(_by_sub_action(logits, dims, action_masks), actions.unbind(1), strict=True)
     ]
-    return torch.stack([pair[0] for pair in pairs], 1).sum(1), torch.stack([pair[1] for pair in pairs], 1).sum(1)
+    return torch.stack([pair[0] for pair in rated], 1).sum(1), torch.stack([pair[1] for pair in rated], 1).sum(1)
+
+
+def _by_sub_action(
+    logits: Tensor, dims: Sequence[int], action_masks: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The logits (B, a) and masks (B, a) of each sub-action."""
+    masks = [None] * len(dims) if action_masks is None else torch.split(action_masks, list(dims), 1)
+    for part, mask in zip(torch.split(logits, list(dims), 1), masks, strict=True):
+        yield part, None if mask is None else mask.contiguous()
 
 
 @torch.no_grad()
 def draw(probs: Tensor) -> Tensor:  # (B, A) → (B, 1) int64
     """`torch.multinomial(probs, 1, True)`: the same draws from the same random stream, on the CPU in 40 % of the time.
 
-    torch divides the probabilities by exponential variates and takes the largest. It makes these one by one (316 µs for
-    256 × 86); here the same uniforms are drawn and one vectorised logarithm is taken of them (105 µs).
+    torch divides the probabilities by exponential variates and takes the largest. It computes these variates one by one
+    (316 µs for 256 × 86). Here one vectorized logarithm is taken of the same uniform numbers (105 µs).
     """
     usable = probs.device.type == "cpu" and probs.dtype == torch.float32 and _exponentials_agree()
     if not usable or not torch.isfinite(probs.sum()):  # torch's own error names NaN and infinity
@@ -358,7 +368,7 @@ def _exponentials(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 @cache
 def _exponentials_agree() -> bool:
-    """Whether this build of torch makes its exponentials the way `_exponentials` does: asked once per process."""
+    """Whether this build of torch computes exponential variates as `_exponentials` does. Tested once per process."""
     ours, theirs = (torch.Generator().manual_seed(0) for _ in range(2))
     expected = torch.empty(64, 33).exponential_(1.0, generator=theirs)
     same = torch.equal(_exponentials(expected.shape, ours), expected)
@@ -367,7 +377,7 @@ def _exponentials_agree() -> bool:
 
 @torch.no_grad()
 def sample(logits: Tensor, action_masks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # (B, A) → (B,), (B,)
-    """Draw one action per row from torch's random stream exactly as SB3 does; also the log-probability of each."""
+    """One action per row, drawn from torch's random stream exactly as SB3 does it, and its log-probability."""
     log_probs = log_normalize(logits)
     if action_masks is not None:
         log_probs = masked_log_normalize(log_probs, as_legal(action_masks))
@@ -377,21 +387,14 @@ def sample(logits: Tensor, action_masks: Tensor | None = None) -> tuple[Tensor, 
 
 @torch.no_grad()
 def multi_sample(
-    logits: Tensor,  # (B, sum of dims)
-    dims: Sequence[int],
-    action_masks: Tensor | None = None,  # (B, sum of dims) bool
-) -> tuple[Tensor, Tensor]:  # (B, K), (B,)
-    """Draw K sub-actions per row, one sub-action after the other as SB3 does."""
-    parts = torch.split(logits, list(dims), 1)
-    masks_of = [None] * len(dims) if action_masks is None else torch.split(action_masks, list(dims), 1)
-    pairs = [
-        sample(part, None if mask is None else mask.contiguous()) for part, mask in zip(parts, masks_of, strict=True)
-    ]
-    return torch.stack([pair[0] for pair in pairs], 1), torch.stack([pair[1] for pair in pairs], 1).sum(1)
+    logits: Tensor, dims: Sequence[int], action_masks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # (B, sum of dims) → (B, K), (B,)
+    """K sub-actions per row, drawn one after the other as SB3 does it, and their log-probability."""
+    drawn = [sample(part, mask) for part, mask in _by_sub_action(logits, dims, action_masks)]
+    return torch.stack([pair[0] for pair in drawn], 1), torch.stack([pair[1] for pair in drawn], 1).sum(1)
 
 
 def gaussian_log_prob(means: Tensor, scale: Tensor, actions: Tensor) -> Tensor:  # (B, A) each → (B,)
-    """Of a diagonal Gaussian, as torch's Normal and SB3 compute it."""
+    """The log-probability of actions of a diagonal Gaussian, as torch's Normal and SB3 compute it."""
     densities = -((actions - means) ** 2) / (2 * scale**2) - scale.log() - math.log(math.sqrt(2 * math.pi))
-    log_prob: Tensor = densities.sum(dim=1)
-    return log_prob
+    return densities.sum(dim=1)

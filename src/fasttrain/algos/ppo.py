@@ -1,7 +1,7 @@
 """PPO and MaskablePPO: SB3's classes with a faster rollout and a faster update, and the same numbers.
 
-Each class overrides `_setup_model`, `collect_rollouts`, `train` and the exclude list of `save`; `_PPO` holds what both
-share. `learn`, `predict`, `load`, `set_env`, schedules, loggers and callbacks are SB3's own.
+`_PPO` holds what both share. It overrides `_setup_model`, `collect_rollouts`, `train` and the exclude list of `save`.
+`learn`, `predict`, `load`, `set_env`, schedules, loggers and callbacks are SB3's own.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from fasttrain.algos.causes import check_actions, check_rollout, check_step, why_rollout
-from fasttrain.algos.engine import PPOWork, Statistics, TorchEngine
-from fasttrain.algos.fast import Fast, bootstrap_truncated, clip_actions, note_episodes, read_masks
+from fasttrain.algos.engine import Fast, Statistics, TorchEngine, bootstrap_truncated, note_episodes
 from fasttrain.algos.grouped import GroupedRollout, groups_of
-from fasttrain.algos.policy_view import Evaluated, action_dims
-from fasttrain.algos.step import PPOStep, Terms, checked, faster_adam, micro_batches
+from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
+from fasttrain.algos.step import PPOStep, PPOWork, Terms, checked, faster_adam, micro_batches
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import ConfigError, EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
-# What is logged of an update beside the terms of the loss, under names that no term may have.
+# Names under which other things than the loss's terms are logged; no term may have one.
 NOT_TERMS = {"loss", "approx_kl", "clip_fraction", "explained_variance", "std", "n_updates", "clip_range",
              "clip_range_vf", "skipped_steps", "learning_rate"}  # fmt: skip
 
@@ -43,17 +42,16 @@ NOT_TERMS = {"loss", "approx_kl", "clip_fraction", "explained_variance", "std", 
 class _PPO(Fast, OnPolicyAlgorithm):
     """What PPO and MaskablePPO share."""
 
-    _plain = TorchEngine
+    _torch_engine = TorchEngine
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
     _masked: ClassVar[bool]  # whether it takes action masks
-
-    dims: list[int]  # sizes of the sub-actions that masks are of
+    dims: list[int]  # sizes of the sub-actions, which masks have side by side
 
     def _setup_model(self) -> None:
         self.dims = action_dims(self.action_space) if self._masked else []
         super()._setup_model()
-        if has_stock_buffer(self):  # SB3's, which is freed, for ours
-            storage_of(self, self.n_steps, self.n_envs)
+        if has_stock_buffer(self):
+            storage_of(self, self.n_steps, self.n_envs)  # replaces SB3's buffer
         self._attach()
 
     def collect_rollouts(
@@ -64,9 +62,9 @@ class _PPO(Fast, OnPolicyAlgorithm):
         n_rollout_steps: int,
         use_masking: bool | None = None,
     ) -> bool:
-        """Fill the rollout buffer. `use_masking` is of algorithms with masks, which take them unless it is False."""
+        """Fill the rollout buffer. An algorithm with masks uses them unless `use_masking` is False."""
         if not has_stock_buffer(self):
-            if self._masked and use_masking is None:  # there is no stock class with memory and masks
+            if self._masked and use_masking is None:  # MaskableRecurrentPPO, for which SB3 has no loop
                 raise ConfigError(f"{type(self).__name__} needs its own rollout buffer; leave rollout_buffer alone")
             masked = {} if use_masking is None else {"use_masking": use_masking}
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, **masked)
@@ -74,13 +72,13 @@ class _PPO(Fast, OnPolicyAlgorithm):
             return collect(self, env, callback, n_rollout_steps, self._masked and use_masking is not False)
 
     def train(self) -> None:
-        """Update on the filled rollout and log that under SB3's keys.
+        """Update on the filled rollout, and log the update under SB3's keys.
 
         Raises:
-            DivergedError: round after round no update was finite; see `guard.py`.
-            ConfigError: the rollout is in a buffer that only SB3's own update reads, and `loss` is not SB3's.
+            DivergedError: no update was finite in too many rounds in a row; see `guard.py`.
+            ConfigError: the rollout is in a buffer that only SB3's own update reads, and `loss` is overridden.
         """
-        if not isinstance(self.rollout_buffer, RolloutView):  # one of the user's own, or a stock one that they filled
+        if not isinstance(self.rollout_buffer, RolloutView):  # the user's own, or a stock one that the user filled
             if has_own_loss(self):
                 raise ConfigError(
                     f"{type(self).__name__}.loss with a rollout in a {type(self.rollout_buffer).__name__}: SB3's own "
@@ -97,7 +95,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
             _log(self, self.update())
 
     def update(self) -> Statistics:
-        """All epochs over the filled rollout, fewer where `target_kl` is exceeded."""
+        """All epochs over the filled rollout; fewer if `target_kl` is exceeded."""
         engine: Any = self.engine_now()
         rollout: RolloutStorage = self.rollout_buffer.storage
         work, own_loss, parts = self.work(), has_own_loss(self), engine.settings.gradient_accumulation
@@ -124,27 +122,27 @@ class _PPO(Fast, OnPolicyAlgorithm):
                 clock.enter("optim")
                 step.apply(step.noted[-1]["loss"])
         clock.enter("log")
-        return engine.counted(step.of_rollout(rollout))  # type: ignore[no-any-return]
+        return engine.count_steps(step.of_rollout(rollout))  # type: ignore[no-any-return]
 
     def loss(self, batch: RolloutBatch, evaluated: Evaluated) -> dict[str, Tensor]:
         """The terms of PPO's loss (Schulman et al. 2017), each a scalar tensor () without its weight.
 
         Training minimises their sum, in which `entropy_loss` counts `ent_coef` times, `value_loss` `vf_coef` times and
-        every other term once. Each is logged as `train/NAME`. Override it to add a term:
+        every other term once. Each is logged as `train/NAME`. Override this method to add a term:
 
             return super().loss(batch, evaluated) | {"reference_kl": 0.1 * kl}
 
-        Compiled kernels and torch.compile compute the terms below only: with another `loss` they step aside.
+        Compiled kernels and torch.compile are not used then, since they compute only the terms below.
 
         Args:
-            batch: B rows of the rollout, advantages normalised if `normalize_advantage`.
-            evaluated: what the policy, as it is now, says of these rows.
+            batch: B rows of the rollout. The advantages are normalised if `normalize_advantage` is set.
+            evaluated: what the policy computes for these rows with its present parameters.
         """
         work = self.work()
         return ppo_terms(batch, evaluated, work.clip_range, work.clip_range_vf)
 
     def work(self) -> PPOWork:
-        """The update that the model's settings and schedules ask for now."""
+        """The settings of an update now; clip ranges follow their schedules."""
         model: Any = self
         now = self._current_progress_remaining
         clip_range_vf = None if model.clip_range_vf is None else model.clip_range_vf(now)
@@ -154,10 +152,10 @@ class _PPO(Fast, OnPolicyAlgorithm):
         )  # fmt: skip
 
     def memory(self) -> Any:
-        """The LSTM states that the policy acts with next, a `Memory`; None for a feed-forward policy."""
+        """A `Memory` of the LSTM states before the next step; None for a policy without an LSTM."""
 
     def remembered(self) -> dict[str, Any]:
-        """Further arguments of the storage of a recurrent policy."""
+        """Further arguments of the rollout storage, for a recurrent policy."""
         return {}
 
 
@@ -170,23 +168,18 @@ class PPO(_PPO, stable_baselines3.PPO):
 class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
     """Drop-in for `sb3_contrib.MaskablePPO`; `engine="kernels"` computes an MLP policy in compiled kernels.
 
-    In a state without a legal action any is drawn, as there; `collector.empty_masks` counts them.
+    In a state without a legal action any action is drawn, as in sb3-contrib; `collector.empty_masks` counts them.
     """
 
     _masked = True
 
 
-def ppo_terms(
-    batch: RolloutBatch,  # whose advantages are used as they are
-    evaluated: Evaluated,
-    clip_range: Any,
-    clip_range_vf: Any,
-) -> Terms:
+def ppo_terms(batch: RolloutBatch, evaluated: Evaluated, clip_range: Any, clip_range_vf: Any) -> Terms:
     """The terms of PPO's loss under SB3's names, each a scalar without its weight.
 
-    The policy's is the clipped surrogate: minus the mean of the more pessimistic of two objectives. The value's is the
-    squared error to the returns; with `clip_range_vf` the prediction moves at most that far from the old one. The
-    entropy's is minus its mean; where the distribution has no closed form, it is estimated from the actions taken.
+    The policy's term is the clipped surrogate. The value's term is the squared error to the returns; with
+    `clip_range_vf` values move at most that far from the old ones. The entropy's term is minus the mean entropy, which
+    is estimated from the actions taken where the distribution has no closed form for it.
     """
     advantages, values, old_values = batch.advantages, evaluated.values, batch.old_values
     ratio = torch.exp(evaluated.log_probs - batch.old_log_probs)
@@ -195,7 +188,7 @@ def ppo_terms(
         values = old_values + torch.clamp(values - old_values, -clip_range_vf, clip_range_vf)
     if batch.sequences is None:
         value_loss = functional.mse_loss(batch.returns, values)
-    else:  # by the operations of sb3-contrib's recurrent PPO, whose gradient rounds otherwise
+    else:  # sb3-contrib's recurrent PPO computes it so, and its gradient rounds differently
         value_loss = torch.mean((batch.returns - values) ** 2)
     return {
         "policy_gradient_loss": -torch.min(advantages * ratio, clipped).mean(),
@@ -205,13 +198,12 @@ def ppo_terms(
 
 
 def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: Any) -> Terms:
-    """The terms, the loss that is their weighted sum in their order, and how far the policy has moved, as SB3 logs it.
+    """The terms, their weighted sum as `loss`, and SB3's `clip_fraction` and `approx_kl`.
 
-    That is the share of the rows whose ratio lies outside the clip range, and an estimate of KL(old ‖ new) that is
-    never negative, http://joschu.net/blog/kl-approx.html
+    The latter estimates KL(old ‖ new) and is never negative, http://joschu.net/blog/kl-approx.html
 
     Args:
-        numbers: `Coefficients`, or a `PPOWork`. Terms without a weight among them have weight 1.
+        numbers: a `PPOWork`, or the `Coefficients` of compiled code. Terms without a weight there have weight 1.
     """
     weights = {"entropy_loss": numbers.ent_coef, "value_loss": numbers.vf_coef}
     parts = [weights[name] * term if name in weights else term for name, term in terms.items()]
@@ -224,18 +216,18 @@ def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: 
 
 
 def has_own_loss(model: _PPO) -> bool:
-    """Whether a subclass or somebody on the instance has put another `loss` in place of ours."""
+    """Whether a subclass overrides `loss`, or it was set on the instance."""
     return type(model).loss is not _PPO.loss or "loss" in vars(model)
 
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
-    """False for a rollout buffer of the user's own: what it does is unknown, so SB3's own loops must serve it."""
+    """False for a rollout buffer of the user's own, with which SB3's own loops collect and update."""
     buffer = model.rollout_buffer
     return isinstance(buffer, RolloutView) or (type(buffer) in STOCK_ROLLOUTS and not model.rollout_buffer_kwargs)
 
 
 def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
-    """The model's storage for T × N transitions; allocated anew where steps, envs, gamma or lambda have changed."""
+    """The model's storage for T × N transitions. A new one if steps, envs, gamma or lambda have changed."""
     current: RolloutStorage | None = getattr(model.rollout_buffer, "storage", None)
     wanted = (num_steps, num_envs, model.gamma, model.gae_lambda)
     if current is not None and current.settings == wanted:
@@ -276,20 +268,20 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     rollout.reset()
     if model.use_sde:
         policy.reset_noise(env.num_envs)
-    callback.update_locals(  # names of stock's loop that stay: once, and not at every step
+    callback.update_locals(  # the names of SB3's loop that do not change from step to step
         {"self": model, "env": env, "callback": callback, "rollout_buffer": model.rollout_buffer,
          "use_masking": use_masking, "n_rollout_steps": n_rollout_steps, "action_masks": None, "n_steps": 0}
     )  # fmt: skip
     with clock.phase("log"):
-        callback.on_rollout_start()  # before the rollout's random numbers are drawn: checkpoints are taken there
+        callback.on_rollout_start()  # checkpoints are taken here, before the rollout's random numbers are drawn
     engine: Any = model.engine_now()
     groups = groups_of(model, source) if model.collector.schedule == "first_ready" else None
     engine.begin(None if groups else rollout)
     if groups is None:
-        going_on = _in_lockstep(model, engine, source, rollout, use_masking, callback)
+        complete = _in_lockstep(model, engine, source, rollout, use_masking, callback)
     else:
-        going_on = GroupedRollout(model, engine, groups, rollout, use_masking).collect(callback)
-    if not going_on:
+        complete = GroupedRollout(model, groups, use_masking).collect(callback)
+    if not complete:
         return False
     clock.enter("buffer")
     last_values = engine.values(model._last_obs, model.memory())
@@ -312,13 +304,13 @@ def _in_lockstep(
         clock.enter("env_step")  # reading the masks is the env's work
         masks = None
         if use_masking:
-            masks = read_masks(collector, source, model.dims, model.num_timesteps, rollout.place_masks(step))
+            masks = collector.read_masks(source, model.dims, model.num_timesteps, rollout.place_masks(step))
         clock.enter("action")
         if model.use_sde and model.sde_sample_freq > 0 and step % model.sde_sample_freq == 0:
             policy.reset_noise(source.num_envs)
         try:
             actions, stored, after = engine.act(last, masks, memory)
-        except EnvError:  # for want of finite outputs: if that is the observation's fault, say which and since when
+        except EnvError:  # the outputs are not finite; if an observation is the cause, the error names it
             if guarded:
                 check_step(last, np.zeros(1, np.float32), (), model.num_timesteps)
             raise
@@ -332,7 +324,7 @@ def _in_lockstep(
         finished, resets = source.slots.finished, source.slots.resets
         model.num_timesteps += source.num_envs if resets is None else int(np.count_nonzero(~resets))
         cut = [episode for episode in finished if episode.truncated or episode.lost]
-        if guarded and (cut or normalizer is not None):  # neither last observations nor what it was given are kept
+        if guarded and (cut or normalizer is not None):  # `rollout.finite` sees neither last nor original observations
             check_step(last, rewards, [episode for episode in cut if not episode.lost], model.num_timesteps, normalizer)
         clock.enter("log")
         callback.update_locals(
@@ -346,14 +338,11 @@ def _in_lockstep(
         if finished:
             note_episodes(model, infos, dones)
         if cut:
-            bootstrap_truncated(engine, model.gamma, cut, rewards, stored.values, rollout, step, after)
-        rollout.add(
-            stored.observations, stored.actions, rewards, model._last_episode_starts, stored.values, stored.log_probs,
-            stored.action_masks, stored.memory,
-        )  # fmt: skip
+            bootstrap_truncated(model, cut, rewards, stored.values, step, after)
+        rollout.add(stored, rewards, model._last_episode_starts)
         if resets is not None:
             rollout.leave_out(step, resets)
-            if memory is not None:  # an engine asks for the same decision again
+            if memory is not None:  # an env that rested makes the same decision again, with the states of before
                 after, dones = memory.where(resets, after, dones)
         model._last_obs, model._last_episode_starts = last, dones
         memory = None if memory is None else model.remember(after)
@@ -363,13 +352,13 @@ def _in_lockstep(
 
 
 def _log(model: Any, done: Statistics) -> None:
-    """Log an update under SB3's names, and each further term of the loss; the guard counts updates that were lost."""
+    """Log an update under SB3's names, and each further term of the loss. The guard counts skipped updates."""
     terms, record = done.terms, model.logger.record
     if done.stopped and model.verbose >= 1:
         last_kl = terms["approx_kl"][-1]
         model.logger.info(f"Early stopping at step {done.epochs - 1} due to reaching max kl: {last_kl:.2f}")
     model._n_updates += done.epochs
-    # In float64 of float32 scalars, as SB3 takes means of Python floats.
+    # SB3 takes means of Python floats, which are float64.
     means = {name: float(np.mean(values.astype(np.float64))) for name, values in terms.items()}
     for name in sorted({*terms} - NOT_TERMS):
         record(f"train/{name}", means[name])
@@ -387,6 +376,6 @@ def _log(model: Any, done: Statistics) -> None:
     if model.engine.skipped_steps:
         record("train/skipped_steps", model.engine.skipped_steps)
     guard = model.engine.guard
-    if guard is not None and (done.skipped or guard.in_a_row or guard.at_limit == "rollback"):  # else it has no work
+    if guard is not None and (done.skipped or guard.in_a_row or guard.at_limit == "rollback"):
         why = lambda: why_rollout(model.policy, model.rollout_buffer.storage, done.blamed)  # noqa: E731
         guard.note(model, done.norms, why, expected=done.expected_skips)

@@ -1,14 +1,15 @@
-"""Q-networks and policies of DQN with one head per sub-action or with dueling heads, and the choice of actions.
+"""Q-networks and policies of DQN with one head per sub-action or with dueling heads, and their engine on PyTorch.
 
-A policy's Q-values are (B, A), A the sum of the sub-actions' sizes `dims`; a Discrete action is one sub-action. All
-policies here take Discrete and MultiDiscrete actions alike.
+Q-values are (B, A), where A is the sum of the sub-actions' sizes `dims`. A Discrete action is one sub-action. All
+policies here take Discrete and MultiDiscrete actions.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from gymnasium import spaces
@@ -16,25 +17,30 @@ from numpy.typing import NDArray
 from stable_baselines3.dqn.policies import CnnPolicy, DQNPolicy, MultiInputPolicy, QNetwork
 from torch import Tensor, nn
 
+from fasttrain.algos.causes import why_no_action
+from fasttrain.algos.devices import EngineSettings, Precision, as_float32
+from fasttrain.algos.engine import Engine, PolicyStep, to_device
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import BoolArray, draw_choices
+from fasttrain.buffers.rollout import TensorObservations
+from fasttrain.errors import EnvError
 
 
 def _parts(tensor: Tensor, dims: Sequence[int]) -> tuple[Tensor, ...]:
-    """Columns of each sub-action."""
+    """The columns of each sub-action."""
     return tensor.split(list(dims), 1)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def greedy(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -> Tensor:
-    """The legal choice of the highest value, of every sub-action.
+    """The legal choice with the highest value in each sub-action.
 
     Args:
         q_values: (B, A), A the sum of `dims`.
-        action_masks: (B, A) bool, True = legal; None: all are.
+        action_masks: (B, A) bool, True = legal; None: all choices are legal.
         dims: sizes of the K sub-actions.
 
     Returns:
-        (B,) for one sub-action, else (B, K), int64. The first of equals; 0 where a sub-action has no legal choice.
+        (B,) for one sub-action, else (B, K), int64. The first of equal values; 0 where there is no legal choice.
     """
     chosen = [part.argmax(1) for part in _parts(_legal(q_values, action_masks), dims)]
     return chosen[0] if len(chosen) == 1 else torch.stack(chosen, 1)
@@ -43,20 +49,20 @@ def greedy(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -
 def random_actions(
     space: spaces.Space[Any], dims: Sequence[int], count: int, masks: BoolArray | None
 ) -> NDArray[Any]:  # (count,) or (count, K)
-    """Uniform over the (legal) actions of each row, in one draw of the space's stream: of a Discrete space without
-    masks the numbers of as many calls of its `sample`."""
+    """Uniform over the legal actions of each row, in one draw from the space's stream. For a Discrete space without
+    masks these are the numbers that `count` calls of its `sample` give."""
     rng, size = space.np_random, (count, len(dims))
     drawn = rng.integers(0, dims, size=size) if masks is None else draw_choices(rng, dims, count, masks)
     return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
 
 
 def best_values(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -> Tensor:
-    """Values (B, K) of the choices of `greedy`; 0 where a sub-action has no legal choice: nothing comes after it."""
+    """Values (B, K) of the choices of `greedy`; 0 where a sub-action has no legal choice."""
     best = torch.stack([part.amax(1) for part in _parts(_legal(q_values, action_masks), dims)], 1)
     if action_masks is None:
         return best
-    stuck = torch.stack([~part.any(1) for part in _parts(action_masks, dims)], 1)
-    return best.masked_fill(stuck, 0.0)
+    no_choice = torch.stack([~part.any(1) for part in _parts(action_masks, dims)], 1)
+    return best.masked_fill(no_choice, 0.0)
 
 
 def chosen_values(q_values: Tensor, actions: Tensor, dims: Sequence[int]) -> Tensor:
@@ -70,9 +76,9 @@ def _legal(q_values: Tensor, action_masks: Tensor | None) -> Tensor:
 
 
 def join(advantages: Tensor, values: Tensor, dims: Sequence[int]) -> Tensor:
-    """Q-values (B, A) of advantages (B, A) and values (B, 1): v + a - mean(a) over all choices of the sub-action.
+    """Q-values (B, A) from advantages a (B, A) and values v (B, 1): v + a - mean(a), the mean over the sub-action.
 
-    Wang et al. 2016, eq. 9; over sub-actions, which share the value, Tavakoli et al. 2018, eq. 1.
+    Wang et al. 2016, eq. 9; several sub-actions share the value (Tavakoli et al. 2018, eq. 1).
     """
     return values + torch.cat([part - part.mean(1, keepdim=True) for part in _parts(advantages, dims)], 1)
 
@@ -80,7 +86,7 @@ def join(advantages: Tensor, values: Tensor, dims: Sequence[int]) -> Tensor:
 class BranchingQNetwork(QNetwork):
     """A shared trunk with one linear head per sub-action (Tavakoli et al. 2018), outputs side by side (B, A).
 
-    K linear heads on one trunk are one linear layer: `q_net` is SB3's own, for Discrete actions to the letter.
+    K linear heads on one trunk are one linear layer, so that `q_net` is SB3's own.
     """
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **kwargs: Any) -> None:
@@ -96,8 +102,8 @@ class BranchingQNetwork(QNetwork):
 class DuelingQNetwork(BranchingQNetwork):
     """q = v + a - mean(a): trunk → `advantage_net` Linear(last, A) and `value_net` Linear(last, 1); see `join`.
 
-    The paper gives each stream hidden layers of its own; here they share the trunk, so that `net_arch` means what it
-    means for SB3's net and only last + 1 parameters are added.
+    In the paper each stream has hidden layers of its own. Here both share the trunk, so that `net_arch` means the same
+    as for SB3's net.
     """
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **kwargs: Any) -> None:
@@ -113,7 +119,7 @@ class DuelingQNetwork(BranchingQNetwork):
 
 
 class OwnQPolicy(DQNPolicy):
-    """SB3's policy with another Q-network, which is `network`."""
+    """SB3's policy with a Q-network of the class `network`."""
 
     network: type[QNetwork] = QNetwork
 
@@ -129,47 +135,90 @@ class BranchingDQNPolicy(OwnQPolicy):
 
 
 class BranchingCnnPolicy(OwnQPolicy, CnnPolicy):
-    """One head per sub-action, of images."""
+    """One head per sub-action, for images."""
 
     network = BranchingQNetwork
 
 
 class BranchingMultiInputPolicy(OwnQPolicy, MultiInputPolicy):
-    """One head per sub-action, of Dict observations."""
+    """One head per sub-action, for Dict observations."""
 
     network = BranchingQNetwork
 
 
 class DuelingDQNPolicy(OwnQPolicy):
-    """Advantages and a value, which sub-actions share."""
+    """Dueling heads."""
 
     network = DuelingQNetwork
 
 
 class DuelingCnnPolicy(OwnQPolicy, CnnPolicy):
-    """Advantages and a value, of images."""
+    """Dueling heads, for images."""
 
     network = DuelingQNetwork
 
 
 class DuelingMultiInputPolicy(OwnQPolicy, MultiInputPolicy):
-    """Advantages and a value, of Dict observations."""
+    """Dueling heads, for Dict observations."""
 
     network = DuelingQNetwork
 
 
-# By the names that SB3's DQN gives its own.
+# By the names of SB3's policies.
 DUELING_POLICIES: dict[str, type[OwnQPolicy]] = {
     "MlpPolicy": DuelingDQNPolicy,
     "CnnPolicy": DuelingCnnPolicy,
     "MultiInputPolicy": DuelingMultiInputPolicy,
 }
-# By SB3's own, which they replace where there are several sub-actions.
+# Where there are several sub-actions, these replace SB3's policies.
 BRANCHING: dict[Any, type[OwnQPolicy]] = {
     DQNPolicy: BranchingDQNPolicy,
     CnnPolicy: BranchingCnnPolicy,
     MultiInputPolicy: BranchingMultiInputPolicy,
 }
+
+
+class TorchQEngine(Engine):
+    """A DQN policy on PyTorch."""
+
+    kind: ClassVar[str] = "torch"
+
+    def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
+        super().__init__(policy, settings, previous)
+        self._dims, self._shape = action_dims(policy.action_space), policy.action_space.shape or ()
+
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
+        seen, legal = to_device(observations, action_masks, self.device, self.pinned)
+        values = self.q_values(seen)
+        best = greedy(values, legal, self._dims)
+        actions: NDArray[Any] = (best if self.guard is None else marked(best, values)).cpu().numpy()
+        if self.guard is not None and actions.flat[0] < 0:
+            raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
+        return PolicyStep(actions.reshape(-1, *self._shape))
+
+    @torch.no_grad()
+    def q_values(self, observations: TensorObservations) -> Tensor:  # (N, A)
+        """Q-values of all actions, without gradients."""
+        compiled = None if self.compiled is None else self.compiled.values_of(observations)
+        return network_values(self.policy.q_net, observations, self.precision) if compiled is None else compiled
+
+
+def network_values(network: Any, observations: TensorObservations, precision: Precision | None) -> Tensor:  # (B, A)
+    """A network's Q-values in float32, whatever the `precision` in which the network computes."""
+    if precision is None:
+        return network(observations)  # type: ignore[no-any-return]
+    with precision.autocast():
+        return as_float32(network(observations))  # type: ignore[no-any-return]
+
+
+def marked(chosen: Tensor, values: Tensor) -> Tensor:
+    """`chosen`, or -1 everywhere if one of the values (N, A) is not finite, which argmax would not show.
+
+    On the CPU the host checks the values (2.5 µs). Elsewhere the mark travels with the actions, and nothing waits.
+    """
+    if values.device.type == "cpu":
+        return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
+    return torch.where(torch.isfinite(values.sum()), chosen, -1)
 
 
 sys.modules.setdefault("fasttrain.engines.q_networks", sys.modules[__name__])  # where older zips look

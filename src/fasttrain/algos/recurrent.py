@@ -1,12 +1,11 @@
-"""RecurrentPPO and MaskableRecurrentPPO: PPO with memory, in the loops of `ppo.py`.
+"""RecurrentPPO and MaskableRecurrentPPO: PPO with an LSTM or GRU, in the loops of `ppo.py`.
 
-What is remembered between two steps is `_last_lstm_states`, SB3's name. Minibatches are sequences: exactly as stock, by
-the policy's own methods on padded ones; or, where sums may be taken in another order, without padding between networks
-and with one call of the LSTM for a group of sequences. Stock walks step by step through every minibatch in which an
-episode starts; to an LSTM a state that is zero where the episode begins is the same.
+The states between two steps are `_last_lstm_states`, as in SB3. Minibatches consist of sequences. For exact results the
+policy's own methods evaluate padded sequences, as in SB3. Where rounding may differ, only the LSTM sees sequences, many
+in one call, and all other layers see the minibatch's rows without padding.
 
-sb3-contrib has no masked class: a zip of ours loads by `fasttrain.MaskableRecurrentPPO`, or by
-`sb3_contrib.RecurrentPPO` with the policy of `recurrent_policies.py`, one file that needs nothing of fasttrain.
+sb3-contrib has no class with masks. A zip of MaskableRecurrentPPO loads by `fasttrain.MaskableRecurrentPPO`, or by
+`sb3_contrib.RecurrentPPO` together with `recurrent_policies.py`, a file that imports nothing of fasttrain.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.errors import ConfigError
 from fasttrain.spec.computing import check_last_minibatch
 
-# A policy that overrides one of these computes in a way of its own, and its own methods are called.
+# Where a policy overrides one of these methods, its own methods are called.
 _PATH = ("forward", "evaluate_actions", "predict_values", "_process_sequence", "_get_action_dist_from_latent",
          "extract_features", "__call__")  # fmt: skip
-_MEETS_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # padding is data to these
-Run = Callable[[str, Tensor], Tensor]  # "pi" or "vf" and features (B, F) → what the LSTM makes of them (B, H)
-# Only where a cell is asked for: of all others the zip stays stock's.
+_SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # padding changes their results
+Run = Callable[[str, Tensor], Tensor]  # "pi" or "vf", features (B, F) → outputs of that LSTM (B, H)
+# These replace SB3's policies only where a `cell` is asked for, so that all other zips stay stock's.
 WITH_CELLS: dict[Any, Any] = {
     MlpLstmPolicy: CellActorCriticPolicy,
     CnnLstmPolicy: CellActorCriticCnnPolicy,
@@ -54,16 +53,13 @@ WITH_CELLS: dict[Any, Any] = {
 }
 
 
-# --- how a policy that remembers acts and is evaluated
-
-
 class PaddedView(PolicyView):
     """The policy's own methods, called as sb3-contrib calls them."""
 
-    layout = "padded"  # of the sequences that it rates
+    layout = "padded"
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None, memory: Any = None) -> Any:
-        """Actions (N, ...), values (N, 1), log-probabilities (N,) and the states after."""
+        """Actions (N, ...), values (N, 1), log-probabilities (N,) and the states after the step."""
         return self.policy(observations, memory.states, self._starts(memory), **self._masks(action_masks))
 
     def values(self, observations: TensorObservations, memory: Any = None) -> Tensor:
@@ -71,17 +67,17 @@ class PaddedView(PolicyView):
         return values
 
     def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
-        laid = batch.sequences
+        sequences = batch.sequences
         values, log_probs, entropy = self.policy.evaluate_actions(
-            batch.observations, self._rateable(batch.actions), laid.states, laid.episode_starts,
+            batch.observations, self._as_numbers(batch.actions), sequences.states, sequences.episode_starts,
             **self._masks(batch.action_masks),
         )  # fmt: skip
-        kept = laid.kept
-        entropy = None if entropy is None else entropy.index_select(0, kept)
-        return Evaluated(values.flatten().index_select(0, kept), log_probs.index_select(0, kept), entropy)
+        rows = sequences.rows
+        entropy = None if entropy is None else entropy.index_select(0, rows)
+        return Evaluated(values.flatten().index_select(0, rows), log_probs.index_select(0, rows), entropy)
 
-    def _rateable(self, actions: Tensor) -> Tensor:
-        """Bits without masks as numbers: sb3-contrib 2.9.2 hands its Bernoulli integers, which torch refuses."""
+    def _as_numbers(self, actions: Tensor) -> Tensor:
+        """MultiBinary actions as floats: sb3-contrib 2.9.2 passes integers to torch's Bernoulli, which refuses them."""
         return actions.float() if isinstance(self.policy.action_dist, BernoulliDistribution) else actions
 
     def _starts(self, memory: Any = None) -> Tensor:
@@ -92,7 +88,7 @@ class PaddedView(PolicyView):
 
 
 class UnpaddedView(PaddedView):
-    """The policy's own modules: rows as they are, side by side as sequences only where an LSTM reads them."""
+    """The policy's own modules, called on the minibatch's rows; only the LSTM gets sequences side by side."""
 
     layout = "grouped"
 
@@ -101,12 +97,11 @@ class UnpaddedView(PaddedView):
         self.direct = networks_of(policy, policy.action_space)
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None, memory: Any = None) -> Any:
-        before, after = _resumed(memory), {}
+        before, after = _states_of(memory), {}
 
         def run(which: str, features: Tensor) -> Tensor:
             output, after[which] = self._lstm(which)(features[None], getattr(before, which))
-            found: Tensor = output[0]
-            return found
+            return output[0]  # type: ignore[no-any-return]
 
         latent, values = step_outputs(self.policy, observations, run)
         states = RNNStates(after["pi"], after.get("vf", after["pi"]))
@@ -118,10 +113,10 @@ class UnpaddedView(PaddedView):
         return actions.reshape(-1, *self.policy.action_space.shape), values, distribution.log_prob(actions), states
 
     def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
-        laid = batch.sequences
+        sequences = batch.sequences
 
         def run(which: str, features: Tensor) -> Tensor:
-            return self._sequenced(self._lstm(which), features, getattr(laid.states, which), laid)
+            return self._run_sequences(self._lstm(which), features, getattr(sequences.states, which), sequences.groups)
 
         latent, values = step_outputs(self.policy, batch.observations, run)
         if self.direct is not None:
@@ -129,27 +124,27 @@ class UnpaddedView(PaddedView):
             rated = self.direct.rate(logits, batch.actions, batch.action_masks, entropy_gradient)
             return Evaluated(values.flatten(), *rated, logits)
         distribution = self.policy._get_action_dist_from_latent(latent)
-        log_probs = distribution.log_prob(self._rateable(batch.actions))
+        log_probs = distribution.log_prob(self._as_numbers(batch.actions))
         return Evaluated(values.flatten(), log_probs, distribution.entropy())
 
-    def _sequenced(self, lstm: Any, features: Tensor, states: Any, laid: Any) -> Tensor:  # (B, F), (L, S, H) → (B, H)
-        """What an LSTM makes of a minibatch's sequences."""
-        found = []
-        for group in laid.groups:
+    def _run_sequences(self, lstm: Any, features: Tensor, states: Any, groups: Any) -> Tensor:
+        """Outputs (B, H) of an LSTM for the rows (B, F) of sequences that begin with `states` (L, S, H)."""
+        outputs = []
+        for group in groups:
             steps, count = group.shape
             rows = features[group.rows]
             side_by_side = rows.new_zeros(steps * count, rows.shape[1]).index_copy(0, group.places, rows)
-            begun = states if len(laid.groups) == 1 else rows_of_states(states, group.sequences)
-            output, _ = lstm(side_by_side.view(steps, count, -1), begun)
-            found.append(output.flatten(0, 1).index_select(0, group.places))
-        return found[0] if len(found) == 1 else torch.cat(found)
+            first_states = states if len(groups) == 1 else rows_of_states(states, group.sequences)
+            output, _ = lstm(side_by_side.view(steps, count, -1), first_states)
+            outputs.append(output.flatten(0, 1).index_select(0, group.places))
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _lstm(self, which: str) -> Any:
         return self.policy.lstm_actor if which == "pi" else self.policy.lstm_critic
 
 
 def step_outputs(policy: Any, observations: TensorObservations, run: Run) -> tuple[Tensor, Tensor]:
-    """What the actor's last layer reads, (B, W), and values (B, 1); `run` is the LSTMs' part."""
+    """The input of the actor's last layer (B, W), and values (B, 1). `run` calls an LSTM."""
     features = policy.extract_features(observations)
     pi_features, vf_features = (features, features) if policy.share_features_extractor else features
     latent_pi = run("pi", pi_features)
@@ -161,27 +156,27 @@ def step_outputs(policy: Any, observations: TensorObservations, run: Run) -> tup
     return extractor.forward_actor(latent_pi), policy.value_net(extractor.forward_critic(latent_vf))
 
 
-def _resumed(memory: Memory) -> RNNStates:
-    """The states, zero where an episode begins."""
+def _states_of(memory: Memory) -> RNNStates:
+    """The states, set to zero where an episode begins."""
     states: RNNStates = memory.states
     if memory.episode_starts.any():
-        fresh = torch.from_numpy(1.0 - memory.episode_starts).to(states.pi[0])[:, None]
-        states = each_array(lambda part: part * fresh, states)
+        within = torch.from_numpy(1.0 - memory.episode_starts).to(states.pi[0])[:, None]
+        states = each_array(lambda part: part * within, states)
     return states
 
 
 def must_be_padded(policy: Any) -> bool:
-    """Whether sequences must be laid out as stock does it: for methods of its own, or for layers that read padding."""
+    """Whether the policy overrides methods or has layers that padding changes, so that SB3's padding is necessary."""
     masked = isinstance(policy, MaskableRecurrentActorCriticPolicy)
     base: Any = MaskableRecurrentActorCriticPolicy if masked else RecurrentActorCriticPolicy
     same = all(getattr(type(policy), name) is getattr(base, name) for name in _PATH)
     if not same or any(name in vars(policy) for name in _PATH) or policy._forward_hooks or policy._forward_pre_hooks:
         return True
-    return policy.lstm_actor.dropout > 0 or any(isinstance(module, _MEETS_PADDING) for module in policy.modules())
+    return policy.lstm_actor.dropout > 0 or any(isinstance(module, _SEES_PADDING) for module in policy.modules())
 
 
 class RecurrentEngine(TorchEngine):
-    """Of a recurrent actor-critic."""
+    """A recurrent actor-critic on PyTorch."""
 
     float32_only = RECURRENT
 
@@ -190,14 +185,11 @@ class RecurrentEngine(TorchEngine):
         return PaddedView(self.policy) if exact else UnpaddedView(self.policy)
 
 
-# --- the algorithms
+class _Recurrent:
+    """Adds LSTM states to `_PPO`; stands before it among the bases."""
 
-
-class _Remembering:
-    """What PPO with memory is besides PPO: stands before it among the bases."""
-
-    _plain: Any = RecurrentEngine
-    unsquashes = False  # stock's loop only clips what gSDE has squashed
+    _torch_engine: Any = RecurrentEngine
+    unsquashes = False  # SB3's loop clips squashed actions of gSDE and does not unscale them
     _last_lstm_states: Any  # `RNNStates` after the last step
 
     def _setup_model(self: Any) -> None:
@@ -205,7 +197,7 @@ class _Remembering:
             check_last_minibatch(self.batch_size, self.n_envs, self.n_steps)
         if "cell" in self.policy_kwargs:
             self.policy_class = _with_cells(self.policy_class, self.policy_kwargs)
-        super()._setup_model()  # type: ignore[misc]  # PPO's
+        super()._setup_model()  # type: ignore[misc]  # of PPO
         self._last_lstm_states = self.blank_memory(self.n_envs).states
 
     def memory(self: Any) -> Memory:
@@ -217,7 +209,7 @@ class _Remembering:
         return Memory.blank(num_envs, further["state_shape"], self.device, further["keeps_cells"])
 
     def remember(self, states: RNNStates) -> Memory:
-        """Take over the LSTM states after a step."""
+        """Keep the LSTM states after a step; returns `memory`."""
         self._last_lstm_states = states
         return self.memory()
 
@@ -227,16 +219,16 @@ class _Remembering:
         return {"state_shape": shape, "own_critic": own_critic, "keeps_cells": isinstance(lstm, nn.LSTM)}
 
 
-class RecurrentPPO(_Remembering, _PPO, sb3_contrib.RecurrentPPO):
-    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` computes an LSTM before an MLP in compiled kernels."""
+class RecurrentPPO(_Recurrent, _PPO, sb3_contrib.RecurrentPPO):
+    """Drop-in for `sb3_contrib.RecurrentPPO`; `engine="kernels"` computes LSTM and MLP in compiled kernels."""
 
     _masked = False
 
 
-class MaskableRecurrentPPO(_Remembering, _PPO, sb3_contrib.RecurrentPPO):
-    """RecurrentPPO with action masks, which sb3-contrib has not; for Discrete, MultiDiscrete and MultiBinary actions.
+class MaskableRecurrentPPO(_Recurrent, _PPO, sb3_contrib.RecurrentPPO):
+    """RecurrentPPO with action masks, for Discrete, MultiDiscrete and MultiBinary actions.
 
-    A state without a legal action is an `EnvError`, not a random guess.
+    A state without a legal action is an `EnvError`.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -264,21 +256,23 @@ class MaskableRecurrentPPO(_Remembering, _PPO, sb3_contrib.RecurrentPPO):
         deterministic: bool = False,
         action_masks: Any = None,
     ) -> Any:
-        """Actions, legal ones where masks (N, A) are given, and the states to hand in at the next step."""
+        """Actions, legal ones if masks (N, A) are given, and the `state` for the next call."""
         policy: Any = self.policy
         return policy.predict(observation, state, episode_start, deterministic, action_masks)
 
 
 def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
-    """The class of the same policy that takes a cell by its name. Raises ConfigError: there is none, or the LSTM's own
-    arguments are there too.
+    """The policy's class that takes the argument `cell`.
+
+    Raises:
+        ConfigError: there is none, or there are arguments of an LSTM for another cell.
     """
-    found, name = WITH_CELLS.get(policy, policy), asked["cell"]
-    if not issubclass(found, CellActorCriticPolicy):
+    kind, name = WITH_CELLS.get(policy, policy), asked["cell"]
+    if not issubclass(kind, CellActorCriticPolicy):
         raise ConfigError(
             f"cell={name} with policy={policy.__name__}, which has an LSTM: derive it from "
             "fasttrain.algos.recurrent_policies.CellActorCriticPolicy, or remove cell"
         )
     if name != "lstm" and asked.get("lstm_kwargs"):
         raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']}, which are an LSTM's: remove one")
-    return found
+    return kind

@@ -1,8 +1,8 @@
-"""Recurrent policies with a GRU in the LSTM's place, and with action masks: sb3-contrib's in all else.
+"""sb3-contrib's recurrent policies with a GRU in place of the LSTM, and with action masks.
 
-With masks the weights are those of sb3-contrib's recurrent policies, by the same names and shapes (for MultiBinary
-actions two logits a bit, as its MaskablePPO has them). This file needs nothing of fasttrain: copied beside a model.zip
-it is all that `sb3_contrib.RecurrentPPO.load(…, custom_objects={"policy_class": …})` needs.
+With masks the weights have the names and shapes of sb3-contrib's recurrent policies (for MultiBinary actions two logits
+a bit, as in its MaskablePPO). This file imports nothing of fasttrain. With a copy of it beside a model.zip,
+`sb3_contrib.RecurrentPPO.load(…, custom_objects={"policy_class": …})` loads the zip.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ States = tuple[Tensor, Tensor]  # h and c, (L, N, H) each, where an LSTM has the
 
 
 class GRU(nn.GRU):
-    """torch's, as a policy calls an LSTM. It keeps no cells: those that it is given, of any width, are given back."""
+    """torch's GRU with the interface of an LSTM. It returns the cell states that it gets, since it has none."""
 
     def forward(self, inputs: Tensor, states: States) -> tuple[Tensor, States]:  # type: ignore[override]
-        """Hidden states (T, N, H) of inputs (T, N, F), and the states after."""
+        """Hidden states (T, N, H) for inputs (T, N, F), and the states after the last step."""
         output, after = super().forward(inputs, states[0])
         return output, (after, states[1])
 
 
 class CellActorCriticPolicy(RecurrentActorCriticPolicy):
-    """sb3-contrib's, with GRUs in the LSTMs' place where `cell` is gru."""
+    """sb3-contrib's policy, with GRUs in place of the LSTMs if `cell` is gru."""
 
-    @wraps(RecurrentActorCriticPolicy.__init__)  # type: ignore[misc]  # whose defaults are looked at
+    @wraps(RecurrentActorCriticPolicy.__init__)  # type: ignore[misc]  # whose defaults are read by `inspect`
     def __init__(
         self, observation_space: Any, action_space: Any, lr_schedule: Any, *further: Any, cell: str = "lstm",
         **settings: Any,
@@ -53,7 +53,7 @@ class CellActorCriticPolicy(RecurrentActorCriticPolicy):
         for name in ("lstm_actor", "lstm_critic"):
             if (lstm := getattr(self, name)) is not None:
                 setattr(self, name, GRU(lstm.input_size, lstm.hidden_size, lstm.num_layers))
-        optimizer: Any = self.optimizer_class  # anew, of the parameters that are there now
+        optimizer: Any = self.optimizer_class  # a new one, for the new parameters
         self.optimizer = optimizer(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
 
@@ -66,13 +66,13 @@ class CellMultiInputActorCriticPolicy(CellActorCriticPolicy, RecurrentMultiInput
 
 
 class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
-    """Every method that draws or rates actions takes `action_masks` (N, A), None for all legal."""
+    """Every method that draws or evaluates actions takes `action_masks` (N, A); None: all actions are legal."""
 
-    _legal: Any = None  # of the call under way
+    _masks: Any = None  # of the present call
 
     def _build(self, lr_schedule: Any) -> None:
-        # Stock builds the networks, so that the same random numbers make the same weights. It does not know masked
-        # distributions, and to a mask a bit is a choice of two.
+        # SB3 builds the networks, so that the same random numbers give the same weights. It does not know masked
+        # distributions, in which a bit is a choice of two.
         if isinstance(self.action_space, spaces.MultiBinary):
             as_choices = spaces.MultiDiscrete([2] * int(np.prod(self.action_space.n)))
             self.action_dist = make_proba_distribution(as_choices)
@@ -81,31 +81,31 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
 
     @contextmanager
     def _within(self, action_masks: Any) -> Iterator[None]:
-        # One of these methods calls another, in stock without masks: those of the outer call hold.
-        before = self._legal
-        self._legal = before if action_masks is None else action_masks
+        # These methods call each other, in SB3 without masks: the masks of the outer call stay in force.
+        before = self._masks
+        self._masks = before if action_masks is None else action_masks
         try:
             yield
         finally:
-            self._legal = before
+            self._masks = before
 
     def _get_action_dist_from_latent(self, latent_pi: Tensor) -> Any:
-        found: Any = self.action_dist
-        distribution = found.proba_distribution(action_logits=self.action_net(latent_pi))
-        distribution.apply_masking(self._legal)
+        masked: Any = self.action_dist
+        distribution = masked.proba_distribution(action_logits=self.action_net(latent_pi))
+        distribution.apply_masking(self._masks)
         return distribution
 
     def forward(  # type: ignore[override]
         self, obs: Any, lstm_states: Any, episode_starts: Tensor, deterministic: bool = False, action_masks: Any = None
     ) -> Any:
-        """Actions, values, log-probabilities, states."""
+        """Actions, values, log-probabilities, and the states after the step."""
         with self._within(action_masks):
             return super().forward(obs, lstm_states, episode_starts, deterministic)
 
     def get_distribution(  # type: ignore[override]
         self, obs: Any, lstm_states: Any, episode_starts: Tensor, action_masks: Any = None
     ) -> Any:
-        """The distribution of the actions, and the states after."""
+        """The distribution of the actions, and the states after the step."""
         with self._within(action_masks):
             return super().get_distribution(obs, lstm_states, episode_starts)
 
@@ -124,7 +124,7 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
         deterministic: bool = False,
         action_masks: Any = None,
     ) -> Any:
-        """Actions and states, on the host."""
+        """Actions, and the states after the step, as arrays."""
         with self._within(action_masks):
             return super().predict(observation, state, episode_start, deterministic)
 

@@ -1,7 +1,7 @@
-"""SAC: SB3's class with a plain PyTorch update that can be read here, from acting to the optimizers' steps.
+"""SAC: SB3's class with a plain PyTorch update, written out here from acting to the optimizers' steps.
 
 `learn`, `load`, `save`, schedules, loggers and callbacks are SB3's own. Every number is that of stock SAC
-(tests/parity/test_off_policy_parity.py). A replay buffer of another class (HER's) is served by SB3's own loops.
+(tests/parity/test_off_policy_parity.py).
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import refuse_foreign_buffer
 from fasttrain.vec.base import SlotSource
 
-LOGGED = ("ent_coef", "n_updates", "skipped_steps")  # no names of terms
-OF_ACTOR = ("actor_loss", "ent_coef_loss")  # no names of the critics' terms
+LOGGED = ("ent_coef", "n_updates", "skipped_steps")  # names that no term may have
+OF_ACTOR = ("actor_loss", "ent_coef_loss")  # names that no term of the critics may have
 
 
 class Evaluated(NamedTuple):
-    """What the networks say of a batch of B transitions. `actions`, `log_probs` and `q_values` carry gradients."""
+    """What the networks compute for a batch of B transitions. All but `ent_coef` and `target` carry gradients."""
 
-    actions: Tensor  # (B, A) of -1 to 1, drawn by the actor for the observations
-    log_probs: Tensor  # (B, 1) theirs
+    actions: Tensor  # (B, A) from -1 to 1, drawn by the actor for the observations
+    log_probs: Tensor  # (B, 1) of `actions`
     ent_coef: Tensor  # () or (1,) the weight of the entropy
     target: Tensor  # (B, 1) the TD target of the critics
-    q_values: tuple[Tensor, ...]  # (B, 1) of each critic: `critic_loss` gets those of the batch's actions,
-    # `actor_loss` those of `actions`, by the critics that have learned from this batch already
+    # (B, 1) of each critic. `critic_loss` gets the values of the batch's actions. `actor_loss` gets the values of
+    # `actions`, by the critics after they have learned from this batch.
+    q_values: tuple[Tensor, ...]
 
 
 class SACWork(NamedTuple):
-    """Some updates, one after the other, as an accelerator is asked for them; the names are SB3's."""
+    """The settings of a round of SAC updates by compiled kernels; the names are SB3's."""
 
     gradient_steps: int
     batch_size: int
-    gamma: float  # of batches that have no discounts of their own
+    gamma: float  # where batches have no discounts
     tau: float
     target_update_interval: int
     target_entropy: float
@@ -57,20 +58,20 @@ class SACWork(NamedTuple):
 
 
 class SACEngine(Engine):
-    """The engine of the plain update, which acts as the policy itself does."""
+    """A SAC policy on PyTorch, which acts by its own `predict`."""
 
     kind, float32_only = "torch", "SAC"
 
     def act(self, observations: Any, action_masks: Any, memory: Any = None) -> PolicyStep:
         actions, _ = self.policy.predict(observations)
-        return PolicyStep(self.policy.scale_action(actions), memory=memory)
+        return PolicyStep(self.policy.scale_action(actions))
 
 
 class SAC(OffPolicy, stable_baselines3.SAC):
     """Drop-in for `stable_baselines3.SAC`. A zip loads there.
 
-    Two networks learn one after the other, so the loss has two seams. A subclass that adds a term to the critics'
-    loss, here that of conservative Q-learning (Kumar et al. 2020), and one to the actor's:
+    Critics and actor learn one after the other, each with a loss of its own. A subclass can add terms, for example that
+    of conservative Q-learning (Kumar et al. 2020) to the critics' loss, and one of imitation to the actor's:
 
         def critic_loss(self, batch, evaluated):
             drawn = self.critic(batch.observations, evaluated.actions.detach())
@@ -82,31 +83,30 @@ class SAC(OffPolicy, stable_baselines3.SAC):
             return super().actor_loss(batch, evaluated) | {"bc_loss": imitation}
 
     Args:
-        as `stable_baselines3.SAC`, and `engine`: "torch", whose numbers are stock's, "kernels", or `EngineSettings`.
+        as of `stable_baselines3.SAC`, and `engine`: "torch", which gives stock's numbers, "kernels", or
+        `EngineSettings`.
     """
 
-    _plain = SACEngine
+    _torch_engine = SACEngine
     learn = without_threads_left(stable_baselines3.SAC.learn)
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        own = {f"{type(self).__name__}.{name} is overridden": getattr(type(self), name) is not getattr(SAC, name)
-               for name in ("evaluate", "critic_loss", "actor_loss")}  # fmt: skip
-        refuse_foreign_buffer(self.replay_buffer, own)
+        refuse_foreign_buffer(self.replay_buffer, self.overrides(SAC, "evaluate", "critic_loss", "actor_loss"))
 
     # --- acting, in the loop of `off_policy.py`
 
     def _choose(
         self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Actions (N, A) as the envs get them, and as replay stores them: from -1 to 1."""
+        """Actions (N, A) for the envs, and from -1 to 1 for the replay buffer."""
         engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
         random = self.num_timesteps < learning_starts and not (self.use_sde and self.use_sde_at_warmup)
         if engine.kind == "torch":
             return self._sample_action(learning_starts, action_noise, source.num_envs)
         if random:
             space: Any = self.action_space  # one draw gives the numbers of N draws
-            size, whole = (source.num_envs, *space.shape), space.dtype.kind != "f"  # numbers, of which `high` is one
+            size, whole = (source.num_envs, *space.shape), space.dtype.kind != "f"  # whole numbers, up to `high`
             drawn = space.np_random.uniform(space.low, space.high.astype(np.float64) + whole, size)
             scaled = self.policy.scale_action((np.floor(drawn) if whole else drawn).astype(space.dtype))
         else:
@@ -121,9 +121,9 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         """Take `gradient_steps` updates, each on a batch of its own, and log them as SB3 does.
 
         Raises:
-            DivergedError: round after round no update was finite; see `guard.py`.
+            DivergedError: no update was finite in too many rounds in a row; see `guard.py`.
         """
-        if not isinstance(self.replay_buffer, ReplayStorage):  # none of ours: SB3's own update serves it
+        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads other buffers
             return super().train(gradient_steps, batch_size)
         clock, critic = self.collector.clock, self.critic.optimizer
         learners = [self.actor.optimizer, *filter(None, [self.ent_coef_optimizer])]
@@ -150,12 +150,12 @@ class SAC(OffPolicy, stable_baselines3.SAC):
                     if number % self.target_update_interval == 0:
                         self._move_targets()
                     clock.enter("replay_sample")
-            self._record(engine, engine.counted(step.read()))
+            self._record(engine, engine.count_steps(step.read()))
 
     def evaluate(self, batch: ReplayBatch) -> Evaluated:
-        """What the networks say of a batch: r + discount × (V(next) + ent_coef × entropy) is the target.
+        """Actions and values of a batch, and the target r + discount × (V(next) + ent_coef × entropy).
 
-        V is the lowest value that the target critics give an action of the actor's (Haarnoja et al. 2018).
+        V is the lowest value that a target critic gives to an action drawn by the actor (Haarnoja et al. 2018).
         """
         if self.use_sde:
             self.actor.reset_noise()
@@ -173,31 +173,29 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         return Evaluated(actions, log_probs.reshape(-1, 1), ent_coef, target, q_values)
 
     def critic_loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
-        """The named terms, scalars, whose sum the critics minimise; each is logged as `train/<name>`."""
+        """The named terms, scalars, whose sum the critics minimise. Each is logged as `train/<name>`."""
         errors = [functional.mse_loss(values, evaluated.target) for values in evaluated.q_values]
         return {"critic_loss": 0.5 * sum(errors)}  # type: ignore[dict-item]
 
     def actor_loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
-        """The same of the actor, and of the entropy's weight where that is learned."""
+        """The same for the actor, and for the entropy's weight if that is learned."""
         lowest, _ = torch.min(torch.cat(evaluated.q_values, dim=1), dim=1, keepdim=True)
         terms = {"actor_loss": (evaluated.ent_coef * evaluated.log_probs - lowest).mean()}
         if self.log_ent_coef is not None:
-            short = (evaluated.log_probs + float(self.target_entropy)).detach()  # of entropy, by so much
-            terms["ent_coef_loss"] = -(self.log_ent_coef * short).mean()
+            missing_entropy = (evaluated.log_probs + float(self.target_entropy)).detach()
+            terms["ent_coef_loss"] = -(self.log_ent_coef * missing_entropy).mean()
         return terms
 
     @torch.no_grad()
     def _move_targets(self) -> None:
-        """Target critics follow by the share `tau`; SB3's `polyak_update` in one call for all parameters."""
+        """Move the target critics towards the critics by the share `tau`: SB3's `polyak_update` in one call."""
         targets, critics = (list[Tensor](each.parameters()) for each in (self.critic_target, self.critic))
         torch._foreach_mul_(targets, 1 - self.tau)
         torch._foreach_add_(targets, critics, alpha=self.tau)
         polyak_update(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
 
-    # --- what accelerators ask
-
     def work(self, gradient_steps: int, batch_size: int) -> SACWork:
-        """The updates that an accelerator shall compute, by the model's settings."""
+        """The settings of a round of updates by compiled kernels."""
         learned = self.ent_coef_optimizer is not None
         ent_coef: Any = self.log_ent_coef if learned else self.ent_coef_tensor
         return SACWork(gradient_steps, batch_size, self.gamma, self.tau, self.target_update_interval,
@@ -205,35 +203,28 @@ class SAC(OffPolicy, stable_baselines3.SAC):
 
 
 class SACStep(TorchStep):
-    """The optimizers' steps of SAC's updates: in each the critics' first, then the actor's and the entropy's weight's.
-
-    Guarded, each steps only where its loss and its gradients are finite.
-    """
+    """The optimizers' steps of SAC's updates. A guarded step is skipped unless its loss and gradients are finite."""
 
     def __init__(self, engine: Engine, optimizers: list[torch.optim.Optimizer]) -> None:
         super().__init__(engine, math.inf, optimizers)
 
     def begin(self) -> None:
-        """The next update."""
+        """Begin an update: of the critics, then of the actor and the entropy's weight."""
         self.taken += 1
         self.noted.append({})
         if self.guarded:
             self.norms.append(torch.zeros(()))
 
     def descend(self, terms: dict[str, Tensor], *optimizers: torch.optim.Optimizer) -> bool:
-        """Let the optimizers step down the gradient of the terms' sum; whether they did."""
+        """Let the optimizers step down the gradient of the terms' sum. Returns whether they did."""
         loss, parameters = reduce(torch.add, terms.values()), parameters_of(optimizers)
         self.clock.enter("train_bwd")
         for parameter in parameters:
             parameter.grad = None
-        torch.autograd.backward(loss, inputs=parameters)  # the other network's gradients would be thrown away
+        torch.autograd.backward(loss, inputs=parameters)  # no gradients of the other network, which would be unused
         self.clock.enter("optim")
-        return self.take(loss, *optimizers)
-
-    def take(self, loss: Tensor, *optimizers: torch.optim.Optimizer) -> bool:
-        """Let the optimizers step along the gradients that are there; whether they did."""
         if self.guarded:
-            gradients = [each.grad for each in parameters_of(optimizers) if each.grad is not None]
+            gradients = [each.grad for each in parameters if each.grad is not None]
             norm = torch.add(gradient_norm(gradients), loss.detach(), alpha=0.0)  # NaN where the loss is not finite
             self.norms[-1] = norm.cpu() + self.norms[-1]
             if not math.isfinite(self.norms[-1].item()):
@@ -247,6 +238,6 @@ class SACStep(TorchStep):
 
 
 def parameters_of(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
-    """All that they change; what is frozen, they do not."""
-    found = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
-    return [each for each in found if each.requires_grad]
+    """The parameters that these optimizers change."""
+    every = (each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"])
+    return [each for each in every if each.requires_grad]

@@ -1,6 +1,6 @@
-"""Self-play's opponents: frozen copies of a policy that only act, and the pool of past versions of the learner.
+"""Opponents in self-play: copies of a policy that only act, and the pool of earlier versions of the learner.
 
-Players act in batches, by the kernels where these serve. The pool knows how strong each of its versions is.
+Players act in batches, by compiled kernels where the learner does. The pool rates each of its versions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Weights = dict[str, Tensor]
 
 
 def weights_of(model: Any) -> Weights:
-    """A copy of the weights that the model acts with: of Q-networks those of the online network."""
+    """A copy of the weights with which the model acts; of DQN those of the online network."""
     return {name: value.detach().clone() for name, value in _acting_part(model.policy).state_dict().items()}
 
 
@@ -35,14 +35,13 @@ def _acting_part(policy: Any) -> Any:
 
 
 class Player:
-    """Acts on an engine of the model's kind, with weights that change only by `load`: at first those of now.
+    """Acts on an engine of the model's kind, with a copy of the model's weights that only `load` changes.
 
-    Draws from its policy's distribution; of Q-values takes the best, and errs now and then.
-
-    An opponent that never errs teaches little.
+    Actions are drawn from the policy's distribution. With Q-values the best action is taken, except for a share of
+    random ones, because a learner learns little from an opponent that never errs.
     """
 
-    errs = 0.05  # how often one that takes the best acts at random
+    random_share = 0.05
 
     def __init__(self, model: Any) -> None:
         policy = copy.deepcopy(model.policy)
@@ -51,30 +50,29 @@ class Player:
         self.engine: Engine = type(engine)(policy, EngineSettings(kind=engine.settings.kind))
         self.engine.guard = None
         self.engine.begin()
-        self.remembered: RNNStates | None = None  # after its last actions, of a policy that remembers
+        self.lstm_states: RNNStates | None = None  # after its last actions, of a recurrent policy
         self._dims = action_dims(model.action_space) if hasattr(policy, "q_net") else []
         self._shape = model.action_space.shape or ()
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> NDArray[Any]:
-        """Actions (M,) or (M, K) for observations (M, ...) and masks (M, A) bool, None for all legal."""
-        acted = self.engine.act(observations, action_masks, memory)
-        chosen, self.remembered = acted.actions, acted.memory
+        """Actions (M,) or (M, K) for observations (M, ...) and masks (M, A) bool; None: all actions are legal."""
+        actions, _, self.lstm_states = self.engine.act(observations, action_masks, memory)
         if self._dims:
-            chosen = np.array(chosen)
-            drawn = draw_choices(np.random, self._dims, len(chosen), action_masks)
-            errs = np.random.random(len(chosen)) < self.errs
-            chosen[errs] = drawn[errs].reshape(-1, *self._shape)
-        return chosen
+            actions = np.array(actions)
+            drawn = draw_choices(np.random, self._dims, len(actions), action_masks)
+            at_random = np.random.random(len(actions)) < self.random_share
+            actions[at_random] = drawn[at_random].reshape(-1, *self._shape)
+        return actions
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Act with these from now on; copied."""
-        _acting_part(self.engine.policy).load_state_dict(weights)  # in place: the kernels' views stay
+        """Act with a copy of these weights from now on."""
+        _acting_part(self.engine.policy).load_state_dict(weights)  # in place, as the kernels need it
         self.engine.begin()
 
 
 FIRST_RATING = 1000.0
 K_FACTOR = 16.0  # points that one game can move; FIDE's for strong players is 10, for others 20
-ACTIVE = 2  # of the pool, from one snapshot to the next: each is a forward of its own in every round of decisions
+ACTIVE = 2  # snapshots of the pool that play at a time: each needs a forward pass of its own in every step
 SPREAD = 400.0  # rating difference at which the stronger is expected to score 10 of 11
 
 
@@ -87,7 +85,7 @@ class Snapshot:
     weights: Weights
     rating: float = FIRST_RATING  # Elo
     games: int = 0
-    points: float = 0.0  # of the learner against it; 1 a win, 0.5 a draw
+    points: float = 0.0  # of the learner against it: 1 for a win, 0.5 for a draw
 
     def summary(self) -> dict[str, Any]:
         """For summary.json."""
@@ -96,30 +94,29 @@ class Snapshot:
 
 
 def expected_score(rating: float, other: float) -> float:
-    """What the first is expected to score against the second (Elo 1978): 0.5 if they are equal."""
+    """The expected score of the first player against the second (Elo 1978): 0.5 if they are equal."""
     return float(1.0 / (1.0 + 10.0 ** ((other - rating) / SPREAD)))
 
 
 @dataclass(slots=True)
 class SnapshotPool:
-    """Opponents for N envs: the latest snapshot with probability `latest`, else one of the pool, drawn per episode.
+    """Opponents for N envs, drawn per episode: the latest snapshot with probability `latest`, else one of the pool.
 
-    The pool is a uniform sample of all snapshots that came before the latest (reservoir sampling, Vitter 1985): old
-    habits stay among the opponents, however long the run is. Two of it are in play at a time, drawn anew with every
-    snapshot: with all eight, a step of 256 envs would take nine small forwards instead of three.
-
-    Ratings are Elo's, from the learner's games; its own is handed to every new snapshot.
+    The pool is a uniform sample of all snapshots before the latest (reservoir sampling, Vitter 1985), so that early
+    versions stay among the opponents. `ACTIVE` of them play at a time; they are drawn again at every snapshot.
+    Ratings are Elo's, from the learner's games. A new snapshot gets the learner's rating.
 
     Args:
         model: the learner, a PPO, MaskablePPO or DQN of ours.
         num_envs: N.
         size: of the pool.
-        seed: of the draws; actions are drawn by the players.
-        score_of: the learner's share of the points by an episode's info, 0 … 1; None where it tells none.
+        seed: of the draws of opponents.
+        score_of: gives the learner's share of the points, 0 … 1, from an episode's info; None if that is unknown.
         latest: probability of the latest snapshot.
-        seats: whose turn it is in each env (N,), numbers from 1 on; each seat remembers for itself. None: one a game.
-        again: whether in each env (N,) the decision before was refused and comes again; where it, or what it gives, is
-            None, no decision ever is.
+        seats: gives the seat whose turn it is in each env (N,), from 1 on. Each seat has LSTM states of its own. None:
+            one seat a game.
+        again: gives where (N,) the env refused the last decision and asks for it again; None, or a result of None:
+            nowhere.
     """
 
     model: Any
@@ -136,8 +133,8 @@ class SnapshotPool:
     pool: list[Snapshot] = field(default_factory=list)
     active: list[Snapshot] = field(default_factory=list)  # of the pool
     playing: list[Snapshot] = field(init=False)  # by env
-    memory: Any = field(init=False)  # a `Memory`, where the policy remembers: of N games' first seats, their second, …
-    _before: Any = field(init=False)  # what was remembered before the decisions made last, where one may be refused
+    memory: Any = field(init=False)  # a `Memory` of all first seats, then all second, …; None: not recurrent
+    _before: Any = field(init=False)  # a `Memory` of before the last decisions, where one may be refused
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
     _spare: list[Player] = field(default_factory=list)
     _rng: np.random.Generator = field(init=False)
@@ -153,7 +150,7 @@ class SnapshotPool:
         self.memory = self._before = None if blank is None else blank(self.num_envs)
 
     def _places(self, envs: Int64Array) -> Int64Array:
-        """The rows of `memory` of those who decide in these envs."""
+        """The rows of `memory` for the seats that decide in these envs."""
         places = envs if self.seats is None else envs + self.num_envs * (self.seats()[envs] - 1)
         self._remember(int(places.max()) + 1)
         return places
@@ -163,7 +160,7 @@ class SnapshotPool:
             self.memory = self.memory.beside(self.model.blank_memory(self.num_envs))
 
     def _take_back(self, envs: Int64Array, places: Int64Array) -> None:
-        """Forget what refused decisions left: they are made again, of all that decide now and of no other."""
+        """Restore the LSTM states of before the decisions that were refused."""
         if self.again is None or (again := self.again()) is None:
             return
         refused = places[again[envs]]
@@ -172,7 +169,7 @@ class SnapshotPool:
         self._before = self.memory.copied()
 
     def take(self, env_steps: int) -> None:
-        """The learner as it is now becomes the latest snapshot; the one before may enter the pool."""
+        """Take a snapshot of the learner. The snapshot that was the latest may enter the pool."""
         before, seen = self.current, self.taken - 1
         self.current = self._snapshot(env_steps)
         if len(self.pool) < self.size:
@@ -180,14 +177,15 @@ class SnapshotPool:
         elif (place := int(self._rng.integers(seen + 1))) < self.size:
             self.pool[place] = before
         self._choose_active()
-        kept = {id(self.current), *map(id, self.pool)}
+        present = [self.current, *self.pool]
         for env, snapshot in enumerate(self.playing):
-            if id(snapshot) not in kept:  # its episode goes on against the latest
+            if all(snapshot is not each for each in present):  # the episode continues against the latest
                 self.playing[env] = self.current
-        self._free_players()
+        for number in {*self._players} - {each.number for each in present}:
+            self._spare.append(self._players.pop(number))  # used again: to copy a policy takes a millisecond
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
-        """Each env's own opponent decides; one forward per snapshot."""
+        """Actions of the opponents of these envs, by one forward pass per snapshot."""
         numbers = np.array([self.playing[env].number for env in envs.tolist()])
         groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
         places = envs if self.memory is None else self._places(envs)
@@ -197,10 +195,10 @@ class SnapshotPool:
         for rows in groups:
             masks = None if action_masks is None else action_masks[rows]
             player = self._player(self.playing[int(envs[rows[0]])])
-            known = None if self.memory is None else self.memory.of(places[rows])
-            drawn.append(player.act(select_rows(observations, rows), masks, known))
+            memory = None if self.memory is None else self.memory.of(places[rows])
+            drawn.append(player.act(select_rows(observations, rows), masks, memory))
             if self.memory is not None:
-                self.memory.put(places[rows], player.remembered)
+                self.memory.put(places[rows], player.lstm_states)
                 self.memory.episode_starts[places[rows]] = False
         by_group = np.concatenate(drawn)
         actions = np.empty_like(by_group)
@@ -208,11 +206,11 @@ class SnapshotPool:
         return actions
 
     def episode_over(self, env: int, info: Mapping[str, Any]) -> None:
-        """Rate the opponent of that episode, and draw one for the next."""
+        """Rate the opponent of the episode that ended, and draw one for the next episode."""
         snapshot, score = self.playing[env], self.score_of(info)
         if self.memory is not None:
             self.memory.episode_starts[env :: self.num_envs] = True
-        if score is not None and snapshot is not self.current:  # the latest is the learner itself, nearly
+        if score is not None and snapshot is not self.current:  # which is nearly the learner itself
             change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
             self.rating += change
             snapshot.rating -= change
@@ -222,21 +220,14 @@ class SnapshotPool:
         self.playing[env] = self.active[int(self._rng.integers(len(self.active)))] if from_pool else self.current
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: tensors and numbers."""
-
-        def plain(snapshot: Snapshot) -> dict[str, Any]:
-            return {name: getattr(snapshot, name) for name in Snapshot.__dataclass_fields__}
-
-        return {
-            "rating": self.rating,
-            "taken": self.taken,
-            "current": plain(self.current),
-            "pool": [plain(snapshot) for snapshot in self.pool],
-            "rng": self._rng.bit_generator.state,
-        }
+        """What a checkpoint stores: tensors and numbers."""
+        names = Snapshot.__dataclass_fields__
+        current, *pool = ({name: getattr(each, name) for name in names} for each in (self.current, *self.pool))
+        rng = self._rng.bit_generator.state
+        return {"rating": self.rating, "taken": self.taken, "current": current, "pool": pool, "rng": rng}
 
     def memory_arrays(self) -> dict[str, NDArray[Any]]:
-        """What the opponents remember of the running games: views, by name."""
+        """The opponents' LSTM states in the running games, by name. The arrays are views."""
         if self.memory is None:
             return {}
         states = self.memory.states
@@ -244,27 +235,27 @@ class SnapshotPool:
         return {"starts": self.memory.episode_starts, **{name: part.numpy(force=True) for name, part in parts.items()}}
 
     def load_memory(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Let them remember that. Raises ConfigError: it is of another network or other envs."""
+        """Set the opponents' LSTM states. Raises ConfigError: they are of another network or other envs."""
         if self.memory is None:
             return
         self._remember(np.size(arrays.get("starts", ())))
-        given = {name: np.array(array) for name, array in self.memory_arrays().items()}
-        for name, array in given.items():
+        copies = {name: np.array(array) for name, array in self.memory_arrays().items()}
+        for name, array in copies.items():
             load_into(array, arrays, name)
-        states = [tuple(torch.from_numpy(given[f"{net}/{place}"]) for place in range(2)) for net in ("pi", "vf")]
+        states = [tuple(torch.from_numpy(copies[f"{net}/{place}"]) for place in range(2)) for net in ("pi", "vf")]
         self.memory.put(slice(None), RNNStates(*states))
-        self.memory.episode_starts[:] = given["starts"]
+        self.memory.episode_starts[:] = copies["starts"]
 
     def positions(self) -> dict[str, list[int]]:
-        """Who plays where, by numbers: with `state` all that decides how the games go on."""
+        """The numbers of the active snapshots, and of the one that plays in each env."""
         return {"active": [each.number for each in self.active], "playing": [each.number for each in self.playing]}
 
     def resume(self, state: Mapping[str, Any], positions: Mapping[str, Any]) -> None:
-        """Go on with what `state` and `positions` gave, running episodes with their own opponents.
+        """Continue from a `state` and `positions`. Running episodes continue with their opponents.
 
         Raises:
             ConfigError: weights are of another network or not finite, or the positions are of other envs or of
-                snapshots that `state` lacks. Nothing is changed.
+                snapshots that `state` lacks. Then nothing was changed.
         """
         loaded = [Snapshot(**each) for each in (state["current"], *state["pool"])]
         for each in loaded:
@@ -279,11 +270,11 @@ class SnapshotPool:
         self.playing = [known[number] for number in positions["playing"]]
         self._rng.bit_generator.state = state["rng"]
         self._forget()
-        self._spare += self._players.values()  # whose weights are those of other snapshots of the same numbers
+        self._spare += self._players.values()  # they have the weights of other snapshots with the same numbers
         self._players.clear()
 
     def summary(self) -> dict[str, Any]:
-        """For summary.json: ratings of the learner and the pool, the oldest first."""
+        """For summary.json: ratings of the learner and of the pool, the oldest snapshot first."""
         pool = sorted(self.pool, key=lambda snapshot: snapshot.number)
         return {"elo": round(self.rating, 1), "snapshots": self.taken, "pool": [each.summary() for each in pool]}
 
@@ -302,12 +293,6 @@ class SnapshotPool:
             player.load(snapshot.weights)
             self._players[snapshot.number] = player
         return player
-
-    def _free_players(self) -> None:
-        """Players of snapshots that are no more serve others: a copy of a policy takes a millisecond to make."""
-        kept = {self.current.number, *(snapshot.number for snapshot in self.pool)}
-        for number in [number for number in self._players if number not in kept]:
-            self._spare.append(self._players.pop(number))
 
 
 def _check_weights(snapshot: Snapshot, like: Weights) -> None:

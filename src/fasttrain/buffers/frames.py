@@ -1,8 +1,8 @@
-"""Frames: images of a replay buffer, each stored once, from which observations and next observations are put together.
+"""Frames: the images of a replay buffer, each stored once, from which stacked observations are assembled.
 
-A transition's next observation is the next one's observation, and of k stacked frames k - 1 were seen a step before: of
-84 × 84 × 4 bytes of an Atari observation and as many of the next one, 84 × 84 are new. The last observation of an
-episode has a frame of its own. What comes out is what went in, byte by byte; what does not go together is refused.
+The next observation of a transition is the observation of the next one, and of k stacked frames k - 1 were seen a step
+earlier. So of the 2 × 84 × 84 × 4 bytes of an Atari transition only 84 × 84 are new. The last observation of an episode
+has a frame of its own. Observations come out byte by byte as they were put in; others are refused.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Frames:
     """Observations of a ring of `rows` vector steps of N envs.
 
     Args:
-        rows: as the ring of transitions has, which is written and emptied together with this one.
+        rows: of the ring of transitions, which is written and cleared together with this one.
         num_envs: N.
         shape: (k × c, H, W) of a stacked observation.
         dtype: of its entries.
@@ -34,34 +34,34 @@ class Frames:
     def __init__(self, rows: int, num_envs: int, shape: tuple[int, ...], dtype: Any, stack: int) -> None:
         self.rows, self.num_envs, self.shape, self.stack = rows, num_envs, shape, stack
         self._frame = (shape[0] // stack, *shape[1:])
-        self._size = rows + stack  # of the oldest row the frames before it, of the newest the one after it
+        self._size = rows + stack  # with the frames before the oldest row, and the one after the newest
         self.frames = np.zeros((self._size, num_envs, *self._frame), dtype)
-        self.ages = np.zeros((rows, num_envs), np.uint8)  # earlier frames in the observation, k - 1 at most
+        self.ages = np.zeros((rows, num_envs), np.uint8)  # number of earlier frames in the observation, up to k - 1
         self.clear()
 
     def clear(self) -> None:
-        """Nothing is stored."""
+        """Forget everything that is stored."""
         self.written = 0  # rows so far; row r of the ring is the last one written with that remainder
         self.last: dict[Place, NDArray[Any]] = {}  # the frame after a row, where it is not that of the next row
-        self.others: dict[Place, Images] = {}  # (2, k × c, H, W): what stands for a row's own, and after it
+        self.others: dict[Place, Images] = {}  # (2, k × c, H, W) observation and next one, not as frames
 
     @staticmethod
     def bytes_of(shape: tuple[int, ...], dtype: Any, stack: int) -> int:
-        """What a transition needs, ends of episodes apart."""
+        """Bytes of a transition, without ends of episodes."""
         return int(np.prod(shape)) // stack * int(np.dtype(dtype).itemsize) + 1
 
     def put(self, observations: Images, next_observations: Images, dones: NDArray[Any]) -> None:
-        """Store a row: observations (N, …), those after it before any autoreset, and where an episode ended (N,).
+        """Store a row: observations (N, …), next ones before any autoreset, and where an episode ended (N,).
 
         Raises:
-            EnvError: an observation is not the one before it with a new frame, nor an episode's first one.
+            EnvError: an observation is neither the one before with a new frame, nor an episode's first one.
         """
         step, k = self.written, self.stack
         row, seen = step % self.rows, observations.reshape(self.num_envs, k, *self._frame)
         for env in range(self.num_envs) if self.last or self.others else ():
             self.last.pop((row, env), None)
             self.others.pop((row, env), None)
-        if not step:  # what was seen before the first row
+        if not step:  # frames from before the first row
             for back in range(1, k):
                 self.frames[-back] = seen[:, k - 1 - back]
             ages = np.full(self.num_envs, k - 1, np.uint8)
@@ -79,13 +79,13 @@ class Frames:
         self.written += 1
 
     def _ages_after(self, row: int) -> NDArray[np.uint8]:
-        """Of the observations that follow: where the row's episode ended, that of a first one."""
+        """Ages of the next observations; 0 where the row's episode ended."""
         ages: NDArray[np.uint8] = np.minimum(self.ages[row] + 1, self.stack - 1).astype(np.uint8)
         ages[[env for env in range(self.num_envs) if (row, env) in self.last]] = 0
         return ages
 
     def _fits(self, step: int, ages: NDArray[np.uint8], seen: Images) -> BoolArray:
-        """(N,) whether the earlier frames are those stored, and the newest is the one that was to come."""
+        """(N,) whether the earlier frames are the stored ones, and the newest is the one announced as next."""
         first = np.array([((step - 1) % self.rows, env) in self.last for env in range(self.num_envs)])
         fits: BoolArray = first | _equal(self.frames[step % self._size], seen[:, -1])
         for back in range(1, self.stack):
@@ -94,7 +94,7 @@ class Frames:
         return fits
 
     def _begin_anew(self, step: int, env: int, seen: Images) -> None:
-        """An env was reset between two rows: the frame that was to come is of the row before alone."""
+        """Handle an env that was reset between two rows: the announced frame belongs to the row before alone."""
         if seen[:-1].any():
             raise EnvError(
                 f"env {env}: an observation is not the one before it with a new frame; a wrapper around the stacked "
@@ -102,36 +102,36 @@ class Frames:
             )
         self.last.setdefault(((step - 1) % self.rows, env), self.frames[step % self._size, env].copy())
 
-    def lead_on(self, env: int, row: int) -> None:
-        """What follows that row of the ring for this env is what follows the row written last."""
+    def extend(self, env: int, row: int) -> None:
+        """Let that row of this env have the next observation of the row written last."""
         newest, envs = np.array([(self.written - 1) % self.rows]), np.array([env])
         both = self.take(np.array([row]), envs, False), self.take(newest, envs, True)
         self.others[row, env] = np.concatenate(both)
 
     def take(self, rows: Int64Array, envs: Int64Array, following: bool) -> Images:
-        """Observations (B, k × c, H, W) of these rows of the ring, or those after them."""
+        """Observations (B, k × c, H, W) of these rows of the ring, or the next ones if `following`."""
         steps = self.written - 1 - (self.written - 1 - rows) % self.rows
         ages = self.ages[rows, envs].astype(np.int64) + following
         out = np.zeros((len(steps), self.stack, *self._frame), self.frames.dtype)
         for back in range(self.stack):
             there = ages >= back
             out[there, self.stack - 1 - back] = self.frames[(steps[there] + following - back) % self._size, envs[there]]
-        found = out.reshape(len(steps), *self.shape)
+        images = out.reshape(len(steps), *self.shape)
         for at, place in enumerate(zip(rows.tolist(), envs.tolist(), strict=True)) if self.last or self.others else ():
             if place in self.others:
-                found[at] = self.others[place][int(following)]
+                images[at] = self.others[place][int(following)]
             elif following and place in self.last:
                 out[at, -1] = self.last[place]
-        return found
+        return images
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """As arrays; views where they are large."""
+        """What a checkpoint stores, by name. Large arrays are views."""
         size = min(self.written + 1, self._size)
-        frames, others = (np.array([*kept.values()], self.frames.dtype) for kept in (self.last, self.others))
+        frames, others = (np.array([*each.values()], self.frames.dtype) for each in (self.last, self.others))
         return {
             "written": np.array(self.written),
             "frames": self.frames[:size],
-            "before": self.frames[max(size, self._size - self.stack) :],  # the first row's, until they are overwritten
+            "before": self.frames[max(size, self._size - self.stack) :],  # from before the first row
             "ages": self.ages[: min(self.written, self.rows)],
             "last_places": np.array([*self.last], np.int64).reshape(-1, 2),
             "last_frames": frames.reshape(-1, *self._frame),
@@ -140,7 +140,7 @@ class Frames:
         }
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """What `state` gave. ValueError or KeyError if it is of another buffer."""
+        """Load a `state`. Raises ValueError or KeyError if it is of another buffer."""
         self.clear()
         self.frames[: len(arrays["frames"])] = arrays["frames"]
         if len(before := arrays["before"]):
@@ -154,5 +154,5 @@ class Frames:
 
 
 def _equal(one: Images, other: Images) -> Any:
-    """(N,) whether all entries are."""
+    """(N,) whether all entries are equal."""
     return (one == other).reshape(len(one), -1).all(axis=1)

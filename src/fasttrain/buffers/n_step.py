@@ -1,6 +1,6 @@
-"""What a replay buffer is made of: its memory, checked before it is made, its arrays laid open, its n-step windows.
+"""n-step windows of a replay buffer: where they end, and their returns; and the check of a buffer's memory.
 
-Where a window ends and what it pays; sums and powers are numpy's bit by bit.
+Sums and powers equal numpy's bit by bit.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fasttrain.machine import free_memory
 
 
 class FlatViews(NamedTuple):
-    """The arrays of a storage without copying, time and env in one axis: transition i is row i // N of env i % N."""
+    """Views of a storage's arrays with time and env in one axis: transition i is row i // N of env i % N."""
 
     observations: Observations  # (size * N, ...)
-    next_observations: Observations | None  # None where optimize_memory_usage: observations of row + 1
+    next_observations: Observations | None  # None if optimize_memory_usage: those of row + 1
     actions: NDArray[Any]  # (size * N, K)
     rewards: Float32Array  # (size * N,)
     dones: Float32Array  # (size * N,)
@@ -32,18 +32,18 @@ class FlatViews(NamedTuple):
 
 
 def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
-    """Bytes of a ring of `rows` × `num_envs` transitions that have parts of these `sizes` in bytes.
+    """Bytes of a ring of `rows` × `num_envs` transitions, whose parts have these `sizes` in bytes.
 
-    Asked before any array is made: np.zeros takes no memory until a page is written, hours later.
+    This is checked before the arrays are made, because np.zeros takes memory only when a page is written, hours later.
 
     Raises:
-        ConfigError: more than is free; says how many transitions would fit.
+        ConfigError: there is too little free memory; the message says how many transitions would fit.
     """
     each = sum(sizes.values())
     needed, free = each * rows * num_envs, free_memory()
     if needed <= free:
         return needed
-    fits = int(0.9 * free) // each // num_envs * num_envs  # 0.9: what is free changes until the next try
+    fits = int(0.9 * free) // each // num_envs * num_envs  # 0.9: there may be less free memory at the next try
     twice = sizes.get("next_observations", 0)
     hint = f"; optimize_memory_usage=True would save {twice:,} bytes of each" if 3 * twice > each else ""
     raise ConfigError(
@@ -53,12 +53,12 @@ def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
     )
 
 
-MAX_N_STEPS = 128  # numpy sums blocks of 128 in the order that `_sum_as_numpy` repeats
+MAX_N_STEPS = 128  # `_sum_as_numpy` has numpy's order of summation up to this number
 
 
 @njit
 def _sum_as_numpy(terms: Float32Array) -> np.float32:
-    """Sum of up to 128 numbers in the order of numpy's pairwise sum: eight running sums from eight numbers on."""
+    """The sum of up to 128 numbers in numpy's order: with eight running sums, if there are at least eight numbers."""
     count = len(terms)
     total: np.float32 = np.float32(0.0)
     whole = 0
@@ -81,16 +81,16 @@ def n_step_kernel(
     rewards: Float32Array,  # (size, N)
     dones: Float32Array,  # (size, N)
     timeouts: Float32Array,  # (size, N)
-    newest: int,  # the row written last: no window goes beyond it
-    powers: Float32Array,  # (n + 1,) gamma ** 0 … n, as `powers_of` has them
+    newest: int,  # the row written last; no window goes beyond it
+    powers: Float32Array,  # (n + 1,) gamma ** 0 … n, as of `powers_of`
     last_rows: Int64Array,  # (B,) out: last row of each window
-    returns: Float32Array,  # (B,) out: its discounted rewards
+    returns: Float32Array,  # (B,) out: discounted sum of the window's rewards
     discounts: Float32Array,  # (B,) out: gamma ** length
-    ends: Float32Array,  # (B,) out: 1 where its last step ended the episode by the rules
+    ends: Float32Array,  # (B,) out: 1 where the last step ended the episode by the rules
 ) -> int:
-    """Windows of up to n steps that stop at a done, at a timeout and at the newest row, as SB3's NStepReplayBuffer.
+    """Windows of up to n steps, which end at a done, a timeout or the newest row, as in SB3's NStepReplayBuffer.
 
-    Returns -1, or the place of a row or env that is out of range.
+    Returns -1, or the index of a row or env that is out of range.
     """
     (size, num_envs), n_steps = rewards.shape, len(powers) - 1
     terms = np.zeros(n_steps, np.float32)
@@ -113,37 +113,33 @@ def n_step_kernel(
 
 
 def kernel_calls() -> list[KernelCall]:
-    """What `windows_of` calls for more than one step: for compiling it ahead."""
+    """The kernel that `windows_of` calls for more than one step."""
     places, numbers, stored = np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((1, 1), np.float32)
     outs = places, numbers, numbers, numbers
     return [KernelCall(n_step_kernel, (places, places, stored, stored, stored, 0, numbers, *outs))]
 
 
 def powers_of(gamma: float, n_steps: int) -> Float32Array:
-    """gamma ** 0 … n_steps, (n_steps + 1,) float32: numpy's float32 power, whose last bit is not always libm's."""
+    """gamma ** 0 … n_steps, (n_steps + 1,) float32, by numpy, whose last bit can differ from libm's."""
     powers: Float32Array = gamma ** np.arange(n_steps + 1, dtype=np.float32)
     return powers
 
 
 def windows_of(
-    rows: Int64Array,  # (B,) where the windows begin
-    envs: Int64Array,  # (B,)
-    rewards: Float32Array,  # (size, N)
-    dones: Float32Array,  # (size, N)
-    timeouts: Float32Array,  # (size, N)
-    newest: int,
-    powers: Float32Array,  # (n + 1,)
-) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:
-    """Last row, return, discount and end (B,) of each window, as `n_step_kernel` has them.
+    rows: Int64Array, envs: Int64Array, rewards: Float32Array, dones: Float32Array, timeouts: Float32Array, newest: int,
+    powers: Float32Array,
+) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:  # fmt: skip
+    """Last row, return, discount and end (B,) of each window; arguments as of `n_step_kernel`.
 
-    One step is taken in numpy: that takes as long, and no compiler has to be waited for before the first update.
+    Windows of one step are computed by numpy, which takes as long, so that the first update need not wait for a
+    compiler.
 
     Raises:
         IndexError: a row or an env is out of range.
     """
     size, num_envs = rewards.shape
     if len(powers) == 2:
-        # As unsigned numbers the negative ones are the largest.
+        # Read as unsigned numbers, negative ones are the largest.
         outside = (rows.view(np.uint64) >= size) | (envs.view(np.uint64) >= num_envs)
         wrong = int(outside.argmax()) if outside.any() else -1
         flat = (rows * num_envs + envs)[: None if wrong < 0 else 0]
@@ -163,56 +159,57 @@ Envs = Sequence[int]
 
 
 def end_window(storage: Any, row: int, env: int) -> None:
-    """No window of n steps goes beyond that row; what follows it is rated."""
+    """Let windows of n steps end at this row, with the value of the observation after it."""
     if not storage.dones[row, env]:
         storage.dones[row, env] = storage.timeouts[row, env] = 1.0
 
 
 def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Place]:
-    """What was stored last is no transition where it came of a fault (`lost`) or was no decision (`resting`): it is
-    never drawn, and windows of n steps end before it. While nothing else is stored it stays.
+    """Mark what was stored last as no transition: because of a fault (`lost`), or since the env rested (`resting`).
+
+    It is never drawn, unless nothing else is stored. Windows of n steps end before it.
 
     Args:
         storage: a `ReplayStorage`.
-        waiting: envs whose next step is no decision, within an episode. What is stored until they decide again, the
-            rewards, the end and the observation after it, is what their last transition led to, which is not drawn
-            before; with `optimize_memory_usage` the observation stays the first one.
+        waiting: envs that rest next, within an episode. Their last transition is not drawn until they act again. It
+            then has the rewards, the end and the observation of the steps at rest (with `optimize_memory_usage` the
+            observation does not change).
 
     Returns:
         the transitions that can be drawn from now on.
     """
     if storage.void is None:
         storage.void = np.zeros(storage.rewards.shape, np.bool_)
-    void, under_way, size, none = storage.void, storage.under_way, storage.size(), [*lost, *resting]
+    void, under_way, size, left_out = storage.void, storage.under_way, storage.size(), [*lost, *resting]
     row, before = (storage.pos - 1) % storage.buffer_size, (storage.pos - 2) % storage.buffer_size
-    void[row, [*none, *waiting]] = True
+    void[row, [*left_out, *waiting]] = True
     if void[: storage.pos].all() and void[storage.pos + storage._margin() : size].all():
         void[row] = False  # else nothing could be drawn
-    whole = []
-    for env in none:
+    complete = []
+    for env in left_out:
         if size > 1 and not void[before, env]:
             end_window(storage, before, env)
         last = int(under_way[env])
-        if last != NONE and last != row and env not in lost:  # `row`: a rest as long as the ring
-            _lead_on(storage, last, row, env)
+        if last != NONE and last != row and env not in lost:  # equal to `row` after a rest as long as the ring
+            _extend(storage, last, row, env)
             if env in waiting and not storage.dones[row, env]:
                 continue
             void[last, env] = False
-            whole.append((last, env))
+            complete.append((last, env))
         under_way[env] = NONE
     for env in waiting:
-        if env not in none:
+        if env not in left_out:
             under_way[env] = row
             end_window(storage, row, env)
-    return whole
+    return complete
 
 
-def _lead_on(storage: Any, last: int, row: int, env: int) -> None:
-    """What `row` holds is what the transition in the row `last` led to."""
+def _extend(storage: Any, last: int, row: int, env: int) -> None:
+    """Let the transition in the row `last` end with the outcome that is stored in `row`."""
     storage.rewards[last, env] += storage.rewards[row, env]
     if storage.dones[row, env]:
         storage.timeouts[last, env] = storage.timeouts[row, env]
     for array in (*storage._stored_next.values(), *([] if storage.next_masks is None else [storage.next_masks])):
         array[last, env] = array[row, env]
     if storage.frames is not None:
-        storage.frames.lead_on(env, last)
+        storage.frames.extend(env, last)

@@ -1,7 +1,7 @@
-"""Where an update's batches come from: drawn when they are asked for, or one update ahead in a thread.
+"""The samplers of replay batches: `Direct` draws when an update asks, `Prefetching` one update ahead in a thread.
 
-Both samplers answer two requests: single batches (tensors on the buffer's device) and a block of indices for kernels
-that gather for themselves. A block drawn ahead is a copy, so that the ring may be written meanwhile.
+Both give either single batches (tensors on the buffer's device) or a `Block` of indices for kernels, which gather the
+transitions themselves. A block drawn ahead is a copy, so that the ring may be written meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
@@ -26,14 +25,14 @@ from fasttrain.errors import FastTrainError
 
 
 class Block(NamedTuple):
-    """U batches of B transitions from one draw, and what prioritized replay is told of them afterwards."""
+    """U batches of B transitions from one draw, with the numbers that `update_priorities` needs."""
 
     batches: QBatches
-    indices: Int64Array | None = None  # (U * B,) for `update_priorities`
+    indices: Int64Array | None = None  # (U * B,) of prioritized replay
     generation: int | None = None  # rows written when this was drawn
 
     def copied(self) -> Block:
-        """The same block with the drawn transitions alone, in order: M = L = U * B. To be made under the lock."""
+        """The same block with copies of the drawn transitions alone: M = L = U * B. The caller holds the lock."""
         batches = self.batches
         order, rows = np.arange(batches.rows.size).reshape(batches.rows.shape), batches.rows.reshape(-1)
         copies = batches._replace(
@@ -49,9 +48,9 @@ class Block(NamedTuple):
 def draw_block(
     storage: ReplayStorage, gradient_steps: int, batch_size: int, rng: np.random.Generator | None = None
 ) -> Block:
-    """`gradient_steps` batches in one draw; nothing is copied, except of Dict observations what was drawn.
+    """`gradient_steps` batches in one draw, without copies except for Dict observations.
 
-    Prioritized batches are drawn with the priorities of this moment. Raises ValueError: nothing is stored yet.
+    Prioritized batches are drawn with the present priorities. Raises ValueError: nothing is stored yet.
     """
     shape, width, indices, generation = (gradient_steps, batch_size), storage.n_envs, None, None
     discounted = storage.n_steps > 1 or isinstance(storage, NStepReplayBuffer)
@@ -65,19 +64,21 @@ def draw_block(
         rows, envs = storage.draw(gradient_steps * batch_size, rng)
     last_rows, returns, discounts, ends = storage.windows(rows, envs)
     views = storage.flat_views()
-    next_rows, following = last_rows * width + envs, views.next_observations
+    following: Any = views.next_observations
+    next_rows = last_rows * width + envs
     masks = storage.masks_of(next_rows)
     if following is None:
         next_rows, following = (last_rows + 1) % storage.buffer_size * width + envs, views.observations
-    rows, seen, actions = rows * width + envs, views.observations, views.actions
-    if isinstance(seen, dict) and isinstance(following, dict):  # their parts side by side, of what was drawn alone
+    seen: Any = views.observations
+    rows, actions = rows * width + envs, views.actions
+    if isinstance(seen, dict) and isinstance(following, dict):  # the drawn rows alone, with their parts side by side
         seen = joined({key: part.take(rows, axis=0) for key, part in seen.items()})
         following = joined({key: part.take(next_rows, axis=0) for key, part in following.items()})
         actions = actions.take(rows, axis=0)
         rows = next_rows = np.arange(len(rows))
     batches = QBatches(
-        observations=_rows_of(seen),
-        next_observations=_rows_of(following),
+        observations=seen.reshape(len(seen), -1),
+        next_observations=following.reshape(len(following), -1),
         actions=actions,
         rows=rows.reshape(shape),
         next_rows=next_rows.reshape(shape),
@@ -91,27 +92,26 @@ def draw_block(
 
 
 class Direct:
-    """Hands an update its batches, drawn at the moment of the request, from numpy's global stream, as SB3."""
+    """Draws batches when an update asks for them, from numpy's global stream, as SB3."""
 
     def batches(
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
-        """`gradient_steps` batches of `batch_size`, one after the other."""
-        for _ in range(gradient_steps):  # lazily: each sees the priorities that the update before it has set
-            batch = storage.sample(batch_size, env)  # of a subclass of the user's perhaps SB3's samples
+        """`gradient_steps` batches, each drawn after the update before it, with the priorities that it has set."""
+        for _ in range(gradient_steps):
+            batch = storage.sample(batch_size, env)  # a user's subclass may return SB3's samples
             yield batch if isinstance(batch, ReplayBatch) else ReplayBatch(*batch)
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> Block:
-        """All of them at once, as rows; good until the next `put`."""
+        """All batches in one draw, as indices that are valid until the next `put`."""
         return draw_block(storage, gradient_steps, batch_size)
 
     def close(self) -> None:
-        """End what runs in the background, here nothing; the next request starts again."""
+        """End the thread, if there is one. The next request starts it again."""
 
 
 class Replay(NamedTuple):
-    """A replay buffer as an engine asks for it: PyTorch draws and rates batch by batch, as stock; kernels take a block
-    and rate it at the end."""
+    """A replay buffer with its sampler, as updates use it: `batches` on PyTorch, a `block` by kernels."""
 
     storage: ReplayStorage
     sampler: Direct
@@ -122,25 +122,24 @@ class Replay(NamedTuple):
         return self.sampler.batches(self.storage, count, batch_size, self.normalizer)
 
     def block(self, count: int, batch_size: int) -> Block:
-        """All of them at once."""
+        """`count` batches in one draw."""
         return self.sampler.block(self.storage, count, batch_size)
 
     def rate(self, indices: Any, errors: NDArray[Any], generation: Any, guarded: bool) -> None:
-        """New priorities of prioritized replay, by the TD errors (M,) of the transitions at `indices`.
+        """Set new priorities by the TD errors (M,) of the transitions at `indices`.
 
-        Guarded, transitions whose error is not finite keep theirs; else it is an error.
+        If `guarded`, a transition with an error that is not finite keeps its priority; else it raises ValueError.
         """
         storage: Any = self.storage
-        good = np.isfinite(errors) if guarded else np.ones(1, np.bool_)
-        if good.all():
-            storage.update_priorities(indices, errors, generation)
-            return
-        per_row = isinstance(generation, np.ndarray) and len(generation) == len(good)
-        storage.update_priorities(np.asarray(indices)[good], errors[good], generation[good] if per_row else generation)
+        good = np.isfinite(errors) | (not guarded)
+        if not good.all():
+            indices, errors = np.asarray(indices)[good], errors[good]
+            generation = generation[good] if np.ndim(generation) else generation
+        storage.update_priorities(indices, errors, generation)
 
 
 class _Request(NamedTuple):
-    """What the thread draws; another buffer or another size is another request, and makes finished blocks stale."""
+    """What the thread draws. A request for another buffer or size makes finished blocks useless."""
 
     storage: ReplayStorage
     gradient_steps: int
@@ -149,9 +148,9 @@ class _Request(NamedTuple):
 
 
 class _Drawn(NamedTuple):
-    """A finished block, or the error in its place."""
+    """A finished block, or the error of drawing it."""
 
-    generation: int  # of the buffer, when it was drawn
+    generation: int  # of the buffer when the block was drawn
     block: Any  # Block or list[ReplayBatch]
     error: BaseException | None = None
 
@@ -159,23 +158,23 @@ class _Drawn(NamedTuple):
 class Prefetching(Direct):
     """Draws the blocks of the next updates in a daemon thread, while the trainer acts, steps and updates.
 
-    A block is drawn as soon as the one before it was taken: with `depth` 1 it lacks the transitions collected since
-    the last update (one vector step where `train_freq` is 1) and the priorities of that update. The numbers are those
-    of a generator of its own, so exploration's stream is untouched; which rows a draw sees depends on timing, so the
-    same seed does not give the same run. The thread copies the batches to the device.
+    A block is drawn as soon as the one before it was taken. With `depth` 1 it lacks the transitions collected since the
+    last update (one vector step if `train_freq` is 1) and the priorities set by that update. Random numbers come from a
+    generator of its own, so that exploration is not affected. Which rows a draw sees depends on timing, so that the
+    same seed does not give the same run. The thread also copies the batches to the device.
 
-    With `VecNormalize` batches are drawn directly: its statistics change while the envs step. So are those of a buffer
-    that samples in a way of its own, which need not know of threads.
+    Batches are drawn directly, without the thread, with `VecNormalize`, whose statistics change while the envs step,
+    and from a buffer whose class overrides `sample` or `_get_samples`.
 
     Args:
-        seed: of the model; None for any.
-        depth: blocks ahead at most.
-        bound_s: a request that waits longer is an error.
+        seed: of the model; None: any.
+        depth: maximum number of blocks drawn ahead.
+        bound_s: a request that waits longer raises an error.
 
     Attributes:
         hits: requests whose block was ready.
-        waits: requests that had to wait, the first among them.
-        wait_ns: for how long, all together.
+        waits: requests that had to wait, among them the first.
+        wait_ns: total time of these waits.
     """
 
     def __init__(self, seed: int | None = None, depth: int = 1, bound_s: float = 120.0) -> None:
@@ -183,15 +182,15 @@ class Prefetching(Direct):
             raise ValueError(f"depth={depth} must be at least 1: the blocks drawn ahead")
         self.seed, self.depth, self.bound_s = seed, depth, bound_s
         self.hits = self.waits = self.wait_ns = 0
-        # A key of its own: envs and spaces are seeded with `seed` itself and would draw the very same numbers.
+        # With a key of its own, because envs and spaces, seeded with `seed` itself, would draw the same numbers.
         self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
-        self._changed = threading.Condition()  # guards all below
+        self._changed = threading.Condition()  # guards the attributes below
         self._request: _Request | None = None
         self._ready: deque[_Drawn] = deque()
         self._thread: threading.Thread | None = None
 
     def __reduce__(self) -> tuple[Callable[..., Prefetching], tuple[Any, ...]]:
-        """A copy has the settings and begins without a thread."""
+        """A copy has the same settings and no thread."""
         return type(self), (self.seed, self.depth, self.bound_s)
 
     def batches(
@@ -204,11 +203,11 @@ class Prefetching(Direct):
             yield from self._take(_Request(storage, gradient_steps, batch_size, flat=False))
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> Block:
-        """As `Direct.block`, copied.
+        """As `Direct.block`, with copies.
 
         Raises:
-            whatever drawing raised in the thread, with the traceback from there.
-            FastTrainError: no block within `bound_s`.
+            the error that drawing has raised in the thread, with its traceback.
+            FastTrainError: there was no block within `bound_s`.
         """
         block: Block = self._take(_Request(storage, gradient_steps, batch_size, flat=True))
         return block
@@ -252,7 +251,7 @@ class Prefetching(Direct):
             )
 
     def _has_fresh(self, storage: ReplayStorage) -> bool:
-        """Drops blocks, and errors, of which the buffer holds nothing any more: it was reset."""
+        """Whether a block is ready. Drops blocks that were drawn before the buffer was reset."""
         while self._ready and storage.generation - self._ready[0].generation > storage.buffer_size:
             self._ready.popleft()
             self._changed.notify_all()
@@ -281,22 +280,15 @@ class Prefetching(Direct):
                     return _Drawn(generation, draw_block(storage, gradient_steps, batch_size, self._rng).copied())
             # The lock is held for one batch at a time, so that the trainer's `put` never waits for all.
             batches = [storage.sample(batch_size, None, self._rng, "cpu") for _ in range(gradient_steps)]
-            if storage.device.type != "cpu":  # copied without the lock: a copy waits for what the device has to do
-                batches = [each_array(lambda part: _on(storage.device, part), batch) for batch in batches]
+            if storage.device.type != "cpu":  # without the lock, since the copy waits for the device
+                to = storage.device
+                batches = [each_array(lambda part: part.to(to) if isinstance(part, Tensor) else part, batch)
+                           for batch in batches]  # fmt: skip
             return _Drawn(generation, batches)
-        except BaseException as error:  # reaches the trainer with its next request
+        except BaseException as error:  # raised in the trainer at its next request
             return _Drawn(generation, None, error=error)
 
 
 def _samples_itself(storage: ReplayStorage) -> bool:
     sample, get = (getattr(method, "__func__", None) for method in (storage.sample, storage._get_samples))
     return sample not in (ReplayStorage.sample, PrioritizedReplayBuffer.sample) or get is not ReplayStorage._get_samples
-
-
-def _rows_of(observations: Any) -> NDArray[Any]:  # (M, O), without copying
-    rows: NDArray[Any] = observations.reshape(len(observations), -1)
-    return rows
-
-
-def _on(device: torch.device, part: Any) -> Any:
-    return part.to(device) if isinstance(part, Tensor) else part

@@ -1,7 +1,7 @@
-"""PrioritizedReplayBuffer: transitions drawn in proportion to how wrong the values last were about them.
+"""PrioritizedReplayBuffer: transitions are drawn in proportion to their last temporal difference errors.
 
-Proportional prioritization of Schaul et al. 2016 (arXiv 1511.05952, sections 3.3 and 3.4). Stock SB3 has none; as
-`replay_buffer_class` it fits there too, where all priorities stay those of new transitions: nobody sets others.
+Proportional prioritization of Schaul et al. 2016 (arXiv 1511.05952, sections 3.3 and 3.4). Stock SB3 accepts it as
+`replay_buffer_class`, but never updates priorities.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 
-LEAST, MOST = 1e-150, 1e150  # of a priority, so that no alpha makes it 0 (free slots have that) or the total infinite
+LEAST, MOST = 1e-150, 1e150  # of a priority, so that it is not 0, which marks empty slots, and the total is finite
 
 
 class PrioritizedDraw(NamedTuple):
-    """Which transitions, and what the update needs to know about them."""
+    """The drawn transitions, with their importance weights."""
 
     indices: Int64Array  # (K * B,) row * num_envs + env, as in `FlatViews`
     weights: Float32Array  # (K * B,) importance weights, the largest of each batch 1
@@ -43,9 +43,9 @@ def draw_kernel(
     indices: Int64Array,  # (K * B,) out
     weights: Float32Array,  # (K * B,) out
 ) -> None:
-    """Stratified draws: the i-th of a batch from the i-th of B equal parts of the mass; weights in the same call.
+    """Stratified draws: transition i of a batch comes from part i of B equal parts of the total priority.
 
-    (N P(i))^-β over the largest of the batch is (p_smallest / p(i))^β: N and the total cancel.
+    The weight (N P(i))^-β divided by the largest of the batch is (p_smallest / p(i))^β, since N and the total cancel.
     """
     part = nodes[-1] / batch_size
     rest = np.empty(len(shares), np.float64)
@@ -69,23 +69,21 @@ def update_kernel(
     errors: Float64Array,  # (B,) TD errors
     drawn_at: Int64Array,  # (B,) or (1,): rows written when the index was drawn
     now: int,  # rows written
-    margin: int,  # rows after the last written one that hold nothing any more: 1 if optimize_memory_usage
+    margin: int,  # rows after the last written one that are invalid: 1 if optimize_memory_usage
     alpha: float,
     eps: float,
 ) -> tuple[int, int, float]:
-    """Write (|error| + eps)^alpha into the leaves that still hold what was drawn, and renew the sums.
+    """Write (|error| + eps)^alpha into the leaves of slots that were not overwritten since, and update the sums.
 
-    A row was written anew since `drawn_at` if it is among the now - drawn_at rows that followed it in the ring: rows
-    are written in order, so that one number is the version of every slot.
+    A row was overwritten since `drawn_at` if it is among the now - drawn_at rows that followed in the ring: rows are
+    written in order.
 
     Returns:
-        The place in the batch that is refused (then nothing is written) or -1, how many leaves were written, and the
+        the index in the batch that is refused (then nothing is written) or -1; how many leaves were written; the
         largest of them.
     """
     size, num_envs = shape
-    kept = np.empty(len(indices), np.int64)
-    places = np.empty(len(indices), np.int64)
-    count = 0
+    leaves, places, count = np.empty(len(indices), np.int64), np.empty(len(indices), np.int64), 0
     for i in range(len(indices)):
         index = indices[i]
         if not (0 <= index < size * num_envs and np.isfinite(errors[i])):
@@ -95,19 +93,19 @@ def update_kernel(
             continue
         if nodes[index] == 0.0:
             return i, 0, 0.0
-        kept[count], places[count] = index, i
+        leaves[count], places[count] = index, i
         count += 1
     highest = 0.0
     for i in range(count):
         priority = (abs(errors[places[i]]) + eps) ** alpha
-        nodes[kept[i]] = min(max(priority, LEAST), MOST)
-        highest = max(highest, nodes[kept[i]])
-    refresh(nodes, starts, kept[:count])
+        nodes[leaves[i]] = min(max(priority, LEAST), MOST)
+        highest = max(highest, nodes[leaves[i]])
+    refresh(nodes, starts, leaves[:count])
     return -1, count, highest
 
 
 def kernel_calls() -> list[KernelCall]:
-    """What a `PrioritizedReplayBuffer` calls: for compiling it ahead."""
+    """The kernels that a `PrioritizedReplayBuffer` calls."""
     tree, places, numbers = SumTree(1), np.zeros(0, np.int64), np.zeros(0)
     own = tree.nodes, tree.starts
     return [
@@ -118,21 +116,21 @@ def kernel_calls() -> list[KernelCall]:
 
 
 class PrioritizedReplayBuffer(ReplayStorage):
-    """A `ReplayStorage` that draws transition i with probability p(i)^alpha over the sum of all.
+    """A `ReplayStorage` that draws transition i with probability p(i)^alpha divided by the sum over all.
 
-    A new transition has the highest priority there ever was, so that each is seen soon. Any thread may `add`, `sample`
-    and `update_priorities`: each holds `lock` while it runs.
+    A new transition gets the highest priority so far, so that it is drawn soon. Any thread may `add`, `sample` and
+    `update_priorities`; each holds `lock`.
 
     Args:
         alpha: 0 draws uniformly, 1 in full proportion to the TD error.
-        beta: how much of the bias the weights correct, at the beginning of training.
+        beta: how much of the bias the weights correct at the beginning of training.
         beta_final: the same at its end; see `anneal`.
-        eps: added to every |TD error|, so that none is never drawn again.
+        eps: added to every |TD error|, so that no transition has probability 0.
         *arguments, **options: as of `ReplayStorage`.
 
     Attributes:
-        beta: what the next draw's weights are made with; may be set at any time.
-        generation: rows written so far, the version that a draw carries; see `ReplayStorage`.
+        beta: for the weights of the next draw; may be set at any time.
+        generation: rows written so far; see `ReplayStorage`.
 
     Raises:
         ConfigError: alpha < 0, a beta outside 0 … 1, eps ≤ 0, or what `ReplayStorage` refuses.
@@ -164,7 +162,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
 
     @property
     def priorities(self) -> Float64Array:
-        """p^alpha of every slot, (size, N); 0 where nothing can be drawn. A copy."""
+        """A copy of p^alpha of every slot, (size, N); 0 where nothing can be drawn."""
         with self.lock:
             leaves: Float64Array = self.tree.nodes[: self.tree.capacity].copy()
         return leaves.reshape(self.buffer_size, self.n_envs)
@@ -174,7 +172,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         self.beta = self.beta_final + (self._beta_first - self.beta_final) * progress_remaining
 
     def reset(self) -> None:
-        """Empty it. Priorities that come late for what was there are dropped, as for any slot written anew."""
+        """Empty the buffer. Later priorities for earlier draws are ignored, as for overwritten slots."""
         with self.lock:
             super().reset()
             self.tree.clear()
@@ -189,7 +187,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         timeouts: NDArray[Any] | None = None,
         next_masks: BoolArray | None = None,
     ) -> None:
-        """As in `ReplayStorage`; the row gets the highest priority seen."""
+        """As in `ReplayStorage`. The row gets the highest priority so far."""
         with self.lock:
             slots = self._row + self.pos * self.n_envs
             super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
@@ -198,13 +196,13 @@ class PrioritizedReplayBuffer(ReplayStorage):
                 self._set(self._row + self.pos * self.n_envs, 0.0)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """As in `ReplayStorage`; what is not drawn has the priority 0."""
+        """As in `ReplayStorage`. What is not drawn gets priority 0."""
         with self.lock:
-            whole = super().discard(lost, resting, waiting)
+            complete = super().discard(lost, resting, waiting)
             row = (self.pos - 1) % self.buffer_size
             self._set(row * self.n_envs + np.flatnonzero(self.void[row]), 0.0)  # type: ignore[index]
-            self._set(np.array([row * self.n_envs + env for row, env in whole], np.int64), self._highest)
-        return whole
+            self._set(np.array([row * self.n_envs + env for row, env in complete], np.int64), self._highest)
+        return complete
 
     def _set(self, slots: Int64Array, priority: float) -> None:
         set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, slots, np.full(len(slots), priority))
@@ -212,9 +210,9 @@ class PrioritizedReplayBuffer(ReplayStorage):
     def draw_weighted(
         self, batch_size: int, batches: int = 1, rng: np.random.Generator | None = None
     ) -> PrioritizedDraw:
-        """Draw `batches` times `batch_size` transitions, one batch after another, with the priorities of this moment.
+        """Draw `batches` times `batch_size` transitions, one batch after the other, with the present priorities.
 
-        `rng` takes the place of numpy's global stream.
+        Random numbers come from `rng`; None: numpy's global stream.
 
         Raises:
             ValueError: nothing is stored yet.
@@ -250,15 +248,15 @@ class PrioritizedReplayBuffer(ReplayStorage):
         self,
         indices: NDArray[np.integer[Any]],  # (B,) of a draw
         td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), of any sign
-        generation: int | Int64Array | None = None,  # of that draw, or (B,) of several draws; None: of this moment
+        generation: int | Int64Array | None = None,  # of that draw, or (B,) of several draws; None: of now
     ) -> int:
-        """Set priorities to (|td_error| + eps)^alpha, and return how many: slots written anew since are left alone.
+        """Set priorities to (|td_error| + eps)^alpha, and return how many. Slots overwritten since are left alone.
 
-        Of an index that comes twice the last error counts.
+        If an index occurs twice, its last error counts.
 
         Raises:
-            IndexError: an index is none of a stored transition. Nothing is changed.
-            ValueError: a TD error is not finite, or there are not as many as indices. Nothing is changed.
+            IndexError: there is no transition at an index. Then nothing was changed.
+            ValueError: a TD error is not finite, or there are not as many as indices. Then nothing was changed.
         """
         if isinstance(td_errors, torch.Tensor):
             td_errors = td_errors.detach().cpu().numpy()

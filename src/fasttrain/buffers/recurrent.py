@@ -1,9 +1,9 @@
-"""The rollout of a recurrent policy: a `RolloutStorage` with what the policy remembered before each step.
+"""The rollout of a recurrent policy: a `RolloutStorage` with the LSTM states before each step.
 
-Every step's states are kept, because a minibatch may begin at any. Membership of minibatches is stock's: one number
-from numpy's global stream splits the env-major data, one env's steps after the other's, then they are cut off one after
-the other. A sequence begins where an episode does, where another env's steps do, after a row that was left out, and
-with the minibatch. Legend: B rows, S sequences, L layers, H units.
+All states are stored, because a minibatch may begin at any step. Minibatches have the same rows as SB3's: one number
+from numpy's global stream splits the env-major data in two, which change places; then minibatches are cut off one after
+the other. A sequence begins where a minibatch, an episode or another env's data begins, and after a row that was left
+out. Legend: B rows, S sequences, L layers, H units.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from sb3_contrib.common.recurrent.type_aliases import RNNStates
 from torch import Tensor, cat, contiguous_format, zeros
 
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, each_array
-from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage, TensorObservations
+from fasttrain.buffers.rollout import RolloutBatch, RolloutRow, RolloutStorage
 
-# What a step of time costs besides its rows, in rows: an LSTM of 64 units on oneDNN takes 8 µs a step and 0.7 a row.
-STEP_COST = 11
+STEP_COST = 11  # of a step of the LSTM, in rows: 64 units on oneDNN take 8 µs a step and 0.7 µs a row
 
 
 class Memory(NamedTuple):
-    """What a recurrent policy remembers of N envs when it is to act."""
+    """The states of a recurrent policy in N envs before it acts."""
 
     states: RNNStates  # pi and vf, each a pair (h, c) of (L, N, H)
-    episode_starts: BoolArray  # (N,) where that is of an episode that is over
+    episode_starts: BoolArray  # (N,) where an episode begins, for which the states count as zero
 
     @classmethod
     def blank(cls, num_envs: int, state_shape: tuple[int, int], device: Any, keeps_cells: bool = True) -> Memory:
-        """Of envs whose episodes begin; `state_shape` is (L, H). Without cells c has no width."""
+        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Without cells c has no width."""
         layers, units = state_shape
         pi, vf = ((zeros(layers, num_envs, units, device=device),
                    zeros(layers, num_envs, units * keeps_cells, device=device)) for _ in range(2))  # fmt: skip
@@ -42,71 +41,71 @@ class Memory(NamedTuple):
 
     @classmethod
     def within(cls, states: Any, rows: Any) -> Memory:
-        """Of these rows of `states`, in the middle of their episodes."""
+        """These rows of `states`, within their episodes."""
         picked = rows_of_states(states, rows)
         return cls(picked, np.zeros(picked.pi[0].shape[1], np.bool_))
 
     def copied(self) -> Memory:
-        """One that may be changed in place."""
+        """A copy that may be changed in place."""
         return Memory(each_array(lambda part: part.clone(), self.states), np.array(self.episode_starts, np.bool_))
 
     def beside(self, other: Memory) -> Memory:
-        """What is remembered here, and then there."""
+        """The states of these envs, followed by those of the other ones."""
         states = each_array(lambda part, more: cat([part, more], 1), self.states, other.states)
         return Memory(states, np.concatenate([self.episode_starts, other.episode_starts]))
 
     def of(self, rows: Any) -> Memory:
-        """What is remembered of these envs."""
+        """The states of some envs, copied."""
         return Memory(rows_of_states(self.states, rows), self.episode_starts[rows])
 
     def put(self, rows: Any, states: RNNStates) -> None:
-        """Remember this of these envs from now on."""
+        """Set the states of some envs, in place."""
         each_array(lambda part, now: part.__setitem__((slice(None), rows), now), self.states, states)
 
-    def where(self, kept: BoolArray, states: RNNStates, episode_starts: BoolArray) -> Memory:
-        """As here in the envs `kept` (N,), and as in the others after a step, of which `states` are changed."""
-        after = Memory(states, episode_starts | (kept & self.episode_starts))
-        after.put(rows := np.flatnonzero(kept), self.of(rows).states)
+    def where(self, unchanged: BoolArray, states: RNNStates, episode_starts: BoolArray) -> Memory:
+        """These states where `unchanged` (N,), else those after a step, which are changed in place."""
+        after = Memory(states, episode_starts | (unchanged & self.episode_starts))
+        after.put(rows := np.flatnonzero(unchanged), self.of(rows).states)
         return after
 
 
 class Padded(NamedTuple):
-    """How stock lays sequences out: each filled up to the longest, one after the other."""
+    """SB3's layout of sequences: each padded to the length of the longest, one after the other."""
 
     states: RNNStates  # (L, S, H) each, as stored where the sequences begin
     episode_starts: Tensor  # (S × longest,) float
-    kept: Tensor  # (B,) places of the minibatch's own rows
+    rows: Tensor  # (B,) places of the minibatch's rows among the padding
 
 
 class Group(NamedTuple):
-    """Sequences of about the same length, for one call."""
+    """Sequences of about the same length, for one call of the LSTM."""
 
     rows: slice  # of the minibatch
     sequences: slice
     shape: tuple[int, int]  # (longest, sequences)
-    places: Tensor  # where each row lies in that shape, flat
+    places: Tensor  # of each row in that shape, as flat indices
 
 
 class Grouped(NamedTuple):
-    """How sequences are laid out where sums may be taken in another order: the longest first, in few groups."""
+    """A layout with little padding: the longest sequence first, in a few groups. Sums round differently than in SB3."""
 
     states: RNNStates  # (L, S, H) each, zero where an episode begins
     groups: tuple[Group, ...]
 
 
 def rows_of_states(states: Any, rows: Any) -> Any:
-    """The same of some envs, copied: `rows` are indices, or a slice."""
+    """The states of some envs, copied. `rows` are indices or a slice."""
     return each_array(lambda part: part[:, rows].clone(memory_format=contiguous_format), states)
 
 
 class RecurrentStorage(RolloutStorage):
-    """T steps of N envs and what was remembered before each.
+    """T steps of N envs, and the LSTM states before each.
 
     Args:
         state_shape: (L, H) of an LSTM.
         own_critic: whether the critic has an LSTM of its own; else its states are the actor's.
-        keeps_cells: as an LSTM does; a GRU has hidden states alone, and c has no width.
-        further: as `RolloutStorage`.
+        keeps_cells: whether there are cell states c; for a GRU they have no width.
+        further: as of `RolloutStorage`.
     """
 
     def __init__(
@@ -126,26 +125,19 @@ class RecurrentStorage(RolloutStorage):
         widths = (units, units * keeps_cells) * (2 if own_critic else 1)  # h, c of pi, h, c of vf
         self._states = tuple(torch.zeros(num_steps, num_envs, layers, width, device=self.device) for width in widths)
 
-    def _parts(
-        self,
-        observations: TensorObservations,
-        actions: Tensor,
-        values: Tensor,
-        log_probs: Tensor,
-        masks: Tensor | None,
-        memory: Any = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        yield from super()._parts(observations, actions, values, log_probs, masks)
-        given = (*memory.pi, *memory.vf)[: len(self._states)]
-        yield from ((stored, state.transpose(0, 1)) for stored, state in zip(self._states, given, strict=True))
+    def _parts(self, row: RolloutRow) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from super()._parts(row)
+        states: Any = row.lstm_states
+        for stored, state in zip(self._states, (*states.pi, *states.vf), strict=False):
+            yield stored, state.transpose(0, 1)
 
     @property
     def states(self) -> tuple[Float32Array, ...]:
-        """What was remembered before each step, (T, L, N, H) each: h and c of pi, and of vf where it has its own."""
+        """LSTM states before each step, (T, L, N, H) each: h and c of pi, and of vf if the critic has its own."""
         return tuple(stored.transpose(1, 2).cpu().numpy() for stored in self._states)
 
     def draw_order(self) -> Int64Array:
-        """The `rows` in env-major order from some place on, and then those before it."""
+        """The `rows` in env-major order from a random place on, followed by those before it."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         rows = self.rows
@@ -154,30 +146,29 @@ class RecurrentStorage(RolloutStorage):
         return order
 
     def minibatches(self, batch_size: int | None = None, layout: str = "padded") -> Iterator[RolloutBatch]:
-        """One epoch: minibatches of stock's rows, each cut into sequences.
+        """One epoch of minibatches, each cut into sequences. Scalars never have padding.
 
         Args:
-            layout: padded: observations, actions and masks as stock lays them out, zeros in between (masks: all legal),
-                so that every sum has its order. grouped: nothing in between, the longest sequence first. The scalars
-                never have padding.
+            layout: "padded": observations, actions and masks are padded with zeros (masks: all legal) as in SB3, so
+                that every sum has SB3's order. "grouped": no padding, the rows of the longest sequence first.
         """
-        lay = {"padded": self._padded, "grouped": self._grouped}[layout]
+        lay_out = {"padded": self._padded, "grouped": self._grouped}[layout]
         order = self.draw_order()
         size = batch_size or len(order)
         begins = self.begins(order)
         for first in range(0, len(order), size):
             rows = order[first : first + size]
             starts, lengths = sequences_of(begins[first : first + size])
-            yield lay(rows, starts, lengths)
+            yield lay_out(rows, starts, lengths)
 
     def past(self) -> tuple[Any, Float32Array]:
-        """What was remembered before each of the T × N rows, (rows, L × H) each: hidden and cells of the policy, and of
-        its critic; and where episodes begin, (rows,)."""
+        """LSTM states before each of the T × N rows, (rows, L × H) each: h and c of the policy and of its critic; and
+        where episodes begin, (rows,)."""
         flat = [stored.reshape(self.num_steps * self.num_envs, -1).numpy() for stored in self._states]
         return (flat[0], flat[1], flat[-2], flat[-1]), self.episode_starts.reshape(-1)
 
     def padding(self, batch_size: int | None) -> tuple[float, float, float]:
-        """Of minibatches cut without a draw: sequences in each; shares of padding in stock's layout and in groups."""
+        """Mean number of sequences in a minibatch, and the shares of padding in SB3's layout and in groups."""
         order = self.rows
         begins, size = self.begins(order), batch_size or len(order)
         counts, stock, groups = [], 0, 0
@@ -189,27 +180,23 @@ class RecurrentStorage(RolloutStorage):
         return sum(counts) / len(counts), 1 - len(order) / stock, 1 - len(order) / groups
 
     def begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
-        """Which of the rows, in that order, begin a sequence."""
+        """Where in that order a sequence begins."""
         begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | (order < self.num_envs)
         if self._left_out is not None:
-            begins[1:] |= np.diff(order) != self.num_envs  # else the same env's next step
+            begins[1:] |= np.diff(order) != self.num_envs  # the difference to the same env's next step
         return begins
 
     def _padded(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
-        kept = padded_places(lengths)
+        places = padded_places(lengths)
         size = len(lengths) * int(lengths.max())
-        whole = np.full(size, rows[0])
-        whole[kept] = rows
-        empty = np.ones(size, np.bool_)
-        empty[kept] = False
-        gaps, places = self._on_device(empty), self._on_device(kept)
+        with_padding, padding = np.full(size, rows[0]), np.ones(size, np.bool_)
+        with_padding[places], padding[places] = rows, False
+        gaps, own = self._on_device(padding), self._on_device(places)
         episode_starts = torch.zeros(size, device=self.device)
-        episode_starts[places] = self._on_device(self.episode_starts.reshape(-1)[rows])
-        sequences = Padded(self._states_at(rows[firsts]), episode_starts, places)
-        batch = self._batch(self._on_device(rows), sequences, self._on_device(whole))
-        observations = batch.observations
-        for part in (*(observations.values() if isinstance(observations, dict) else (observations,)), batch.actions):
-            part[gaps] = 0
+        episode_starts[own] = self._on_device(self.episode_starts.reshape(-1)[rows])
+        sequences = Padded(self._states_at(rows[firsts]), episode_starts, own)
+        batch = self._batch(self._on_device(rows), sequences, self._on_device(with_padding))
+        each_array(lambda part: part.__setitem__(gaps, 0), (batch.observations, batch.actions))
         if batch.action_masks is not None:
             batch.action_masks[gaps] = True
         return batch
@@ -217,27 +204,25 @@ class RecurrentStorage(RolloutStorage):
     def _grouped(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
         order, by_length = longest_first(firsts, lengths)
         sizes = lengths[by_length]
-        groups, ends, begin, row = [], np.cumsum(sizes), 0, 0
-        for end in cuts(sizes):
-            last = int(ends[end - 1])
+        groups, ends = [], np.cumsum([0, *sizes])
+        for begin, end in pairwise([0, *cuts(sizes)]):
             places = self._on_device(timed_places(sizes[begin:end]))
-            shape = (int(sizes[begin]), end - begin)
-            groups.append(Group(slice(row, last), slice(begin, end), shape, places))
-            begin, row = end, last
+            own_rows, shape = slice(int(ends[begin]), int(ends[end])), (int(sizes[begin]), end - begin)
+            groups.append(Group(own_rows, slice(begin, end), shape, places))
         starts = rows[firsts[by_length]]
-        goes_on = self._on_device(1 - self.episode_starts.reshape(-1)[starts])[:, None]
-        sequences = Grouped(self._states_at(starts, goes_on), tuple(groups))
-        ready = self._on_device(rows[order])
-        return self._batch(ready, sequences, ready)
+        within = self._on_device(1 - self.episode_starts.reshape(-1)[starts])[:, None]
+        sequences = Grouped(self._states_at(starts, within), tuple(groups))
+        index = self._on_device(rows[order])
+        return self._batch(index, sequences, index)
 
     def _states_at(self, rows: Int64Array, factor: Tensor | None = None) -> RNNStates:  # (S,), (S, 1) → (L, S, H) each
         index = self._on_device(rows)
-        found = [stored.flatten(0, 1).index_select(0, index).transpose(0, 1) for stored in self._states]
-        ready = [part.contiguous() if factor is None else part * factor for part in found]
-        return RNNStates((ready[0], ready[1]), (ready[-2], ready[-1]))
+        selected = [stored.flatten(0, 1).index_select(0, index).transpose(0, 1) for stored in self._states]
+        states = [part.contiguous() if factor is None else part * factor for part in selected]
+        return RNNStates((states[0], states[1]), (states[-2], states[-1]))
 
-    def _batch(self, rows: Tensor, sequences: Any, whole: Tensor) -> RolloutBatch:
-        """Scalars of `rows`; of `whole`, which padding may be among, what networks read."""
+    def _batch(self, rows: Tensor, sequences: Any, with_padding: Tensor) -> RolloutBatch:
+        """Scalars of `rows`; observations, actions and masks of the rows `with_padding`."""
         total = self.num_steps * self.num_envs
         actions = self._actions.view(total) if self._discrete else self._actions.view(total, -1)
         masks = None if self._masks is None else self._masks.view(total, -1)
@@ -246,13 +231,13 @@ class RecurrentStorage(RolloutStorage):
             for stored in (self._values, self._log_probs, self._advantages, self._returns)
         )
         return RolloutBatch(
-            observations=self._gather_observations(whole),
-            actions=actions.index_select(0, whole),
+            observations=self._gather_observations(with_padding),
+            actions=actions.index_select(0, with_padding),
             old_values=values,
             old_log_probs=log_probs,
             advantages=advantages,
             returns=returns,
-            action_masks=None if masks is None else masks.index_select(0, whole),
+            action_masks=None if masks is None else masks.index_select(0, with_padding),
             sequences=sequences,
         )
 
@@ -260,26 +245,26 @@ class RecurrentStorage(RolloutStorage):
         return torch.from_numpy(array).to(self.device)
 
 
-# --- where a minibatch is cut, and how its parts are laid side by side
+# --- how a minibatch is cut into sequences, and where their rows lie
 
 
 def sequences_of(begins: BoolArray) -> tuple[Int64Array, Int64Array]:  # (B,) → (S,), (S,)
-    """Where sequences begin, and how long they are. The first row begins one, whatever it says."""
+    """Where sequences begin, and their lengths. The first row always begins one."""
     inner = np.flatnonzero(begins[1:]) + 1
     firsts = np.concatenate([[0], inner])
     return firsts, np.diff(firsts, append=len(begins))
 
 
 def padded_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
-    """Place of each row in (S, longest), flat: one sequence after the other."""
+    """Flat index of each row in (S, longest): one sequence after the other."""
     gaps = int(lengths.max()) - lengths
-    before = np.cumsum(gaps) - gaps  # padding in front of each sequence
+    before = np.cumsum(gaps) - gaps  # padding before each sequence
     places: Int64Array = np.arange(int(lengths.sum())) + np.repeat(before, lengths)
     return places
 
 
 def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
-    """Place of each row in (longest, S), flat: step by step."""
+    """Flat index of each row in (longest, S): step by step."""
     count, ends = len(lengths), np.cumsum(lengths)
     steps = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)  # 0, 1, … of each sequence
     places: Int64Array = steps * count + np.repeat(np.arange(count), lengths)
@@ -287,7 +272,7 @@ def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
 
 
 def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, Int64Array]:  # (S,), (S,) → (B,), (S,)
-    """Rows in the order in which the longest sequence comes first, and the order of the sequences."""
+    """Order of the rows in which the longest sequence comes first, and that order of the sequences."""
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
     rows = np.arange(int(sizes.sum())) + np.repeat(firsts[order] - (np.cumsum(sizes) - sizes), sizes)
@@ -295,9 +280,10 @@ def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, 
 
 
 def cuts(lengths: Int64Array, step_cost: int = STEP_COST) -> list[int]:
-    """Where groups of sequences (the longest first) end, such that time and padding cost the least found.
+    """Where groups of sequences, the longest first, end, so that steps and padding cost little.
 
-    A group costs its longest × (step_cost + sequences). Cut in two where that saves most, and the parts again.
+    A group costs length of the longest × (step_cost + number of sequences). It is cut in two where that saves most,
+    and its parts likewise.
     """
     ends, todo = [], [(0, len(lengths))]
     while todo:

@@ -1,9 +1,9 @@
 """ReplayStorage: the ring of transitions of an off-policy algorithm, in place of SB3's replay buffers.
 
-One class for what are ReplayBuffer, DictReplayBuffer and NStepReplayBuffer there (common/buffers.py, 2.9.2): the same
-arrays, the same draws from numpy's global stream, the same numbers bit by bit (tests/buffers/test_replay_storage.py).
-Beyond them: action masks of the next observations, n steps with Dict observations and with `optimize_memory_usage`, and
-a refusal before memory runs out instead of a warning after.
+This one class replaces SB3's ReplayBuffer, DictReplayBuffer and NStepReplayBuffer (2.9.2), with the same arrays, the
+same draws from numpy's global stream and the same numbers bit by bit (tests/buffers/test_replay_storage.py). It adds
+action masks of the next observations, n steps with Dict observations and with `optimize_memory_usage`, and refuses a
+size that does not fit into memory.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fasttrain.errors import ConfigError
 TensorObservations = Tensor | dict[str, Tensor]
 Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype of a transition's share
 
-PACK_ABOVE = 32  # masks wider than this are stored as bits: 8 times less memory for 5 µs of unpacking 256 rows of 200
+PACK_ABOVE = 32  # wider masks are stored as bits: 8 times less memory; unpacking 256 rows of 200 takes 5 µs
 
 
 class ReplayBatch(NamedTuple):
-    """One minibatch on the buffer's device; the first six fields are those of SB3's ReplayBufferSamples."""
+    """One minibatch on the buffer's device. The first six fields are those of SB3's ReplayBufferSamples."""
 
     observations: TensorObservations  # (B, ...)
     actions: Tensor  # (B, K)
     next_observations: TensorObservations  # (B, ...) after the last step of the window
-    dones: Tensor  # (B, 1) float32, 1 where the window ends by the rules; a timeout counts as 0
+    dones: Tensor  # (B, 1) float32, 1 where the episode ended by the rules, not by a timeout
     rewards: Tensor  # (B, 1) float32, discounted sum over the window
     discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None where stock has none
     next_action_masks: Tensor | None = None  # (B, A) bool, legal in next_observations
@@ -47,34 +47,34 @@ class ReplayBatch(NamedTuple):
 
 
 class ReplayStorage(ReplayBuffer):
-    """A ring of `buffer_size // n_envs` rows of one transition per env, each row written at `pos`.
+    """A ring of `buffer_size // n_envs` rows with one transition per env. The next row is written at `pos`.
 
-    Any thread may `put` and `sample`: each holds `lock` (0.1 µs), as whoever reads `flat_views` beside writers.
+    Any thread may `put` and `sample`; each holds `lock` (0.1 µs). A thread that reads `flat_views` must hold it too.
 
     Args:
-        buffer_size: transitions.
+        buffer_size: number of transitions.
         observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or a flat Dict of these, in their own dtype.
         action_space: any that SB3 knows; float64 is stored as float32, as in SB3.
-        device: where batches go; the ring itself stays in host memory.
+        device: of the batches; the ring itself is in host memory.
         n_envs: N.
-        optimize_memory_usage: keep no next observations: they are the observations of the next row.
-        handle_timeout_termination: a truncated episode is bootstrapped. Not together with `optimize_memory_usage`,
-            where the observation after a truncation is lost.
+        optimize_memory_usage: store no next observations, which are the observations of the next row.
+        handle_timeout_termination: bootstrap truncated episodes. Not together with `optimize_memory_usage`, where the
+            observation after a truncation is lost.
         n_steps: length of the windows, 1 to 128.
-        gamma: discount within a window; must be the algorithm's. Without meaning for n_steps=1.
-        frame_stack: images (k × c, H, W) of k stacked frames are kept as `Frames`, each once; None: as they are.
+        gamma: discount within a window; must be the algorithm's. It has no effect if n_steps is 1.
+        frame_stack: store images (k × c, H, W) of k stacked frames as `Frames`, each frame once; None: as they are.
         mask_width: A, or None for an algorithm without masks.
 
     Attributes:
         generation: rows written so far; a reset counts as more than a whole ring.
 
     Raises:
-        ConfigError: a value out of range, two that exclude each other, or more memory than is free.
+        ConfigError: a value is out of range, two exclude each other, or there is too little free memory.
     """
 
     observations: Any  # (size, N, ...), or one array per key
     next_observations: Any  # the same; absent where optimize_memory_usage
-    overhead_bytes = 0  # per transition, of what a subclass keeps beside the arrays
+    overhead_bytes = 0  # per transition, of further data in a subclass
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class ReplayStorage(ReplayBuffer):
         self.memory_bytes = bytes_of_ring(sizes, self.buffer_size, n_envs)
         arrays = {name: np.zeros((self.buffer_size, n_envs, *shape), dtype) for name, (shape, dtype) in layout.items()}
         self._arrays = arrays
-        # A plain space is kept under the key "", so that there is one way for both.
+        # Observations that are no Dict are stored under the key "".
         self._stored = {name[1]: array for name, array in arrays.items() if name[0] == "observations"}
         self._stored_next = {name[1]: array for name, array in arrays.items() if name[0] == "next_observations"}
         self.frames: Frames | None = None
@@ -123,11 +123,11 @@ class ReplayStorage(ReplayBuffer):
         self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
-        self.void: BoolArray | None = None  # (size, N) what is no transition; None: nothing was left out yet
-        self.under_way: Int64Array = np.full(n_envs, NONE)  # rows of transitions whose outcome is still to come
+        self.void: BoolArray | None = None  # (size, N) True where there is no transition; None: nowhere
+        self.under_way: Int64Array = np.full(n_envs, NONE)  # rows of transitions whose outcome is not known yet
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the lock, which cannot be pickled, and of a moment at which nobody writes."""
+        """Without the lock, which cannot be pickled."""
         with self.lock:
             return {name: value for name, value in self.__dict__.items() if name != "lock"}
 
@@ -136,7 +136,7 @@ class ReplayStorage(ReplayBuffer):
         self.lock = threading.RLock()
 
     def reset(self) -> None:
-        """Empty it."""
+        """Empty the buffer."""
         with self.lock:
             super().reset()
             if self.frames:
@@ -168,8 +168,8 @@ class ReplayStorage(ReplayBuffer):
         spaces_of = space.spaces if self._keyed else {"": space}
         shapes: Any = self.obs_shape if self._keyed else {"": self.obs_shape}
         layout: Layout = {}
-        kept = ("observations",) if self.optimize_memory_usage else ("observations", "next_observations")
-        for name in () if self.frame_stack else kept:
+        names = ("observations",) if self.optimize_memory_usage else ("observations", "next_observations")
+        for name in () if self.frame_stack else names:
             for key, space in spaces_of.items():
                 if isinstance(shapes[key], dict):
                     raise ConfigError(f"observation {key!r} is a Dict inside a Dict and cannot be stored: flatten it")
@@ -183,7 +183,7 @@ class ReplayStorage(ReplayBuffer):
         return layout
 
     def flat_views(self) -> FlatViews:
-        """Everything that is stored, for a kernel that gathers for itself; written to on the next `put`."""
+        """All arrays, for a kernel that gathers transitions itself. The next `put` writes into them."""
         seen = {key: _flat(array) for key, array in self._stored.items()}
         following = {key: _flat(array) for key, array in self._stored_next.items()}
         return FlatViews(
@@ -206,7 +206,7 @@ class ReplayStorage(ReplayBuffer):
         infos: Sequence[dict[str, Any]],
         next_masks: BoolArray | None = None,  # (N, A)
     ) -> None:
-        """Store one vector step as SB3's off-policy algorithms hand it over."""
+        """Store one vector step, with the arguments of SB3's replay buffers."""
         timeouts = None
         if self.handle_timeout_termination:
             timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.float32)
@@ -219,13 +219,13 @@ class ReplayStorage(ReplayBuffer):
         actions: NDArray[Any],  # (N,) or (N, K)
         rewards: NDArray[Any],  # (N,)
         dones: NDArray[Any],  # (N,) terminated or truncated
-        timeouts: NDArray[Any] | None = None,  # (N,) truncated and not terminated; None: nowhere
-        next_masks: BoolArray | None = None,  # (N, A) legal in next_observations; None: everything is legal
+        timeouts: NDArray[Any] | None = None,  # (N,) truncated and not terminated; None: no env was
+        next_masks: BoolArray | None = None,  # (N, A) legal in next_observations; None: all actions are
     ) -> None:
-        """Store one vector step, copied. Raises ValueError for arrays of another shape than the spaces have.
+        """Store a copy of one vector step. Raises ValueError for arrays of a wrong shape.
 
-        An ended episode without a legal action is stored as all legal: a maximum over no action is -inf, and 0 × -inf
-        in the target would be NaN.
+        If an episode ends in a state without a legal action, all actions are stored as legal: a maximum over no action
+        is -inf, and 0 × -inf in the target would be NaN.
         """
         with self.lock:
             row = self.pos
@@ -250,15 +250,15 @@ class ReplayStorage(ReplayBuffer):
                 self.void[row] = False
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """What `put` stored last is no transition of some envs: see `leave_out`."""
+        """Mark what `put` stored last as no transition of some envs; see `leave_out`."""
         with self.lock:
             return leave_out(self, lost, resting, waiting)
 
     def _fill(self, stored: dict[str, NDArray[Any]], row: int, values: Observations) -> None:
-        given = values if isinstance(values, dict) else {"": values}
         for key, array in stored.items():
-            # A Discrete space has a column of its own, (N, 1), which (N,) does not broadcast to.
-            array[row] = given[key].reshape(self.n_envs, 1) if key in self._columns else given[key]
+            part = values[key] if isinstance(values, dict) else values
+            # A Discrete space is stored as (N, 1), to which (N,) does not broadcast.
+            array[row] = part.reshape(self.n_envs, 1) if key in self._columns else part
 
     def _mask_row(self, masks: BoolArray | None, dones: NDArray[Any]) -> NDArray[Any] | int:
         packed = self.next_masks is not None and self.next_masks.dtype == np.uint8
@@ -272,7 +272,7 @@ class ReplayStorage(ReplayBuffer):
         return np.packbits(masks, axis=1) if packed else masks
 
     def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
-        """Rows (B,) and envs (B,), int64, of `rng` or of numpy's global stream as SB3 draws them: all rows, then envs.
+        """Rows (B,) and envs (B,), int64, drawn by `rng`, or from numpy's global stream as in SB3: first all rows.
 
         Raises:
             ValueError: nothing is stored yet.
@@ -286,7 +286,7 @@ class ReplayStorage(ReplayBuffer):
         return rows, envs
 
     def _anywhere(self, count: int, integers: Any) -> tuple[Int64Array, Int64Array]:
-        if self._margin():  # the observation at pos has been overwritten by a next one
+        if self._margin():  # the observation at pos was overwritten by a next observation
             rows = (integers(1, self.buffer_size, size=count) + self.pos) % self.buffer_size
         else:
             rows = integers(0, self.size(), size=count)
@@ -302,7 +302,7 @@ class ReplayStorage(ReplayBuffer):
         rng: np.random.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> ReplayBatch:
-        """`gather(draw)`, or as in SB3 what a subclass's own `_get_samples` makes of the rows."""
+        """A drawn batch. As in SB3 a subclass may override `_get_samples`, which then gets the rows."""
         with self.lock:
             if getattr(self._get_samples, "__func__", None) is not ReplayStorage._get_samples:
                 return self._get_samples(self.draw(batch_size)[0], env)
@@ -321,25 +321,24 @@ class ReplayStorage(ReplayBuffer):
         env: VecNormalize | None = None,
         device: torch.device | str | None = None,  # None: the buffer's
     ) -> ReplayBatch:
-        """The transitions (B,) that begin at these rows of these envs, of any number of minibatches at once.
+        """The transitions (B,) that begin at these rows of these envs, normalised by `env` as in SB3.
 
-        `env` normalises them as in SB3. Raises IndexError for a row or an env out of range.
+        Raises:
+            IndexError: a row or an env is out of range.
         """
         rows, envs = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(envs, np.int64)
         last_rows, returns, discounts, ends = self.windows(rows, envs, env)
         flat, last = rows * self.n_envs + envs, last_rows * self.n_envs + envs
-        seen: TensorObservations
-        following: TensorObservations
         masks, discounted = self.masks_of(last), self.n_steps > 1 or isinstance(self, NStepReplayBuffer)
         if self.frames is not None:
-            seen = self._tensor(self.frames.take(rows, envs, False), device)
-            following = self._tensor(self.frames.take(last_rows, envs, True), device)
-        elif self.optimize_memory_usage:
-            seen = self._take(self._stored, flat, env, device)
-            following = self._take(self._stored, (last_rows + 1) % self.buffer_size * self.n_envs + envs, env, device)
+            seen: TensorObservations = self._tensor(self.frames.take(rows, envs, False), device)
+            following: TensorObservations = self._tensor(self.frames.take(last_rows, envs, True), device)
         else:
+            stored_next = self._stored_next
+            if self.optimize_memory_usage:
+                last, stored_next = (last_rows + 1) % self.buffer_size * self.n_envs + envs, self._stored
             seen = self._take(self._stored, flat, env, device)
-            following = self._take(self._stored_next, last, env, device)
+            following = self._take(stored_next, last, env, device)
         return ReplayBatch(
             observations=seen,
             actions=self._tensor(_take(self.actions, flat), device),
@@ -353,7 +352,7 @@ class ReplayStorage(ReplayBuffer):
     def windows(
         self, rows: Int64Array, envs: Int64Array, env: VecNormalize | None = None
     ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:
-        """Of the windows (B,) that begin there: last row, return, discount and end, as `windows_of` has them."""
+        """Last row, return, discount and end of the windows (B,) that begin there; see `windows_of`."""
         newest = (self.pos - 1) % self.buffer_size
         arrays = self.rewards, self.dones, self.timeouts
         last_rows, returns, discounts, ends = windows_of(rows, envs, *arrays, newest, self._powers)
@@ -378,14 +377,14 @@ class ReplayStorage(ReplayBuffer):
         return {key: self._tensor(value, device) for key, value in taken.items()}
 
     def masks_of(self, flat: Int64Array) -> BoolArray | None:  # (B,) of `FlatViews` → (B, A)
-        """Masks of the observations after these transitions; None without masks."""
+        """Masks of the next observations of these transitions; None without masks."""
         if self.next_masks is None:
             return None
         masks = _take(self.next_masks, flat)
         return masks if masks.dtype == bool else np.unpackbits(masks, axis=1, count=self.mask_width).view(np.bool_)
 
     def _tensor(self, array: NDArray[Any], device: torch.device | str | None) -> Tensor:
-        """On the device. `array` was just gathered, so on the CPU it need not be copied a second time, as SB3 does."""
+        """The array on the device. On the CPU it is not copied, since it was just gathered."""
         return torch.from_numpy(array).to(self.device if device is None else device)
 
 
@@ -394,5 +393,5 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _take(array: NDArray[Any], flat: Int64Array) -> NDArray[Any]:
-    """Transitions of a stored array (size, N, ...). 256 rows of 4 floats: 0.6 µs, with `array[rows, envs]` 4.2."""
+    """Rows of a stored array (size, N, ...). For 256 rows of 4 floats 0.6 µs; `array[rows, envs]` takes 4.2."""
     return _flat(array).take(flat, axis=0)

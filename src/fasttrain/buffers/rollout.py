@@ -1,7 +1,7 @@
 """RolloutStorage: the (T, N) transitions of one PPO rollout, preallocated on the model's device.
 
-It replaces SB3's rollout buffers without changing a number: advantages come from the same float32 operations in the
-same order, minibatches hold the same rows in the same order (tests/buffers/test_rollout.py compares bit by bit).
+It replaces SB3's rollout buffers without changing a number. Advantages come from the same float32 operations in the
+same order. Minibatches hold the same rows in the same order. tests/buffers/test_rollout.py compares bit by bit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,19 @@ TensorObservations = Tensor | dict[str, Tensor]
 _TORCH_DTYPES = {np.dtype(np.uint16): torch.int32, np.dtype(np.uint32): torch.int64, np.dtype(np.uint64): torch.int64}
 
 
+class RolloutRow(NamedTuple):
+    """What a policy did in one vector step, for n of the N envs. The tensors lie on the networks' device."""
+
+    observations: TensorObservations  # (n, ...) that the actions were taken on
+    actions: Tensor  # (n,) or (n, K), before any clipping
+    values: Tensor  # (n, 1) or (n,)
+    log_probs: Tensor  # (n,)
+    action_masks: Tensor | None = None  # (n, A) bool; None: all actions are legal
+    lstm_states: RNNStates | None = None  # before the step; None for a policy without an LSTM
+
+
 class RolloutBatch(NamedTuple):
-    """One minibatch; every tensor lies on the storage's device."""
+    """One minibatch. Every tensor lies on the storage's device."""
 
     observations: TensorObservations  # (B, ...)
     actions: Tensor  # (B,) for Discrete, else (B, K)
@@ -34,7 +45,7 @@ class RolloutBatch(NamedTuple):
     advantages: Tensor  # (B,)
     returns: Tensor  # (B,)
     action_masks: Tensor | None  # (B, A) bool
-    sequences: Any = None  # of a recurrent policy: how the rows hang together
+    sequences: Any = None  # `Padded` or `Grouped`, of a recurrent policy: which rows form a sequence
 
 
 def advantages_of(
@@ -45,16 +56,15 @@ def advantages_of(
     last_dones: BoolArray,  # (N,)
     gamma: float,
     gae_lambda: float,
-    left_out: BoolArray | None = None,  # (T, N) in and out: what is no transition
-    rests: BoolArray | None = None,  # (N,) envs whose next step is no decision
+    left_out: BoolArray | None = None,  # (T, N) in and out: True where a step is no transition
+    rests: BoolArray | None = None,  # (N,) True where the env's next step is no decision
 ) -> Float32Array:  # (T, N)
     """Generalised advantage estimation (Schulman et al. 2016), in float32 by SB3's operations in SB3's order.
 
-    All but the sum over time is done for the whole rollout at once: 64 steps of 256 envs take 0.1 ms of 90, and no
-    compiler has to be waited for.
+    All but the sum over time is computed for the whole rollout at once: 64 steps of 256 envs take 0.1 ms.
 
-    A row's transition is followed by its next one; what comes between, a reward or the end, is the earlier one's. Where
-    a row rests when the rollout ends, nobody knows yet what its last transition led to: that one is left out as well.
+    Rewards and the episode's end in steps that are left out belong to the transition before them. Where an env rests
+    when the rollout ends, the outcome of its last transition is not known yet, so that one is left out as well.
     """
     one = np.float32(1.0)
     next_values = np.concatenate([values[1:], last_values[None]])
@@ -69,14 +79,14 @@ def advantages_of(
             next_values[step - 1, over] = next_values[step, over]
             non_terminal[step - 1, over] *= non_terminal[step, over]
     advantages: Float32Array = rewards + np.float32(gamma) * next_values * non_terminal - values
-    kept = np.float32(gamma * gae_lambda) * non_terminal  # the float64 product is rounded once, as in SB3
+    decay = np.float32(gamma * gae_lambda) * non_terminal  # the float64 product is rounded once, as in SB3
     if left_out is not None:
-        kept[unknown], kept[left_out] = 0.0, 1.0
+        decay[unknown], decay[left_out] = 0.0, 1.0
         left_out |= unknown
         advantages[left_out] = 0.0
     carried = np.zeros_like(last_values)
     for step in range(len(advantages) - 1, -1, -1):
-        np.multiply(kept[step], carried, out=carried)
+        np.multiply(decay[step], carried, out=carried)
         advantages[step] += carried
         carried[:] = advantages[step]
     return advantages
@@ -97,13 +107,13 @@ def _shape(space: spaces.Space[Any]) -> tuple[int, ...]:
 
 
 def _host(tensor: Tensor) -> NDArray[Any]:
-    """As numpy: an alias of a CPU tensor, a copy of any other."""
+    """The tensor as a numpy array: an alias of a CPU tensor, a copy of any other."""
     array: NDArray[Any] = tensor.cpu().numpy()
     return array
 
 
 def _stored(name: str, doc: str) -> Any:
-    """A property: the storage's tensor `_NAME` as numpy."""
+    """A property that gives the storage's tensor `_NAME` as a numpy array."""
     return property(lambda storage: _host(getattr(storage, f"_{name}")), doc=doc)
 
 
@@ -136,7 +146,7 @@ class RolloutStorage:
         self.num_steps, self.num_envs, self.device = num_steps, num_envs, device
         self.observation_space, self.action_space, self.mask_width = observation_space, action_space, mask_width
         self.gamma, self.gae_lambda = gamma, gae_lambda
-        self.settings = num_steps, num_envs, gamma, gae_lambda  # what it was made for
+        self.settings = num_steps, num_envs, gamma, gae_lambda
         self.pos, self.full = 0, False
         self._left_out: BoolArray | None = None  # (T, N) rows that are no transitions
         self._discrete = isinstance(action_space, spaces.Discrete)
@@ -145,7 +155,7 @@ class RolloutStorage:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        # A plain space is kept under the key "", so that there is one way for both.
+        # A space that is no Dict is stored under the key "".
         self._keyed = isinstance(observation_space, spaces.Dict)
         parts = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
         self._observations = {
@@ -159,7 +169,7 @@ class RolloutStorage:
         self._masks = None if mask_width is None else zeros(*rows, mask_width, dtype=torch.bool)
         self._values, self._log_probs = zeros(*rows), zeros(*rows)
         self._advantages, self._returns = zeros(*rows), zeros(*rows)
-        self.rewards: Float32Array = np.zeros(rows, np.float32)  # read by the GAE kernel only, hence on the host
+        self.rewards: Float32Array = np.zeros(rows, np.float32)  # on the host, where `advantages_of` reads them
         self.episode_starts: Float32Array = np.zeros(rows, np.float32)
         # Row of the stored (T, N) layout for each place in SB3's env-major flattening.
         self._env_major = np.arange(num_steps * num_envs).reshape(rows).T.reshape(-1)
@@ -171,11 +181,11 @@ class RolloutStorage:
     actions = _stored("actions", "Actions (T, N, K), before any clipping.")
 
     def row(self, name: Literal["actions", "values", "log_probs"], step: int) -> NDArray[Any]:
-        """What that property has at `step`, (N, ...): the one row leaves the device, not all T of them."""
+        """One step of that property, (N, ...). Only this row is copied from the device."""
         return _host(getattr(self, f"_{name}")[step])
 
     def assign(self, name: str, given: Any) -> None:
-        """Take over an array (T, N, ...) or number as what is read by that name, in place where it is a tensor."""
+        """Set the attribute of that name to an array (T, N, ...) or a number; a tensor is overwritten in place."""
         parts = {"": getattr(self, f"_{name}", None)} if name != "observations" else self._observations
         for key, stored in parts.items():
             if stored is None:
@@ -196,32 +206,32 @@ class RolloutStorage:
         return stored if self._keyed else stored[""]
 
     def scalars(self) -> tuple[NDArray[Any], ...]:
-        """All T × N transitions as stored: actions (T × N, K), then values, log-probabilities, advantages, returns."""
+        """Actions (T × N, K), then values, log-probabilities, advantages and returns (T × N,), in stored order."""
         rows = (self._values, self._log_probs, self._advantages, self._returns)
         return _host(self._actions.flatten(0, 1)), *(_host(stored.flatten()) for stored in rows)
 
     def finite(self, last: Observations) -> bool:
-        """Whether all rewards and observations are, and `last` (N, ...), the observations after the last step.
+        """Whether all rewards, observations and `last` (N, ...), the observations after the last step, are finite.
 
-        Once per rollout: a look at every step of 12 CartPoles took 2.3 % of PPO's time.
+        Checked once per rollout: checking every step of 12 CartPoles took 2.3 % of PPO's time.
         """
-        given: list[Any] = [self.rewards, *(last.values() if isinstance(last, dict) else (last,))]
+        checked: list[Any] = [self.rewards, *(last.values() if isinstance(last, dict) else (last,))]
         for stored in self._observations.values():
             if stored.is_floating_point() and stored.device.type != "cpu":
-                given.append(torch.isfinite(stored).all().cpu())  # one number leaves the device
+                checked.append(torch.isfinite(stored).all().cpu())  # one number leaves the device
             elif stored.is_floating_point():  # numpy takes a third of torch's time for a small array
-                given.append(stored.numpy())
-        return all(bool(np.isfinite(part).all()) for part in given)
+                checked.append(stored.numpy())
+        return all(bool(np.isfinite(part).all()) for part in checked)
 
     def reset(self) -> None:
-        """Start filling from the first step again; nothing is cleared, every row is overwritten."""
+        """Fill from the first step again. The arrays are not cleared, since every row is overwritten."""
         self.pos, self.full = 0, False
         self._left_out = None
 
     def place_observations(self, step: int) -> Observations | None:
-        """Where the observations (N, ...) of `step` will lie, for whoever can write them there at once.
+        """The arrays (N, ...) in which the observations of `step` are stored, so that an env can write into them.
 
-        None after the last step, and where they are kept on another device or in another shape than envs give them.
+        None after the last step, and where observations are stored on another device or in another shape.
         """
         if step >= self.num_steps or not self._as_given:
             return None
@@ -230,87 +240,53 @@ class RolloutStorage:
 
     def place_masks(self, step: int) -> BoolArray | None:
         """The same for the masks (N, A)."""
-        if self._masks is None or self.device.type != "cpu":
-            return None
-        rows: BoolArray = self._masks[step].numpy()
-        return rows
+        return None if self._masks is None or self.device.type != "cpu" else self._masks[step].numpy()
 
-    def add(
-        self,
-        observations: TensorObservations,  # (N, ...) the actions were taken on
-        actions: Tensor,  # (N,) or (N, K)
-        rewards: Float32Array,  # (N,)
-        episode_starts: BoolArray,  # (N,)
-        values: Tensor,  # (N, 1) or (N,)
-        log_probs: Tensor,  # (N,)
-        action_masks: Tensor | None = None,  # (N, A) bool; None: everything is legal
-        memory: RNNStates | None = None,  # of a recurrent policy: its states before the step
-    ) -> None:
-        """Store one vector step."""
+    def add(self, row: RolloutRow, rewards: Float32Array, episode_starts: BoolArray) -> None:
+        """Store the next vector step of all envs: `rewards` (N,), and where an episode began (N,)."""
         if self.full:
             raise RuntimeError(f"the rollout storage holds {self.num_steps} steps already: call reset() first")
-        step = self.pos
-        for stored, given in self._parts(observations, actions, values, log_probs, action_masks, memory):
-            _fill(stored, step, given)
-        self.rewards[step] = rewards
+        for stored, values in self._parts(row):
+            _fill(stored, self.pos, values)
+        self.rewards[self.pos] = rewards
         self.episode_starts[self.pos] = episode_starts
         self.pos += 1
         self.full = self.pos == self.num_steps
 
-    def put(
-        self,
-        steps: Int64Array,  # (n,)
-        envs: Int64Array,  # (n,)
-        observations: TensorObservations,  # (n, ...)
-        actions: Tensor,  # (n,) or (n, K)
-        values: Tensor,  # (n, 1) or (n,)
-        log_probs: Tensor,  # (n,)
-        action_masks: Tensor | None = None,  # (n, A) bool; None: everything is legal
-        memory: RNNStates | None = None,
-    ) -> None:
-        """Store what some envs, each at a step of its own, acted on and how; `rewards` and `episode_starts` are the
-        caller's to fill."""
-        for stored, given in self._parts(observations, actions, values, log_probs, action_masks, memory):
-            _scatter(stored, steps, envs, given)
+    def put(self, steps: Int64Array, envs: Int64Array, row: RolloutRow) -> None:
+        """Store a row of these envs (n,), each at its own step (n,). The caller sets `rewards` and `episode_starts`."""
+        for stored, values in self._parts(row):
+            _scatter(stored, steps, envs, values)
 
-    def _parts(
-        self,
-        observations: TensorObservations,
-        actions: Tensor,
-        values: Tensor,
-        log_probs: Tensor,
-        masks: Tensor | None,
-        memory: RNNStates | None = None,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """What is stored of a transition, and what is to be."""
-        given = observations if isinstance(observations, dict) else {"": observations}
+    def _parts(self, row: RolloutRow) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each stored tensor (T, N, ...) with the values (n, ...) that belong in it."""
         for key, stored in self._observations.items():
-            yield stored, given[key]
-        yield from ((self._actions, actions), (self._values, values), (self._log_probs, log_probs))
+            yield stored, row.observations[key] if isinstance(row.observations, dict) else row.observations
+        yield from ((self._actions, row.actions), (self._values, row.values), (self._log_probs, row.log_probs))
         if self._masks is not None:
-            legal = self._masks.new_ones(len(log_probs), self._masks.shape[2]) if masks is None else masks
-            yield self._masks, legal
+            masks, width = row.action_masks, self._masks.shape[2]
+            yield self._masks, self._masks.new_ones(len(row.log_probs), width) if masks is None else masks
 
     def leave_out(self, step: int, envs: BoolArray | list[int]) -> None:
-        """What these envs, a mask (N,) or numbers, have at `step` is no transition: never drawn, counted nowhere."""
+        """Mark `step` of these envs, a mask (N,) or numbers, as no transition, which no minibatch contains."""
         if self._left_out is None:
             self._left_out = np.zeros((self.num_steps, self.num_envs), np.bool_)
         self._left_out[step, envs] = True
 
     @property
     def rows(self) -> Int64Array:
-        """The stored layout's rows that are transitions, in SB3's env-major order."""
+        """Indices (step × N + env) of all transitions, in SB3's env-major order."""
         every: Int64Array = self._env_major
         return every if self._left_out is None else every[~self._left_out.reshape(-1)[every]]
 
     def complete(self) -> None:
-        """Every step of every env was `put`."""
+        """Declare the storage full, after every step of every env was `put`."""
         self.pos, self.full = self.num_steps, True
 
     def compute_returns_and_advantages(
         self, last_values: Float32Array, last_dones: BoolArray, rests: BoolArray | None = None
     ) -> None:
-        """Fill `advantages` and `returns` once all is stored; last_values (N, 1) or (N,), the others (N,)."""
+        """Fill `advantages` and `returns` of a full storage; last_values (N, 1) or (N,), the others (N,)."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         last, values = last_values.reshape(-1), self.values
@@ -322,19 +298,18 @@ class RolloutStorage:
         self._returns.copy_(torch.from_numpy(returns))
 
     def draw_order(self) -> Int64Array:
-        """The `rows` of the stored layout, shuffled as SB3 would: one permutation from numpy's global stream."""
+        """The `rows`, shuffled as SB3 does it: by one permutation from numpy's global stream."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         order: Int64Array = self.rows[np.random.permutation(len(self.rows))]
         return order
 
     def minibatches(self, batch_size: int | None = None, layout: str = "") -> Iterator[RolloutBatch]:
-        """One epoch over all `rows` in the order SB3 draws it from numpy's global random state.
+        """One epoch over all `rows`, in the order that SB3 draws from numpy's global random state.
 
-        The scalars of a row are gathered for the whole epoch and handed out as views (4 gathers an epoch, not 4 a
-        minibatch). Observations and masks are gathered per minibatch: 2,048 of 16,384 rows of 250 floats take 53 µs
-        that way, 134 µs as their share of a whole-epoch gather, whose 16 MB leave the cache before they are read; at
-        64 rows it is 3.4 µs against 3.9 µs. `layout` is of sequences, which these are not.
+        Scalars are gathered for the whole epoch and handed out as views. Observations and masks are gathered per
+        minibatch: 2,048 of 16,384 rows of 250 floats take 53 µs so, and 134 µs as a share of a gather for the epoch,
+        whose 16 MB do not stay in the cache. `layout` only matters to the storage of sequences.
         """
         total = self.num_steps * self.num_envs
         size = total if batch_size is None else batch_size
@@ -361,13 +336,13 @@ class RolloutStorage:
 
 
 def _fill(stored: Tensor, step: int, values: Tensor) -> None:
-    """stored[step] = values. By way of numpy on the CPU: 1.3 µs, not 6."""
+    """stored[step] = values. numpy does it on the CPU, in 1.3 µs; torch takes 6."""
     if stored.device.type != "cpu":
         row = stored[step]
         row.copy_(values.reshape(row.shape))
         return
     if values.data_ptr() == stored.data_ptr() + step * stored.stride(0) * stored.element_size():
-        return  # written there already, by way of `place_observations` or `place_masks`
+        return  # it was written into `place_observations` or `place_masks`
     place = stored.numpy()[step]
     place[...] = values.detach().cpu().numpy().reshape(place.shape)
 

@@ -1,7 +1,7 @@
-"""The storages of a rollout and of replay as callbacks and users' own code know them: instances of SB3's buffers.
+"""The storages as instances of SB3's buffers, which callbacks and users' own code expect.
 
-`RolloutStorage` and `ReplayStorage` do the work. Of a rollout SB3's look is a view, which gives stock's names, dtypes
-and samples over the same memory; a replay storage is a buffer of SB3's, because users name and derive such classes.
+A `RolloutView` gives a `RolloutStorage` the names, dtypes and samples of SB3's rollout buffers over the same memory. A
+`ReplayStorage` is itself a subclass of SB3's replay buffer, because users name and derive such classes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from stable_baselines3.common.preprocessing import get_action_dim, get_obs_shape
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStack, VecTransposeImage
 from torch import Tensor
 
-from fasttrain.batch import BoolArray, Observations
+from fasttrain.batch import BoolArray, Observations, each_array
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
-from fasttrain.buffers.rollout import RolloutStorage
+from fasttrain.buffers.rollout import RolloutRow, RolloutStorage
 from fasttrain.errors import ConfigError, EnvSpecError
 
 # --- a rollout
 
-_LIVE = (  # names of stock's that the storage has, or that are made of its arrays
+_LIVE = (  # attributes of SB3's buffers that a view reads from the storage
     "pos", "full", "gamma", "gae_lambda", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns",
     "observations", "actions", "action_masks",
     "hidden_states_pi", "cell_states_pi", "hidden_states_vf", "cell_states_vf",
@@ -44,34 +44,34 @@ _LIVE = (  # names of stock's that the storage has, or that are made of its arra
 
 
 def _live(name: str) -> Any:
-    """A field of the storage; what is assigned to one of its arrays is copied into it."""
+    """A property that reads and writes the storage's attribute of that name."""
 
     def read(self: RolloutView) -> Any:
         return getattr(self.storage, name)
 
-    def write(self: RolloutView, given: Any) -> None:
-        self.storage.assign(name, given)
+    def write(self: RolloutView, value: Any) -> None:
+        self.storage.assign(name, value)
 
     return property(read, write, doc=f"`{name}` of the storage.")
 
 
 def _state(place: int) -> Any:
     def read(self: RolloutView) -> NDArray[Any]:
-        states: Any = self.storage.states  # type: ignore[attr-defined]  # missing where nothing is remembered
+        states: Any = self.storage.states  # type: ignore[attr-defined]  # missing without an LSTM
         return states[place % len(states)]  # type: ignore[no-any-return]
 
-    return property(read, doc="What was remembered before each step, (T, L, N, H).")
+    return property(read, doc="LSTM states before each step, (T, L, N, H).")
 
 
 class RolloutView:
     """A `RolloutStorage` with the interface of SB3's rollout buffers; `as_stock` makes it an instance of one.
 
-    Unlike there, the arrays keep their shape (T, N, ...) after `get`, so that `generator_ready` stays False, and
-    `reset` clears nothing. Off the CPU `values`, `returns`, `advantages`, `log_probs`, `actions` and `observations`
-    are copies: assign them as a whole to change them. So are masks everywhere.
+    Unlike in SB3, the arrays keep their shape (T, N, ...) after `get`, so that `generator_ready` stays False, and
+    `reset` clears nothing. Masks are copies, and on a GPU so are `values`, `returns`, `advantages`, `log_probs`,
+    `actions` and `observations`: assign the whole array to change them.
     """
 
-    stock: ClassVar[type[RolloutBuffer]]  # whose instance it is
+    stock: ClassVar[type[RolloutBuffer]]  # SB3's class of which it is an instance
 
     def __init__(self, storage: RolloutStorage) -> None:
         self.storage = storage
@@ -98,21 +98,21 @@ class RolloutView:
         return self.storage.actions.astype(self.action_space.dtype, copy=False)  # type: ignore[no-any-return]
 
     @actions.setter
-    def actions(self, given: NDArray[Any]) -> None:
-        self.storage.assign("actions", given)
+    def actions(self, value: NDArray[Any]) -> None:
+        self.storage.assign("actions", value)
 
     @property
     def observations(self) -> Observations:
         """Observations (T, N, ...) in the space's dtype."""
         space: Any = self.observation_space
-        found = self.storage.observations
-        if isinstance(found, dict):
-            return {key: part.astype(space[key].dtype, copy=False) for key, part in found.items()}
-        return found.astype(space.dtype, copy=False)
+        stored = self.storage.observations
+        if isinstance(stored, dict):
+            return {key: part.astype(space[key].dtype, copy=False) for key, part in stored.items()}
+        return stored.astype(space.dtype, copy=False)
 
     @observations.setter
-    def observations(self, given: Observations) -> None:
-        self.storage.assign("observations", given)
+    def observations(self, value: Observations) -> None:
+        self.storage.assign("observations", value)
 
     @property
     def action_masks(self) -> NDArray[Any]:
@@ -122,11 +122,10 @@ class RolloutView:
         return self.storage.masks.astype(np.float32)
 
     @action_masks.setter
-    def action_masks(self, given: NDArray[Any]) -> None:
-        self.storage.assign("masks", np.asarray(given) != 0)
+    def action_masks(self, value: NDArray[Any]) -> None:
+        self.storage.assign("masks", np.asarray(value) != 0)
 
     def reset(self) -> None:
-        """Start filling from the first step again."""
         self.storage.reset()
 
     def add(
@@ -137,28 +136,27 @@ class RolloutView:
         episode_start: NDArray[Any],  # (N,)
         value: Tensor,  # (N, 1) or (N,)
         log_prob: Tensor,  # (N,)
-        action_masks: Any = None,  # (N, A); None: everything is legal
-        lstm_states: Any = None,  # before the step, of a policy that remembers
+        action_masks: Any = None,  # (N, A); None: all actions are legal
+        lstm_states: Any = None,  # before the step, of a recurrent policy
     ) -> None:
-        """Store one vector step, as SB3's loops hand it over."""
-        keyed = isinstance(obs, dict)
-        seen = {key: torch.as_tensor(part) for key, part in obs.items()} if keyed else torch.as_tensor(obs)
+        """Store one vector step, with the arguments of SB3's rollout buffers."""
+        seen = each_array(torch.as_tensor, obs)
         legal = None if action_masks is None else torch.as_tensor(np.asarray(action_masks) != 0)
-        self.storage.add(seen, torch.as_tensor(action), reward, episode_start, value, log_prob, legal, lstm_states)
+        row = RolloutRow(seen, torch.as_tensor(action), value, log_prob, legal, lstm_states)
+        self.storage.add(row, reward, episode_start)
 
     def compute_returns_and_advantage(self, last_values: Tensor, dones: BoolArray) -> None:
         """Fill `advantages` and `returns` once all steps are stored; last_values (N, 1) or (N,), dones (N,)."""
         self.storage.compute_returns_and_advantages(last_values.detach().cpu().numpy(), dones)
 
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
-        """Samples of one epoch: SB3's own, in SB3's order, of SB3's own buffer over these arrays."""
+        """Samples of one epoch, from an instance of SB3's buffer over these arrays."""
         buffer = object.__new__(self.stock)
-        found = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # each is read once
-        vars(buffer).update({name: value for name, value in found.items() if value is not self})
+        values = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # `self`: there is none
+        vars(buffer).update({name: value for name, value in values.items() if value is not self})
         yield from buffer.get(batch_size)
 
 
-# Of stock's class nothing but `size`, `extend` and helpers is left in a view.
 STOCK_ROLLOUTS: tuple[type[RolloutBuffer], ...] = (
     RolloutBuffer, DictRolloutBuffer, MaskableRolloutBuffer, MaskableDictRolloutBuffer, RecurrentRolloutBuffer,
     RecurrentDictRolloutBuffer,
@@ -170,7 +168,7 @@ _VIEWS: list[Any] = [
 
 
 def as_stock(storage: RolloutStorage) -> Any:
-    """The storage as an instance of the buffer that stock's algorithm would have in its place; it shares the memory."""
+    """A view of the storage that is an instance of the buffer which SB3's algorithm would have."""
     kind = 2 if isinstance(storage, RecurrentStorage) else int(storage.mask_width is not None)
     return _VIEWS[2 * kind + isinstance(storage.observation_space, spaces.Dict)](storage)
 
@@ -181,7 +179,7 @@ STOCK_REPLAYS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
 
 
 class NStepStorage(ReplayStorage, NStepReplayBuffer):  # type: ignore[misc]
-    """In place of `NStepReplayBuffer`: as there every batch has discounts, those of one step too."""
+    """In place of `NStepReplayBuffer`. As there, every batch has discounts, also with one step."""
 
 
 class DictStorage(ReplayStorage, DictReplayBuffer):  # type: ignore[misc]
@@ -191,14 +189,14 @@ class DictStorage(ReplayStorage, DictReplayBuffer):  # type: ignore[misc]
 def replay_class(
     observation_space: spaces.Space[Any], n_steps: int, asked: type[ReplayBuffer] | None
 ) -> type[ReplayStorage]:
-    """That of ours which stands for the class that was asked for, or that stock takes by itself (None)."""
+    """Our class in place of the one that was `asked` for; None: in place of the one that SB3 chooses."""
     if isinstance(observation_space, spaces.Dict):
         return DictStorage
     return NStepStorage if asked is NStepReplayBuffer or (asked is None and n_steps > 1) else ReplayStorage
 
 
 def replay_of(model: Any, mask_width: int | None) -> ReplayStorage:
-    """A new storage in place of the buffer that stock DQN would make of the model's settings."""
+    """A new storage in place of the buffer that SB3 would make by the model's settings."""
     asked = model.replay_buffer_class
     kind = replay_class(model.observation_space, model.n_steps, asked)
     if model.prioritized is not None:
@@ -218,10 +216,11 @@ def replay_of(model: Any, mask_width: int | None) -> ReplayStorage:
 
 
 def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
-    """The model's replay buffer, made anew while it is empty if the env turns out to have masks; None: none of ours.
+    """The model's replay buffer; None if it is no `ReplayStorage`. An empty one without masks is replaced by one with
+    `mask_width`.
 
     Raises:
-        EnvSpecError: the env has masks and the buffer has no room for them.
+        EnvSpecError: the env has masks, and the buffer does not store any.
     """
     buffer = model.replay_buffer
     ours = isinstance(buffer, ReplayStorage)
@@ -238,12 +237,12 @@ def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
 
 
 def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
-    """Raise where a buffer would pass by what was asked for: SB3's own loops serve one that is none of ours.
+    """Check a buffer against the settings that were `asked` for: with one that is not ours, SB3's own loops run.
 
     Raises:
-        ConfigError: something that SB3's update cannot do was asked for.
+        ConfigError: one of the settings would have no effect.
     """
-    names = ", ".join(name for name, given in asked.items() if given)
+    names = ", ".join(name for name, is_asked in asked.items() if is_asked)
     if (
         asked.get("prioritized")
         and isinstance(buffer, ReplayStorage)
@@ -262,9 +261,9 @@ def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
 
 
 def frames_in(env: VecEnv | None) -> int | None:
-    """How many frames an image that `env` shows has, one behind the other; None where it shows no images.
+    """How many frames VecFrameStack has stacked along the first axis of the env's images; None without images.
 
-    Only frames of VecFrameStack along the first axis count as such; an image otherwise stacked is one frame.
+    An image that was stacked in another way counts as one frame.
     """
     if env is None or not is_image_space(env.observation_space):
         return None
@@ -279,9 +278,9 @@ def frames_in(env: VecEnv | None) -> int | None:
 
 
 def window_of(n_steps: int, gamma: float, asked: type[ReplayBuffer] | None) -> dict[str, Any]:
-    """`n_steps` and `gamma` of the buffer where its own arguments do not name them.
+    """Defaults of a buffer's `n_steps` and `gamma`: the algorithm's, unless a buffer class was asked for.
 
-    The algorithm's, unless a buffer class was asked for: stock then leaves `n_steps` to that (and warns of it).
+    SB3 then leaves `n_steps` to that class, and warns of it.
     """
     if asked is None:
         return {"n_steps": n_steps, "gamma": gamma}

@@ -1,15 +1,16 @@
-"""Dense and sparse layers on the CPU for small nets: the arithmetic of the kernels, on top of `simd.py`.
+"""Dense and sparse layers on the CPU for small nets: the arithmetic of the kernels, built on `simd.py`.
 
-Weights are stored (inputs, outputs), their widths padded with zeros to multiples of `simd.PAD`; rows of a batch come in
-multiples of `simd.TILE_ROWS`. Padding stays zero through forward, backward and Adam.
+Weights are (inputs, outputs). Their widths are padded with zeros to multiples of `simd.PAD`, and stay zero through
+forward, backward and Adam. Rows of a batch come in multiples of `simd.TILE_ROWS`.
 
-Measured on one AVX-512 core at float32, 32 × 64 × 64: `add_product` 114 GFLOP/s (peak 118), as a gradient of weights
-110; `activate` 0.16 ns per tanh (torch.tanh: 2.4 ns).
+On one AVX-512 core at float32, 32 × 64 × 64, `add_product` reaches 114 GFLOP/s (peak 118), as a gradient of weights
+110; `activate` takes 0.16 ns per tanh (torch.tanh: 2.4 ns).
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from fasttrain.batch import Float32Array, Int32Array, Int64Array
 from fasttrain.jit import njit_inner
@@ -31,19 +32,19 @@ from fasttrain.kernels.simd import (
 )
 
 ACTIVATIONS = TANH, RELU = 0, 1
-LARGEST = 1.7976931348623157e308  # a bound, because relaxed arithmetic turns math.isfinite (x - x == 0) into True
-COPY_FROM_ROWS = 32  # fewer are computed before `b` is copied
+LARGEST = 1.7976931348623157e308  # for comparisons: under relaxed arithmetic math.isfinite (x - x == 0) is always True
+COPY_FROM_ROWS = 32  # with fewer rows it does not pay to copy `b`
 _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats
 
 
 @njit_inner
 def add_product(
-    a: Float32Array,  # (≥rows, k), strides as they come: a transposed view is as good
+    a: Float32Array,  # (≥rows, k), of any strides
     b: Float32Array,  # (k, n), n a multiple of PAD
     rows: int,  # a multiple of TILE_ROWS
     out: Float32Array,  # (≥rows, n), added to
 ) -> None:
-    """out[:rows] += a[:rows] @ b: the gradient of a layer's weights, where `a` is its inputs transposed."""
+    """out[:rows] += a[:rows] @ b. With the transposed inputs of a layer as `a` this is the gradient of its weights."""
     _product(a, b, out, 1, rows, out)
 
 
@@ -61,10 +62,10 @@ def set_product(
 
 @njit_inner
 def _product(a: Float32Array, b: Float32Array, start: Float32Array, down: int, rows: int, out: Float32Array) -> None:
-    """out[:rows] = start + a[:rows] @ b, where row r begins at start[r × down].
+    """out[:rows] = start + a[:rows] @ b, where row r begins with start[r × down].
 
-    Columns of a `b` that is larger than the first cache do not stay in it (rows of 2 KB lie in 2 of its 64 places), so
-    that they are copied, a panel at a time: 512 × 512 with AVX2 35 → 68 GFLOP/s.
+    The columns of a `b` larger than the first cache do not stay there (rows of 2 KB share 2 of its 64 sets). So a panel
+    of columns is copied at a time: 512 × 512 with AVX2 reaches 68 instead of 35 GFLOP/s.
     """
     k, n = b.shape
     if rows < COPY_FROM_ROWS or k * n <= PANEL:
@@ -110,9 +111,9 @@ def sum_rows(
     start: Float32Array,  # (n,)
     out: Float32Array,  # (n,), overwritten
 ) -> None:
-    """out = start + values @ w[rows], of the entries from `begin` to `end`: a sparse input through a layer.
+    """out = start + values @ w[rows], for the entries from `begin` to `end`: a layer with a sparse input.
 
-    A game's observation is mostly zeros: 211 of 248 in Skull King.
+    Observations of games are mostly zeros: 211 of 248 in Skull King.
     """
     n = w.shape[1]
     j = 0
@@ -136,7 +137,7 @@ def add_to_rows(
     d: Float32Array,  # (n,), n a multiple of PAD
     out: Float32Array,  # (R, n), added to
 ) -> None:
-    """out[rows] += outer(values, d), of the entries from `begin` to `end`: that layer's weight gradient."""
+    """out[rows] += outer(values, d), for the entries from `begin` to `end`: the weight gradient of that layer."""
     n = out.shape[1]
     j = 0
     while j + _STRIP <= n:
@@ -151,49 +152,38 @@ def add_to_rows(
 
 
 @njit_inner
-def sparse_forward(
-    values: Float32Array,  # non-zero inputs of all rows
-    places: Int32Array,  # where they stand
-    starts: Int64Array,  # row i has the entries from starts[i] to starts[i + 1]
-    order: Int64Array,  # (m,) rows
-    w: Float32Array,  # (inputs, n)
-    bias: Float32Array,  # (n,)
-    out: Float32Array,  # (≥m, ≥n), overwritten
-) -> None:
-    """out = bias + inputs @ w. All rows go through one strip of columns after the other: a strip stays in the cache."""
+def sparse_forward(lists: Any, order: Int64Array, w: Float32Array, bias: Float32Array, out: Float32Array) -> None:
+    """out[:m] = bias + inputs @ w, for the m rows `order` of `nets.Lists`; w (inputs, n).
+
+    All rows go through one strip of columns after the other, so that a strip stays in the cache.
+    """
     n = w.shape[1]
     for j in range(0, n, _STRIP):
         width = min(_STRIP, n - j)
         for r in range(len(order)):
             row = order[r]
-            sum_rows(values, places, starts[row], starts[row + 1], w[:, j : j + width], bias[j : j + width],
-                     out[r, j : j + width])  # fmt: skip
+            sum_rows(lists.values, lists.columns, lists.starts[row], lists.starts[row + 1], w[:, j : j + width],
+                     bias[j : j + width], out[r, j : j + width])  # fmt: skip
 
 
 @njit_inner
-def sparse_backward(
-    values: Float32Array,
-    places: Int32Array,
-    starts: Int64Array,
-    order: Int64Array,  # (m,) rows
-    d: Float32Array,  # (≥m, ≥n) gradients of the outputs
-    out: Float32Array,  # (inputs, n), added to
-) -> None:
-    """out += inputs.T @ d: the weight gradient that belongs to `sparse_forward`."""
+def sparse_backward(lists: Any, order: Int64Array, d: Float32Array, out: Float32Array) -> None:
+    """out += inputs.T @ d, the weight gradient (inputs, n) of `sparse_forward`, from the outputs' gradients d."""
     n = out.shape[1]
     for j in range(0, n, _STRIP):
         width = min(_STRIP, n - j)
         for r in range(len(order)):
             row = order[r]
-            add_to_rows(values, places, starts[row], starts[row + 1], d[r, j : j + width], out[:, j : j + width])
+            add_to_rows(lists.values, lists.columns, lists.starts[row], lists.starts[row + 1], d[r, j : j + width],
+                        out[:, j : j + width])  # fmt: skip
 
 
 @njit_inner
 def activate(x: Float32Array, kind: int) -> None:
-    """x = tanh or relu of it, in place; NaN of any other kind, which a guard sees.
+    """Replace x by its tanh or relu; by NaN for any other kind.
 
     tanh is the rational approximation of Eigen and XLA (degree 13 over 6, error 2e-7); beyond ±7.9 it is ±1 in float32.
-    The comparisons are written so that NaN stays NaN.
+    The comparisons are such that NaN stays NaN.
     """
     f = x.dtype.type
     if kind == RELU:
@@ -223,7 +213,7 @@ def activate(x: Float32Array, kind: int) -> None:
 
 @njit_inner
 def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
-    """d *= derivative of the activation, from its output a, which is NaN of an unknown kind."""
+    """d *= derivative of the activation, computed from its output a."""
     one = d.dtype.type(1)
     if kind == RELU:
         for c in range(len(d)):
@@ -248,9 +238,9 @@ def clip_and_adam(
     loss: float = 0.0,
     guarded: bool = False,
 ) -> float:
-    """Scale the gradient to at most `max_grad_norm` (as `clip_grad_norm_`), then Adam (Kingma & Ba 2015) as torch's.
+    """Clip the gradient to `max_grad_norm` (as `clip_grad_norm_`), then take a step of torch's Adam (Kingma & Ba 2015).
 
-    Returns the norm before. `guarded`: NaN, with nothing changed, where it or the loss is not finite.
+    Returns the norm before clipping. If `guarded` and the norm or the loss is not finite: NaN, and nothing is changed.
     """
     f = parameters.dtype.type
     square = 0.0
@@ -275,7 +265,7 @@ def clip_and_adam(
 
 @njit_inner
 def worst_of(numbers: Float32Array) -> int:
-    """Where the first one is that is NaN or infinite; if none is, the largest by size."""
+    """Index of the first number that is NaN or infinite; if there is none, of the largest absolute value."""
     worst = 0
     for c in range(len(numbers)):
         if not abs(numbers[c]) <= LARGEST:

@@ -1,8 +1,8 @@
-"""An LSTM layer through sequences of different lengths, and its gradient: step by step, without padding.
+"""An LSTM layer for sequences of different lengths, and its gradient: step by step, without padding.
 
-Rows lie step by step, in each step those of the longest sequences first, so that a step's sequences are the first of
-the step before. What needs no order in time, the products with inputs and the gradients of weights, is the caller's:
-one product over all rows. Gates stand side by side as torch has them: input, forget, cell, output.
+Rows are ordered by step, and in each step the longest sequences come first, so that the sequences of a step are the
+first ones of the step before. The caller computes what does not depend on time in one product over all rows: products
+with inputs and gradients of weights. Gates are side by side as in torch: input, forget, cell, output.
 
 Legend: B rows, S sequences, T steps, H units, a multiple of `simd.PAD`. Working rows are S rounded up to TILE_ROWS.
 """
@@ -19,7 +19,7 @@ from fasttrain.kernels.simd import TILE_ROWS
 
 @njit_inner
 def squash(row: Float32Array, units: int) -> None:  # (4H,)
-    """Gates from their sums, in place: sigmoids are tanh of the half, which is quick, moved into 0 … 1."""
+    """Turn the sums into gates in place. A sigmoid is computed from the tanh of half its argument, which is fast."""
     half = row.dtype.type(0.5)
     for c in range(2 * units):
         row[c] *= half
@@ -34,7 +34,7 @@ def squash(row: Float32Array, units: int) -> None:  # (4H,)
 
 @njit_inner
 def next_cells(gates: Float32Array, before: Float32Array, cells: Float32Array, squashed: Float32Array) -> None:
-    """cells = f × before + i × g, of one row, and their tanh."""
+    """cells = f × before + i × g for one row, and their tanh."""
     units = len(cells)
     for c in range(units):
         cells[c] = gates[units + c] * before[c] + gates[c] * gates[2 * units + c]
@@ -45,11 +45,11 @@ def next_cells(gates: Float32Array, before: Float32Array, cells: Float32Array, s
 
 @njit_inner
 def lstm_forward(
-    gates: Float32Array,  # (B, 4H) in: inputs' products and biases; out: the gates
+    gates: Float32Array,  # (B, 4H) in: products with inputs, and biases; out: the gates
     w: Float32Array,  # (H, 4H)
     h0: Float32Array,  # (S, H)
     c0: Float32Array,  # (S, H)
-    sizes: Int64Array,  # (T,) sequences that have such a step; never more than in the step before
+    sizes: Int64Array,  # (T,) number of sequences with such a step; never larger than for the step before
     befores: Float32Array,  # (B, H) out: hidden states before each row's step
     cells: Float32Array,  # (B, H) out
     squashed: Float32Array,  # (B, H) out: tanh of the cells
@@ -57,7 +57,7 @@ def lstm_forward(
     rows: Float32Array,  # (working rows, H), zeros
     sums: Float32Array,  # (working rows, 4H), zeros
 ) -> None:
-    """The hidden states of all rows."""
+    """Compute the hidden states of all rows."""
     units, first, last = w.shape[0], 0, 0
     for r in range(len(h0)):
         for c in range(units):
@@ -83,16 +83,16 @@ def lstm_forward(
 
 @njit_inner
 def gate_gradients(
-    d_hidden: Float32Array,  # (H,) of what comes after, and of what reads this row
+    d_hidden: Float32Array,  # (H,) from the later steps and from the layers that read this row
     d_cells: Float32Array,  # (H,) in: of the step after; out: for the step before
     gates: Float32Array,  # (4H,)
     before: Float32Array,  # (H,) cells before the step
     squashed: Float32Array,  # (H,)
     sums: Float32Array,  # (4H,) out
 ) -> None:
-    """The gradient of the sums that one row's gates come of.
+    """The gradient of the sums from which one row's gates are computed.
 
-    Loops of few arrays each: of more LLVM does not find out that they do not overlap, and computes one by one.
+    Each loop uses few arrays. With more, LLVM does not see that they do not overlap, and does not vectorize.
     """
     units, one = len(before), before.dtype.type(1)
     for c in range(units):
@@ -114,7 +114,7 @@ def gate_gradients(
 
 @njit_inner
 def lstm_backward(
-    d_hidden: Float32Array,  # (B, H) in: of the outputs; out: with what the steps after add
+    d_hidden: Float32Array,  # (B, H) in: of the outputs; out: plus those from the later steps
     gates: Float32Array,  # (B, 4H)
     w: Float32Array,  # (4H, H)
     c0: Float32Array,  # (S, H)
@@ -127,7 +127,7 @@ def lstm_backward(
     sums: Float32Array,  # (working rows, 4H), zeros
     nothing: Float32Array,  # (H,) zeros
 ) -> None:
-    """The gradient of the gates' sums, from the last step to the first."""
+    """Compute the gradient of the gates' sums, from the last step to the first."""
     units, first = w.shape[1], len(gates)
     for t in range(len(sizes) - 1, -1, -1):
         count = sizes[t]
@@ -142,7 +142,7 @@ def lstm_backward(
             gate_gradients(d_hidden[i], d_cells[r], gates[i], before, squashed[i], sums[r])
             for c in range(4 * units):
                 d_gates[i, c] = sums[r, c]
-        for r in range(count, padded):  # sequences that end before this step hear nothing of it
+        for r in range(count, padded):  # sequences that end before this step get no gradient from it
             for c in range(4 * units):
                 sums[r, c] = np.float32(0)
         if t > 0:

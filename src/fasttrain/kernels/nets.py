@@ -1,11 +1,12 @@
-"""Policy and value MLP of one flat parameter vector, on blocks of rows: forward, backward, masked softmax.
+"""MLPs of one flat parameter vector on blocks of rows: forward, backward, masked softmax; and heads of Q-networks.
 
-Only non-zero inputs enter the first layer and only legal actions the softmax: in Skull King 37 of 248 inputs and 4 of
-86 actions, which saves most of the work of the widest layers. The first layers of both nets stand side by side in one
-matrix, so that a row's inputs are walked through once.
+Only non-zero inputs enter the first layer, and only legal actions the softmax: in Skull King 37 of 248 inputs and 4 of
+86 actions, which saves most of the work of the widest layers. The first layers of policy and value net are side by side
+in one matrix, so that a row's inputs are read once.
 
-Heads of a Q-network at the end: values of each sub-action, the greedy choice, its gradient. An action has K sub-actions
-(1 of a Discrete one) with `dims` (K,) choices each, side by side in a row of Q-values (A,), A their sum, and padding.
+An action has K sub-actions (a Discrete one has 1) with `dims` (K,) choices each. A row of Q-values (A,) has the choices
+of all sub-actions side by side, and padding. Legend: `flat` (P,) parameters, `gradient` (P,) is added to, `activations`
+(BLOCK, S), `deltas` (BLOCK, S) are gradients of activations, `transposed` (P,) are hidden weights as (outputs, inputs).
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from fasttrain.kernels.simd import (
 from fasttrain.threads import begin_work, claim, end_work
 
 POLICY, VALUE = 0, 1
-LISTED = 128  # rows that a thread compresses at once: about 50 µs with AVX2, 10 with AVX-512
+LISTED = 128  # rows that a thread compresses in one piece: about 50 µs with AVX2, 10 with AVX-512
 
 
 class Layout(NamedTuple):
-    """Where the layers of the policy net (row 0) and the value net (row 1) lie in the flat parameter vector (P,).
+    """The places of the layers of the policy net (row 0) and the value net (row 1) in the flat parameter vector (P,).
 
-    Weights are (inputs, outputs), but a head's are (outputs, inputs): its rows are wanted one by one. All widths are
-    padded. Both first layers are one matrix (inputs, `first_width`). A row of activations holds it and all others.
+    Weights are (inputs, outputs); those of a head are (outputs, inputs), since its rows are read one by one. All widths
+    are padded. Both first layers are one matrix (inputs, `first_width`). A row of activations has those of all layers.
     """
 
     inputs: int
@@ -54,12 +55,12 @@ class Layout(NamedTuple):
     first_biases: int  # offset
     depth: Int64Array  # (2,) hidden layers, at least 1
     sizes: Int64Array  # (2, D) width of every hidden layer
-    columns: Int64Array  # (2, D) where it begins in a row of activations
-    weights: Int64Array  # (2, D + 1) offsets of the layers from the second on; at index `depth` the head's
+    columns: Int64Array  # (2, D) its first column in a row of activations
+    weights: Int64Array  # (2, D + 1) offsets of the layers from the second on; of the head at index `depth`
     biases: Int64Array  # (2, D + 1) likewise
     dims: Int64Array  # (K,) sizes of the sub-actions; their sum is A, the width of the mask; [A] for continuous actions
     kind: int  # dense.TANH or dense.RELU
-    log_std: int = -1  # offset of the log standard deviations (A,) of continuous actions, whose means the head gives
+    log_std: int = -1  # offset of the log standard deviations (A,) of continuous actions; -1: actions are choices
 
 
 class Constants(NamedTuple):
@@ -70,14 +71,20 @@ class Constants(NamedTuple):
     every: Int32Array  # (BLOCK,) 0, 1, 2, …
 
 
-class Rows(NamedTuple):
-    """M transitions. Observations and masks as lists of what counts: row i has `columns[starts[i]:starts[i + 1]]`."""
+class Lists(NamedTuple):
+    """Observations and masks of M rows as lists: row i has the columns `columns[starts[i]:starts[i + 1]]`."""
 
     values: Float32Array  # non-zero inputs
     columns: Int32Array
     starts: Int64Array  # (M + 1,)
     legal: Int32Array  # legal actions
     legal_starts: Int64Array  # (M + 1,)
+
+
+class Rows(NamedTuple):
+    """M transitions of a rollout."""
+
+    lists: Lists
     actions: Int64Array  # (M, K); (M, 0) where they are continuous
     points: Float32Array  # (M, A) continuous actions; (M, 0) where they are choices
     old_values: Float32Array  # (M,)
@@ -86,34 +93,18 @@ class Rows(NamedTuple):
     returns: Float32Array  # (M,)
 
 
-class Lists(NamedTuple):
-    """The first five fields of `Rows`."""
-
-    values: Float32Array
-    columns: Int32Array
-    starts: Int64Array
-    legal: Int32Array
-    legal_starts: Int64Array
-
-
 def empty_lists(count: int, inputs: int, actions: int) -> Lists:
-    """Room for `count` rows, whatever is in them; the system gives pages only to what is written."""
+    """Lists with room for `count` rows, not initialised. Memory is only taken for what is written."""
     values, columns = np.empty(count * inputs, np.float32), np.empty(count * inputs, np.int32)
     starts, legal_starts = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     return Lists(values, columns, starts, np.empty(count * actions, np.int32), legal_starts)
 
 
 @njit_bare
-def compress(
-    observations: Float32Array,  # (M, O)
-    masks: BoolArray,  # (M, A)
-    lists: Lists,  # out
-    team: Int64Array,
-    me: int,
-) -> None:
-    """Dense observations and masks as the first M rows of `lists`."""
+def compress(observations: Float32Array, masks: BoolArray, lists: Lists, team: Int64Array, me: int) -> None:
+    """Write observations (M, O) and masks (M, A) into the first M rows of `lists`."""
     if me == 0:
-        count_entries(observations, masks, lists.starts, lists.legal_starts)
+        count_entries(observations, masks, lists)
     begin_work(team, me, -(-len(observations) // LISTED))
     piece = claim(team, me)
     while piece >= 0:
@@ -124,21 +115,16 @@ def compress(
 
 
 @njit_inner
-def count_entries(
-    observations: Float32Array,  # (N, O)
-    masks: BoolArray,  # (N, A)
-    starts: Int64Array,
-    legal_starts: Int64Array,
-) -> None:
-    """Where the lists of N rows lie."""
+def count_entries(observations: Float32Array, masks: BoolArray, lists: Lists) -> None:  # (M, O), (M, A)
+    """Write where the rows begin in `lists`."""
     for i in range(len(observations)):
-        starts[i + 1] = starts[i] + count_nonzero(observations[i])
-        legal_starts[i + 1] = legal_starts[i] + count_nonzero(masks[i])
+        lists.starts[i + 1] = lists.starts[i] + count_nonzero(observations[i])
+        lists.legal_starts[i + 1] = lists.legal_starts[i] + count_nonzero(masks[i])
 
 
 @njit_inner
-def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: Any) -> None:  # (O,), (A,)
-    """What counts in one row, into its place in `lists`, which may be `Rows`."""
+def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: Lists) -> None:  # (O,), (A,)
+    """Write one row into its place in `lists`."""
     begin, end = lists.starts[row], lists.starts[row + 1]
     where_nonzero(observation, lists.columns[begin:end])
     for m in range(begin, end):
@@ -148,18 +134,18 @@ def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: An
 
 @njit_inner
 def count_nonzero(row: Any) -> int:  # (n,) float32 or bool
-    """Entries that are not zero."""
-    whole, found = len(row) // GROUP * GROUP, 0
+    """The number of entries that are not zero."""
+    whole, count = len(row) // GROUP * GROUP, 0
     for at in range(0, whole, GROUP):
-        found += count_bits(nonzero_bits(row, at))
+        count += count_bits(nonzero_bits(row, at))
     for at in range(whole, len(row)):
-        found += row[at] != 0
-    return found
+        count += row[at] != 0
+    return count
 
 
 @njit_inner
 def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool, (m,) out
-    """Places of the entries that are not zero, in order."""
+    """The places of the entries that are not zero, in order."""
     whole, m = len(row) // GROUP * GROUP, 0
     for at in range(0, whole, GROUP):
         bits: Any = nonzero_bits(row, at)
@@ -175,7 +161,7 @@ def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool
 
 @njit_inner
 def padded_rows(count: int) -> int:
-    """Rows that go through the dense layers for `count` rows of data."""
+    """The next multiple of TILE_ROWS: the dense layers compute so many rows for `count` rows of data."""
     return (count + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
@@ -183,12 +169,12 @@ def padded_rows(count: int) -> int:
 def forward_block(
     flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, activations: Float32Array
 ) -> None:
-    """Hidden activations (BLOCK, S) of both nets for the rows named by `order` (at most BLOCK)."""
+    """Hidden activations of both nets for the rows `order`, at most BLOCK."""
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w = flat[at : at + inputs * width].reshape((inputs, width))
     bias = flat[layout.first_biases : layout.first_biases + width]
     padded = padded_rows(len(order))
-    sparse_forward(lists.values, lists.columns, lists.starts, order, w, bias, activations)
+    sparse_forward(lists, order, w, bias, activations)
     activations[len(order) : padded, :width] = 0.0
     for r in range(len(order)):
         activate(activations[r, :width], layout.kind)
@@ -197,7 +183,7 @@ def forward_block(
 
 @njit_inner
 def forward_hidden(flat: Float32Array, layout: Layout, padded: int, activations: Float32Array) -> None:
-    """The hidden layers from the second on, of every net."""
+    """Activations of the hidden layers from the second on, of every net."""
     for net in range(len(layout.depth)):
         for layer in range(1, layout.depth[net]):
             x, w, bias = layer_of(net, layer, flat, layout, activations)
@@ -211,7 +197,7 @@ def forward_hidden(flat: Float32Array, layout: Layout, padded: int, activations:
 def layer_of(
     net: int, layer: int, flat: Float32Array, layout: Layout, activations: Float32Array
 ) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """A layer's inputs (BLOCK, k), weights (k, n) and biases (n,), as views; from the second layer on."""
+    """Views of a layer's inputs (BLOCK, k), weights (k, n) and biases (n,), from the second layer on."""
     k, n, at = layout.sizes[net, layer - 1], layout.sizes[net, layer], layout.weights[net, layer]
     column, bias_at = layout.columns[net, layer - 1], layout.biases[net, layer]
     return activations[:, column : column + k], flat[at : at + k * n].reshape((k, n)), flat[bias_at : bias_at + n]
@@ -219,16 +205,13 @@ def layer_of(
 
 @njit_inner
 def backward_hidden(
-    flat: Float32Array,
-    layout: Layout,
-    count: int,  # rows
-    activations: Float32Array,  # (BLOCK, S)
-    deltas: Float32Array,  # (BLOCK, S) gradients of the last activations of each net, zero from `count` on
-    transposed: Float32Array,
-    constants: Constants,
-    gradient: Float32Array,  # (P,) added to
-) -> None:
-    """Gradients of the hidden layers from the second on, of both nets."""
+    flat: Float32Array, layout: Layout, count: int, activations: Float32Array, deltas: Float32Array,
+    transposed: Float32Array, constants: Constants, gradient: Float32Array,
+) -> None:  # fmt: skip
+    """Gradients of the hidden layers from the second on, of both nets, for `count` rows.
+
+    `deltas` has the gradients of each net's last activations, and zeros from row `count` on.
+    """
     padded = padded_rows(count)
     zeros, ones, every = constants
     for net in (POLICY, VALUE):
@@ -247,24 +230,17 @@ def backward_hidden(
 
 @njit_inner
 def backward_block(
-    flat: Float32Array,
-    layout: Layout,
-    rows: Rows,
-    order: Int64Array,
-    activations: Float32Array,  # (BLOCK, S)
-    deltas: Float32Array,  # (BLOCK, S) gradients of the last activations of each net, zero from len(order) on
-    transposed: Float32Array,
-    constants: Constants,
-    gradient: Float32Array,  # (P,) added to
-) -> None:
-    """Gradients of all hidden layers of both nets."""
+    flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, activations: Float32Array,
+    deltas: Float32Array, transposed: Float32Array, constants: Constants, gradient: Float32Array,
+) -> None:  # fmt: skip
+    """Gradients of all hidden layers of both nets for the rows `order`; `deltas` as in `backward_hidden`."""
     backward_hidden(flat, layout, len(order), activations, deltas, transposed, constants, gradient)
     _, ones, every = constants
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w_out = gradient[at : at + inputs * width].reshape((inputs, width))
     for r in range(len(order)):
         through_activation(deltas[r, :width], activations[r, :width], layout.kind)
-    sparse_backward(rows.values, rows.columns, rows.starts, order, deltas, w_out)
+    sparse_backward(lists, order, deltas, w_out)
     bias_out = gradient[layout.first_biases : layout.first_biases + width]
     sum_rows(ones, every, 0, len(order), deltas[:, :width], bias_out, bias_out)
 
@@ -279,21 +255,15 @@ def head_of_net(net: int, outputs: int, flat: Float32Array, layout: Layout) -> t
 
 @njit_inline
 def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32Array:
-    """A view (BLOCK, k) of what the head sees, or of its gradient."""
+    """A view (BLOCK, k) of the head's inputs, or of their gradient."""
     last = layout.depth[net] - 1
     column = layout.columns[net, last]
     return activations[:, column : column + layout.sizes[net, last]]
 
 
 @njit_inner
-def head_logits(
-    h: Float32Array,  # (k,) last hidden activations
-    w: Float32Array,  # (A, k)
-    bias: Float32Array,  # (A,)
-    legal: Int32Array,  # (m,) legal actions
-    logits: Float32Array,  # (≥m,) out
-) -> None:
-    """Logits of the legal actions alone."""
+def head_logits(h: Float32Array, w: Float32Array, bias: Float32Array, legal: Int32Array, logits: Float32Array) -> None:
+    """Write the logits of the m legal actions alone into `logits` (≥m,), from the last activations h (k,)."""
     dot_rows(w, legal, 0, len(legal), h, len(h), logits)
     for m in range(len(legal)):
         logits[m] += bias[legal[m]]
@@ -301,8 +271,8 @@ def head_logits(
 
 @njit_inner
 def softmax(probs: Float32Array, begin: int, end: int) -> Any:
-    """probs (2, m): of the logits in row 1, places `begin` to `end`, probabilities to row 0 and log-probabilities to
-    row 1; returns the entropy, float32."""
+    """Turn the logits in row 1 of probs (2, m), from `begin` to `end`, into log-probabilities, and write probabilities
+    into row 0. Returns the entropy, float32."""
     highest = np.float32(-np.inf)
     for m in range(begin, end):
         highest = max(highest, probs[1, m])
@@ -321,7 +291,7 @@ def softmax(probs: Float32Array, begin: int, end: int) -> Any:
 
 @njit_inner
 def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Array) -> None:
-    """Hidden weights as (outputs, inputs), which the gradient of a layer's inputs wants to read along."""
+    """Write hidden weights as (outputs, inputs), the order in which the gradient of a layer's inputs reads them."""
     for net in (POLICY, VALUE):
         for layer in range(1, layout.depth[net]):
             k, n = layout.sizes[net, layer - 1], layout.sizes[net, layer]
@@ -333,7 +303,7 @@ def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Arra
 
 @njit_inner
 def join(outputs: Float32Array, dims: Int64Array) -> None:
-    """Advantages (A,) and, behind them, the value → Q-values, in place: of each sub-action v + a - mean(a).
+    """Turn advantages a (A,), followed by the value v, into Q-values in place: v + a - mean(a) in each sub-action.
 
     Wang et al. 2016, eq. 9; several sub-actions share the value (Tavakoli et al. 2018, eq. 1).
     """
@@ -350,11 +320,10 @@ def join(outputs: Float32Array, dims: Int64Array) -> None:
 
 @njit_inner
 def greedy_of(q_values: Float32Array, mask: BoolArray, begin: int, choices: int) -> int:
-    """Of a sub-action's columns, from `begin`, the first legal one with the highest value, -1 if none is legal.
+    """The first legal choice with the highest value in a sub-action, whose columns start at `begin`; -1: none is legal.
 
-    mask (A,), or (0,) for all legal: that is what every row is of an array of masks without columns.
-
-    NaN compares as false: where the first legal value is NaN it stays the choice, and the caller sees it.
+    mask is (A,), or (0,) where all choices are legal. NaN compares as false: if the first legal value is NaN, it is
+    chosen, and the caller sees it.
     """
     best = -1
     for a in range(choices):
@@ -366,7 +335,7 @@ def greedy_of(q_values: Float32Array, mask: BoolArray, begin: int, choices: int)
 
 @njit_inner
 def greedy_row(q_values: Float32Array, mask: BoolArray, dims: Int64Array, chosen: Int64Array) -> None:  # …, (K,) out
-    """`greedy_of` every sub-action."""
+    """`greedy_of` for every sub-action."""
     begin = 0
     for k in range(len(dims)):
         chosen[k] = greedy_of(q_values, mask, begin, dims[k])
@@ -375,7 +344,7 @@ def greedy_row(q_values: Float32Array, mask: BoolArray, dims: Int64Array, chosen
 
 @njit_inner
 def value_of(q_values: Float32Array, chosen: Int64Array, dims: Int64Array) -> float:
-    """Mean of the values of the chosen sub-actions; 0 for one without a legal choice: nothing comes after it."""
+    """Mean of the values of the chosen sub-actions; one without a legal choice counts as 0."""
     total, begin = np.float32(0), 0
     for k in range(len(dims)):
         if chosen[k] >= 0:
@@ -389,9 +358,9 @@ def value_of(q_values: Float32Array, chosen: Int64Array, dims: Int64Array) -> fl
 def add_slope(
     slope: float, action: int, begin: int, choices: int, dueling: bool, delta: Float32Array, value: int
 ) -> None:
-    """Gradient of one row's loss in the head's outputs, from its slope in the value of the sub-action taken.
+    """Add one row's gradient in the head's outputs to `delta`, from the loss's slope in the value of one sub-action.
 
-    `begin`: the sub-action's first column; `value`: that of the dueling value.
+    `begin` is the sub-action's first column, `value` the column of the dueling value.
     """
     if dueling:
         for a in range(begin, begin + choices):

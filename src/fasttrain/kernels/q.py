@@ -1,18 +1,18 @@
-"""The DQN update of an MLP Q-network as compiled kernels: U minibatches gathered from the replay storage, temporal
-difference errors, backward, gradient clipping and Adam in one call, without the GIL; and the acting step.
+"""The DQN update of an MLP Q-network in compiled kernels: U updates in one call, without the GIL; and acting.
 
-Same algorithm as SB3's `dqn/dqn.py` with double Q-learning (van Hasselt et al. 2016), dueling heads (Wang et al. 2016),
-one head per sub-action (Tavakoli et al. 2018), n-step returns, action masks and importance weights (Schaul et al.
-2016); other order of summation (class `rounding`): gradients agree with autograd to 1e-5 relative
+An update gathers its minibatch from the replay storage, computes temporal difference errors and gradients, clips them
+and takes Adam's step. The algorithm is that of SB3's `dqn/dqn.py` with double Q-learning (van Hasselt et al. 2016),
+dueling heads (Wang et al. 2016), one head per sub-action (Tavakoli et al. 2018), n-step returns, action masks and
+importance weights (Schaul et al. 2016), with another order of summation: gradients agree with autograd to 1e-5 relative
 (tests/kernels/test_q.py).
 
-Inputs go through dense tiles: at 4 to 100 floats there is nothing to skip. For 64 rows of 248 floats of which 37 are
-not zero, lists as in the PPO kernels would save 11 of 165 µs with [64, 64]: they are made anew for every minibatch.
+Inputs go through dense tiles. Lists of non-zero inputs, as in the PPO kernels, would be made anew for every minibatch:
+for 64 rows of 248 floats, 37 of them not zero, they would save 11 of 165 µs with [64, 64].
 
-Parameters are read and updated where torch has them, one after the other as they are (P,). The tiles want padded
-layers (F,): for the way forward (inputs, outputs), for the way back, and of a gradient, (outputs, inputs). Their copies
-are made anew for every update: 2 µs for [64, 64], and torch sees nothing of them. (Parameters that were views of the
-padded layers would save these: but torch's fused Adam, 2.13, writes strided parameters to the wrong places.)
+Parameters (P,) are read and updated where torch has them, one after the other. The tiles need padded layers (F,):
+(inputs, outputs) for the forward pass, (outputs, inputs) for the backward pass and for gradients. These copies are made
+for every update, in 2 µs for [64, 64]. Parameters that are views of the padded layers would not need them, but torch's
+fused Adam (2.13) writes strided parameters to the wrong places.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches
-from fasttrain.jit import njit_inline, njit_inner, njit_relaxed
+from fasttrain.jit import fetch, njit_inline, njit_inner, njit_relaxed
 from fasttrain.kernels.dense import (
     activate,
     add_product,
@@ -45,39 +45,51 @@ from fasttrain.kernels.nets import (
     value_of,
 )
 from fasttrain.kernels.ppo import AdamSettings
-from fasttrain.kernels.simd import LANES, fetch, transpose_tile
+from fasttrain.kernels.simd import LANES, transpose_tile
 
-NET = 0  # the only net of a Q-network's `Layout`; its head is the layer after the hidden ones and looks like them
+NET = 0  # the only net in a Q-network's `Layout`, whose head is the layer after the hidden ones
 
 
 class QSettings(NamedTuple):
-    """What an update computes."""
+    """Which algorithm an update computes."""
 
-    double: bool  # the online net chooses the next action, the target net rates it
-    huber: bool  # smooth L1 loss with beta 1, as SB3's; else the squared error
+    double: bool  # the online net chooses the next action, the target net gives its value
+    huber: bool  # smooth L1 loss with beta 1, as in SB3; else the squared error
     dueling: bool  # the head has A advantages and one value
 
 
 class QScratch(NamedTuple):
-    """Working memory; BLOCK rows go through the nets together and stay in the caches. Padding is zero and stays so."""
+    """Working memory. BLOCK rows go through the nets together and stay in the caches. Padding is always zero."""
 
     inputs: Float32Array  # (BLOCK, inputs)
     activations: Float32Array  # (BLOCK, S)
-    deltas: Float32Array  # (BLOCK, S) their gradients
+    deltas: Float32Array  # (BLOCK, S) gradients of the activations
     targets: Float32Array  # (BLOCK,)
     chosen: Int64Array  # (BLOCK, K) next actions
-    online: Float32Array  # (F,) the online net's layers, forward
-    back: Float32Array  # (F,) the same, for the way back
-    target: Float32Array  # (F,) the target net's, forward
-    sums: Float32Array  # (F,) of the gradient, for the way back
+    online: Float32Array  # (F,) layers of the online net for the forward pass
+    back: Float32Array  # (F,) the same for the backward pass
+    target: Float32Array  # (F,) layers of the target net for the forward pass
+    sums: Float32Array  # (F,) the gradient of the layers, as for the backward pass
     gradient: Float32Array  # (P,)
     constants: Constants
 
 
-# One row per parameter tensor (outputs, inputs); a bias is (1, outputs). It begins at FROM in (P,); in (F,) it begins
-# at AHEAD, with ACROSS floats from one input to the next, or at BACK, with DOWN floats from one output to the next.
+# One row per parameter tensor (outputs, inputs); a bias is (1, outputs). The parameter begins at FROM in (P,). In (F,)
+# it begins at AHEAD, with ACROSS floats from one input to the next, or, for the backward pass, at BACK, with DOWN
+# floats from one output to the next.
 Pieces = Int64Array
 FROM, OUTPUTS, INPUTS, AHEAD, ACROSS, BACK, DOWN = range(7)
+
+
+class QTraining(NamedTuple):
+    """What U updates read, and their working memory."""
+
+    batches: QBatches
+    layout: Layout
+    pieces: Pieces
+    settings: QSettings
+    adam: AdamSettings
+    scratch: QScratch
 
 
 @njit_inner
@@ -88,7 +100,7 @@ def copy(source: Float32Array, out: Float32Array) -> None:  # (n,), (n,)
 
 @njit_inner
 def lay_ahead(parameters: Float32Array, pieces: Pieces, layers: Float32Array) -> None:
-    """(P,) → (F,), (inputs, outputs)."""
+    """Copy parameters (P,) into layers (F,) for the forward pass."""
     for p in range(len(pieces)):
         at, outputs, inputs = pieces[p, FROM], pieces[p, OUTPUTS], pieces[p, INPUTS]
         ahead, across = pieces[p, AHEAD], pieces[p, ACROSS]
@@ -102,37 +114,28 @@ def lay_ahead(parameters: Float32Array, pieces: Pieces, layers: Float32Array) ->
 
 
 @njit_inner
-def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array) -> None:
-    """(P,) → (F,), (outputs, inputs)."""
+def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array, collect: bool = False) -> None:
+    """Copy parameters (P,) into layers (F,) for the backward pass; the other way round if `collect`."""
     for p in range(len(pieces)):
-        at, outputs, inputs = pieces[p, FROM], pieces[p, OUTPUTS], pieces[p, INPUTS]
-        back, down = pieces[p, BACK], pieces[p, DOWN]
+        outputs, inputs = pieces[p, OUTPUTS], pieces[p, INPUTS]
         for j in range(outputs):
-            row, begin = layers[back + j * down : back + j * down + inputs], at + j * inputs
-            copy(parameters[begin : begin + inputs], row)
-
-
-@njit_inner
-def collect(layers: Float32Array, pieces: Pieces, parameters: Float32Array) -> None:
-    """The other way round: (F,), (outputs, inputs) → (P,)."""
-    for p in range(len(pieces)):
-        at, outputs, inputs = pieces[p, FROM], pieces[p, OUTPUTS], pieces[p, INPUTS]
-        back, down = pieces[p, BACK], pieces[p, DOWN]
-        for j in range(outputs):
-            row, begin = layers[back + j * down : back + j * down + inputs], at + j * inputs
-            copy(row, parameters[begin : begin + inputs])
+            at, to = pieces[p, FROM] + j * inputs, pieces[p, BACK] + j * pieces[p, DOWN]
+            if collect:
+                copy(layers[to : to + inputs], parameters[at : at + inputs])
+            else:
+                copy(parameters[at : at + inputs], layers[to : to + inputs])
 
 
 @njit_inline
 def q_values_of(activations: Float32Array, layout: Layout) -> Float32Array:
-    """A view (BLOCK, ≥A) of what came out of the head, or of its gradient."""
+    """A view (BLOCK, ≥A) of the head's outputs, or of their gradient."""
     column, n = layout.columns[NET, layout.depth[NET]], layout.sizes[NET, layout.depth[NET]]
     return activations[:, column : column + n]
 
 
 @njit_inner
 def gather(source: Float32Array, rows: Int64Array, inputs: Float32Array) -> None:
-    """Rows of `source` (M, O) into `inputs` (BLOCK, ≥O), zeros into the rows up to a whole tile."""
+    """Copy rows of `source` (M, O) into `inputs` (BLOCK, ≥O), and zeros into the padding rows."""
     for row in rows:
         fetch(source[row], 0, source.shape[1])
     for r in range(len(rows)):
@@ -148,7 +151,7 @@ def gather(source: Float32Array, rows: Int64Array, inputs: Float32Array) -> None
 def forward(
     layers: Float32Array, layout: Layout, dueling: bool, inputs: Float32Array, count: int, activations: Float32Array
 ) -> None:
-    """Activations (BLOCK, S) of the first `count` rows of `inputs`, up to the Q-values."""
+    """Compute the activations (BLOCK, S) of the first `count` rows of `inputs`, up to the Q-values."""
     padded, width = padded_rows(count), layout.first_width
     w = layers[: layout.inputs * width].reshape((layout.inputs, width))
     bias = layers[layout.first_biases : layout.first_biases + width]
@@ -165,16 +168,9 @@ def forward(
 
 
 @njit_inner
-def target_block(
-    update: int,
-    begin: int,
-    end: int,  # columns of the arrays (U, B)
-    layout: Layout,
-    batches: QBatches,
-    settings: QSettings,
-    scratch: QScratch,
-) -> None:
-    """What the Q-values of some rows shall become, into `scratch.targets`."""
+def target_block(update: int, begin: int, end: int, training: QTraining) -> None:
+    """The targets of the Q-values of rows `begin` to `end` of a minibatch, into `scratch.targets`."""
+    batches, layout, settings, scratch = training.batches, training.layout, training.settings, training.scratch
     count, dims, chosen = end - begin, layout.dims, scratch.chosen
     q_values = q_values_of(scratch.activations, layout)
     gather(batches.next_observations, batches.next_rows[update, begin:end], scratch.inputs)
@@ -192,18 +188,11 @@ def target_block(
 
 
 @njit_inner
-def error_block(
-    update: int,
-    begin: int,
-    end: int,
-    layout: Layout,
-    batches: QBatches,
-    settings: QSettings,
-    scratch: QScratch,
-    errors: Float32Array,  # (U, B) out
-) -> float:
-    """Temporal difference errors of some rows that went through the online net; their losses' sum, and its gradient ÷ B
-    into the head's deltas. Errors and losses are means over the sub-actions."""
+def error_block(update: int, begin: int, end: int, training: QTraining, errors: Float32Array) -> float:
+    """Absolute temporal difference errors of rows that went through the online net, into `errors` (U, B). Returns the
+    sum of their losses, whose gradient ÷ B is written into the head's deltas. Errors and losses are means over the
+    sub-actions."""
+    batches, layout, settings, scratch = training.batches, training.layout, training.settings, training.scratch
     dims = layout.dims
     share = np.float32(1.0 / (batches.rows.shape[1] * len(dims)))
     q_values, deltas = q_values_of(scratch.activations, layout), q_values_of(scratch.deltas, layout)
@@ -238,7 +227,7 @@ def backward(
     back: Float32Array, layout: Layout, count: int, inputs: Float32Array, activations: Float32Array,
     deltas: Float32Array, constants: Constants, sums: Float32Array,
 ) -> None:  # fmt: skip
-    """Gradients of all layers, added to `sums` (F,), from the head's in `deltas`; `back` has the layers themselves."""
+    """Add the gradients of all layers to `sums` (F,), from the head's gradient in `deltas`."""
     head, zeros, ones, every = layout.depth[NET], constants.zeros, constants.ones, constants.every
     padded = padded_rows(count)
     for layer in range(head, -1, -1):
@@ -264,7 +253,7 @@ def to_inputs(
     back: Float32Array, layout: Layout, chosen: Int64Array, activations: Float32Array, deltas: Float32Array, first: int,
     zeros: Float32Array, by_inputs: Float32Array,
 ) -> None:  # fmt: skip
-    """Gradients of the chosen rows' first Q-values by the inputs from `first` on, into as many rows of `by_inputs`."""
+    """Gradients of the chosen rows' first Q-values in the inputs from `first` on, into the rows of `by_inputs`."""
     head, count = layout.depth[NET], len(chosen)
     padded = padded_rows(count)
     for layer in range(head, -1, -1):
@@ -286,36 +275,8 @@ def to_inputs(
 
 
 @njit_inner
-def update_gradient(
-    update: int,
-    parameters: Float32Array,  # (P,)
-    layout: Layout,
-    pieces: Pieces,
-    batches: QBatches,
-    settings: QSettings,
-    scratch: QScratch,  # with the target net's layers
-    errors: Float32Array,  # (U, B) out: absolute values
-) -> float:
-    """Gradient of one minibatch's mean loss into `scratch.gradient`; returns that loss."""
-    lay_ahead(parameters, pieces, scratch.online)
-    lay_back(parameters, pieces, scratch.back)
-    scratch.sums[:] = 0.0
-    batch, size, total = batches.rows.shape[1], len(scratch.inputs), 0.0
-    for begin in range(0, batch, size):
-        end = min(begin + size, batch)
-        target_block(update, begin, end, layout, batches, settings, scratch)
-        gather(batches.observations, batches.rows[update, begin:end], scratch.inputs)
-        forward(scratch.online, layout, settings.dueling, scratch.inputs, end - begin, scratch.activations)
-        total += error_block(update, begin, end, layout, batches, settings, scratch, errors)
-        backward(scratch.back, layout, end - begin, scratch.inputs, scratch.activations, scratch.deltas,
-                 scratch.constants, scratch.sums)  # fmt: skip
-    collect(scratch.sums, pieces, scratch.gradient)
-    return float(total / batch)
-
-
-@njit_inner
 def are_within(batches: QBatches, dims: Int64Array) -> bool:
-    """Whether every row and every action named is there: nothing after this checks a bound."""
+    """Whether every row and every action exists. Later code checks no bounds."""
     for u in range(batches.rows.shape[0]):
         for i in range(batches.rows.shape[1]):
             row, next_row = batches.rows[u, i], batches.next_rows[u, i]
@@ -329,34 +290,44 @@ def are_within(batches: QBatches, dims: Int64Array) -> bool:
 
 @njit_relaxed
 def train_updates(
-    batches: QBatches,
+    training: QTraining,
     online: Float32Array,  # (P,) in and out
     target: Float32Array,  # (P,)
     exp_avg: Float32Array,  # (P,) in and out
     exp_avg_sq: Float32Array,  # (P,) in and out
     first_step: int,  # of Adam, from 1
-    layout: Layout,
-    pieces: Pieces,
-    settings: QSettings,
-    adam: AdamSettings,
-    scratch: QScratch,
-    losses: Float64Array,  # (U,) out
-    errors: Float32Array,  # (U, B) out: absolute temporal difference errors, each before its own update
+    losses: Float64Array,  # (U,) out: means
+    errors: Float32Array,  # (U, B) out: absolute temporal difference errors, each from before its update
     norms: Float64Array,  # (U,) out: of the gradients
-    guarded: bool,  # no step where loss or gradient is not finite; its norm is then NaN
-    blamed: Int64Array,  # (1,) in and out: the parameter that was the cause of the first; -1: none yet
+    guarded: bool,  # skip a step where loss or gradient is not finite; its norm is then NaN
+    blamed: Int64Array,  # (1,) in and out: index of the first parameter that was the cause; -1: none yet
 ) -> int:
     """U gradient updates one after the other.
 
-    Returns how many steps were taken: all, or those that were finite; -1, with nothing done, where a row or an action
-    is out of range.
+    Returns the number of steps taken; -1, with nothing done, where a row or an action is out of range.
     """
+    batches, layout, pieces, adam, scratch = (
+        training.batches, training.layout, training.pieces, training.adam, training.scratch
+    )  # fmt: skip
     if not are_within(batches, layout.dims):
         return -1
-    taken = 0
+    taken, batch, size = 0, batches.rows.shape[1], len(scratch.inputs)
     lay_ahead(target, pieces, scratch.target)
     for update in range(len(losses)):
-        losses[update] = update_gradient(update, online, layout, pieces, batches, settings, scratch, errors)
+        lay_ahead(online, pieces, scratch.online)
+        lay_back(online, pieces, scratch.back)
+        scratch.sums[:] = 0.0
+        total = 0.0
+        for begin in range(0, batch, size):
+            end = min(begin + size, batch)
+            target_block(update, begin, end, training)
+            gather(batches.observations, batches.rows[update, begin:end], scratch.inputs)
+            forward(scratch.online, layout, training.settings.dueling, scratch.inputs, end - begin, scratch.activations)
+            total += error_block(update, begin, end, training, errors)
+            backward(scratch.back, layout, end - begin, scratch.inputs, scratch.activations, scratch.deltas,
+                     scratch.constants, scratch.sums)  # fmt: skip
+        lay_back(scratch.gradient, pieces, scratch.sums, True)
+        losses[update] = total / batch
         norms[update] = clip_and_adam(online, scratch.gradient, exp_avg, exp_avg_sq, first_step + taken,
                                       adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.max_grad_norm,
                                       losses[update], guarded)  # fmt: skip
@@ -370,7 +341,7 @@ def train_updates(
 @njit_relaxed
 def act_rows(
     observations: Float32Array,  # (N, O)
-    masks: BoolArray,  # (N, A) True = legal; (0, 0): all are
+    masks: BoolArray,  # (N, A) True = legal; (0, 0): all actions are legal
     parameters: Float32Array,  # (P,)
     layout: Layout,
     pieces: Pieces,
@@ -379,18 +350,18 @@ def act_rows(
     q_values: Float32Array,  # (N, A) out
     actions: Int64Array,  # (N, K) out: the greedy legal actions, 0 where none is legal
 ) -> Any:
-    """Q-values and greedy actions. Returns their sum, float32, for the caller to see whether all are finite."""
+    """Q-values and greedy actions. Returns the sum of the values, by which the caller sees whether all are finite."""
     size, choices = len(scratch.inputs), layout.dims.sum()
     lay_ahead(parameters, pieces, scratch.online)
-    every, found = np.arange(len(observations)), q_values_of(scratch.activations, layout)
+    every, outputs = np.arange(len(observations)), q_values_of(scratch.activations, layout)
     for begin in range(0, len(observations), size):
         block = every[begin : begin + size]
         gather(observations, block, scratch.inputs)
         forward(scratch.online, layout, dueling, scratch.inputs, len(block), scratch.activations)
         for r in range(len(block)):
             i = block[r]
-            q_values[i] = found[r, :choices]
-            greedy_row(found[r], masks[i], layout.dims, actions[i])
+            q_values[i] = outputs[r, :choices]
+            greedy_row(outputs[r], masks[i], layout.dims, actions[i])
             for k in range(actions.shape[1]):
                 actions[i, k] = max(0, actions[i, k])
     return q_values.sum()

@@ -1,10 +1,8 @@
-"""The SAC update of MLP networks as a compiled kernel: actions drawn, critics, actor and targets, on threads.
+"""The SAC update of MLP networks in a compiled kernel on threads: critics, actor and target critics; and acting.
 
-Same algorithm as SB3's `sac/sac.py` (Haarnoja et al. 2018) with n-step returns; other order of summation (class
-`rounding`). What autograd does and this does not: where the actor learns, no gradient of the critics' weights is made,
-and for each row only that critic is gone back through whose value is the lowest.
-
-Parameters are where torch has them, and padded copies of them are made anew for every update, as in `q.py`.
+The algorithm is that of SB3's `sac/sac.py` (Haarnoja et al. 2018) with n-step returns and another order of summation.
+Unlike autograd, the actor's update computes no gradient of the critics' weights, and goes back through only that critic
+of a row whose value is the lowest. Parameters are where torch has them; padded copies are made as in `q.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from fasttrain.jit import njit, njit_bare, njit_inline, njit_inner, njit_relaxed
 from fasttrain.kernels.dense import LARGEST, clip_and_adam, worst_of
 from fasttrain.kernels.nets import Constants, Layout, padded_rows
 from fasttrain.kernels.ppo import HALF_LOG_2_PI, AdamSettings
-from fasttrain.kernels.q import NET, Pieces, backward, collect, forward, lay_ahead, lay_back, q_values_of, to_inputs
+from fasttrain.kernels.q import NET, Pieces, backward, forward, lay_ahead, lay_back, q_values_of, to_inputs
 from fasttrain.kernels.simd import PAD
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
@@ -27,8 +25,10 @@ LOWEST_LOG_STD, HIGHEST_LOG_STD = np.float32(-20), np.float32(2)  # SB3's, as is
 EPSILON, ONE, HALF = np.float32(1e-6), np.float32(1), np.float32(0.5)
 SEEN, NEXT = 0, 1  # observations and next observations
 NUM_STATISTICS = 5
-CRITIC_LOSS, ACTOR_LOSS, SHORT, CRITIC_NORM, ACTOR_NORM = range(NUM_STATISTICS)  # SHORT: of entropy, by so much
-LAY, VALUES, SUM, STEP, ACTOR, FOLLOW, OVER = range(7)  # stages of an update, one after the other
+CRITIC_LOSS, ACTOR_LOSS, MISSING_ENTROPY, CRITIC_NORM, ACTOR_NORM = range(NUM_STATISTICS)
+# Stages of an update: copy the parameters into layers; gradients of the critics; sum these; step the critics; gradients
+# of the actor; step the actor and move the target critics; end.
+LAY, VALUES, SUM, STEP, ACTOR, FOLLOW, OVER = range(7)
 
 
 class SACBatch(NamedTuple):
@@ -37,20 +37,19 @@ class SACBatch(NamedTuple):
     features: Float32Array  # (2, B, O) of the observations and of the next ones
     actions: Float32Array  # (B, A) of -1 to 1
     rewards: Float32Array  # (B,)
-    discounts: Float32Array  # (B,), 0 where nothing comes after
+    discounts: Float32Array  # (B,) 0 where the episode ended by the rules
     noise: Float32Array  # (2, B, A) standard normal
 
 
 class Net(NamedTuple):
-    """Where the layers of the actor, or of each critic, lie; the actor's head gives means and logarithms of deviations,
-    (2 A,)."""
+    """The layout of the actor or of a critic. The actor's head gives means and log standard deviations, (2 A,)."""
 
     layout: Layout
     pieces: Pieces
 
 
 class Learners(NamedTuple):
-    """Parameters and Adam's moments, in and out: of the actor (P,), of N critics and of their targets (N, P)."""
+    """Parameters and Adam's moments, in and out: of the actor (P,), of N critics and their target critics (N, P)."""
 
     actor: Float32Array
     actor_avg: Float32Array
@@ -62,19 +61,19 @@ class Learners(NamedTuple):
 
 
 class SACSettings(NamedTuple):
-    """What an update computes."""
+    """Numbers that an update uses."""
 
     ent_coef: float
-    log_ent_coef: float  # its logarithm, 0 where it is not learned
+    log_ent_coef: float  # its logarithm; 0 where it is not learned
     target_entropy: float
-    tau: float  # 0: the targets stay
+    tau: float  # 0: the target critics do not move
     actor_step: int  # of Adam, from 1
     critic_step: int
-    guarded: bool  # neither the critics nor the actor step where their loss or gradient is not finite
+    guarded: bool  # skip a step where loss or gradient is not finite
 
 
 class Update(NamedTuple):
-    """All that one is made of."""
+    """Everything that one update reads and writes."""
 
     batch: SACBatch
     learners: Learners
@@ -86,30 +85,31 @@ class Update(NamedTuple):
 
 
 class SACScratch(NamedTuple):
-    """Working memory for R rows, B and padding, in `parts` parts, which threads may work on at once. BLOCK rows go
-    through a net together. Padding is zero and stays so."""
+    """Working memory for R rows (B and padding) in `parts` parts, on which threads may work at the same time.
+
+    BLOCK rows go through a net together. Padding is always zero."""
 
     inputs: Float32Array  # (2, R, inputs) of the actor
-    activations: Float32Array  # (2, R, S) its own
+    activations: Float32Array  # (2, R, S) of the actor
     drawn: Float32Array  # (2, R, A) actions
     slopes: Float32Array  # (2, R, A) 1 - action²
     log_probs: Float32Array  # (2, R)
     deltas: Float32Array  # (parts, BLOCK, S)
-    q_inputs: Float32Array  # (parts, BLOCK, inputs) of the critics, then gradients of the lowest values by them
+    q_inputs: Float32Array  # (parts, BLOCK, inputs) of the critics, later gradients of the lowest values in them
     q_activations: Float32Array  # (parts, N, BLOCK, S)
     q_deltas: Float32Array  # (parts, BLOCK, S)
     targets: Float32Array  # (parts, BLOCK)
     chosen: Int64Array  # (parts, BLOCK) rows
-    actor_ahead: Float32Array  # (F,) layers, forward
-    actor_back: Float32Array  # (F,) the same, for the way back
+    actor_ahead: Float32Array  # (F,) layers for the forward pass
+    actor_back: Float32Array  # (F,) the same for the backward pass
     critics_ahead: Float32Array  # (N, F)
     critics_back: Float32Array  # (N, F)
     targets_ahead: Float32Array  # (N, F)
-    actor_sums: Float32Array  # (parts, F) of gradients, for the way back
+    actor_sums: Float32Array  # (parts, F) gradients of the layers, as for the backward pass
     critic_sums: Float32Array  # (parts, N, F)
     actor_gradient: Float32Array  # (P,)
     critic_gradients: Float32Array  # (N, P)
-    squares: Float64Array  # (N,) of their norms
+    squares: Float64Array  # (N,) squared norms of these
     sums: Float64Array  # (parts, NUM_STATISTICS)
     constants: Constants
 
@@ -122,9 +122,9 @@ def draw_rows(
     slopes: Float32Array,  # (≥n, A) out
     log_probs: Float32Array,  # (≥n,) out
 ) -> None:
-    """Actions of a Gaussian, squashed, and their log-probabilities.
+    """Actions of a squashed Gaussian, and their log-probabilities.
 
-    Strict arithmetic: near ±1 all of 1 - action² is rounding, and is to be torch's.
+    The arithmetic is strict: near ±1 the value of 1 - action² is rounding alone, and must be torch's.
     """
     dims = noise.shape[1]
     for r in range(noise.shape[0]):
@@ -142,7 +142,8 @@ def draw_rows(
 
 @njit_inner
 def fill(features: Float32Array, actions: Float32Array, begin: int, count: int, inputs: Float32Array) -> None:
-    """`count` rows of (B, O) and (≥B, A) from `begin` on side by side into `inputs` (BLOCK, ≥O + A); all else is 0."""
+    """Copy `count` rows of (B, O) and (≥B, A), from `begin` on, side by side into `inputs` (BLOCK, ≥O + A), whose rest
+    is set to 0."""
     wide = features.shape[1]
     for r in range(padded_rows(count)):
         inputs[r, :] = np.float32(0)
@@ -154,7 +155,7 @@ def fill(features: Float32Array, actions: Float32Array, begin: int, count: int, 
 
 @njit_inner
 def act_block(which: int, begin: int, end: int, batch: SACBatch, actor: Net, scratch: SACScratch) -> None:
-    """Draw actions of some rows; what the way back needs stays in `scratch`."""
+    """Draw actions for some rows. `scratch` keeps what the backward pass needs."""
     inputs, activations = scratch.inputs[which, begin:], scratch.activations[which, begin:]
     fill(batch.features[which], batch.actions[:, :0], begin, end - begin, inputs)
     forward(scratch.actor_ahead, actor.layout, False, inputs, end - begin, activations)
@@ -164,7 +165,7 @@ def act_block(which: int, begin: int, end: int, batch: SACBatch, actor: Net, scr
 
 @njit_inline
 def values_block(part: int, begin: int, end: int, update: Update, scratch: SACScratch) -> None:
-    """Of some rows: actions for both observations, the critics' target, and the gradients of their squared errors."""
+    """For some rows: actions for both observations, the critics' targets, and the gradients of the squared errors."""
     batch, actor, ent_coef = update.batch, update.actor, np.float32(update.settings.ent_coef)
     count, layout, critics = end - begin, update.critic.layout, len(scratch.critics_ahead)
     inputs, targets, deltas = scratch.q_inputs[part], scratch.targets[part], scratch.q_deltas[part]
@@ -177,7 +178,7 @@ def values_block(part: int, begin: int, end: int, update: Update, scratch: SACSc
         values = q_values_of(activations, layout)
         for r in range(count):
             value = values[r, 0]
-            if n == 0 or value < targets[r] or value != value:  # as torch's, NaN is the lowest
+            if n == 0 or value < targets[r] or value != value:  # NaN is the lowest, as for torch
                 targets[r] = value
     for r in range(count):
         soft = targets[r] - ent_coef * scratch.log_probs[NEXT, begin + r]
@@ -200,23 +201,26 @@ def values_block(part: int, begin: int, end: int, update: Update, scratch: SACSc
 
 @njit_inner
 def lowest_rows(n: int, count: int, layout: Layout, activations: Float32Array, chosen: Int64Array) -> int:
-    """Those of `count` rows in which critic n, of (N, BLOCK, S), is the first with the lowest value; how many."""
-    found, column = 0, layout.columns[NET, layout.depth[NET]]
+    """Write into `chosen` those of `count` rows in which critic n is the first with the lowest value; returns how many.
+
+    `activations` are (N, BLOCK, S).
+    """
+    number, column = 0, layout.columns[NET, layout.depth[NET]]
     for r in range(count):
         own, lower = activations[n, r, column], 0
         for other in range(len(activations)):
             value = activations[other, r, column]
-            nan = value != value  # which is the lowest, as for torch
+            nan = value != value  # NaN is the lowest, as for torch
             lower += value < own or (nan and own == own) or (other < n and (nan or value == own))
         if lower == 0:
-            chosen[found] = r
-            found += 1
-    return found
+            chosen[number] = r
+            number += 1
+    return number
 
 
 @njit_inline
 def actor_block(part: int, begin: int, end: int, update: Update, scratch: SACScratch) -> None:
-    """Of some rows: gradients of the mean of ent_coef × log_probs - the lowest value."""
+    """For some rows: gradients of the mean of ent_coef × log_probs - the lowest value."""
     batch, actor, settings, layout = update.batch, update.actor, update.settings, update.critic.layout
     count, critics, dims = end - begin, len(scratch.critics_ahead), batch.actions.shape[1]
     inputs, rows = scratch.q_inputs[part], scratch.chosen[part]
@@ -239,7 +243,7 @@ def actor_block(part: int, begin: int, end: int, update: Update, scratch: SACScr
             at = begin + r
             log_prob = scratch.log_probs[SEEN, at]
             scratch.sums[part, ACTOR_LOSS] += ent_coef * log_prob - values[r, 0]
-            scratch.sums[part, SHORT] += log_prob + np.float32(settings.target_entropy)
+            scratch.sums[part, MISSING_ENTROPY] += log_prob + np.float32(settings.target_entropy)
             for a in range(dims):
                 slope, raw = scratch.slopes[SEEN, at, a], outputs[r, dims + a]
                 by_action = (ent_coef + ent_coef) * scratch.drawn[SEEN, at, a] / (slope + EPSILON)
@@ -253,23 +257,23 @@ def actor_block(part: int, begin: int, end: int, update: Update, scratch: SACScr
 
 @njit_inner
 def add_up(parts: Any, pieces: Pieces, gradient: Float32Array) -> None:
-    """Gradients of all parts, (parts, F), in order, as the parameters stand (P,)."""
+    """Add the gradients of all parts (parts, F), in order, and copy the sum into the parameters' gradient (P,)."""
     for part in range(1, len(parts)):
         for c in range(parts.shape[1]):
             parts[0, c] += parts[part, c]
-    collect(parts[0], pieces, gradient)
+    lay_back(gradient, pieces, parts[0], True)
 
 
 @njit_inner
 def lay_critic(n: int, nets: Learners, critic: Net, scratch: SACScratch) -> None:
-    """Its padded layers."""
+    """Copy the parameters of critic n into its padded layers."""
     lay_ahead(nets.critics[n], critic.pieces, scratch.critics_ahead[n])
     lay_back(nets.critics[n], critic.pieces, scratch.critics_back[n])
 
 
 @njit_inner
 def pieces_of(stage: int, parts: int, critics: int) -> int:
-    """How many pieces a stage has; what is opened beyond them is no work."""
+    """Number of pieces in a stage. As many are opened for every stage; those beyond this number are empty."""
     if stage in (VALUES, ACTOR):
         return parts
     return 2 * critics + 1 if stage == LAY else critics + 1 if stage == FOLLOW else critics
@@ -322,7 +326,7 @@ def work_on(stage: int, piece: int, update: Update, scratch: SACScratch, statist
     elif not (settings.guarded and math.isnan(statistics[CRITIC_NORM])):
         adam = update.actor_adam
         add_up(scratch.actor_sums, actor.pieces, scratch.actor_gradient)
-        loss = statistics[ACTOR_LOSS] - settings.log_ent_coef * statistics[SHORT]
+        loss = statistics[ACTOR_LOSS] - settings.log_ent_coef * statistics[MISSING_ENTROPY]
         norm = clip_and_adam(nets.actor, scratch.actor_gradient, nets.actor_avg, nets.actor_avg_sq,
                              settings.actor_step, adam.learning_rate, adam.beta1, adam.beta2, adam.eps, math.inf, loss,
                              settings.guarded)  # fmt: skip
@@ -331,7 +335,7 @@ def work_on(stage: int, piece: int, update: Update, scratch: SACScratch, statist
 
 @njit_inline
 def end_of(stage: int, count: int, settings: SACSettings, scratch: SACScratch, statistics: Float64Array) -> int:
-    """What thread 0 sums up at the end of a stage; the one that follows."""
+    """Sum up the statistics of a stage, on thread 0; returns the next stage."""
     if stage in (VALUES, ACTOR):
         for name in range(CRITIC_NORM):
             if (name == CRITIC_LOSS) == (stage == VALUES):
@@ -348,15 +352,15 @@ def end_of(stage: int, count: int, settings: SACSettings, scratch: SACScratch, s
 def train_update(
     update: Update,
     scratch: SACScratch,
-    statistics: Float64Array,  # (NUM_STATISTICS,) out: means, and norms of gradients, NaN where no step was taken
+    statistics: Float64Array,  # (NUM_STATISTICS,) out: means, and norms of gradients, NaN where the step was skipped
     team: Int64Array,
     me: int,  # thread 0 opens the stages
 ) -> int:
     """One update of all networks.
 
-    Rows are cut into as many parts as `scratch` has room for, and their sums are added in order: the result does not
-    depend on how many threads there are. Returns the place in the gradient of the critics, or in that of the actor,
-    that was the cause where a step was not taken.
+    Rows are cut into as many parts as `scratch` has room for, and their sums are added in order, so that the result
+    does not depend on the number of threads. Where a step was skipped, this returns the index of the cause in the
+    gradient of the critics or of the actor.
     """
     stage, looks, critics, settings = LAY, 0, len(update.learners.critics), update.settings
     parts = len(scratch.sums)
@@ -386,8 +390,8 @@ def train_update(
 
 @njit_relaxed
 def act_rows(batch: SACBatch, parameters: Float32Array, actor: Net, scratch: SACScratch) -> Any:
-    """Draw actions for the first observations of `batch` into `scratch.drawn`; returns their sum, float32, for the
-    caller to see whether all are finite."""
+    """Draw actions for the first observations of `batch` into `scratch.drawn`. Returns their sum, by which the caller
+    sees whether all are finite."""
     count, size = len(batch.actions), len(scratch.constants.every)
     lay_ahead(parameters, actor.pieces, scratch.actor_ahead)
     for begin in range(0, count, size):

@@ -1,12 +1,12 @@
-"""Vector operations that numba's loops cannot express: several sums kept in registers while a loop runs.
+"""Vector operations that numba's loops cannot express: loops that keep several sums in registers.
 
-Written as LLVM code with the width of this machine's registers. On short rows (64 floats) they run at the processor's
-peak (118 of 118 GFLOP/s of a core with AVX-512, float32), twice as fast as loops that LLVM vectorises by itself: those
-add up along the row, check for overlapping arrays and end in a remainder at every call.
+They are written as LLVM code for the width of this machine's registers. On short rows (64 floats) they reach the
+processor's peak (118 GFLOP/s on a core with AVX-512, float32), twice the speed of loops that LLVM vectorizes: those add
+up along the row, check for overlapping arrays and compute a remainder at every call.
 
-All arrays are float32 with unit stride along the row; widths are multiples of `PAD`, which is a multiple of the
-registers' width, so that there is no remainder. Nothing is checked: the callers in `dense.py` keep the bounds. The
-processor is the one that numba compiles for (NUMBA_CPU_NAME and NUMBA_CPU_FEATURES name another one).
+All arrays are float32 with unit stride along the row. Widths are multiples of `PAD`, which is a multiple of the
+registers' width, so that there is no remainder. No bounds are checked. The processor is the one for which numba
+compiles (NUMBA_CPU_NAME and NUMBA_CPU_FEATURES can name another one).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ cgutils: Any = untyped_cgutils
 
 
 class Tile(NamedTuple):
-    """The part of a product that is summed in registers while a loop runs."""
+    """The part of a product whose sums stay in registers."""
 
     lanes: int  # floats in a register
     height: int  # rows
@@ -44,10 +44,10 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, triple: str, features: str) -> Tile:
-        """Of a processor, named as LLVM names it. Its sums, the columns of a row and a number take all but a few of the
-        registers: eight sums at least, to hide the latency of a multiply-add (4 cycles, two a cycle).
+        """The tile for a processor, by LLVM's names. Its sums, the columns of a row and a number use nearly all
+        registers. It has at least eight sums, to hide the latency of a multiply-add (4 cycles, two a cycle).
 
-        AVX2 has 16 registers: 4 × 2 reaches 91 to 95 of 96 GFLOP/s of a core, 8 × 1 loads more than it computes: 44.
+        AVX2 has 16 registers: 4 × 2 reaches 91 to 95 of a core's 96 GFLOP/s; 8 × 1 loads more than it computes: 44.
         """
         has = set(features.split(","))
         if triple.startswith(("aarch64", "arm64")):
@@ -60,10 +60,10 @@ class Tile(NamedTuple):
 PAD = 16  # floats: one AVX-512 register, two of AVX2, four of NEON
 _TRIPLE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
 LANES, TILE_HEIGHT, TILE_VECTORS = Tile.of(_TRIPLE, _FEATURES)
-TILE_ROWS = 8  # rows of a batch come in multiples of it: one tile or two
-PANEL = 4096  # floats that a product keeps at hand: 16 KB, half of the first cache
-GROUP = 16  # entries that `nonzero_bits` looks at
-STRIP_VECTORS = 8  # of a row that are added up at once
+TILE_ROWS = 8  # batches have a multiple of this number of rows, which is one or two tiles
+PANEL = 4096  # floats of a matrix that a product copies at a time: 16 KB, half of the first cache
+GROUP = 16  # entries that `nonzero_bits` reads
+STRIP_VECTORS = 8  # registers of a row that are summed at the same time
 
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -72,7 +72,7 @@ _RELAXED = ("contract", "reassoc", "nsz")
 
 
 class _Code:
-    """A few words for writing LLVM code: arguments as pointers and strides, vector loads, sums in registers."""
+    """Helpers to write LLVM code: arguments as pointers and strides, vector loads, sums in registers."""
 
     def __init__(self, context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> None:
         self.context, self.builder = context, builder
@@ -101,7 +101,7 @@ class _Code:
         return self.builder.mul(index, factor)
 
     def load(self, pointer: ir.Value, vector: int = 0) -> ir.Value:
-        """LANES floats; `vector` counts registers from the pointer on."""
+        """LANES floats; `vector` is the number of the register, counted from the pointer."""
         return self.builder.load(self._as_vector(pointer, vector), align=4)
 
     def store(self, value: ir.Value, pointer: ir.Value, vector: int = 0) -> None:
@@ -126,12 +126,12 @@ class _Code:
         return self.builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     def interleaved(self, a: ir.Value, b: ir.Value, begin: int) -> ir.Value:
-        """The lanes of half a vector from `begin` on, of a and b in turn."""
+        """Half a vector's lanes of a and of b in turn, from lane `begin` on."""
         lanes = [lane + of * LANES for lane in range(begin, begin + LANES // 2) for of in (0, 1)]
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
 
     def cell(self, value: ir.Value) -> ir.Value:
-        """A variable; LLVM keeps it in a register."""
+        """A variable, which LLVM keeps in a register."""
         return cgutils.alloca_once_value(self.builder, value)
 
     @contextmanager
@@ -166,7 +166,7 @@ class _Code:
 
 
 def written(write: Callable[[_Code], ir.Value]) -> Callable[..., ir.Value]:
-    """`write` as numba calls what writes an intrinsic's code."""
+    """`write` with the arguments with which numba calls an intrinsic's code generator."""
     return lambda context, builder, signature, arguments: write(_Code(context, builder, signature, arguments))
 
 
@@ -177,8 +177,8 @@ def _tile(vectors: int) -> Any:
     def tile(typing: Context, a: Kind, i: Kind, b: Kind, j: Kind, start: Kind, down: Kind, out: Kind) -> Code:
         """out[i:i+height, j:j+width] = the same part of `start` + a[i:i+height] @ b[:, j:j+width].
 
-        `down`: rows of `start` from one row to the next, 1, or 0 for one that serves them all. The rows of `a` may be
-        strided, and `out` may be `start`.
+        `down` is 1, or 0 if `start` has a single row for all rows. The rows of `a` may be strided, and `out` may be
+        `start`.
         """
 
         def write(code: _Code) -> ir.Value:
@@ -247,11 +247,11 @@ def _scatter(vectors: int) -> Any:
         def write(code: _Code) -> ir.Value:
             begin, end, j = code.arguments[2], code.arguments[3], code.arguments[5]
             source = code.pointer(4, column=j)
-            kept = [code.load(source, v) for v in range(vectors)]
+            d_vectors = [code.load(source, v) for v in range(vectors)]
             with code.loop(begin, end) as m:
                 value = code.splat(code.item(code.pointer(0, column=m)))
                 row = code.pointer(6, code.wide(code.item(code.pointer(1, column=m))), j)
-                for v, d_vector in enumerate(kept):
+                for v, d_vector in enumerate(d_vectors):
                     code.store(code.multiply_add(value, d_vector, code.load(row, v)), row, v)
             return code.nothing()
 
@@ -262,7 +262,7 @@ def _scatter(vectors: int) -> Any:
 
 @intrinsic
 def panel(typing: Context) -> Code:
-    """(PANEL,) floats of the caller's stack, whatever is in them."""
+    """(PANEL,) floats on the caller's stack, not initialised."""
 
     def write(code: _Code) -> ir.Value:
         builder = code.builder
@@ -303,15 +303,15 @@ def dot_rows(typing: Context, w: Kind, rows: Kind, begin: Kind, end: Kind, h: Ki
 
 @intrinsic
 def transpose_tile(typing: Context, a: Kind, at: Kind, down: Kind, out: Kind, to: Kind, across: Kind) -> Code:
-    """out[to + c × across + r] = a[at + r × down + c] for r and c below `LANES`; vectors, steps in floats.
+    """out[to + c × across + r] = a[at + r × down + c] for r and c below `LANES`; a and out are vectors.
 
-    A matrix of 256 × 256 takes 14 µs, number by number 100.
+    A matrix of 256 × 256 takes 14 µs; number by number it takes 100.
     """
 
     def write(code: _Code) -> ir.Value:
         add, (_, at, down, _, to, across) = code.builder.add, code.arguments
         rows = [code.load(code.pointer(0, column=add(at, code.times(code.number(r), down)))) for r in _LANES]
-        for _ in range(LANES.bit_length() - 1):  # each time the first half of the rows is shuffled into the second
+        for _ in range(LANES.bit_length() - 1):  # each time the two halves of the rows are interleaved
             pairs = [(rows[r], rows[r + LANES // 2]) for r in range(LANES // 2)]
             rows = [code.interleaved(*pair, begin) for pair in pairs for begin in (0, LANES // 2)]
         for c in _LANES:
@@ -323,7 +323,7 @@ def transpose_tile(typing: Context, a: Kind, at: Kind, down: Kind, out: Kind, to
 
 @intrinsic
 def nonzero_bits(typing: Context, x: Kind, at: Kind) -> Code:
-    """Bit n is set where x[at + n] is not zero, n below `GROUP`; for contiguous float32 and bool arrays."""
+    """A number whose bit n says that x[at + n] is not zero, n below `GROUP`; for contiguous float32 and bool arrays."""
 
     def write(code: _Code) -> ir.Value:
         builder = code.builder
@@ -331,10 +331,10 @@ def nonzero_bits(typing: Context, x: Kind, at: Kind) -> Code:
         item = start.type.pointee
         group = builder.load(builder.bitcast(start, ir.VectorType(item, GROUP).as_pointer()), align=1)
         if item == _FLOAT:
-            found = builder.fcmp_unordered("!=", group, ir.Constant(group.type, [0.0] * GROUP))
+            bits = builder.fcmp_unordered("!=", group, ir.Constant(group.type, [0.0] * GROUP))
         else:
-            found = builder.icmp_unsigned("!=", group, ir.Constant(group.type, [0] * GROUP))
-        return builder.zext(builder.bitcast(found, ir.IntType(GROUP)), _INDEX)
+            bits = builder.icmp_unsigned("!=", group, ir.Constant(group.type, [0] * GROUP))
+        return builder.zext(builder.bitcast(bits, ir.IntType(GROUP)), _INDEX)
 
     return types.int64(x, types.int64), written(write)
 
@@ -351,30 +351,12 @@ def lowest_bit(typing: Context, bits: Kind) -> Code:
 
 @intrinsic
 def count_bits(typing: Context, bits: Kind) -> Code:
-    """How many bits are set."""
+    """The number of set bits."""
 
     def write(code: _Code) -> ir.Value:
         return code.builder.ctpop(code.arguments[0])
 
     return types.int64(types.int64), written(write)
-
-
-@intrinsic
-def fetch(typing: Context, x: Kind, begin: Kind, end: Kind) -> Code:
-    """Ask for x[begin:end], 4 bytes each, to be brought into the cache; goes on at once."""
-
-    def write(code: _Code) -> ir.Value:
-        builder = code.builder
-        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        _, begin, end = code.arguments
-        with cgutils.for_range_slice(builder, begin, end, code.number(16), _INDEX) as (index, _):
-            pointer = builder.bitcast(code.pointer(0, column=index), byte)
-            builder.call(function, [pointer, ir.Constant(number, 0), ir.Constant(number, 3), ir.Constant(number, 1)])
-        return code.nothing()
-
-    return types.void(x, types.int64, types.int64), written(write)
 
 
 wide_tile, narrow_tile = _tile(TILE_VECTORS), _tile(1)

@@ -27,7 +27,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from fasttrain.algos.fast import Fast
+from fasttrain.algos.engine import Fast
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.batch import each_array
 from fasttrain.kernel_cache import recall, remember

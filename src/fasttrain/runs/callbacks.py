@@ -17,7 +17,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 
 from fasttrain.algos.causes import check_step
-from fasttrain.algos.fast import Collector, Fast
+from fasttrain.algos.engine import Collector, Fast
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.buffers.prefetch import Prefetching

@@ -20,8 +20,8 @@ from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from fasttrain.algos.engine import EngineSettings
-from fasttrain.algos.fast import Fast, find_kernels
+from fasttrain.algos.devices import EngineSettings
+from fasttrain.algos.engine import Fast, find_kernels
 from fasttrain.algos.guard import Guard, optimizers_of
 from fasttrain.algos.policy_view import StockView
 from fasttrain.buffers import n_step, prioritized

@@ -23,7 +23,7 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, Ornst
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from fasttrain.algos.fast import Fast
+from fasttrain.algos.engine import Fast
 from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame

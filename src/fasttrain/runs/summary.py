@@ -17,7 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from fasttrain import __version__
-from fasttrain.algos.fast import Fast
+from fasttrain.algos.engine import Fast
 from fasttrain.errors import FastTrainError
 from fasttrain.perf.report import PerfWindow, limits_dict, perf_dict
 from fasttrain.runs.callbacks import replay_dict, replay_line, sequences_line

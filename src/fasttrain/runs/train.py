@@ -15,7 +15,7 @@ from rich.console import Console
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
-from fasttrain.algos.fast import Fast
+from fasttrain.algos.engine import Fast
 from fasttrain.deploy.video import check_every, recorded
 from fasttrain.errors import EXIT_DONE, EXIT_STOPPED
 from fasttrain.machine import process_age_s

@@ -20,8 +20,9 @@ from accelerated import weights
 from fasttrain.accelerators.eligible import unsupported_reason
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.accelerators.kernels_q import KernelQEngine
-from fasttrain.algos.engine import EngineSettings, TorchEngine, TorchQEngine
-from fasttrain.algos.fast import Collector, bootstrap_truncated, clip_actions, find_kernels, read_masks
+from fasttrain.algos.engine import Collector, EngineSettings, TorchEngine, bootstrap_truncated, find_kernels
+from fasttrain.algos.policy_view import clip_actions
+from fasttrain.algos.q_networks import TorchQEngine
 from fasttrain.batch import FinishedEpisode
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.perf.clock import PhaseClock
@@ -189,7 +190,7 @@ def test_what_acting_gives(name: str, engine: str):
     model.engine.begin()
     acted = model.engine.act(observations, masks)
     assert acted.actions.tolist() == [3] * 5
-    assert acted.memory is None
+    assert acted.lstm_states is None
     if name == "DQN":
         assert acted.stored is None
         return
@@ -233,8 +234,9 @@ class SumEngine:
 def bootstrapped(kind: str, finished: list[FinishedEpisode], values: Any = 0.0, storage: Any = None) -> Any:
     """Rewards that were zero, and how many states went through the engine together."""
     engine: Any = SumEngine(kind)
+    model = SimpleNamespace(engine=engine, gamma=0.5, rollout_buffer=SimpleNamespace(storage=storage))
     rewards = np.zeros(4, np.float32)
-    bootstrap_truncated(engine, 0.5, finished, rewards, np.broadcast_to(values, 4), storage, 7)
+    bootstrap_truncated(model, finished, rewards, np.broadcast_to(values, 4), 7)
     return rewards.tolist(), engine.rated
 
 
@@ -303,4 +305,4 @@ def test_empty_masks_are_counted_told_once_and_may_be_an_error():
 def test_masks_of_another_width_are_refused():
     source: Any = SimpleNamespace(read_masks=lambda: np.ones((2, 5), np.bool_))
     with pytest.raises(EnvError, match=r"returned 5 entries .* needs 4"):
-        read_masks(Collector(), source, [4], 0)
+        Collector().read_masks(source, [4], 0)
