@@ -17,7 +17,7 @@ from fasttrain.algos.engine import EngineSettings, Statistics
 from fasttrain.algos.policy_view import PolicyView
 from fasttrain.algos.ppo import PPO, MaskablePPO, ppo_terms, with_loss
 from fasttrain.algos.recurrent import RecurrentPPO
-from fasttrain.algos.step import PPOWork, Terms, normalized
+from fasttrain.algos.step import PPOWork, Terms, normalize_advantages
 from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.buffers.stock import as_stock
 from fasttrain.vec.native import NativeVecEnv
@@ -119,7 +119,7 @@ def loss_terms(view: PolicyView, batch: RolloutBatch, numbers: Any) -> Terms:
 
 
 def minibatch_terms(work: PPOWork, view: PolicyView, batch: RolloutBatch) -> Terms:
-    return loss_terms(view, normalized(batch) if work.normalize_advantage else batch, work)
+    return loss_terms(view, normalize_advantages(batch) if work.normalize_advantage else batch, work)
 
 
 def updated_by(engine: Any, storage: Any, work: PPOWork) -> Statistics:

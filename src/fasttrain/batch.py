@@ -117,7 +117,7 @@ def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: st
     target[...] = array
 
 
-def joined(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, ...), or an array per key → (M, O)
+def flat_rows(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, ...), or an array per key → (M, O)
     """Contiguous float32 rows. The parts of a Dict are flat and side by side, in the order of `keys` or in its own."""
     if not isinstance(observations, dict):
         rows: Float32Array = np.ascontiguousarray(observations, np.float32)
@@ -126,7 +126,7 @@ def joined(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, 
     return np.concatenate([part.reshape(len(part), -1) for part in parts], 1, dtype=np.float32, casting="unsafe")
 
 
-class inside(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
+class without_prefix(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
     """The arrays named `prefix/…`, by their names without the prefix. An array is read from its file on access."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], prefix: str) -> None:
@@ -142,7 +142,7 @@ class inside(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
         return sum(1 for _ in self)
 
 
-def under(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The same arrays, named `prefix/…`."""
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 

@@ -31,7 +31,7 @@ from fasttrain.accelerators.compiled import (
     example_batch,
     inductor,
     num_rows,
-    repeated,
+    repeat_rows,
     untouched,
 )
 from fasttrain.algos.engine import EngineSettings
@@ -331,5 +331,5 @@ def test_networks_of_dqn_compute_in_bfloat16_and_nothing_else_does():
 def test_rows_of_any_observations():
     assert num_rows(torch.zeros(4, 2)) == 4
     assert num_rows({"a": torch.zeros(3)}) == 3
-    assert repeated(torch.tensor([1, 2, 3]), 5).tolist() == [1, 2, 3, 1, 2]
-    assert repeated({"a": torch.tensor([1, 2, 3])}, 2)["a"].tolist() == [1, 2]
+    assert repeat_rows(torch.tensor([1, 2, 3]), 5).tolist() == [1, 2, 3, 1, 2]
+    assert repeat_rows({"a": torch.tensor([1, 2, 3])}, 2)["a"].tolist() == [1, 2]

@@ -20,7 +20,7 @@ from accelerated import filled, weights
 from fasttrain import PPO, MaskablePPO, NativeVecEnv, RecurrentPPO
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.algos.engine import EngineSettings
-from fasttrain.batch import joined
+from fasttrain.batch import flat_rows
 from fasttrain.errors import EnvError
 from fasttrain.threads import ThreadChoice
 from fasttrain_games.skullking.game import SkullKingGame
@@ -93,7 +93,7 @@ def test_features_of_keys_are_joined_in_the_order_of_sb3():
     policy = MultiInputActorCriticPolicy(KEYED, SIX, lambda _: 1e-3)
     seen = {key: np.stack([KEYED[key].sample() for _ in range(5)]) for key in ("hand", "a", "z")}
     features = policy.extract_features({key: torch.from_numpy(seen[key]) for key in KEYED})
-    assert (features.numpy() == joined(seen, tuple(KEYED))).all()
+    assert (features.numpy() == flat_rows(seen, tuple(KEYED))).all()
     model = made(PPO, KEYED, engine="kernels").learn(64)
     assert (model.engine.kind, model.engine.gradient_updates) == ("kernels", 8)
 

@@ -17,14 +17,14 @@ from fasttrain.algos.causes import (
     check_actions,
     check_step,
     first_bad,
-    listed,
+    list_first,
     why_no_action,
     why_replay,
     why_rollout,
 )
 from fasttrain.algos.dqn import DQN
 from fasttrain.algos.ppo import PPO, MaskablePPO
-from fasttrain.algos.q_networks import marked
+from fasttrain.algos.q_networks import mark_not_finite
 from fasttrain.batch import FinishedEpisode
 from fasttrain.errors import EnvError
 from toys import RandomEnv, seeded_vec, toy_gym_vec
@@ -142,7 +142,7 @@ def test_parameters_and_gradients_by_name():
     with torch.no_grad():
         net.weight[0, 0] = torch.nan
     assert bad_parameters(net) == ["weight"]
-    assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+    assert list_first(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
     assert blame(False, "a") == "the loss"
     assert blame(True, "a, b") == "the gradient of parameter a, b"
 
@@ -160,9 +160,9 @@ def test_why_no_action():
 
 def test_choices_are_marked_where_values_are_not_finite():
     chosen = torch.tensor([2, 0])
-    assert marked(chosen, torch.zeros(2, 3)) is chosen
-    assert marked(chosen, torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])).tolist() == [-1, -1]
-    assert marked(chosen.to("meta"), torch.zeros(2, 3, device="meta")).shape == (2,), "no host reads there"
+    assert mark_not_finite(chosen, torch.zeros(2, 3)) is chosen
+    assert mark_not_finite(chosen, torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])).tolist() == [-1, -1]
+    assert mark_not_finite(chosen.to("meta"), torch.zeros(2, 3, device="meta")).shape == (2,), "no host reads there"
 
 
 def test_an_action_that_is_not_finite_is_refused_with_env_and_step():

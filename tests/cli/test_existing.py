@@ -64,7 +64,7 @@ def test_a_second_run_is_refused_before_anything_is_written(
 
 def test_while_a_process_is_at_work_nobody_else_is(run: Run, tmp_path: Path):
     (tmp_path / "it").mkdir()
-    with locked(tmp_path / "it"):
+    with lock_folder(tmp_path / "it"):
         for way in ("refuse", "resume", "overwrite"):
             code, _, err = run(f"on_existing={way}")
             assert (code, "it: still going on (process " in err) == (2, True)

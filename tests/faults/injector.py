@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from fasttrain.saving.checkpoints import MODEL, REMOVED, STAGED, CheckpointFolder, stored
+from fasttrain.saving.checkpoints import MODEL, REMOVED, STAGED, CheckpointFolder, open_checkpoint
 from fasttrain.saving.files import SAVING
 
 HERE = Path(__file__).resolve().parent
@@ -263,7 +263,7 @@ def unread(folder: Path) -> str:
     """Why not all of a checkpoint can be read, looked at without its manifest; empty if it can."""
     try:
         with ExitStack() as files:
-            _, arrays = files.enter_context(stored(folder))
+            _, arrays = files.enter_context(open_checkpoint(folder))
             for name in arrays:
                 arrays[name]
             broken = files.enter_context(zipfile.ZipFile(folder / MODEL)).testzip()

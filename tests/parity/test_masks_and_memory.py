@@ -26,7 +26,7 @@ from fasttrain.accelerators.compiled import Coefficients
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.recurrent_policies import MaskableRecurrentActorCriticPolicy
-from fasttrain.algos.step import normalized
+from fasttrain.algos.step import normalize_advantages
 from fasttrain.batch import each_array
 from fasttrain.errors import ConfigError, NoMasksError
 from fasttrain.runs.evaluate import evaluate
@@ -198,7 +198,7 @@ def test_c_loss_and_gradients_are_those_of_a_walk_step_by_step(actions: str, lst
         head = model.engine.new_view()
         np.random.seed(4)
         for given in rollout.storage.minibatches(27, laid):
-            terms = loss_terms(head, normalized(doubled(given)), NUMBERS)
+            terms = loss_terms(head, normalize_advantages(doubled(given)), NUMBERS)
             gradients = torch.autograd.grad(terms["loss"], parameters, allow_unused=True)
             values = rollout.returns.reshape(-1)
             places = tuple(sorted(int(np.flatnonzero(values == value)[0]) for value in given.returns))
@@ -216,7 +216,7 @@ def test_c_loss_and_gradients_are_those_of_a_walk_step_by_step(actions: str, lst
 def test_what_stands_in_padding_changes_nothing():
     model = model_of(SPACES["multi-discrete"]).learn(48)
     head, parameters = model.engine.new_view(), list(model.policy.parameters())
-    batch = normalized(next(iter(model.rollout_buffer.storage.minibatches(41))))
+    batch = normalize_advantages(next(iter(model.rollout_buffer.storage.minibatches(41))))
     gaps = np.setdiff1d(np.arange(len(batch.actions)), batch.sequences.rows.numpy())
     assert len(gaps) > 3
     assert batch.action_masks[gaps].all()

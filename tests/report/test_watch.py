@@ -17,7 +17,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.report import watch
 from fasttrain.report.watch import Row, Watch, row_of
 from fasttrain.runs.progress import STATUS
-from fasttrain.saving.files import locked
+from fasttrain.saving.files import lock_folder
 from report_toys import HOSTILE, write_comparison, write_run, write_sweep
 
 
@@ -44,7 +44,7 @@ def shown(root: Path, width: int = 220) -> str:
 
 def test_a_training_at_work_and_what_it_says(tmp_path: Path):
     folder = write_status(tmp_path / "day" / "run")
-    with locked(folder):
+    with lock_folder(folder):
         found = rows(tmp_path)["day/run"]
         assert (found.state, found.alive, found.env_steps, found.total) == ("training", True, 1000, 4000)
         assert (found.steps_per_s, found.reward, found.win_rate, found.said) == (250.0, 1.5, 0.25, "hello")
@@ -72,7 +72,7 @@ def test_the_state_of_a_run(tmp_path: Path, said: dict[str, Any], held: bool, en
         write_run(folder, status=ended)
         (folder / ".lock").touch()
     write_status(folder, **said)
-    with locked(folder) if held else nullcontext():
+    with lock_folder(folder) if held else nullcontext():
         assert rows(tmp_path)["run"].state == state
 
 
@@ -111,13 +111,13 @@ def test_those_at_work_come_first_then_the_newest(tmp_path: Path):
         plan = write_run(tmp_path / name) / "plan.json"
         os.utime(plan, (1e9 - age, 1e9 - age))
     assert list(rows(tmp_path)) == ["newest", "older", "oldest"]
-    with locked(write_status(tmp_path / "oldest")):
+    with lock_folder(write_status(tmp_path / "oldest")):
         assert list(rows(tmp_path)) == ["oldest", "newest", "older"]
 
 
 def test_texts_of_a_run_are_harmless(tmp_path: Path):
     write_status(tmp_path / "run", said=HOSTILE + "[red]", phase=HOSTILE, env_steps="many", reward=float("inf"))
-    with locked(tmp_path / "run"):
+    with lock_folder(tmp_path / "run"):
         text = shown(tmp_path)
     assert "\x1b" not in text
     assert "[red]" in text
@@ -165,7 +165,7 @@ def test_a_small_terminal_shows_what_fits(tmp_path: Path):
 @pytest.mark.parametrize("width", [80, 130])
 def test_long_names_and_messages_cover_no_figures(tmp_path: Path, width: int):
     folder = write_status(tmp_path / ("long_" * 20 + "end"), said="word " * 40, steps_per_s=54321.0)
-    with locked(folder):
+    with lock_folder(folder):
         text = shown(tmp_path, width)
     for part in ("end", "training, ETA 0:12", "1,000 of 4,000", "54,321", "1.50", "25.0 %"):
         assert part in text

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasttrain.errors import ConfigError
-from fasttrain.saving.archives import check_arrays, is_plain_path, opened, read_arrays, read_member, read_tensors
+from fasttrain.saving.archives import check_arrays, is_plain_path, open_archive, read_arrays, read_member, read_tensors
 
 
 def archive_of(members: dict[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes:
@@ -31,7 +31,7 @@ def test_a_good_one_is_read_from_a_path_and_from_memory(tmp_path: Path):
     content = archive_of({"a": b"1", "b/c": b"22"})
     (tmp_path / "x.zip").write_bytes(content)
     for file in (tmp_path / "x.zip", io.BytesIO(content)):
-        with opened(file, "x") as archive:
+        with open_archive(file, "x") as archive:
             assert read_member(archive, "b/c", 2, "x") == b"22"
             with pytest.raises(ConfigError, match="x: its b/c is too large"):
                 read_member(archive, "b/c", 1, "x")
@@ -42,17 +42,20 @@ def test_a_good_one_is_read_from_a_path_and_from_memory(tmp_path: Path):
 def test_too_many_members_are_refused_before_they_are_listed(monkeypatch: pytest.MonkeyPatch):
     content = archive_of({f"{n:090d}": b"" for n in range(60)})
     monkeypatch.setattr("zipfile.ZipFile", None)
-    with pytest.raises(ConfigError, match="its list of names is too long"), opened(io.BytesIO(content), "x", 5):
+    with pytest.raises(ConfigError, match="its list of names is too long"), open_archive(io.BytesIO(content), "x", 5):
         pass
     monkeypatch.undo()
     few = io.BytesIO(archive_of(dict.fromkeys("abc", b"")))
-    with pytest.raises(ConfigError, match="3 members; 2 allowed"), opened(few, "x", 2):
+    with pytest.raises(ConfigError, match="3 members; 2 allowed"), open_archive(few, "x", 2):
         pass
 
 
 def test_a_damaged_member_is_told(tmp_path: Path):
     content = archive_of({"a": b"wholesome"}).replace(b"wholesome", b"damaged!!")
-    with opened(io.BytesIO(content), "x") as archive, pytest.raises(ConfigError, match="cannot be read: Bad CRC-32"):
+    with (
+        open_archive(io.BytesIO(content), "x") as archive,
+        pytest.raises(ConfigError, match="cannot be read: Bad CRC-32"),
+    ):
         read_member(archive, "a", 100, "x")
 
 
@@ -70,7 +73,7 @@ def with_changes(changes: list[tuple[int, int]]) -> bytes:
 
 @given(st.binary(max_size=300) | CHANGES.map(with_changes))
 def test_whatever_the_bytes_it_is_read_or_refused(content: bytes):
-    with contextlib.suppress(ConfigError), opened(io.BytesIO(content), "x") as archive:
+    with contextlib.suppress(ConfigError), open_archive(io.BytesIO(content), "x") as archive:
         check_arrays(archive, "x")
 
 

@@ -25,8 +25,8 @@ from fasttrain.saving.checkpoints import (
     Snapshot,
     Writer,
     array_writer,
+    open_checkpoint,
     problem_of,
-    stored,
 )
 
 FILES: dict[str, bytes | Writer] = {
@@ -250,7 +250,7 @@ def published(tmp_path: Path, **more: Any) -> Path:
 
 
 def test_there_and_back(tmp_path: Path):
-    with stored(published(tmp_path)) as (state, arrays):
+    with open_checkpoint(published(tmp_path)) as (state, arrays):
         assert state == {"schema": 1, "env_steps": 7}
         assert set(arrays) == set(ARRAYS)
         for name, array in ARRAYS.items():
@@ -301,7 +301,7 @@ def lying() -> bytes:
 def test_files_that_are_none_are_refused(tmp_path, name, content, told, capsys):
     folder = published(tmp_path)
     (folder / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=told), stored(folder):
+    with pytest.raises(ConfigError, match=told), open_checkpoint(folder):
         pass
     assert "executed" not in capsys.readouterr().out
 

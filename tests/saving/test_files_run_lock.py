@@ -19,14 +19,14 @@ import pytest
 from conftest import RunCommand
 from fasttrain.errors import ConfigError
 from fasttrain.saving import files
-from fasttrain.saving.files import LOCK, holder, locked
+from fasttrain.saving.files import LOCK, holder, lock_folder
 
 HOLD = """
 import subprocess, sys, time
 from pathlib import Path
 from fasttrain.saving.files import locked
 
-with locked(Path(sys.argv[1])):
+with lock_folder(Path(sys.argv[1])):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], stdout=subprocess.DEVNULL)
     print(child.pid, flush=True)
     time.sleep(99)
@@ -48,14 +48,17 @@ def held(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]
 
 def test_a_second_process_is_refused_until_the_first_is_dead_or_at_its_end(tmp_path: Path) -> None:
     with held(tmp_path) as (process, child):
-        with pytest.raises(ConfigError, match=rf"run=.*: still going on \(process {process.pid}\)"), locked(tmp_path):
+        with (
+            pytest.raises(ConfigError, match=rf"run=.*: still going on \(process {process.pid}\)"),
+            lock_folder(tmp_path),
+        ):
             pass
         process.kill()
         process.wait()
         assert child.is_running()
-        with pytest.raises(KeyError), locked(tmp_path):
+        with pytest.raises(KeyError), lock_folder(tmp_path):
             raise KeyError("x")
-        with locked(tmp_path), pytest.raises(ConfigError, match="still going on"), locked(tmp_path):
+        with lock_folder(tmp_path), pytest.raises(ConfigError, match="still going on"), lock_folder(tmp_path):
             pass
 
 
@@ -67,9 +70,9 @@ def test_where_nothing_can_be_locked_it_goes_on_without(tmp_path: Path, monkeypa
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    with locked(tmp_path), locked(tmp_path):
+    with lock_folder(tmp_path), lock_folder(tmp_path):
         assert (tmp_path / LOCK).exists()
-    with locked(tmp_path / "nowhere"):
+    with lock_folder(tmp_path / "nowhere"):
         pass
     (tmp_path / LOCK).write_text("\x1b[2J")
     with (tmp_path / LOCK).open("rb") as file:
@@ -80,7 +83,7 @@ def test_a_run_that_goes_on_cannot_be_resumed(trained: RunCommand, fasttrain: Ru
     done = trained("env.id=CartPole-v1", "algo=ppo", "total_timesteps=64", "algo.rollout_size=64", "batch_size=32",
                    "num_envs=2", "vec_env=dummy", "eval.episodes=2", "checkup=off", "report=false")  # fmt: skip
     before = {path: path.read_bytes() for path in done.folder.rglob("*") if path.is_file() and path.name != LOCK}
-    with locked(done.folder):
+    with lock_folder(done.folder):
         again = fasttrain("resume", f"run={done.folder}", "total_timesteps=128")
     assert again.exit_code == 2
     assert f"still going on (process {os.getpid()})" in again.err
@@ -91,7 +94,7 @@ def test_without_the_lock_s_file_status_json_tells_who_works_there(tmp_path):
     told = {"phase": "training", "pid": os.getppid(), "host": platform.node(), "time": time.time()}
     (tmp_path / "status.json").write_text(json.dumps(told))
     assert holder(tmp_path) == str(os.getppid())
-    with pytest.raises(ConfigError, match="still going on"), locked(tmp_path):
+    with pytest.raises(ConfigError, match="still going on"), lock_folder(tmp_path):
         pass
     (tmp_path / "status.json").write_text(json.dumps({**told, "phase": "done"}))
     assert holder(tmp_path) == ""

@@ -3,7 +3,7 @@
 The loss is compiled together with the networks, so that its dozens of small operations become few, in the backward pass
 too. Compiled code reads the policy's own parameters; nothing is copied. It is compiled for fixed sizes. A minibatch of
 another size (the rest of an epoch) is computed eagerly, so that nothing is compiled in the middle of training. Methods
-that a subclass overrides are not compiled; see `contract.changed`.
+that a subclass overrides are not compiled; see `contract.first_change`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from fasttrain.accelerators.contract import changed, storage_of
+from fasttrain.accelerators.contract import first_change, storage_of
 from fasttrain.algos.grouped import groups_of
 from fasttrain.algos.policy_view import NetworkView, Outputs, PolicyView
 from fasttrain.algos.ppo import ppo_terms, with_loss
 from fasttrain.algos.q_networks import network_values
-from fasttrain.algos.step import Terms, micro_batches, normalized
+from fasttrain.algos.step import Terms, micro_batches, normalize_advantages
 from fasttrain.batch import each_array, select_rows
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
@@ -69,7 +69,7 @@ def prepare(model: Any, env: VecEnv) -> str:
     if engine.kind == "kernels" or not isinstance(storage_of(model), RolloutStorage | ReplayStorage):
         return ""
     kind = CompiledQ if hasattr(model, "replay_buffer") else CompiledPPO
-    previous, sizes, change = engine.compiled, kind.sizes_of(model, env), changed(model, kind.reproduces)
+    previous, sizes, change = engine.compiled, kind.sizes_of(model, env), first_change(model, kind.reproduces)
     if previous is not None and (previous.failure or (previous.sizes == sizes and not change)):
         return ""
     engine.compiled = compiled = kind(engine, previous and previous.compiler)
@@ -172,11 +172,11 @@ class CompiledPPO(Compiled):
         first = obs_as_tensor(select_rows(rollout.observations, 0), self.engine.device)
         with torch.no_grad():
             for size in sizes:
-                self.outputs(repeated(first, size))
+                self.outputs(repeat_rows(first, size))
 
     def _compile_loss(self, rollout: RolloutStorage, work: Any) -> None:
         batch = example_rows(rollout, work)
-        batch = normalized(batch) if work.normalize_advantage else batch
+        batch = normalize_advantages(batch) if work.normalize_advantage else batch
         self.engine.policy.set_training_mode(True)
         accumulated = self.engine.settings.gradient_accumulation
         parts = {len(part.returns): part for part, _ in micro_batches(batch, accumulated)}
@@ -202,7 +202,7 @@ class CompiledPPO(Compiled):
 
     def loss_of(self, model: Any, work: Any) -> Callable[[RolloutBatch], Terms] | None:
         """The function that replaces evaluation and `loss` of a minibatch; None where they were not compiled."""
-        if not self.sizes or changed(model, self.reproduces) or not self.serves(self.engine.new_view()):
+        if not self.sizes or first_change(model, self.reproduces) or not self.serves(self.engine.new_view()):
             return None
         return self.loss_with(work)
 
@@ -249,7 +249,7 @@ class CompiledQ(Compiled):
             self._terms, self._values = self.compiler(terms), self.compiler(values)
             policy.set_training_mode(False)
             with torch.no_grad():
-                self._values(repeated(batch.observations, sizes[1]))
+                self._values(repeat_rows(batch.observations, sizes[1]))
             policy.set_training_mode(True)
             torch.autograd.backward(self._terms(batch)[1]["td_loss"])
 
@@ -290,7 +290,7 @@ def untouched(policy: Any) -> Iterator[None]:
             policy.set_training_mode(training)
 
 
-def repeated(observations: TensorObservations, size: int) -> TensorObservations:
+def repeat_rows(observations: TensorObservations, size: int) -> TensorObservations:
     """The rows again and again, until there are `size`."""
     return each_array(lambda part: part[torch.arange(size, device=part.device) % len(part)], observations)  # type: ignore[no-any-return]
 

@@ -23,7 +23,7 @@ class Contract(NamedTuple):
     work: Mapping[Any, tuple[str, ...]]  # the class of an update's settings, and all its fields
 
 
-def changed(thing: Any, names: tuple[str, ...]) -> str:
+def first_change(thing: Any, names: tuple[str, ...]) -> str:
     """A sentence about the first of these methods that is not a library's own; empty if there is none."""
     kind, own = type(thing), vars(thing)
     for name in names:

@@ -21,7 +21,7 @@ from stable_baselines3.sac.policies import Actor
 from torch import nn
 
 from fasttrain.accelerators import kernels, kernels_q, kernels_recurrent, kernels_sac
-from fasttrain.accelerators.contract import Contract, changed, storage_of
+from fasttrain.accelerators.contract import Contract, first_change, storage_of
 from fasttrain.accelerators.kernels import KernelEngine
 from fasttrain.accelerators.kernels_q import KernelQEngine
 from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine
@@ -93,7 +93,7 @@ def unsupported_reason(algorithm: Any) -> str | None:
         return f"{unknown[0]} is a field that compiled kernels do not know"
     if not isinstance(storage, contract.stored):
         return f"the buffer is a {type(storage).__name__}, which SB3's own loops serve"
-    if change := changed(algorithm, contract.algorithm) or changed(storage, contract.storage):
+    if change := first_change(algorithm, contract.algorithm) or first_change(storage, contract.storage):
         return change
     if contract is _DQN and algorithm._vec_normalize_env is not None:
         return "VecNormalize: batches are normalised one by one"
@@ -164,7 +164,7 @@ def _wrong_device(policy: Any) -> str:
 
 
 def _changed_policy(policy: Any) -> str:
-    return changed(policy, REPRODUCED[_kind_of(policy)].policy)
+    return first_change(policy, REPRODUCED[_kind_of(policy)].policy)
 
 
 def _bad_actor_critic(policy: Any) -> str:

@@ -22,7 +22,7 @@ from fasttrain.algos.devices import EngineSettings
 from fasttrain.algos.engine import Engine, PolicyStep, Statistics
 from fasttrain.algos.policy_view import LOST, OUTPUT
 from fasttrain.algos.step import PPOWork, explained_variance_term
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, joined
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, flat_rows
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage
 from fasttrain.errors import EnvError
@@ -98,7 +98,7 @@ class KernelEngine(Engine):
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
         """As `Engine.act`. Random numbers come from torch's global stream, for a rollout at its start."""
-        seen = joined(observations, self._keys)
+        seen = flat_rows(observations, self._keys)
         count = len(seen)
         masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks)
         drawn = next(self._drawn, None)
@@ -134,7 +134,7 @@ class KernelEngine(Engine):
         They come from the kernel that acts, since a kernel of their own would be one more to compile. torch takes
         longer: 0.4 ms for 256 rows of 248 floats, and far more where another process uses the second core.
         """
-        seen = joined(observations, self._keys)
+        seen = flat_rows(observations, self._keys)
         count = len(seen)
         drawn, scratch = np.zeros((count, int(self.layout.dims.sum())), np.float32), self._scratch_for(1)
         acted = self._room_for(count)
@@ -228,7 +228,7 @@ class KernelEngine(Engine):
         stored: Any = storage.observations
         total = storage.num_steps * storage.num_envs
         parts = {key: stored[key].reshape(total, -1) for key in self._keys}
-        seen = joined(parts or stored.reshape(total, -1))
+        seen = flat_rows(parts or stored.reshape(total, -1))
         masks = self._all_legal(total) if storage.masks is None else storage.masks.reshape(total, -1)
         if len(self._rollout_lists.starts) != total + 1:
             self._rollout_lists = self._new_lists(total)

@@ -21,11 +21,10 @@ from fasttrain.algos.devices import EngineSettings
 from fasttrain.algos.dqn import QWork
 from fasttrain.algos.engine import Engine, PolicyStep, Statistics
 from fasttrain.algos.q_networks import DuelingQNetwork
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches, joined
+from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, QBatches, flat_rows
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
-from fasttrain.kernels.nets import Layout
 from fasttrain.kernels.q import QScratch, QSettings, QTraining, act_rows, train_updates
 
 OUTPUT = "the net's output (Q-values)"  # in messages
@@ -50,8 +49,21 @@ class KernelQEngine(Engine):
         self.dueling = isinstance(policy.q_net, DuelingQNetwork)
         self.actions, self.inputs = int(self.layout.dims.sum()), int(policy.q_net.features_dim)
         self.flat, self.target = Flat(chain.parameters, policy, policy.modules()), Flat(target.parameters)
-        size = len(self.flat.values)
-        self._scratch = _make_scratch(self.layout, size, layers_size, row_size)
+        constants = constants_of(row_size)
+        block = len(constants.every)
+        self._scratch = QScratch(
+            inputs=zeros(block, self.layout.inputs),
+            activations=zeros(block, row_size),
+            deltas=zeros(block, row_size),
+            targets=zeros(block),
+            chosen=np.zeros((block, len(self.layout.dims)), np.int64),
+            online=zeros(layers_size),
+            back=zeros(layers_size),
+            target=zeros(layers_size),
+            sums=zeros(layers_size),
+            gradient=zeros(len(self.flat.values)),
+            constants=constants,
+        )
         self._bad = np.full(1, -1)  # index of the first gradient that was not finite
 
     def fits(self, policy: Any) -> bool:
@@ -68,7 +80,7 @@ class KernelQEngine(Engine):
         Raises:
             EnvError: an observation or the net's output is not finite.
         """
-        seen = joined(observations, self._keys)
+        seen = flat_rows(observations, self._keys)
         count = len(seen)
         masks = _NO_MASK if action_masks is None else np.ascontiguousarray(action_masks, np.bool_)
         values = np.empty((count, self.actions), np.float32)
@@ -138,24 +150,6 @@ class KernelQEngine(Engine):
 
     def _call(self, kernel: Any, *arguments: Any) -> Any:
         return kernel(*arguments)
-
-
-def _make_scratch(layout: Layout, size: int, layers_size: int, row_size: int) -> QScratch:
-    constants = constants_of(row_size)
-    block = len(constants.every)
-    return QScratch(
-        inputs=zeros(block, layout.inputs),
-        activations=zeros(block, row_size),
-        deltas=zeros(block, row_size),
-        targets=zeros(block),
-        chosen=np.zeros((block, len(layout.dims)), np.int64),
-        online=zeros(layers_size),
-        back=zeros(layers_size),
-        target=zeros(layers_size),
-        sums=zeros(layers_size),
-        gradient=zeros(size),
-        constants=constants,
-    )
 
 
 def kernel_calls() -> list[KernelCall]:

@@ -17,7 +17,7 @@ from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.sac.policies import SACPolicy
 
 from fasttrain.accelerators.kernels import adam_of, constants_of, zeros
-from fasttrain.accelerators.layout import Chain, Flat, padded
+from fasttrain.accelerators.layout import Chain, Flat, pad_width
 from fasttrain.algos.causes import blame, why_no_action
 from fasttrain.algos.devices import EngineSettings
 from fasttrain.algos.engine import Engine, PolicyStep, Statistics
@@ -88,14 +88,20 @@ class KernelSACEngine(Engine):
             for number, batch in enumerate(data.batches(work.gradient_steps, work.batch_size)):
                 self.clock.enter("train")
                 update, norms = self._update(batch, work, number), done[number, sac.CRITIC_NORM :]
-                bad = self._train(update, done[number])  # index of a gradient
+                count = len(update.batch.rewards)
+                parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
+                scratch = self._scratch_for(count, parts)
+                bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])  # index of a gradient
                 taken = ~(np.isnan(norms) & guarded)
                 self._critics.stepped(int(taken[0]))
                 if taken.all():
                     self._actor.stepped(1)
                     terms.append(self._learned(work, update.settings, done[number]))
                 else:
-                    blamed = blamed or self._blame(done[number], bad)
+                    of_critic = math.isnan(done[number, sac.CRITIC_NORM])
+                    flat, loss = (self._critics, sac.CRITIC_LOSS) if of_critic else (self._actor, sac.ACTOR_LOSS)
+                    cause = blame(math.isfinite(done[number, loss]), flat.name_at(bad, self.policy))
+                    blamed = blamed or cause
                 self.clock.enter("replay_sample")
         self.clock.enter("log")
         norms = done[:, sac.CRITIC_NORM] + done[:, sac.ACTOR_NORM] if guarded else np.zeros(0)
@@ -129,12 +135,6 @@ class KernelSACEngine(Engine):
             work.ent_coef_optimizer.step()
         return terms
 
-    def _blame(self, statistics: Float64Array, place: int) -> str:
-        flat, loss = self._actor, sac.ACTOR_LOSS
-        if math.isnan(statistics[sac.CRITIC_NORM]):
-            flat, loss = self._critics, sac.CRITIC_LOSS
-        return blame(math.isfinite(statistics[loss]), flat.name_at(place, self.policy))
-
     def _batch(self, batch: ReplayBatch, gamma: float) -> sac.SACBatch:
         """Transitions as the kernel takes them, and the noise that the update on PyTorch would draw."""
         features = np.stack([self._features(each) for each in (batch.observations, batch.next_observations)])
@@ -157,27 +157,19 @@ class KernelSACEngine(Engine):
         noise: Float32Array = torch.randn(count, self.policy.actor.mu.out_features).numpy()
         return noise
 
-    def _train(self, update: sac.Update, statistics: Float64Array) -> int:
-        count = len(update.batch.rewards)
-        parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
-        return self._choice.run(sac.train_update, parts, update, self._scratch_for(count, parts), statistics)
-
     def _scratch_for(self, count: int, parts: int = 0) -> sac.SACScratch:
         """Working memory for `count` rows in that many parts; 0: in any number of parts."""
         scratch = self._scratch
-        if scratch is None or scratch.inputs.shape[1] < count or (parts and len(scratch.sums) != parts):
-            rows = padded(max(count, 0 if scratch is None else scratch.inputs.shape[1]))
-            self._scratch = scratch = self._new_scratch(rows, max(1, parts))
-        return scratch
-
-    def _new_scratch(self, rows: int, parts: int) -> sac.SACScratch:
+        if scratch is not None and scratch.inputs.shape[1] >= count and parts in (0, len(scratch.sums)):
+            return scratch
+        rows, parts = pad_width(max(count, 0 if scratch is None else scratch.inputs.shape[1])), max(1, parts)
         (size, row_size), (q_size, q_row_size) = self._of_actor, self._of_critic
         inputs, q_inputs = (net.layout.inputs for net in self._nets)
         critics, dims = len(self._learners.critics), self.policy.actor.mu.out_features
         constants = constants_of(max(row_size, q_row_size))
         block = len(constants.every)
         of_actor, of_critics = zeros(2, size), zeros(3, critics, q_size)
-        return sac.SACScratch(
+        self._scratch = scratch = sac.SACScratch(
             inputs=zeros(2, rows, inputs),
             activations=zeros(2, rows, row_size),
             drawn=zeros(2, rows, dims),
@@ -202,6 +194,7 @@ class KernelSACEngine(Engine):
             sums=np.zeros((parts, sac.NUM_STATISTICS)),
             constants=constants,
         )
+        return scratch
 
 
 def kernel_calls() -> list[KernelCall]:

@@ -50,7 +50,7 @@ class Place(NamedTuple):
         return grid[:outputs, :inputs]
 
 
-def padded(width: int) -> int:
+def pad_width(width: int) -> int:
     """The next multiple of `PAD`."""
     return (width + PAD - 1) // PAD * PAD
 
@@ -59,7 +59,7 @@ def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
     """Layout and places of an eligible policy; length P of the flat vectors; S, the floats in a row of activations."""
     extractor = policy.mlp_extractor
     nets = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]
-    inputs, widths = nets[0][0].in_features, [padded(net[0].out_features) for net in nets]
+    inputs, widths = nets[0][0].in_features, [pad_width(net[0].out_features) for net in nets]
     first_width, places = sum(widths), list[Place]()
     first_biases = inputs * first_width
     for row, net in enumerate(nets):
@@ -88,7 +88,7 @@ def lay_out(
     for row, net in enumerate(nets):
         sizes[row, 0], columns[row, 0] = widths[row], row * widths[0]
         for index, linear in enumerate(net, start=1):
-            k, n = sizes[row, index - 1], padded(linear.out_features)
+            k, n = sizes[row, index - 1], pad_width(linear.out_features)
             sizes[row, index], columns[row, index] = n, across
             weights[row, index], biases[row, index] = size, size + k * n
             places += [
@@ -99,13 +99,13 @@ def lay_out(
         head, k = (policy.action_net, policy.value_net)[row], int(sizes[row, len(net)])
         outputs, at_bias = head.out_features, size + head.out_features * k
         weights[row, len(net) + 1], biases[row, len(net) + 1] = size, at_bias
-        places += [Place(head.weight, size, outputs, k), Place(head.bias, at_bias, 1, padded(outputs))]
-        size = at_bias + padded(outputs)
+        places += [Place(head.weight, size, outputs, k), Place(head.bias, at_bias, 1, pad_width(outputs))]
+        size = at_bias + pad_width(outputs)
     log_std, space = -1, policy.action_space
     if continuous := isinstance(space, spaces.Box):
         log_std, outputs = size, policy.action_net.out_features
-        places.append(Place(policy.log_std, size, 1, padded(outputs)))
-        size += padded(outputs)
+        places.append(Place(policy.log_std, size, 1, pad_width(outputs)))
+        size += pad_width(outputs)
     dims = np.array([policy.action_net.out_features] if continuous else action_dims(space), np.int64)
     activations = [*policy.mlp_extractor.policy_net[1:2], *policy.mlp_extractor.value_net[1:2]]
     kind = KINDS[type(activations[0])] if activations else TANH
@@ -140,7 +140,7 @@ class Chain(NamedTuple):
     def layout(self) -> tuple[Layout, int, int]:
         """The layout of the padded layers, the heads last; F, the floats in them; S, those in a row of activations."""
         outputs = [linear.out_features for linear in self.hidden] + [sum(head.out_features for head in self.heads)]
-        inputs, sizes = padded(self.hidden[0].in_features), [padded(width) for width in outputs]
+        inputs, sizes = pad_width(self.hidden[0].in_features), [pad_width(width) for width in outputs]
         columns = [sum(sizes[:index]) for index in range(len(sizes))]
         weights, biases, size = list[int](), list[int](), 0
         for k, n in zip([inputs, *sizes], sizes, strict=False):

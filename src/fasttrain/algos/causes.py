@@ -91,7 +91,7 @@ def check_actions(
     if all_finite(actions):
         return
     rows = _bad_rows(actions)
-    names = listed(rows if envs is None else envs[rows].tolist(), SHOWN)
+    names = list_first(rows if envs is None else envs[rows].tolist(), SHOWN)
     why = why_no_action(policy, observations, "the action") or "lower the learning rate, or look at the policy"
     raise EnvError(f"the action of env {names} is not finite at step {step}: {why}")
 
@@ -118,8 +118,9 @@ def _bad_rows(array: NDArray[Any]) -> list[int]:
 def _message(field: str, envs: list[int], row: Any, step: int) -> str:
     at = first_bad(np.asarray(row)) or ()
     where = f" at index {', '.join(map(str, at))}" if at else ""
+    number = np.asarray(row)[at]
     return (
-        f"the {field} of env {listed(envs, SHOWN)} is not finite ({np.asarray(row)[at]}{where}) at step {step}: check "
+        f"the {field} of env {list_first(envs, SHOWN)} is not finite ({number}{where}) at step {step}: check "
         "what the env returns; vec_env=shared with env.on_env_error=restart goes on without such an episode"
     )
 
@@ -136,7 +137,7 @@ def bad_gradients(module: nn.Module) -> list[str]:
     return bad or [max(gradients, key=lambda name: float(gradients[name].abs().max()))]
 
 
-def listed(things: Sequence[object], most: int = 3) -> str:
+def list_first(things: Sequence[object], most: int = 3) -> str:
     """The first `most` things, and how many more there are."""
     return ", ".join(map(str, things[:most])) + (f" and {len(things) - most} more" if len(things) > most else "")
 
@@ -146,8 +147,8 @@ def why_no_action(policy: nn.Module, observations: Any, what: str) -> str:
     for field, part in parts_of(observations):
         array = part.numpy(force=True) if isinstance(part, Tensor) else np.asarray(part)
         if envs := _bad_rows(array):
-            return f"the {field} of env {listed(envs, SHOWN)} is not finite; check what the env returns"
-    names = listed(bad_parameters(policy))
+            return f"the {field} of env {list_first(envs, SHOWN)} is not finite; check what the env returns"
+    names = list_first(bad_parameters(policy))
     lower = f"{what} is not finite although its inputs are: parameter {names} is not; lower the learning rate"
     return lower if names else ""
 
@@ -182,7 +183,7 @@ def why_replay(model: Any, blamed: str) -> str:
 
 
 def _bad_weights(policy: Any) -> str:
-    names = listed(bad_parameters(policy))
+    names = list_first(bad_parameters(policy))
     return f"parameter {names} is not finite" if names else ""
 
 

@@ -34,7 +34,7 @@ from fasttrain.algos.q_networks import (
     network_values,
     random_actions,
 )
-from fasttrain.algos.step import TorchStep, checked
+from fasttrain.algos.step import TorchStep, check_terms
 from fasttrain.batch import LAST_MASKS, BoolArray, each_array
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
@@ -198,7 +198,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
                     else:
                         evaluated = self.evaluate(batch)
                         terms = self.loss(batch, evaluated)
-                    loss = reduce(torch.add, checked(self, terms, LOGGED).values())
+                    loss = reduce(torch.add, check_terms(self, terms, LOGGED).values())
                     clock.enter("train_bwd")
                     policy.optimizer.zero_grad()
                     step.backward(loss)

@@ -29,7 +29,15 @@ from fasttrain.algos.devices import EngineSettings as EngineSettings
 from fasttrain.algos.devices import Precision
 from fasttrain.algos.guard import NOT_FINITE, Guard
 from fasttrain.algos.policy_view import LOST, OUTPUT, view_of
-from fasttrain.batch import BoolArray, FinishedEpisode, Float32Array, Float64Array, each_array, inside, under
+from fasttrain.batch import (
+    BoolArray,
+    FinishedEpisode,
+    Float32Array,
+    Float64Array,
+    each_array,
+    with_prefix,
+    without_prefix,
+)
 from fasttrain.buffers.prefetch import Direct
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, TensorObservations
@@ -140,7 +148,7 @@ class Engine(ABC):
         if self.guard is None:
             return state, {}
         state["guard"], copies = self.guard.state()
-        return state, under("guard", copies)
+        return state, with_prefix("guard", copies)
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], model: Any) -> None:
         """Continue from a `state`, after the model's policy and optimizers were loaded.
@@ -153,7 +161,7 @@ class Engine(ABC):
         if self.scaler is not None and state.get("scaler"):
             self.scaler.load_state_dict(dict(state["scaler"]))
         if self.guard is not None and "guard" in state:
-            self.guard.load(state["guard"], inside(arrays, "guard"), model)
+            self.guard.load(state["guard"], without_prefix(arrays, "guard"), model)
 
 
 def to_device(

@@ -27,7 +27,7 @@ from fasttrain.algos.causes import check_actions, check_rollout, check_step, why
 from fasttrain.algos.engine import Fast, Statistics, TorchEngine, bootstrap_truncated, note_episodes
 from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
-from fasttrain.algos.step import PPOStep, PPOWork, Terms, checked, faster_adam, micro_batches
+from fasttrain.algos.step import PPOStep, PPOWork, Terms, check_terms, faster_adam, micro_batches
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
@@ -111,7 +111,9 @@ class _PPO(Fast, OnPolicyAlgorithm):
                     if compiled is None:
                         evaluated = view.evaluate(part, entropy_gradient=own_loss or work.ent_coef != 0.0)
                         terms = self.loss(part, evaluated)
-                        terms = with_loss(checked(self, terms, NOT_TERMS) if own_loss else terms, part, evaluated, work)
+                        terms = with_loss(
+                            check_terms(self, terms, NOT_TERMS) if own_loss else terms, part, evaluated, work
+                        )
                     else:
                         terms = compiled(part)
                     clock.enter("train_bwd")

@@ -129,38 +129,26 @@ class OwnQPolicy(DQNPolicy):
 
 
 class BranchingDQNPolicy(OwnQPolicy):
-    """One head per sub-action."""
-
     network = BranchingQNetwork
 
 
 class BranchingCnnPolicy(OwnQPolicy, CnnPolicy):
-    """One head per sub-action, for images."""
-
     network = BranchingQNetwork
 
 
 class BranchingMultiInputPolicy(OwnQPolicy, MultiInputPolicy):
-    """One head per sub-action, for Dict observations."""
-
     network = BranchingQNetwork
 
 
 class DuelingDQNPolicy(OwnQPolicy):
-    """Dueling heads."""
-
     network = DuelingQNetwork
 
 
 class DuelingCnnPolicy(OwnQPolicy, CnnPolicy):
-    """Dueling heads, for images."""
-
     network = DuelingQNetwork
 
 
 class DuelingMultiInputPolicy(OwnQPolicy, MultiInputPolicy):
-    """Dueling heads, for Dict observations."""
-
     network = DuelingQNetwork
 
 
@@ -191,7 +179,7 @@ class TorchQEngine(Engine):
         seen, legal = to_device(observations, action_masks, self.device, self.pinned)
         values = self.q_values(seen)
         best = greedy(values, legal, self._dims)
-        actions: NDArray[Any] = (best if self.guard is None else marked(best, values)).cpu().numpy()
+        actions: NDArray[Any] = (best if self.guard is None else mark_not_finite(best, values)).cpu().numpy()
         if self.guard is not None and actions.flat[0] < 0:
             raise EnvError(why_no_action(self.policy, observations, "a Q-value") or "a Q-value is not finite")
         return PolicyStep(actions.reshape(-1, *self._shape))
@@ -211,7 +199,7 @@ def network_values(network: Any, observations: TensorObservations, precision: Pr
         return as_float32(network(observations))  # type: ignore[no-any-return]
 
 
-def marked(chosen: Tensor, values: Tensor) -> Tensor:
+def mark_not_finite(chosen: Tensor, values: Tensor) -> Tensor:
     """`chosen`, or -1 everywhere if one of the values (N, A) is not finite, which argmax would not show.
 
     On the CPU the host checks the values (2.5 µs). Elsewhere the mark travels with the actions, and nothing waits.

@@ -20,10 +20,10 @@ from stable_baselines3.common.utils import polyak_update
 from torch import Tensor
 from torch.nn import functional
 
-from fasttrain.algos.causes import bad_gradients, blame, listed
+from fasttrain.algos.causes import bad_gradients, blame, list_first
 from fasttrain.algos.engine import Engine, PolicyStep
 from fasttrain.algos.off_policy import OffPolicy, without_threads_left
-from fasttrain.algos.step import TorchStep, checked, gradient_norm
+from fasttrain.algos.step import TorchStep, check_terms, gradient_norm
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import refuse_foreign_buffer
 from fasttrain.vec.base import SlotSource
@@ -139,12 +139,12 @@ class SAC(OffPolicy, stable_baselines3.SAC):
                 for number, batch in enumerate(self.replay().batches(gradient_steps, batch_size)):
                     clock.enter("train_fwd")
                     evaluated = self.evaluate(batch)
-                    terms = checked(self, self.critic_loss(batch, evaluated), (*LOGGED, *OF_ACTOR), "critic_loss")
+                    terms = check_terms(self, self.critic_loss(batch, evaluated), (*LOGGED, *OF_ACTOR), "critic_loss")
                     step.begin()
                     if step.descend(terms, critic):
                         clock.enter("train_fwd")
                         rated = evaluated._replace(q_values=self.critic(batch.observations, evaluated.actions))
-                        more = checked(self, self.actor_loss(batch, rated), (*LOGGED, *terms), "actor_loss")
+                        more = check_terms(self, self.actor_loss(batch, rated), (*LOGGED, *terms), "actor_loss")
                         if step.descend(more, *learners):
                             step.note({"ent_coef": evaluated.ent_coef.reshape(()), **terms, **more})
                     if number % self.target_update_interval == 0:
@@ -229,7 +229,7 @@ class SACStep(TorchStep):
             self.norms[-1] = norm.cpu() + self.norms[-1]
             if not math.isfinite(self.norms[-1].item()):
                 self.blamed = self.blamed or blame(
-                    math.isfinite(loss.item()), listed(bad_gradients(self.engine.policy))
+                    math.isfinite(loss.item()), list_first(bad_gradients(self.engine.policy))
                 )
                 return False
         for optimizer in optimizers:

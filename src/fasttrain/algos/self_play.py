@@ -176,7 +176,8 @@ class SnapshotPool:
             self.pool.append(before)
         elif (place := int(self._rng.integers(seen + 1))) < self.size:
             self.pool[place] = before
-        self._choose_active()
+        chosen = self._rng.permutation(len(self.pool))[:ACTIVE]
+        self.active = [self.pool[index] for index in chosen.tolist()]
         present = [self.current, *self.pool]
         for env, snapshot in enumerate(self.playing):
             if all(snapshot is not each for each in present):  # the episode continues against the latest
@@ -281,10 +282,6 @@ class SnapshotPool:
     def _snapshot(self, env_steps: int) -> Snapshot:
         number, self.taken = self.taken, self.taken + 1
         return Snapshot(number, env_steps, weights_of(self.model), self.rating)
-
-    def _choose_active(self) -> None:
-        chosen = self._rng.permutation(len(self.pool))[:ACTIVE]
-        self.active = [self.pool[index] for index in chosen.tolist()]
 
     def _player(self, snapshot: Snapshot) -> Player:
         player = self._players.get(snapshot.number)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.utils import explained_variance
 from torch import Tensor, nn
 
-from fasttrain.algos.causes import bad_gradients, blame, listed
+from fasttrain.algos.causes import bad_gradients, blame, list_first
 from fasttrain.algos.engine import Statistics
 from fasttrain.batch import select_rows
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
@@ -87,7 +87,7 @@ class TorchStep:
         self.norms.append(norm.detach())
         on_host = not reading_waits(norm) and scaler is None and not self.blamed
         if on_host and not math.isfinite(norm.item()):
-            self.blamed = blame(math.isfinite(loss.item()), listed(bad_gradients(self.engine.policy)))
+            self.blamed = blame(math.isfinite(loss.item()), list_first(bad_gradients(self.engine.policy)))
 
     def note(self, terms: Terms, share: float = 1.0) -> None:
         """Keep the terms of a `share` of the minibatch, without the graph."""
@@ -124,7 +124,7 @@ class PPOStep(TorchStep):
                 self.noted.append({})
                 for parameter in self.parameters:
                     parameter.grad = None
-                yield normalized(batch) if self.work.normalize_advantage else batch
+                yield normalize_advantages(batch) if self.work.normalize_advantage else batch
                 self.clock.enter("buffer")
 
     def diverged(self) -> bool:
@@ -141,7 +141,7 @@ class PPOStep(TorchStep):
         return replace(statistics, terms=terms, epochs=self.epochs, stopped=self.stopped)
 
 
-def normalized(batch: RolloutBatch) -> RolloutBatch:
+def normalize_advantages(batch: RolloutBatch) -> RolloutBatch:
     """The batch with advantages of zero mean and unit (sample) deviation; unchanged if it has a single row."""
     advantages = batch.advantages
     if len(advantages) < 2:
@@ -149,7 +149,7 @@ def normalized(batch: RolloutBatch) -> RolloutBatch:
     return batch._replace(advantages=(advantages - advantages.mean()) / (advantages.std() + 1e-8))
 
 
-def checked(model: Any, terms: Any, taken: Collection[str], seam: str = "loss") -> Terms:
+def check_terms(model: Any, terms: Any, taken: Collection[str], seam: str = "loss") -> Terms:
     """The terms that the model's method `seam` returned.
 
     Raises:

@@ -18,7 +18,7 @@ from stable_baselines3.common.buffers import NStepReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
-from fasttrain.batch import Float32Array, Int64Array, QBatches, each_array, joined
+from fasttrain.batch import Float32Array, Int64Array, QBatches, each_array, flat_rows
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.errors import FastTrainError
@@ -72,8 +72,8 @@ def draw_block(
     seen: Any = views.observations
     rows, actions = rows * width + envs, views.actions
     if isinstance(seen, dict) and isinstance(following, dict):  # the drawn rows alone, with their parts side by side
-        seen = joined({key: part.take(rows, axis=0) for key, part in seen.items()})
-        following = joined({key: part.take(next_rows, axis=0) for key, part in following.items()})
+        seen = flat_rows({key: part.take(rows, axis=0) for key, part in seen.items()})
+        following = flat_rows({key: part.take(next_rows, axis=0) for key, part in following.items()})
         actions = actions.take(rows, axis=0)
         rows = next_rows = np.arange(len(rows))
     batches = QBatches(

@@ -228,7 +228,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
 
     def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
         """Rows (B,) and envs (B,) by priority."""
-        return _rows_and_envs(self.draw_weighted(batch_size, rng=rng).indices, self.n_envs)
+        return np.divmod(self.draw_weighted(batch_size, rng=rng).indices, self.n_envs)
 
     def sample(  # type: ignore[override]
         self,
@@ -240,7 +240,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         """A batch with `weights`, `indices` and `generation`; the last two are what `update_priorities` takes."""
         with self.lock:
             drawn = self.draw_weighted(batch_size, rng=rng)
-            batch = self.gather(*_rows_and_envs(drawn.indices, self.n_envs), env, device)
+            batch = self.gather(*np.divmod(drawn.indices, self.n_envs), env, device)
         weights = self._tensor(drawn.weights[:, None], device)
         return batch._replace(weights=weights, indices=drawn.indices, generation=drawn.generation)
 
@@ -278,8 +278,3 @@ class PrioritizedReplayBuffer(ReplayStorage):
         if not np.isfinite(errors[refused]):
             raise ValueError(f"the TD error of slot {slots[refused]} is {errors[refused]}: the values have diverged")
         raise IndexError(f"slot {slots[refused]} holds no transition: {self.size() * self.n_envs} are stored")
-
-
-def _rows_and_envs(indices: Int64Array, num_envs: int) -> tuple[Int64Array, Int64Array]:
-    rows = indices // num_envs
-    return rows, indices - rows * num_envs

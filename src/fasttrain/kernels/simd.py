@@ -91,14 +91,12 @@ class _Code:
         """Bytes from one element to the next along `axis`."""
         return cgutils.unpack_tuple(self.builder, self._array(position).strides)[axis]
 
-    def item(self, pointer: ir.Value) -> ir.Value:
-        return self.builder.load(pointer)
+    def row_number(self, m: ir.Value) -> ir.Value:
+        """Entry m of the int32 argument at position 1."""
+        return self.builder.sext(self.builder.load(self.pointer(1, column=m)), _INDEX)
 
     def along(self, pointer: ir.Value, size_bytes: ir.Value) -> ir.Value:
         return cgutils.pointer_add(self.builder, pointer, size_bytes, pointer.type)
-
-    def times(self, index: ir.Value, factor: ir.Value) -> ir.Value:
-        return self.builder.mul(index, factor)
 
     def load(self, pointer: ir.Value, vector: int = 0) -> ir.Value:
         """LANES floats; `vector` is the number of the register, counted from the pointer."""
@@ -139,22 +137,12 @@ class _Code:
         with cgutils.for_range_slice(self.builder, begin, end, self.number(1), _INDEX) as (index, _):
             yield index
 
-    def zero(self) -> ir.Value:
-        return ir.Constant(_VECTOR, [0.0] * LANES)
-
     def number(self, value: int) -> ir.Value:
         return ir.Constant(_INDEX, value)
 
     def length(self, position: int) -> ir.Value:
         """Rows of the array argument at `position`."""
         return cgutils.unpack_tuple(self.builder, self._array(position).shape)[0]
-
-    def wide(self, value: ir.Value) -> ir.Value:
-        """An int32 as int64."""
-        return self.builder.sext(value, _INDEX)
-
-    def nothing(self) -> ir.Value:
-        return self.context.get_dummy_value()
 
     def _array(self, position: int) -> ir.Value:
         kind = self.signature.args[position]
@@ -165,9 +153,14 @@ class _Code:
         return self.builder.bitcast(moved, _VECTOR.as_pointer())
 
 
-def written(write: Callable[[_Code], ir.Value]) -> Callable[..., ir.Value]:
+def as_generator(write: Callable[[_Code], ir.Value | None]) -> Callable[..., ir.Value]:
     """`write` with the arguments with which numba calls an intrinsic's code generator."""
-    return lambda context, builder, signature, arguments: write(_Code(context, builder, signature, arguments))
+
+    def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
+        value = write(_Code(context, builder, signature, arguments))
+        return context.get_dummy_value() if value is None else value
+
+    return generate
 
 
 def _tile(vectors: int) -> Any:
@@ -181,11 +174,10 @@ def _tile(vectors: int) -> Any:
         `start`.
         """
 
-        def write(code: _Code) -> ir.Value:
+        def write(code: _Code) -> None:
             _write_tile(code, vectors)
-            return code.nothing()
 
-        return types.void(a, types.int64, b, types.int64, start, types.int64, out), written(write)
+        return types.void(a, types.int64, b, types.int64, start, types.int64, out), as_generator(write)
 
     return tile
 
@@ -194,14 +186,14 @@ def _write_tile(code: _Code, vectors: int) -> None:
     builder, (_, row, _, column, _, down, _) = code.builder, code.arguments
     numbers = [builder.add(row, code.number(r)) for r in range(TILE_HEIGHT)]
     a_rows = [code.pointer(0, number, code.number(0)) for number in numbers]
-    starts = [code.pointer(4, code.times(number, down), column) for number in numbers]
+    starts = [code.pointer(4, code.builder.mul(number, down), column) for number in numbers]
     sums = [[code.cell(code.load(start, v)) for v in range(vectors)] for start in starts]
     along, across, b_start = code.stride(0, 1), code.stride(2, 0), code.pointer(2, code.number(0), column)
     with code.loop(code.number(0), code.length(2)) as k:
-        b_row = code.along(b_start, code.times(k, across))
+        b_row = code.along(b_start, code.builder.mul(k, across))
         b_vectors = [code.load(b_row, v) for v in range(vectors)]
         for a_row, cells in zip(a_rows, sums, strict=True):
-            x = code.splat(code.item(code.along(a_row, code.times(k, along))))
+            x = code.splat(code.builder.load(code.along(a_row, code.builder.mul(k, along))))
             for cell, b_vector in zip(cells, b_vectors, strict=True):
                 builder.store(code.multiply_add(x, b_vector, builder.load(cell)), cell)
     for number, cells in zip(numbers, sums, strict=True):
@@ -217,22 +209,21 @@ def _gather(vectors: int) -> Any:
     ) -> Code:
         """out[j:j+width] = start[j:j+width] + values[begin:end] @ w[rows[begin:end], j:j+width]."""
 
-        def write(code: _Code) -> ir.Value:
+        def write(code: _Code) -> None:
             builder = code.builder
             begin, end, j = code.arguments[2], code.arguments[3], code.arguments[5]
             begun, target = code.pointer(6, column=j), code.pointer(7, column=j)
             sums = [code.cell(code.load(begun, v)) for v in range(vectors)]
             with code.loop(begin, end) as m:
-                value = code.splat(code.item(code.pointer(0, column=m)))
-                w_row = code.pointer(4, code.wide(code.item(code.pointer(1, column=m))), j)
+                value = code.splat(code.builder.load(code.pointer(0, column=m)))
+                w_row = code.pointer(4, code.row_number(m), j)
                 for v, cell in enumerate(sums):
                     builder.store(code.multiply_add(value, code.load(w_row, v), builder.load(cell)), cell)
             for v, cell in enumerate(sums):
                 code.store(builder.load(cell), target, v)
-            return code.nothing()
 
         index = types.int64
-        return types.void(values, rows, index, index, w, index, start, out), written(write)
+        return types.void(values, rows, index, index, w, index, start, out), as_generator(write)
 
     return sum_rows
 
@@ -244,18 +235,17 @@ def _scatter(vectors: int) -> Any:
     ) -> Code:
         """out[rows[begin:end], j:j+width] += outer(values[begin:end], d[j:j+width])."""
 
-        def write(code: _Code) -> ir.Value:
+        def write(code: _Code) -> None:
             begin, end, j = code.arguments[2], code.arguments[3], code.arguments[5]
             source = code.pointer(4, column=j)
             d_vectors = [code.load(source, v) for v in range(vectors)]
             with code.loop(begin, end) as m:
-                value = code.splat(code.item(code.pointer(0, column=m)))
-                row = code.pointer(6, code.wide(code.item(code.pointer(1, column=m))), j)
+                value = code.splat(code.builder.load(code.pointer(0, column=m)))
+                row = code.pointer(6, code.row_number(m), j)
                 for v, d_vector in enumerate(d_vectors):
                     code.store(code.multiply_add(value, d_vector, code.load(row, v)), row, v)
-            return code.nothing()
 
-        return types.void(values, rows, types.int64, types.int64, d, types.int64, out), written(write)
+        return types.void(values, rows, types.int64, types.int64, d, types.int64, out), as_generator(write)
 
     return add_to_rows
 
@@ -274,31 +264,30 @@ def panel(typing: Context) -> Code:
         populate(array, data=start, shape=[size], strides=[item], itemsize=item, meminfo=None)
         return array._getvalue()
 
-    return types.Array(types.float32, 1, "C")(), written(write)
+    return types.Array(types.float32, 1, "C")(), as_generator(write)
 
 
 @intrinsic
 def dot_rows(typing: Context, w: Kind, rows: Kind, begin: Kind, end: Kind, h: Kind, size: Kind, out: Kind) -> Code:
     """out[m - begin] = dot(w[rows[m]], h[:size]) for m from begin to end."""
 
-    def write(code: _Code) -> ir.Value:
+    def write(code: _Code) -> None:
         builder = code.builder
         begin, end, size = code.arguments[2], code.arguments[3], code.arguments[5]
         vectors = builder.sdiv(size, code.number(LANES))
         h_start, width = code.pointer(4, column=code.number(0)), code.number(4 * LANES)
-        total = code.cell(code.zero())
+        total = code.cell(ir.Constant(_VECTOR, [0.0] * LANES))
         with code.loop(begin, end) as m:
-            w_row = code.pointer(0, code.wide(code.item(code.pointer(1, column=m))), code.number(0))
-            builder.store(code.zero(), total)
+            w_row = code.pointer(0, code.row_number(m), code.number(0))
+            builder.store(ir.Constant(_VECTOR, [0.0] * LANES), total)
             with code.loop(code.number(0), vectors) as v:
-                at = code.times(v, width)
+                at = code.builder.mul(v, width)
                 product = code.multiply_add(code.load(code.along(w_row, at)), code.load(code.along(h_start, at)),
                                             builder.load(total))  # fmt: skip
                 builder.store(product, total)
             builder.store(code.sum(builder.load(total)), code.pointer(6, column=builder.sub(m, begin)))
-        return code.nothing()
 
-    return types.void(w, rows, types.int64, types.int64, h, types.int64, out), written(write)
+    return types.void(w, rows, types.int64, types.int64, h, types.int64, out), as_generator(write)
 
 
 @intrinsic
@@ -308,17 +297,16 @@ def transpose_tile(typing: Context, a: Kind, at: Kind, down: Kind, out: Kind, to
     A matrix of 256 × 256 takes 14 µs; number by number it takes 100.
     """
 
-    def write(code: _Code) -> ir.Value:
+    def write(code: _Code) -> None:
         add, (_, at, down, _, to, across) = code.builder.add, code.arguments
-        rows = [code.load(code.pointer(0, column=add(at, code.times(code.number(r), down)))) for r in _LANES]
+        rows = [code.load(code.pointer(0, column=add(at, code.builder.mul(code.number(r), down)))) for r in _LANES]
         for _ in range(LANES.bit_length() - 1):  # each time the two halves of the rows are interleaved
             pairs = [(rows[r], rows[r + LANES // 2]) for r in range(LANES // 2)]
             rows = [code.interleaved(*pair, begin) for pair in pairs for begin in (0, LANES // 2)]
         for c in _LANES:
-            code.store(rows[c], code.pointer(3, column=add(to, code.times(code.number(c), across))))
-        return code.nothing()
+            code.store(rows[c], code.pointer(3, column=add(to, code.builder.mul(code.number(c), across))))
 
-    return types.void(a, types.int64, types.int64, out, types.int64, types.int64), written(write)
+    return types.void(a, types.int64, types.int64, out, types.int64, types.int64), as_generator(write)
 
 
 @intrinsic
@@ -336,7 +324,7 @@ def nonzero_bits(typing: Context, x: Kind, at: Kind) -> Code:
             bits = builder.icmp_unsigned("!=", group, ir.Constant(group.type, [0] * GROUP))
         return builder.zext(builder.bitcast(bits, ir.IntType(GROUP)), _INDEX)
 
-    return types.int64(x, types.int64), written(write)
+    return types.int64(x, types.int64), as_generator(write)
 
 
 @intrinsic
@@ -346,7 +334,7 @@ def lowest_bit(typing: Context, bits: Kind) -> Code:
     def write(code: _Code) -> ir.Value:
         return code.builder.cttz(code.arguments[0], ir.Constant(ir.IntType(1), 1))
 
-    return types.int64(types.int64), written(write)
+    return types.int64(types.int64), as_generator(write)
 
 
 @intrinsic
@@ -356,7 +344,7 @@ def count_bits(typing: Context, bits: Kind) -> Code:
     def write(code: _Code) -> ir.Value:
         return code.builder.ctpop(code.arguments[0])
 
-    return types.int64(types.int64), written(write)
+    return types.int64(types.int64), as_generator(write)
 
 
 wide_tile, narrow_tile = _tile(TILE_VECTORS), _tile(1)

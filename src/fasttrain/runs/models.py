@@ -33,7 +33,7 @@ from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.runs.engine import pick_device
 from fasttrain.runs.envs import Statistics, build_vec_env
 from fasttrain.runs.spaces import is_fast, policy_class, policy_for, policy_kwargs
-from fasttrain.saving.archives import opened, read_member, read_tensors
+from fasttrain.saving.archives import open_archive, read_member, read_tensors
 from fasttrain.saving.checkpoints import array_writer
 from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json

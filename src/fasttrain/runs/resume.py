@@ -21,8 +21,8 @@ from fasttrain.runs.parts import Parts
 from fasttrain.runs.state import WRONG, restore
 from fasttrain.runs.train import Draw, build, train_to_end
 from fasttrain.runs.view import activity, make_console, say
-from fasttrain.saving.checkpoints import CheckpointFolder, problem_of, stored
-from fasttrain.saving.files import locked, read_json
+from fasttrain.saving.checkpoints import CheckpointFolder, open_checkpoint, problem_of
+from fasttrain.saving.files import lock_folder, read_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.plan import Event, Row, RunSpec
@@ -56,7 +56,7 @@ def open_run(
     if not (where / "plan.json").is_file():
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
     refuse_links(where)
-    with locked(where):
+    with lock_folder(where):
         typed = [key for key, source in sources.items() if source == "command line" and key != "run"]
         plan = changed_plan(where, config, typed)
         console = make_console()
@@ -183,7 +183,7 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
         try:
             if problem := problem_of(folder):
                 raise ConfigError(problem)
-            state, arrays = files.enter_context(stored(folder))
+            state, arrays = files.enter_context(open_checkpoint(folder))
         except (ConfigError, OSError) as error:
             problems.append(f"{folder.name}: {error}")
             continue

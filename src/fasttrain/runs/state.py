@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain import __version__
 from fasttrain.algos.self_play import SnapshotPool
-from fasttrain.batch import inside, under
+from fasttrain.batch import with_prefix, without_prefix
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
 from fasttrain.runs.curriculum import set_tasks
@@ -173,7 +173,7 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
         found["curriculum"] = plain(run.curriculum.state())
     for name, (state, named) in parts.items():
         found[name] = state
-        arrays |= under(name, named)
+        arrays |= with_prefix(name, named)
     found |= {
         "version": __version__,
         "env_steps": int(model.num_timesteps),
@@ -245,15 +245,20 @@ def _restore(
 ) -> tuple[list[int], dict[int, list[str]]]:
     model, own, lost = run.model, state["run"], dict[int, list[str]]()
     if run.pool is not None:
-        _load_pool(run.pool, state["pool"], inside(arrays, "pool"))
+        _load_pool(run.pool, state["pool"], without_prefix(arrays, "pool"))
     if run.curriculum is not None:  # the unfinished episodes are played again with their tasks
         run.curriculum.load(state["curriculum"])
         set_tasks(run.env, run.curriculum.present)
     other_seed = (run.config.seed + SEED_STRIDE * (1 + len(own["resumed_at"]))) % 2**31
     begun = load_env_state(
-        cast(VecEnv, model.env), state["envs"], inside(arrays, "envs"), other_seed, is_retraced(run.config), lost
+        cast(VecEnv, model.env),
+        state["envs"],
+        without_prefix(arrays, "envs"),
+        other_seed,
+        is_retraced(run.config),
+        lost,
     )
-    load_model_state(model, state["model"], inside(arrays, "model"))
+    load_model_state(model, state["model"], without_prefix(arrays, "model"))
     rows = [] if begun is None else begun.rows
     noise = [np.array(was, np.float64).reshape(model.action_space.shape) for was in own.get("noise", ())]
     run.course.noise = [None if row in rows else was for row, was in enumerate(noise)]
@@ -264,7 +269,7 @@ def _restore(
     load_course(run.course, own["callback"], run.progress)
     run.evaluator.best_reward = float("-inf") if own["best_reward"] is None else float(own["best_reward"])
     run.resumed_at = [*own["resumed_at"], int(model.num_timesteps)]
-    load_random_state(state["random"], inside(arrays, "random"))
+    load_random_state(state["random"], without_prefix(arrays, "random"))
     return rows, lost
 
 
@@ -293,14 +298,16 @@ def _pool_state(pool: SnapshotPool) -> tuple[dict[str, Any], dict[str, NDArray[A
     plainly = {**state, "pool": [dict(each) for each in state["pool"]], "current": dict(state["current"])}
     for each in (plainly["current"], *plainly["pool"]):
         arrays |= {f"{each['number']}/{name}": tensor.cpu().numpy() for name, tensor in each.pop("weights").items()}
-    return {"state": plain(plainly), "positions": pool.positions()}, arrays | under("memory", pool.memory_arrays())
+    return {"state": plain(plainly), "positions": pool.positions()}, arrays | with_prefix(
+        "memory", pool.memory_arrays()
+    )
 
 
 def _load_pool(pool: SnapshotPool, stored: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
     device, names = pool.model.device, set(pool.current.weights)
 
     def whole(each: Mapping[str, Any]) -> dict[str, Any]:
-        found = inside(arrays, str(int(each["number"])))
+        found = without_prefix(arrays, str(int(each["number"])))
         if set(found) != names:
             raise ConfigError("the checkpoint's opponents are of another network")
         return {**each, "weights": {name: torch.from_numpy(np.array(found[name])).to(device) for name in found}}
@@ -308,7 +315,7 @@ def _load_pool(pool: SnapshotPool, stored: Mapping[str, Any], arrays: Mapping[st
     state = stored["state"]
     filled = {**state, "current": whole(state["current"]), "pool": [whole(each) for each in state["pool"]]}
     pool.resume(filled, stored["positions"])
-    pool.load_memory(inside(arrays, "memory"))
+    pool.load_memory(without_prefix(arrays, "memory"))
 
 
 MODEL, LAST_GOOD = "model.zip", "last_good.zip"

@@ -30,7 +30,7 @@ READ_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError)
 
 
 @contextmanager
-def opened(file: Path | BinaryIO, what: str, most_members: int = MOST_MEMBERS) -> Iterator[zipfile.ZipFile]:
+def open_archive(file: Path | BinaryIO, what: str, most_members: int = MOST_MEMBERS) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive, which messages call `what`.
 
     Raises:
@@ -84,7 +84,7 @@ def read_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
     """All arrays of a small .npz. Raises ConfigError if it is larger than `most_bytes` or no .npz without objects."""
     if path.stat().st_size > most_bytes:
         raise ConfigError(f"{path} is too large ({path.stat().st_size:,} bytes; {most_bytes:,} allowed)")
-    with opened(path, str(path)) as archive:
+    with open_archive(path, str(path)) as archive:
         check_arrays(archive, str(path))
     try:
         with np.load(path, allow_pickle=False) as arrays:
@@ -189,7 +189,7 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
     import torch
 
     stream = io.BytesIO(file) if isinstance(file, bytes) else file
-    with opened(stream, what, MOST_STORAGES) as archive:
+    with open_archive(stream, what, MOST_STORAGES) as archive:
         pickles = [name for name in archive.namelist() if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(pickles) != 1:
             raise ConfigError(f"{what} is no file of torch.save")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.errors import ConfigError
-from fasttrain.saving.archives import check_arrays, opened
+from fasttrain.saving.archives import check_arrays, open_archive
 from fasttrain.saving.files import parse_json
 
 MANIFEST = "manifest.json"
@@ -265,7 +265,7 @@ def array_writer(arrays: Mapping[str, NDArray[Any]]) -> Writer:
 
 
 @contextmanager
-def stored(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
+def open_checkpoint(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[Any]]]]:
     """State and arrays of a complete checkpoint. Arrays are read on access. Raises ConfigError for another version."""
     manifest = read_manifest(folder)
     listed = manifest["files"] if isinstance(manifest, dict) else {}
@@ -280,7 +280,7 @@ def stored(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str, NDArray[
     if type(state.get("env_steps")) is not int or state["env_steps"] < 0:
         raise ConfigError(f"{path}: its env_steps are no number of steps")
     try:
-        with opened(folder / ARRAYS, str(folder / ARRAYS)) as archive:
+        with open_archive(folder / ARRAYS, str(folder / ARRAYS)) as archive:
             check_arrays(archive, str(folder / ARRAYS))
         arrays = np.load(folder / ARRAYS, allow_pickle=False)
     except (ValueError, zipfile.BadZipFile, EOFError) as error:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecFrameStack, VecNormalize, VecTransposeImage
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvWrapper
 
-from fasttrain.batch import each_array, inside, load_into, under
+from fasttrain.batch import each_array, load_into, with_prefix, without_prefix
 from fasttrain.envs.user_code import preserve_random_state
 from fasttrain.errors import ConfigError
 from fasttrain.vec.native import NativeVecEnv
@@ -50,20 +50,20 @@ def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, A
     state, arrays, base = State(), _wrapper_arrays(env), env.unwrapped
     for layer in _layers(env):
         if isinstance(layer, VecNormalize):
-            arrays |= under("normalize", {name: np.asarray(part) for name, part in moments(layer).items()})
+            arrays |= with_prefix("normalize", {name: np.asarray(part) for name, part in moments(layer).items()})
     if isinstance(base, SelfPlayVecEnv):
-        arrays |= under("self_play", _own_arrays(base))
+        arrays |= with_prefix("self_play", _own_arrays(base))
         base = base.inner
     if broken:
         state["kind"] = OPAQUE
     elif isinstance(base, NativeVecEnv) and _is_resumable(base):
         state["kind"] = NATIVE
-        arrays |= _native_arrays(base) | under("game", base.game.state_arrays())  # type: ignore[attr-defined]
+        arrays |= _native_arrays(base) | with_prefix("game", base.game.state_arrays())  # type: ignore[attr-defined]
     elif traced and not isinstance(base, NativeVecEnv):
         state["kind"] = TRACED
         state["envs"] = [_note(index, notes, arrays) for index, notes in enumerate(base.env_method("retrace_notes"))]
         if isinstance(base, SharedMemoryVecEnv):
-            arrays |= under("shared", {"returns": base._returns, "lengths": base._lengths})
+            arrays |= with_prefix("shared", {"returns": base._returns, "lengths": base._lengths})
     else:
         state["kind"] = OPAQUE
     return state, arrays
@@ -90,7 +90,7 @@ def load_env_state(
         load_into(array, arrays, name)
     for layer in _layers(env):
         if isinstance(layer, VecNormalize):
-            load_moments(layer, inside(arrays, "normalize"))
+            load_moments(layer, without_prefix(arrays, "normalize"))
     outer = env.unwrapped
     base = outer.inner if isinstance(outer, SelfPlayVecEnv) else outer
     kind = state["kind"]
@@ -105,7 +105,7 @@ def load_env_state(
             begun = _retraced(outer, base, state["envs"], arrays, other_seed, {} if lost is None else lost)
     if isinstance(outer, SelfPlayVecEnv) and begun is None:
         for name, array in _own_arrays(outer).items():
-            load_into(array, inside(arrays, "self_play"), name)
+            load_into(array, without_prefix(arrays, "self_play"), name)
         outer.slots.finished = []
         outer._share_state()
     return None if begun is None or not begun[0] else _lifted(env, *begun)
@@ -118,7 +118,7 @@ def _load_native(base: NativeVecEnv, arrays: Mapping[str, NDArray[Any]]) -> None
     game: Any = base.game
     for name, array in _native_arrays(base).items():
         load_into(array, arrays, name)
-    game.load_state_arrays(inside(arrays, "game"))
+    game.load_state_arrays(without_prefix(arrays, "game"))
     base.slots.finished = []
     base._reset_seeds()
 
@@ -138,7 +138,7 @@ def _retraced(
     if isinstance(base, SharedMemoryVecEnv):
         most_s = min(RETRACE_S, base.crew.options.step_timeout_s / 2)  # a worker that takes longer counts as hung
     for index, note in enumerate(notes):
-        whole = _whole(note, inside(arrays, f"envs/{index}"))
+        whole = _whole(note, without_prefix(arrays, f"envs/{index}"))
         answers += base.env_method("retrace", whole, other_seed + index, most_s, indices=[index])
     anew = [index for index, answer in enumerate(answers) if not answer["same"]]
     lost |= {index: answer["lost"] for index, answer in enumerate(answers) if answer["lost"]}
@@ -177,9 +177,9 @@ def _native_arrays(env: NativeVecEnv) -> Arrays:
     slots, seen = env.slots, env.slots.observations
     names = ("actions", "rewards", "terminations", "truncations", "action_masks")
     arrays = {name: getattr(slots, name) for name in names if getattr(slots, name) is not None}
-    arrays |= under("observations", seen) if isinstance(seen, dict) else {"observations": seen}
+    arrays |= with_prefix("observations", seen) if isinstance(seen, dict) else {"observations": seen}
     tasks = {"native/tasks": env.tasks} if env.tasks.any() else {}
-    return {"native/returns": env._returns, "native/lengths": env._lengths, **tasks, **under("slots", arrays)}
+    return {"native/returns": env._returns, "native/lengths": env._lengths, **tasks, **with_prefix("slots", arrays)}
 
 
 def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
@@ -196,8 +196,8 @@ def _note(index: int, notes: Mapping[str, Any] | None, arrays: Arrays) -> State 
         return None
     seen, prefix = notes["observation"], f"envs/{index}"
     arrays[f"{prefix}/actions"] = notes["actions"]
-    parts = under("observation", seen) if isinstance(seen, Mapping) else {"observation": seen}
-    arrays |= under(prefix, {name: np.array(part) for name, part in parts.items()})
+    parts = with_prefix("observation", seen) if isinstance(seen, Mapping) else {"observation": seen}
+    arrays |= with_prefix(prefix, {name: np.array(part) for name, part in parts.items()})
     return {name: notes[name] for name in ("seed", "begin", "now", "total", "kept")}
 
 
@@ -206,7 +206,7 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
         return None
     seen: Any = arrays.get("observation")
     if seen is None:  # copied, since a reader of an open file cannot be sent to workers
-        seen = {name: np.array(array) for name, array in inside(arrays, "observation").items()}
+        seen = {name: np.array(array) for name, array in without_prefix(arrays, "observation").items()}
     return {**note, "actions": arrays["actions"], "observation": seen}
 
 
@@ -227,7 +227,7 @@ def _wrapper_arrays(env: VecEnv) -> Arrays:
         if isinstance(layer, VecNormalize):
             arrays["normalize/returns"] = layer.returns
         elif isinstance(layer, VecFrameStack):
-            arrays |= under("stack", dict(_frames(layer.stacked_obs)))
+            arrays |= with_prefix("stack", dict(_frames(layer.stacked_obs)))
     return arrays
 
 

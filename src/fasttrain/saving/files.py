@@ -186,7 +186,7 @@ BEYOND = 1 << 20  # position of the byte that Windows locks, which cannot be rea
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Inside, only this process works in the folder, if the disk can lock files.
 
     Raises:

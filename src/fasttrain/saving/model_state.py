@@ -22,7 +22,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.save_util import recursive_getattr
 
 from fasttrain.algos.engine import Engine
-from fasttrain.batch import inside, load_into, under
+from fasttrain.batch import load_into, with_prefix, without_prefix
 from fasttrain.buffers.n_step import NONE, end_window
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -61,7 +61,7 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
     arrays |= {f"tensors/{name}": _host(recursive_getattr(model, name)) for name in tensor_names}
     for name in SEEN:
         seen = getattr(model, name, None)
-        parts = under(name, seen) if isinstance(seen, Mapping) else {name: seen}
+        parts = with_prefix(name, seen) if isinstance(seen, Mapping) else {name: seen}
         arrays |= {place: np.asarray(part) for place, part in parts.items() if part is not None}
     if isinstance(engine, Engine):
         engine_state, engine_arrays = engine.state()
@@ -74,7 +74,7 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
         arrays |= {name: _host(tensor) for name, tensor in _lstm_tensors(lstm).items()}
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
         state["replay"], stored = replay_state(buffer)
-        arrays |= under("replay", stored)
+        arrays |= with_prefix("replay", stored)
     return state, arrays
 
 
@@ -89,7 +89,7 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
     model.action_space.np_random.bit_generator.state = dict(state["action_space"])
     _load_log(model.logger, state["log"])
     names, tensor_names = model._get_torch_save_params()
-    _load_weights(inside(arrays, "policy"), model.policy.state_dict())
+    _load_weights(without_prefix(arrays, "policy"), model.policy.state_dict())
     if OPTIMIZER in names:
         _load_optimizer(arrays, "policy_optimizer", model.policy.optimizer, state["policy"])
     for name, stored in state.get("optimizers", {}).items():
@@ -111,7 +111,7 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
         for name, tensor in _lstm_tensors(lstm).items():
             _put(tensor, arrays[name], name)
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
-        load_replay_state(buffer, state["replay"], inside(arrays, "replay"))
+        load_replay_state(buffer, state["replay"], without_prefix(arrays, "replay"))
 
 
 # --- parameters
@@ -153,7 +153,7 @@ def _load_optimizer(
             if name in group and name != "params":
                 group[name] = tuple(value) if isinstance(group[name], tuple) else value
     owners: dict[str, Any] = {str(index): each for index, each in enumerate(_parameters(optimizer))} | {SHARED: None}
-    for place, array in inside(arrays, prefix).items():
+    for place, array in without_prefix(arrays, prefix).items():
         index, _, name = place.partition("/")
         _put_state(optimizer, owners[index], name, array)
     for place, value in state["numbers"].items():
@@ -221,7 +221,7 @@ def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str)
     shapes, kinds = {key: part.shape for key, part in parts.items()}, "biuf"
     if name == "_last_episode_starts":
         shapes, kinds = {"": ()}, "b"
-    stored = {"": arrays[name]} if name in arrays else {**inside(arrays, name)}
+    stored = {"": arrays[name]} if name in arrays else {**without_prefix(arrays, name)}
     if not stored:
         return None
     if set(stored) != set(shapes):
@@ -275,7 +275,7 @@ def replay_state(buffer: ReplayBuffer) -> tuple[State, Arrays]:
             if buffer.void is not None:
                 arrays["void"], state["under_way"] = buffer.void[:rows], buffer.under_way.tolist()
             if buffer.frames is not None:
-                arrays |= under("frames", buffer.frames.state())
+                arrays |= with_prefix("frames", buffer.frames.state())
         if isinstance(buffer, PrioritizedReplayBuffer):
             state |= {"highest": float(buffer._highest), "beta": float(buffer.beta)}
             arrays["priorities"] = buffer.tree.nodes[: rows * buffer.n_envs]
@@ -300,7 +300,7 @@ def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Ma
                 load_into(buffer.void[:rows], arrays, "void")
                 buffer.under_way[:] = state["under_way"]
             if buffer.frames is not None:
-                buffer.frames.load(inside(arrays, "frames"))
+                buffer.frames.load(without_prefix(arrays, "frames"))
         if isinstance(buffer, PrioritizedReplayBuffer):
             tree, leaves = buffer.tree, np.zeros(rows * buffer.n_envs)
             load_into(leaves, arrays, "priorities")
@@ -335,7 +335,7 @@ def _arrays(buffer: ReplayBuffer) -> Arrays:
     for name in _STORED:
         value = getattr(buffer, name, None)
         if isinstance(value, dict):
-            arrays |= under(name, value)
+            arrays |= with_prefix(name, value)
         elif isinstance(value, np.ndarray):
             arrays[name] = value
     return arrays

@@ -21,7 +21,7 @@ from fasttrain.runs.folders import clear, override
 from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, activity, figure_text, say
-from fasttrain.saving.files import locked, read_json, write_json
+from fasttrain.saving.files import lock_folder, read_json, write_json
 from fasttrain.spec.precedence import key_of, without_folder
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.studies.study import Cell, last_line, run_cell
@@ -93,7 +93,7 @@ class Sweep:
         """Lock the folder until `finish`."""
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock.enter_context(locked(folder))
+        self._lock.enter_context(lock_folder(folder))
         if self.way == "overwrite":
             clear(folder, "sweep")
         elif self.way == "resume":
