@@ -71,7 +71,7 @@ def test_settings_are_not_above_their_ceiling() -> None:
 # What one iteration enters of src/fasttrain, without the game and compiled code.
 PATH_CEILINGS = {
     "ppo": {"files": 8, "functions": 86, "lines": 894},
-    "kernels": {"files": 12, "functions": 84, "lines": 873},
+    "kernels": {"files": 12, "functions": 84, "lines": 874},
     "recurrent": {"files": 12, "functions": 87, "lines": 882},
     "dqn": {"files": 14, "functions": 80, "lines": 881},  # td_loss is the loss only where all batches say so
     "sac": {"files": 12, "functions": 59, "lines": 675},  # a Box of whole numbers reaches its `high`

@@ -136,7 +136,7 @@ def test_a_callback_stops_in_the_middle_and_the_env_is_usable(shared: SharedMemo
     says = iter([True] * 4 + [False])
     model.learn(10 * NUM_ENVS * NUM_STEPS, lambda *_: next(says))
     assert next(says, None) is None
-    assert not shared.crew.under_way
+    assert not shared.crew.stepping
     shared.step(np.argmax(shared.env_method("action_masks"), axis=1))
 
 

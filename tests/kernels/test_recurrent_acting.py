@@ -32,7 +32,7 @@ def test_a_second_thread_acts_in_memory_of_its_own(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "_call", alone)
     engine.begin()
     engine.act(seen_of(BOX, rng, count), None, memory_of(policy, rng, count, 0.3))
-    values = called[0][-1].values
+    values = called[0][-1][2]
     expected = values.copy()
     scratch, cells, team = engine._scratch[2], engine._cells[2], new_team(2)
     of_first = [each[0] for each in (scratch.activations, scratch.probs, cells.rows, cells.sums, cells.bias)]

@@ -24,7 +24,7 @@ from fasttrain.saving.files import LOCK, holder, lock_folder
 HOLD = """
 import subprocess, sys, time
 from pathlib import Path
-from fasttrain.saving.files import locked
+from fasttrain.saving.files import lock_folder
 
 with lock_folder(Path(sys.argv[1])):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"], stdout=subprocess.DEVNULL)

@@ -110,10 +110,11 @@ class KernelEngine(Engine):
                            *self._lists_for(count), self._flat, self.layout, scratch, remembered, acted)  # fmt: skip
         if not math.isfinite(total):
             raise EnvError(why_no_action(self.policy, observations, OUTPUT) or LOST)
-        chosen: Any = acted.points if self._continuous else acted.actions[:, 0] if self._single else acted.actions
+        actions, points, values, log_probs = acted
+        chosen: Any = points if self._continuous else actions[:, 0] if self._single else actions
         stored = RolloutRow(
-            obs_as_tensor(observations, CPU), torch.from_numpy(chosen), torch.from_numpy(acted.values)[:, None],
-            torch.from_numpy(acted.log_probs), None if action_masks is None else torch.from_numpy(masks),
+            obs_as_tensor(observations, CPU), torch.from_numpy(chosen), torch.from_numpy(values)[:, None],
+            torch.from_numpy(log_probs), None if action_masks is None else torch.from_numpy(masks),
             getattr(memory, "states", None),
         )  # fmt: skip
         return PolicyStep(chosen, stored, after)
@@ -122,7 +123,7 @@ class KernelEngine(Engine):
         """Arrays for the results of acting in `count` envs."""
         choices, points = (0, int(self.layout.dims[0])) if self._continuous else (len(self.layout.dims), 0)
         actions, values = np.empty((count, choices), np.int64), np.empty((2, count), np.float32)
-        return Acted(actions, np.empty((count, points), np.float32), values[0], values[1])
+        return actions, np.empty((count, points), np.float32), values[0], values[1]
 
     def _remembered(self, memory: Any, scratch: ppo.Scratch) -> tuple[Remembered | None, Any]:
         """LSTM states as the acting kernel takes them, and where it writes those after the step; None without LSTMs."""
@@ -140,7 +141,7 @@ class KernelEngine(Engine):
         acted = self._room_for(count)
         act_rows(seen, self._all_legal(count), drawn, *self._lists_for(count), self._flat, self.layout, scratch,
                  self._remembered(memory, scratch)[0], acted, new_team(), 0)  # fmt: skip
-        return acted.values
+        return acted[2]
 
     def _call(self, choice: ThreadChoice, threads: int, kernel: Any, *arguments: Any, runs: int = 1) -> Any:
         return choice.run(kernel, threads, *arguments, runs=runs)
@@ -235,8 +236,8 @@ class KernelEngine(Engine):
         threads = min(self.max_threads, total // ROWS_PER_THREAD)
         self._call(ThreadChoice(), threads, compress, seen, masks, self._rollout_lists)
         actions, *scalars = storage.scalars()
-        room = self._room_for(total)
-        taken = (room.actions, actions) if self._continuous else (actions, room.points)
+        choices, points, *_ = self._room_for(total)
+        taken = (choices, actions) if self._continuous else (actions, points)
         return Rows(self._rollout_lists, *taken, *scalars)
 
     def _pack_optimizer(self, optimizer: torch.optim.Optimizer) -> int:
@@ -282,7 +283,7 @@ class KernelEngine(Engine):
                 statistics=np.zeros((parts, ppo.NUM_STATISTICS)),
                 values=zeros(parts, 1),
                 moments=np.zeros(2),
-                constants=self._constants,
+                **self._constants._asdict(),
             )
         return self._scratch[parts]
 

@@ -49,7 +49,7 @@ class SequenceKernelEngine(KernelEngine):
         after += after[: 4 - len(after)]
         past = Past(tuple(before), np.asarray(memory.episode_starts, np.float32))  # type: ignore[arg-type]
         views: Any = tuple(part[0].numpy() for part in after)
-        remembered = Remembered(self.lstms, past, views, self._cells_for(scratch, len(scratch.constants.ones)))
+        remembered = Remembered(self.lstms, past, views, self._cells_for(scratch, len(scratch.ones)))
         return remembered, RNNStates((after[0], after[1]), (after[2], after[3]))
 
     def _sequences(self, data: RecurrentStorage, order: Int64Array, batch_size: int, scratch: Scratch) -> Sequences:

@@ -95,9 +95,9 @@ class Engine(ABC):
     float32_only: ClassVar[str] = ""  # how messages name an engine that supports neither AMP nor torch.compile
     clock: PhaseClock
     guard: Guard | None  # None: nothing is checked for numbers that are not finite
-    gradient_updates: int  # optimizer steps so far
-    skipped_steps: int  # see `Statistics.skipped`
-    warmup_s: float  # time of compiling, outside of every phase
+    gradient_updates = 0  # optimizer steps so far
+    skipped_steps = 0  # see `Statistics.skipped`
+    warmup_s = 0.0  # time of compiling, outside of every phase
 
     def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
         further = settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode
@@ -108,11 +108,10 @@ class Engine(ABC):
             )
         self.policy, self.settings, self.device, self.exact = policy, settings, policy.device, settings.exact
         self.pinned = settings.pin_memory and self.device.type == "cuda"
-        self.clock = PhaseClock() if previous is None else previous.clock
-        self.guard = Guard() if previous is None else previous.guard
-        self.gradient_updates = 0 if previous is None else previous.gradient_updates
-        self.skipped_steps = 0 if previous is None else previous.skipped_steps
-        self.warmup_s = 0.0 if previous is None else previous.warmup_s
+        self.clock, self.guard = PhaseClock(), Guard()
+        if previous is not None:
+            self.clock, self.guard, self.warmup_s = previous.clock, previous.guard, previous.warmup_s
+            self.gradient_updates, self.skipped_steps = previous.gradient_updates, previous.skipped_steps
         dtype = settings.amp_dtype
         self.precision = None if dtype is None else Precision(self.device.type, dtype)  # of the networks; None: float32
         self.scaler = None if self.precision is None else self.precision.scaler  # of gradients in float16
@@ -314,9 +313,6 @@ def bootstrap_truncated(
         rows = [episode.env_index for episode in episodes]
         last_values = model.engine.values(last, None if lstm_states is None else Memory.within(lstm_states, rows))
         rewards[rows] += np.float32(model.gamma) * last_values
-
-
-# --- the base class of the algorithms
 
 
 class Fast(BaseAlgorithm):

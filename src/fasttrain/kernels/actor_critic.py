@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -45,14 +45,9 @@ from fasttrain.kernels.recurrent import (
 from fasttrain.kernels.simd import dot_rows
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-
-class Acted(NamedTuple):
-    """Results of a step of N envs."""
-
-    actions: Int64Array  # (N, K); (N, 0) where actions are continuous
-    points: Float32Array  # (N, A) continuous actions; (N, 0) where actions are choices
-    values: Float32Array  # (N,)
-    log_probs: Float32Array  # (N,)
+# Results of a step of N envs: choices (N, K) and continuous actions (N, A), one of them without columns; values (N,);
+# log-probabilities (N,). No NamedTuple, since numba takes 15 µs longer to read that from Python.
+Acted = tuple[Int64Array, Float32Array, Float32Array, Float32Array]
 
 
 @njit_bare
@@ -93,12 +88,13 @@ def act_rows(
             forward_block(flat, layout, lists, block, activations)
         else:
             forward_remembering(block, begin, flat, layout, lists, memory, activations, me)
-        decide(block, drawn, flat, layout, lists, activations, probs, scratch.constants.every, acted)
+        decide(block, drawn, flat, layout, lists, activations, probs, scratch.every, acted)
         piece = claim(team, me)
     end_work(team, me)
     if me == 0:
+        _, _, values, log_probs = acted
         for i in range(count):
-            total += acted.values[i] + acted.log_probs[i]
+            total += values[i] + log_probs[i]
     return total
 
 
@@ -108,19 +104,20 @@ def decide(
     probs: Float32Array, every: Int32Array, acted: Acted,
 ) -> None:  # fmt: skip
     """Value, action and log-probability of the rows of a block, from their activations."""
+    actions, points, values, log_probs = acted
     w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
     value_w, value_bias = head_of_net(VALUE, 1, flat, layout)
     last, value_last = last_of_net(POLICY, layout, activations), last_of_net(VALUE, layout, activations)
     for r in range(len(block)):
         i = block[r]
-        dot_rows(value_w, every, 0, 1, value_last[r], value_w.shape[1], acted.values[i : i + 1])
-        acted.values[i] += value_bias[0]
+        dot_rows(value_w, every, 0, 1, value_last[r], value_w.shape[1], values[i : i + 1])
+        values[i] += value_bias[0]
         legal = lists.legal[lists.legal_starts[i] : lists.legal_starts[i + 1]]
         head_logits(last[r], w, bias, legal, probs[1])
         if layout.log_std < 0:
-            acted.log_probs[i] = draw(layout.dims, legal, drawn[i], probs, acted.actions[i])
+            log_probs[i] = draw(layout.dims, legal, drawn[i], probs, actions[i])
         else:
-            acted.log_probs[i] = draw_point(log_stds_of(flat, layout), drawn[i], probs[1], acted.points[i])
+            log_probs[i] = draw_point(log_stds_of(flat, layout), drawn[i], probs[1], points[i])
 
 
 @njit_inner

@@ -20,6 +20,7 @@ from fasttrain.kernels.lstm import lstm_backward, lstm_forward, next_cells, squa
 from fasttrain.kernels.nets import (
     POLICY,
     VALUE,
+    Constants,
     Layout,
     Lists,
     backward_hidden,
@@ -219,8 +220,8 @@ def backward_lstms(
 ) -> None:
     """Gradients of the LSTMs' parameters, from those of the hidden states in `cells.outputs[part, …, 4]`."""
     layout, scratch, lstms, cells = training.layout, training.scratch, memory.lstms, memory.cells
-    total, units, gradient, constants = len(laid), lstms.units, scratch.gradients[part], scratch.constants
-    nothing, size = constants.zeros[:units], len(constants.ones)
+    total, units, gradient = len(laid), lstms.units, scratch.gradients[part]
+    nothing, size = scratch.zeros[:units], len(scratch.ones)
     for cell in range(len(lstms.inputs)):
         w_out, u_out, first, second = weights_of(cell, gradient, layout, lstms)
         gates, out, at = cells.gates[part, cell, :total], cells.outputs[part, cell], lstms.hidden[cell]
@@ -234,7 +235,7 @@ def backward_lstms(
         for begin in range(0, total, size):
             some = gates[begin : begin + size]
             add_product(out[0][begin : begin + len(some)].T, some, units, u_out)
-            sum_rows(constants.ones, constants.every, 0, len(some), some, first, first)
+            sum_rows(scratch.ones, scratch.every, 0, len(some), some, first, first)
         sparse_backward(training.rows.lists, laid, gates, w_out)
         for c in range(4 * units):
             second[c] = first[c]
@@ -250,6 +251,7 @@ def gradient_of_sequences(
     parts, share, size = len(scratch.gradients), 1.0 / len(batch), len(activations)
     scratch.gradients[part] = 0.0
     scratch.statistics[part] = 0.0
+    constants = Constants(scratch.zeros, scratch.ones, scratch.every)
     count, longest, total = lay_out(begins, len(batch) * part // parts, len(batch) * (part + 1) // parts, batch,
                                     cells.places[part], cells.order[part])  # fmt: skip
     laid, lstm_count = cells.order[part, :total], len(memory.lstms.inputs)
@@ -262,8 +264,7 @@ def gradient_of_sequences(
         forward_hidden(flat, layout, padded_rows(len(block)), activations)
         policy_block(block, share, training, part)
         value_block(block, share, training, part)
-        backward_hidden(flat, layout, len(block), activations, deltas, scratch.transposed, scratch.constants,
-                        gradient)  # fmt: skip
+        backward_hidden(flat, layout, len(block), activations, deltas, scratch.transposed, constants, gradient)
         for cell in range(lstm_count):  # an LSTM for both nets gets the policy's gradient alone, as in sb3-contrib
             column, d_hidden = layout.columns[cell, 0], cells.outputs[part, cell, 4]
             for r in range(len(block)):
