@@ -12,7 +12,7 @@ from conftest import configured
 from fasttrain.cli import main
 from fasttrain.cli.compose import Loader
 from fasttrain.runs.folders import changed_settings
-from fasttrain.saving.files import locked
+from fasttrain.saving.files import lock_folder
 
 SMALL = ("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=2", "checkup=off",
          "fused_update=off", "eval.episodes=2", "batch_size=32", "algo.net_arch=[8]",

@@ -386,7 +386,8 @@ class Fast(BaseAlgorithm):
         return engine
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "engine", "collector", "dims"]
+        # A `loss` that was set on the instance is code.
+        return [*super()._excluded_save_params(), "engine", "collector", "dims", "loss"]
 
 
 @cache

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain.algos.policy_view import action_dims
-from fasttrain.batch import BoolArray, Float32Array, each_array, under
+from fasttrain.batch import BoolArray, Float32Array, each_array, with_prefix
 from fasttrain.errors import ConfigError
 from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.files import into_place
@@ -59,7 +59,7 @@ class Demonstrations(NamedTuple):
     def save(self, file: Path) -> None:
         """Write them as an .npz file."""
         seen = self.observations
-        named = under("observations", seen) if isinstance(seen, Mapping) else {"observations": seen}
+        named = with_prefix("observations", seen) if isinstance(seen, Mapping) else {"observations": seen}
         masks = {} if self.action_masks is None else {"action_masks": self.action_masks}
         rest = {"actions": self.actions, "episode_starts": self.episode_starts, "rewards": self.rewards}
         with into_place(file) as draft, draft.open("wb") as stream:

@@ -163,7 +163,7 @@ def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
 
     Returns SB3's `data`, whose pickled values stay text, and the policy's state dict on the CPU.
     """
-    with opened(path, str(path), most_members=len(MEMBERS)) as archive:
+    with open_archive(path, str(path), most_members=len(MEMBERS)) as archive:
         foreign = sorted(set(archive.namelist()) - MEMBERS)
         if foreign:
             raise ConfigError(f"{path}: {foreign[0][:100]!r} in it is no part of a model")

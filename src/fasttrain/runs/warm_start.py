@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from fasttrain.errors import ConfigError
 from fasttrain.runs.envs import MOST_STATISTICS_BYTES
 from fasttrain.runs.models import MEMBERS, MOST_WEIGHT_BYTES, read_model_file, statistics_of
-from fasttrain.saving.archives import opened, read_arrays, read_member, read_tensors
+from fasttrain.saving.archives import open_archive, read_arrays, read_member, read_tensors
 from fasttrain.saving.env_state import load_moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.config import Config
@@ -99,7 +99,7 @@ def _take_more(config: Config, model: BaseAlgorithm, file: Path, whole: bool) ->
         if not whole:
             raise ConfigError("init_from_also=[optimizer]: its state does not fit, because the network is another one")
         names = [f"{name}.pth" for name in model._get_torch_save_params()[0] if name.endswith("optimizer")]
-        with opened(file, str(file), most_members=len(MEMBERS)) as archive:
+        with open_archive(file, str(file), most_members=len(MEMBERS)) as archive:
             for name in names:
                 state = read_tensors(read_member(archive, name, MOST_WEIGHT_BYTES, str(file)), f"{file}: its {name}")
                 optimizer: Any = recursive_getattr(model, name.removesuffix(".pth"))
