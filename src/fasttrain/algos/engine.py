@@ -386,8 +386,8 @@ class Fast(BaseAlgorithm):
         return engine
 
     def _excluded_save_params(self) -> list[str]:
-        # A `loss` that was set on the instance is code.
-        return [*super()._excluded_save_params(), "engine", "collector", "dims", "loss"]
+        code = ["loss"] if callable(vars(self).get("loss")) else []  # set on the instance
+        return [*super()._excluded_save_params(), "engine", "collector", "dims", *code]
 
 
 @cache
