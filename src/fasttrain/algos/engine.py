@@ -43,7 +43,7 @@ from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, TensorObservations
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.spec.infos import averaged_by_sb3
+from fasttrain.spec.infos import sb3_statistics
 from fasttrain.vec.base import EmptyMasks, SlotSource, copy_observations, slots_of
 
 ACCELERATORS = "fasttrain.accelerators"  # imported only when they are asked for
@@ -287,7 +287,7 @@ def note_episodes(model: BaseAlgorithm, infos: list[dict[str, Any]], dones: Bool
     """Update SB3's running statistics with the episodes that ended in this step."""
     ended = np.flatnonzero(dones)
     if len(ended):
-        model._update_info_buffer([averaged_by_sb3(infos[index]) for index in ended], dones[ended])
+        model._update_info_buffer([sb3_statistics(infos[index]) for index in ended], dones[ended])
 
 
 def bootstrap_truncated(

@@ -22,7 +22,7 @@ from fasttrain.cli.commands import Request
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError, CrashedError, FastTrainError
 from fasttrain.machine import stop_after
 from fasttrain.runs.folders import PARENT
-from fasttrain.saving.files import locked, read_json
+from fasttrain.saving.files import lock_folder, read_json
 from fasttrain.spec.precedence import UserInput, read, split_options, with_names_as_typed, without_folder
 from fasttrain.spec.removed import texts_without_removed
 

@@ -52,7 +52,7 @@ from fasttrain.runs.view import Voice, activity, make_console, say, show_plan
 from fasttrain.runs.warm_start import warm_start
 from fasttrain.saving.checkpointing import Checkpoints, Settings
 from fasttrain.saving.checkpoints import CheckpointFolder
-from fasttrain.saving.files import clean, locked
+from fasttrain.saving.files import clean, lock_folder
 from fasttrain.spec.checks import short_run_warning
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
@@ -80,7 +80,7 @@ def open_run(
 ) -> Iterator[Parts]:
     """Build the run that `config` asks for; show its plan and write plan.json. `folder` is locked inside the block."""
     console = make_console()
-    with locked(folder), survey_of(with_fixed_opponent(config), console) as survey:
+    with lock_folder(folder), survey_of(with_fixed_opponent(config), console) as survey:
         compile_s = engine.compile_shown(game_calls(config), console)  # the checkup plays the compiled game
         look = partial(run_checkup, config, folder, console, survey)
         facts = env_facts(with_fixed_opponent(config), survey, look, look)
