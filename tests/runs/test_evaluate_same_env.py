@@ -14,7 +14,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import load_run
 from fasttrain.runs.resume import changed_plan
 from fasttrain.spec.plain import to_dict
-from fasttrain.spec.reading import put
+from fasttrain.spec.removed import set_key
 
 SHOP = """
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_an_evaluation_that_cannot_be_is_refused_before_training(shop: Any):
 )
 def test_a_plan_of_sizes_that_fit_into_no_memory_is_refused_by_arithmetic(tmp_path: Path, key: str, value: Any):
     config = to_dict(configured("env.id=CartPole-v1", "algo=ppo"))
-    put(config, key, value)
+    set_key(config, key, value)
     (tmp_path / "plan.json").write_text(json.dumps({"config": config, "flags": []}))
     (tmp_path / "model.zip").touch()
     for read in (load_run, lambda folder: changed_plan(folder, configured(), ())):
