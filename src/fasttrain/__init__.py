@@ -12,7 +12,7 @@ from typing import Any
 
 from fasttrain.spec.removed import FormerModules
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PUBLIC = {
     "DQN": "fasttrain.algos.dqn",
