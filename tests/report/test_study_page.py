@@ -53,6 +53,7 @@ def test_seeds_are_repetitions_not_settings(tmp_path: Path):
     assert [row.value for row in bars.rows] == [1500.0, 3500.0]
     assert bars.rows[0].bounds is not None
     assert bars.rows[0].bounds[0] == pytest.approx(1500.0 - 12.7062 * 500.0, rel=1e-4)
+    assert "pareto" in charts_of(page), "two are enough"
 
 
 def test_a_failed_cell_is_shown_and_left_out_of_the_charts(tmp_path: Path):

@@ -142,6 +142,8 @@ def test_python_envs_are_noted_and_one_whose_module_was_moved_is_the_same():
     stored = identity(today)
     stored["env"] = "fasttrain.games.skullking.env:SkullKingEnv"
     stored["settings"]["env.entry_point"] = digest_of(stored["env"])
+    del stored["settings"]["algo.gamma"]
+    stored["settings"]["of_another_version"] = 1
     check_identity(stored, today)
     stored["settings"]["env.entry_point"] = digest_of("another")
     with pytest.raises(ConfigError, match="the checkpoint is of another env"):
