@@ -198,6 +198,13 @@ def nursery() -> Iterator[Any]:
 
 
 @pytest.fixture
+def forked_stock_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stock's workers are forked: they need not load torch, two seconds for each."""
+    if sys.platform != "win32":
+        monkeypatch.setattr(stock, "START_METHOD", "fork")
+
+
+@pytest.fixture
 def fasttrain(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, forked_workers: None
 ) -> RunCommand:

@@ -64,8 +64,9 @@ SCRIPTS = {
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_profile_baseline_is_a_plain_script(fasttrain: RunCommand, name: str):
+def test_profile_baseline_is_a_plain_script(fasttrain: RunCommand, name: str, forked_stock_workers: None):
     command, kind, settings, num_envs, steps = SCRIPTS[name]
     sizes = f"num_envs={num_envs}", f"total_timesteps={steps}"
     done = fasttrain("+profile=baseline", "env.id=CartPole-v1", "seed=3", *sizes, "eval.episodes=2", *command)

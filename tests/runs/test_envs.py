@@ -219,7 +219,8 @@ def _hunt(monkeypatch: pytest.MonkeyPatch) -> None:
         ("subproc", BY_METHOD),
     ],
 )
-def test_masks_reach_the_policy(way: str, named: tuple[str, ...], fasttrain: RunCommand):
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_masks_reach_the_policy(way: str, named: tuple[str, ...], fasttrain: RunCommand, forked_stock_workers: None):
     done = fasttrain(*WAYS[way], *named, *RUN, f"num_envs={2 if way == 'subproc' else 4}").ok()
     quality = done.json("summary.json")["quality"]
     mean, length = (6.0, 6) if named is AROUND else (24.0, 8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,11 @@ from fasttrain_games.skirmish.game import SkirmishGame
 from fasttrain_games.skullking.game import SkullKingGame
 from toys import ToyGame
 
-pytestmark = pytest.mark.usefixtures("forked_workers")
+pytestmark = [
+    pytest.mark.usefixtures("forked_workers"),
+    pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # stock's workers: else each loads torch, 2 s
+]
+FORK = None if sys.platform == "win32" else "fork"
 
 
 def cart() -> Any:
@@ -54,10 +59,10 @@ BUILDS: dict[str, Callable[[], VecEnv]] = {
     "skirmish": lambda: NativeVecEnv(SkirmishGame(5)),
     "self-play": lambda: SelfPlayVecEnv(NativeVecEnv(SkullKingGame(3, opponents="self"))),
     "dummy": lambda: DummyVecEnv([RetraceFactory(cart)] * 3),
-    "subproc": lambda: SubprocVecEnv([RetraceFactory(cart)] * 2),
+    "subproc": lambda: SubprocVecEnv([RetraceFactory(cart)] * 2, FORK),
     "shared": lambda: SharedMemoryVecEnv([RetraceFactory(cart)] * 3, 1),
     "dummy, Dict": lambda: DummyVecEnv([RetraceFactory(lambda: Monitor(Parts()))] * 2),
-    "subproc, Dict": lambda: SubprocVecEnv([RetraceFactory(lambda: Monitor(Parts()))] * 2),
+    "subproc, Dict": lambda: SubprocVecEnv([RetraceFactory(lambda: Monitor(Parts()))] * 2, FORK),
     "shared, Dict": lambda: SharedMemoryVecEnv([RetraceFactory(Parts)] * 3, 2),
     "wrapped": lambda: VecNormalize(VecFrameStack(DummyVecEnv([RetraceFactory(cart)] * 3), 2)),
 }

@@ -19,7 +19,6 @@ import pytest
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 import worker_toys
-from fasttrain.vec import stock
 from fasttrain.vec.stock import killing_workers, start_subproc
 from worker_toys import Walker, signals_rained
 
@@ -27,12 +26,6 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals"),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),
 ]
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are forked: they need not load torch, which costs seconds each."""
-    monkeypatch.setattr(stock, "START_METHOD", "fork")
 
 
 class Slow(gym.Wrapper[Any, Any, Any, Any]):
@@ -58,7 +51,7 @@ def test_signals_from_the_first_instruction_on_leave_the_workers(tmp_path: Path)
     assert process.exitcode == 0
 
 
-def test_a_start_that_is_broken_off_leaves_nobody(forked: None, tmp_path: Path):
+def test_a_start_that_is_broken_off_leaves_nobody(forked_stock_workers: None, tmp_path: Path):
     """The main thread waits for a worker that never comes up, and is open to Ctrl-C all the same."""
 
     def interrupt() -> None:
