@@ -163,6 +163,8 @@ def test_an_illegal_action_names_env_seat_and_action() -> None:
     assert [game.peek(i).seat for i in range(3)] == [1, 1, 1]
     with pytest.raises(ConfigError, match="unknown opponent 'self'"):
         game.bot_actions("self")
+    with pytest.raises(EnvError, match=r"bind\(slots\) must come before"):
+        SkullKingGame(3).bot_actions("easy")
 
 
 def test_weights_and_changes_seat_self_from_the_next_game_on() -> None:
