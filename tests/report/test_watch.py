@@ -73,7 +73,8 @@ def test_the_state_of_a_run(tmp_path: Path, said: dict[str, Any], held: bool, en
         (folder / ".lock").touch()
     write_status(folder, **said)
     with lock_folder(folder) if held else nullcontext():
-        assert rows(tmp_path)["run"].state == state
+        found = rows(tmp_path)["run"]
+    assert (found.state, found.env_steps) == (state, 4000 if state == "stopped" else 1000), "the newest figures"
 
 
 @pytest.mark.parametrize(
