@@ -117,6 +117,45 @@ class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
         return {key: info[key] for key in self._keys if key in info} if info else info
 
 
+class InfoOneHot(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Appends a one-hot of an info entry to the observation, a Box with one axis: the phase of a game, say.
+
+    Args:
+        key: entry of the info of every reset and step; a whole number from 0 to `count` - 1, or one of `values`.
+        count: how many values there are.
+        values: the values, where they are no such numbers.
+
+    Raises:
+        EnvSpecError: the observation is no such Box, or the info has no such entry or value.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env[Any, Any], key: str, count: int = 0, values: Iterable[Any] | None = None
+    ) -> None:
+        super().__init__(env)
+        self.key, self.values = key, [*(range(count) if values is None else values)]
+        space = env.observation_space
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not self.values:
+            raise EnvSpecError(f"InfoOneHot needs values and an observation that is a Box with one axis, not {space}")
+        ones = np.ones(len(self.values), space.dtype)
+        low, high = np.concatenate([space.low, 0 * ones]), np.concatenate([space.high, ones])
+        self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        observation, info = self.env.reset(seed=seed, options=options)
+        return self._with_one_hot(observation, info), info
+
+    def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._with_one_hot(observation, info), reward, terminated, truncated, info
+
+    def _with_one_hot(self, observation: Any, info: Mapping[str, Any]) -> Any:
+        if info.get(self.key) not in self.values:
+            raise EnvSpecError(f"InfoOneHot: info[{self.key!r}] is {info.get(self.key)!r}, not one of {self.values}")
+        flags = [value == info[self.key] for value in self.values]
+        return np.concatenate([observation, flags], dtype=self.observation_space.dtype)
+
+
 class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds the last action and the last reward to the observation; zeros at the start of an episode.
 

@@ -56,6 +56,7 @@ def run_page(folder: Path) -> Page:
             _videos(folder),
             Section("Self-play", charts=[elo_chart(self_play)], tables=[_pool_table(self_play)]),
             Section("Tasks", tables=[_task_table(as_mapping(summary.get("tasks")))]),
+            Section("Phases", tables=[_phase_table(as_mapping(summary.get("phases")))]),
             Section("Where the time went", _limits(as_mapping(summary.get("limits"))),
                     time_charts(total, as_rows(perf.get("windows"))), [_perf_table(total)]),
             Section("Engines", one_line(engines.get("warning") or ""), tables=_engine_tables(engines)),
@@ -152,6 +153,16 @@ def _task_table(tasks: Mapping[str, Any]) -> Table:
     names = ["task", ">training episodes", ">mean reward", ">win rate", ">value error"]
     note = "Rewards and wins are of the last 100 training episodes of each task, value errors of the last rollout."
     return Table(names, rows, "Tasks of the curriculum", note)
+
+
+def _phase_table(phases: Mapping[str, Any]) -> Table:
+    rows: list[list[Cell | str]] = [
+        [one_line(name), number(one.get("steps")), percent(one.get("share")),
+         *(number(one.get(key)) for key in ("reward", "value", "value_error", "log_prob"))]
+        for name, one in ((name, as_mapping(each)) for name, each in phases.items())
+    ]  # fmt: skip
+    names = ["phase", ">steps", ">share", ">reward per step", ">value", ">value error", ">log-probability"]
+    return Table(names, rows, "Phases of the game", "All but the steps are means of the last rollout.")
 
 
 def _pool_table(self_play: Mapping[str, Any]) -> Table:

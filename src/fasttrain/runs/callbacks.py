@@ -91,9 +91,6 @@ class RunCallback(BaseCallback):
         if course.log.due(run.progress.updates):
             with run.clock.phase("log"):
                 self._write_logs()
-        if run.curriculum is not None:
-            with run.clock.phase("log"):
-                run.curriculum.take_value_errors(self.model)
         run.meter.tick(run.progress.env_steps, run.progress.updates)
         if self._evaluates_beside:
             with run.clock.phase("eval"):
@@ -104,6 +101,13 @@ class RunCallback(BaseCallback):
         stopping = course.stopped is not None or run.stop.requested
         run.checkpoints.at_rest(env_steps, course.checkpoint.due(env_steps), stopping)
         self._change_engine()
+
+    def _on_rollout_end(self) -> None:
+        with self.run.clock.phase("log"):
+            if self.run.curriculum is not None:
+                self.run.curriculum.take_value_errors(self.model)
+            if self.run.phases is not None:
+                self.run.phases.take_rollout()
 
     def _change_engine(self) -> None:
         """Between rollouts: let compiled kernels take over once they are ready, and write that to plan.json."""
@@ -130,6 +134,8 @@ class RunCallback(BaseCallback):
         log_figures(self.model.logger, "perf", lambda: perf_dict(run.meter.newest), progress.env_steps)
         if (curriculum := run.curriculum) is not None:
             log_figures(self.model.logger, "tasks", curriculum.to_dict, progress.env_steps)
+        if run.phases is not None:
+            log_figures(self.model.logger, "phases", run.phases.to_dict, progress.env_steps)
         if run.config.train_log_to_console:
             run.say(line)
         if run.config.train_log_enabled if run.config.loggers is None else run.config.loggers:

@@ -20,6 +20,7 @@ from fasttrain.runs.evaluator import Evaluator
 from fasttrain.runs.loggers import UsersCallbacks
 from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.models import save_model
+from fasttrain.runs.phases import Phases
 from fasttrain.runs.progress import Progress, StatusFile
 from fasttrain.runs.stopping import Stop, StopFlag, Stopping
 from fasttrain.runs.view import LiveView, Voice
@@ -75,6 +76,7 @@ class Parts:
     model: BaseAlgorithm
     pool: SnapshotPool | None  # the opponents in self-play
     curriculum: Curriculum | None  # where training episodes begin with tasks
+    phases: Phases | None  # where phases of the game are reported
     engine_switch: EngineSwitch | None
     compile_s: float = 0.0
     startup_s: float = 0.0  # from the creation of the process until the training began

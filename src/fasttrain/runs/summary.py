@@ -115,6 +115,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
         **({"evaluation": why} if why else {}),
         **({} if run.pool is None else {"self_play": run.pool.summary()}),
         **({} if run.curriculum is None else {"tasks": run.curriculum.to_dict()}),
+        **({} if run.phases is None else {"phases": run.phases.to_dict()}),
         "evaluations": run.evaluator.log.rows,
         **({"eval_beside_s": round(seconds, 3)} if (seconds := run.evaluator.beside_s) else {}),
         **({"reward_terms": terms} if (terms := run.progress.mean_terms()) else {}),

@@ -43,6 +43,7 @@ from fasttrain.runs.loggers import UsersCallbacks, check_loggers, log_figures, m
 from fasttrain.runs.metrics import endpoint_of, serving
 from fasttrain.runs.models import build_algorithm, evaluation_env
 from fasttrain.runs.parts import Parts
+from fasttrain.runs.phases import Phases
 from fasttrain.runs.progress import EVALUATING
 from fasttrain.runs.state import MODEL, raise_crash, snapshot
 from fasttrain.runs.stopping import stopping_for
@@ -190,10 +191,11 @@ def build(
         config = plan.config
         switch, switch_s = engine.switch_for(plan, model, console, voice, resumes, lambda: _decide(run, density))
         pool = callbacks.pool_for(config, model, env)
+        phases = Phases(config.env.phases, model) if config.env.phases else None
         curriculum = Curriculum(config, config.num_envs) if config.curriculum.tasks else None
         if curriculum is not None:
             curriculum.begin(env)
-        run = Parts(plan, folder, console, voice, clock, stopping, users, env, model, pool, curriculum, switch)
+        run = Parts(plan, folder, console, voice, clock, stopping, users, env, model, pool, curriculum, phases, switch)
         run.compile_s = compile_s + switch_s
         callbacks.count_empty_masks(model, run.empty_masks)
         _complete(run, config)

@@ -83,6 +83,9 @@ class EnvConfig:
     step_timeout_s: float = setting(
         300.0, "Seconds after which a call in the checkup, or a step of a worker, counts as hung.", least=0.1
     )
+    phases: dict[str, int] = setting(
+        {}, "Reports steps, reward and value error of phases: the observation's column that is 1 in each, {bid: 175}."
+    )
     game: str | None = setting(
         None, "A game by the name that its package gave it, or a GameSpec of yours as module:NAME."
     )

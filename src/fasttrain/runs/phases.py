@@ -1,0 +1,62 @@
+"""Figures of the phases of a game, such as bidding and playing. A column of the observation tells each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
+
+from fasttrain.algos.ppo import _PPO
+from fasttrain.errors import ConfigError
+
+
+class Phases:
+    """Reads the rollouts of fasttrain's PPO, MaskablePPO and their recurrent forms.
+
+    Args:
+        columns: the column of the observation that is 1 in a phase, by the name of the phase.
+
+    Raises:
+        ConfigError: the observation has no such column, or the algorithm has no such rollouts.
+    """
+
+    def __init__(self, columns: Mapping[str, int], model: BaseAlgorithm) -> None:
+        space, self.columns = model.observation_space, columns
+        if not isinstance(model, _PPO):
+            raise ConfigError("env.phases reads the rollouts of PPO with engine=fast; remove it for another algorithm")
+        if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+            raise ConfigError(f"env.phases names columns of an observation with one axis, this one is {space}")
+        for name, column in columns.items():
+            if not 0 <= column < space.shape[0]:
+                raise ConfigError(f"env.phases.{name}={column}: the observation has columns 0 to {space.shape[0] - 1}")
+        self._model: Any = model
+        self._figures: dict[str, dict[str, float | int | None]] = {}
+
+    def take_rollout(self) -> None:
+        """Read the rollout that has just been collected."""
+        if (storage := getattr(self._model.rollout_buffer, "storage", None)) is None:
+            return
+        rows = storage.rows  # in the layout (T × N), without rows that are no transitions
+        seen, values, returns, log_probs, rewards = (
+            np.asarray(part).reshape(storage.num_steps * storage.num_envs, -1)[rows]
+            for part in (storage.observations, storage.values, storage.returns, storage.log_probs, storage.rewards)
+        )
+        for name, column in self.columns.items():
+            inside = seen[:, column] > 0.5
+            count = int(inside.sum())
+            figures = {
+                "reward": rewards, "value": values, "value_error": np.abs(returns - values), "log_prob": log_probs,
+            }  # fmt: skip
+            before = int(self._figures.get(name, {}).get("steps") or 0)
+            self._figures[name] = {
+                "steps": before + count,
+                "share": count / len(seen) if len(seen) else None,
+                **{key: float(part[inside].mean()) if count else None for key, part in figures.items()},
+            }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Steps of the whole training, and of the last rollout the share of steps and means per step, for JSON."""
+        return self._figures
