@@ -145,6 +145,7 @@ def test_a_curriculum_of_the_users_own_draws(fasttrain: RunCommand) -> None:
     ("settings", "message"),
     [
         (("env.kwargs.reads=false",), "did not read length"),
+        (("env.kwargs.reads=false", "vec_env=shared"), "did not read length"),
         (("curriculum.by=test_curriculum:Nothing",), "no method sample"),
         (("curriculum.by=test_curriculum:Nobody",), "Nobody"),
         (("curriculum.weights={shrt: 2}",), "did you mean 'short'"),

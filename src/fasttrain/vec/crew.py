@@ -362,7 +362,8 @@ class Crew:
             return EnvError(f"worker {index} ({envs}) failed: {error}; {GO_ON}")
         seed = "" if failure.seed is None else f", seed {failure.seed}"
         action = f", last action {failure.action}" if failure.action else ""
-        return EnvError(
+        kind = EnvSpecError if failure.is_spec_error else EnvError
+        return kind(
             f"env {failure.env_index} (worker {index}{seed}{action}) failed at its step {failure.step}: {failure.text}"
         )
 

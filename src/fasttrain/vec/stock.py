@@ -230,7 +230,8 @@ def _with_place(error: Exception) -> Exception:
     unchanged."""
     if not (problem := str(error) if isinstance(error, EnvError) else _problem_of(error)):
         return error
-    env_error = EnvError(f"{place_of(error).rstrip(', ')}: {problem}")
+    kind = EnvSpecError if isinstance(error, EnvSpecError) else EnvError
+    env_error = kind(f"{place_of(error).rstrip(', ')}: {problem}")
     env_error.__cause__ = error
     return env_error
 

@@ -254,7 +254,7 @@ def _run_task(task: Callable[[Any, list[Env]], Any], memory: object, built: list
         answer: bytes = cloudpickle.dumps(task(memory, built))  # plain pickle cannot find some classes of spaces
         return answer
     except BaseException as error:
-        return pack(failure_of(error, env_index=0)._replace(is_spec_error=isinstance(error, EnvSpecError)))
+        return pack(failure_of(error, env_index=0))
 
 
 def _close(envs: list[Env]) -> None:

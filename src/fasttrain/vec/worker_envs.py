@@ -25,7 +25,7 @@ from fasttrain.envs.masks import (
 )
 from fasttrain.envs.tasks import task_options_of
 from fasttrain.envs.user_code import blame
-from fasttrain.errors import EnvError
+from fasttrain.errors import EnvError, EnvSpecError
 from fasttrain.spec.infos import enemy_turn_ms
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
 
@@ -90,8 +90,9 @@ class Record(NamedTuple):
 
 
 def failure_of(error: BaseException, env_index: int) -> Failure:
-    ours = isinstance(error, EnvError)
-    return Failure(env_index, str(error) if ours else blame(error), "".join(traceback.format_exception(error)))
+    text = str(error) if isinstance(error, EnvError) else blame(error)
+    lines = "".join(traceback.format_exception(error))
+    return Failure(env_index, text, lines, is_spec_error=isinstance(error, EnvSpecError))
 
 
 class MaskReader:
