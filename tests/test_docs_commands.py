@@ -60,7 +60,7 @@ SHORT = {
     r"(javac|python) ": "",
     r"fasttrain doctor": "doctor.tries=0",
     r"fasttrain eval": "eval.episodes=10",
-    r"fasttrain play .*human": "play.episodes=1",
+    r"fasttrain play .*(human|output)": "play.episodes=1",
     r"fasttrain play": "play.speed=100 play.episodes=1",
     r"fasttrain (tune|compare candidates=ablate)": "minutes=0.2",
     r"fasttrain compare .*minutes": "seeds=1 minutes=0.05 eval.episodes=4",
