@@ -31,7 +31,6 @@ Result = dict[str, Any]
 Say = Callable[[str], None]
 KINDS = ("crash", "hang", "stop", "oom", "slow", "garbage", "mutate", "truncate", "reorder", "oversize", "deep",
          "wrong_game", "half_close", "close", "refuse", "illegal_mask", "nan", "wrong_shape")  # fmt: skip
-STARTS = ("start never ends", "port taken", "connection refused")
 ROWS, STEPS = 16, 25
 Step = tuple[tuple[float, ...], tuple[bool, ...], int, float, bool, bool, bool]
 
