@@ -355,8 +355,8 @@ def test_guests_that_fail_cost_the_training_nothing(make: Make):
     together(env, 5)
     for _ in range(2):
         guests = env.guests()
-        guests.reset()
-        with pytest.raises(EnvError, match="3 games with the engine failed in a row"):
+        with pytest.raises(EnvError, match="3 games with the engine failed in a row"):  # noqa: PT012
+            guests.reset()  # on a busy machine games fail already here
             together(guests, 500)
         guests.close()
     together(env, 50)
