@@ -160,7 +160,7 @@ def command_of(library: str) -> list[str]:
 
 LIBRARIES = {
     "MiniGrid": ("minigrid", (147,), spaces.Discrete(7), (0, 1)),
-    "Box2D": ("Box2D", (8,), spaces.Discrete(4), NO_LIMITS),
+    "Box2D": ("Box2D", (24,), spaces.Box(-1, 1, (4,)), NO_LIMITS),
     "MuJoCo": ("mujoco", (11,), spaces.Box(-1, 1, (3,)), (0, 40 * 20)),  # healthy: 1 a step, and how fast it falls
     "EnvPool": ("envpool", (8,), spaces.Discrete(4), NO_LIMITS),
 }
@@ -179,7 +179,7 @@ def test_the_command_of_the_page_trains(library: str, fasttrain: RunCommand):
         assert 1 <= length <= 40
     model = PPO.load(done.folder / "model.zip", device="cpu")
     assert (model.observation_space.shape, model.action_space, model.num_timesteps) == (shape, actions, 384)
-    assert (done.folder / "vecnormalize.npz").exists() == (library == "MuJoCo")
+    assert (done.folder / "vecnormalize.npz").exists() == (library in {"Box2D", "MuJoCo"})
 
 
 @pytest.mark.filterwarnings("ignore")

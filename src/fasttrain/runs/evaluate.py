@@ -241,9 +241,8 @@ def evaluate_both(
     with activity(console, "evaluating") as doing, ExitStack() as opened:
         if env is None:
             # What the training has reported is not reported again, nor anything from a process beside it.
-            single = model.env and model.env.unwrapped
-            warned = {*process_settings()} if console.quiet else getattr(single, "warned", None)
-            env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, reported=warned)
+            old = {*process_settings()} if console.quiet else getattr(model.env and model.env.unwrapped, "warned", None)
+            env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, reported=old)
             opened.callback(close_envs, env)
         for way in ways:
             steps = itertools.count(1)
