@@ -50,7 +50,7 @@ class Pixels(MyGame):
         self.observation_space = gym.spaces.Box(0, 255, (36, 36, 1), np.uint8)
 
     def _observation(self):
-        return np.full((36, 36, 1), 80 * self.place + self.steps, np.uint8)
+        return np.full((36, 36, 1), (80 * self.place + self.steps) % 256, np.uint8)
 
 
 class Settings:

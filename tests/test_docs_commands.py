@@ -67,7 +67,7 @@ SHORT = {
     r"fasttrain compare": f"seeds=1 {TRAIN}",
     r"fasttrain resume": "total_timesteps=40000",
     r".*on_existing=resume": "total_timesteps=60000",
-    r".*atari.*algo=ppo": "total_timesteps=300 eval.episodes=2 algo.rollout_size=256",
+    r".*(atari.*algo=ppo|Pixels)": f"{TRAIN} num_envs=2 algo.rollout_size=256 batch_size=128 eval.episodes=2",
     r".*atari": "total_timesteps=300 eval.episodes=2",
     r".*(env=go|env=showdown|daemons)": "total_timesteps=128 algo.rollout_size=128 batch_size=64 eval.episodes=2",
     r".*": TRAIN,
