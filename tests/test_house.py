@@ -33,7 +33,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 644 and four modules for what a training may begin with: another model's weights, recorded decisions, a teacher.
 # 150 and a module for phases of a game.
 CEILINGS = {
-    "fasttrain": {"lines": 44_046, "modules": 193, ": Any": 533},
+    "fasttrain": {"lines": 44_047, "modules": 193, ": Any": 533},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
 }
@@ -61,7 +61,7 @@ def test_scripts_and_benchmarks_are_not_above_their_ceilings() -> None:
     assert {room: size for room, size in weighs.items() if size > LABORATORY[room]} == {}, weighs
 
 
-MOST_SETTINGS = 107  # outside `algo.`; four are the curriculum's, seven of what a training begins with
+MOST_SETTINGS = 108  # outside `algo.`; four are the curriculum's, seven of what a training begins with
 
 
 def test_settings_are_not_above_their_ceiling() -> None:

@@ -108,9 +108,8 @@ def test_restart_goes_on_without_what_failed(fasttrain: RunCommand, schedule: st
     assert {row.split(",")[4] for row in rows} == {"10"}, "an episode that was cut by a failure is no episode"
 
 
-def test_an_evaluation_that_never_ends_is_cut(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.runs.evaluate.MAX_EPISODE_STEPS", 50)
-    done = fasttrain(*SMALL, "vec_env=dummy", "env.kwargs.fault=endless", "total_timesteps=400")
+def test_an_evaluation_that_never_ends_is_cut(fasttrain: RunCommand):
+    done = fasttrain(*SMALL, "vec_env=dummy", "env.kwargs.fault=endless", "eval.max_steps=50", "total_timesteps=400")
     assert done.exit_code == 0, done.err
     quality = done.json("summary.json")["quality"]
     assert quality["end_reason"] == {"not ended": 1.0}

@@ -232,7 +232,6 @@ def evaluate_both(
     config = evaluation_config(config)
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
-    most_steps = max(MAX_EPISODE_STEPS, config.env.max_episode_steps or 0)
     ways = ["greedy", "sampled"] if sampled and not config.algo.spec.greedy else ["greedy"]
     quality = {way: summarise([]) for way in ways}
     reader = reader or InfoReader.of(config.env, lambda line: say(console, f"  {line}"))
@@ -253,12 +252,12 @@ def evaluate_both(
 
             quality[way] = evaluate(
                 model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, reader,
-                has_monitor_wrapper(config), most_steps,
+                has_monitor_wrapper(config), config.eval.max_steps,
             )  # fmt: skip
     for way, found in quality.items():
         if cut := round(found["end_reason"].get(NOT_ENDED, 0.0) * found["episodes"]):
             say(console, f"{cut} of {found['episodes']} {way} episodes did not end within "
-                f"{most_steps:,} steps; they count as they stand")  # fmt: skip
+                f"eval.max_steps={config.eval.max_steps:,}; they count as they stand")  # fmt: skip
     return quality
 
 

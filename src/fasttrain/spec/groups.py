@@ -67,6 +67,9 @@ class EvalConfig:
         least=1,
         most=4096,
     )
+    max_steps: int = setting(
+        27_000, "Longest episode of an evaluation. A longer one is cut and counts with the reward so far.", least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

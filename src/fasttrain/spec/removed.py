@@ -84,7 +84,6 @@ REMOVED = {  # what to do in place of each setting
     "tune.sampler": "settings are drawn at random, and the best are trained longer; remove it",
     "doctor.seconds": CONSTANT,
     "doctor.tries": "the best suggestion is tried; Ctrl-C ends doctor and keeps what was measured; remove it",
-    "eval.max_steps": "an evaluation cuts episodes at 27,000 steps, or env.max_episode_steps if larger; remove it",
     "video.episodes": "a video shows one episode; fasttrain play output=… play.episodes=… films more; remove it",
     "profiler": "use py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …",
 }
