@@ -224,7 +224,7 @@ def test_too_many_rounds_in_a_row_stop_the_run(kind: str, fused: bool):
 
 @every_way
 def test_a_rollback_goes_to_the_last_good_weights_once(kind: str, fused: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("fasttrain.algos.guard.KEEP_EVERY", 1)
+    monkeypatch.setattr("fasttrain.algos.guard.COPY_EVERY", 1)
     model, lines = trained(kind, fused)
     guard = model.engine.guard
     guard.max_skipped, guard.at_limit = 0, "rollback"
