@@ -44,7 +44,7 @@ def test_how_sequences_are_made_is_told(fasttrain: RunCommand):
     rows = rows_of(done)
     assert (rows["engine"]["effective"], rows["vec_env"]["effective"]) == ("fast", "dummy")
     assert rows["steps_back"]["effective"] == 85
-    assert "2 sequences a minibatch, one more for each episode's end in it" in rows["steps_back"]["reason"]
+    assert "2 sequences per minibatch, and one more for each end of an episode" in rows["steps_back"]["reason"]
     assert rows["algo.rollout_size"]["effective"] == 12 * 85
     told = re.search(r"sequences: ([\d.]+) a minibatch; (\d+) % padding, in stock's layout (\d+) %", done.out)
     assert told is not None
@@ -69,7 +69,7 @@ def test_masks_and_inputs_take_a_native_game_in_its_single_form(fasttrain: RunCo
     assert done.exit_code == 0, done.err
     row = rows_of(done)["vec_env"]
     assert row["effective"] in ("dummy", "shared")
-    assert row["reason"].startswith("algo.memory_inputs is shown by single envs, not by the native batch; ")
+    assert row["reason"].startswith("algo.memory_inputs needs single envs, not the native batch; ")
     played = fasttrain("play", f"run={done.folder}", "play.speed=1000", "play.seed=1", "opponent=random")
     assert played.exit_code == 0, played.err
 
