@@ -145,7 +145,7 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path, counts: dict[str
         done = subprocess.run(
             ["bash", "-c", f"exec {command.short}"],
             cwd=tmp_path / command.folder,
-            env={**os.environ, "PATH": PATH},
+            env={**os.environ, "PATH": PATH, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
             input="\n" * 500,
             capture_output=True,
             text=True,
