@@ -54,11 +54,10 @@ TRAIN = "total_timesteps=1000 eval.episodes=4"
 # What is added to a command that it ends soon, by the first pattern that fits. Of a setting that is there twice the
 # last one counts.
 SHORT = {
-    r"fasttrain (help|settings|report|watch|new|export|zoo|check|--help)": "",
+    r"fasttrain (help|settings|report|watch|new|export|zoo|check|doctor|--help)": "",
     r"fasttrain train warmup": "",
     r"fasttrain clone": "clone.episodes=20 clone.epochs=1 eval.episodes=4",
     r"(javac|python) ": "",
-    r"fasttrain doctor": "doctor.tries=0",
     r"fasttrain eval": "eval.episodes=10",
     r"fasttrain play .*(human|output)": "play.episodes=1",
     r"fasttrain play": "play.speed=100 play.episodes=1",
@@ -66,6 +65,7 @@ SHORT = {
     r"fasttrain compare .*minutes": "seeds=1 minutes=0.05 eval.episodes=4",
     r"fasttrain compare": f"seeds=1 {TRAIN}",
     r"fasttrain resume": "total_timesteps=40000",
+    r"fasttrain -m": TRAIN,
     r".*on_existing=resume": "total_timesteps=60000",
     r".*(atari.*algo=ppo|Pixels)": f"{TRAIN} num_envs=2 algo.rollout_size=256 batch_size=128 eval.episodes=2",
     r".*atari": "total_timesteps=300 eval.episodes=2",
@@ -128,7 +128,8 @@ def counts(request: pytest.FixtureRequest) -> Iterator[dict[str, int]]:
     found: dict[str, int] = {}
     yield found
     told = ", ".join(f"{count} {why}" for why, count in sorted(found.items()))
-    request.config.get_terminal_writer().line(f"\n{sum(found.values())} commands: {told}")
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print(f"\n{sum(found.values())} commands: {told}")
 
 
 @pytest.mark.docs_commands
