@@ -129,7 +129,7 @@ def counts(request: pytest.FixtureRequest) -> Iterator[dict[str, int]]:
     yield found
     told = ", ".join(f"{count} {why}" for why, count in sorted(found.items()))
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        print(f"\n{sum(found.values())} commands: {told}")
+        request.config.get_terminal_writer().line(f"\n{sum(found.values())} commands: {told}")
 
 
 @pytest.mark.docs_commands
