@@ -66,6 +66,7 @@ SHORT = {
     r"fasttrain compare": f"seeds=1 {TRAIN}",
     r"fasttrain resume": "total_timesteps=40000",
     r"fasttrain -m": TRAIN,
+    r".*eval_every": "total_timesteps=40000 eval_every=16384 eval.episodes=4",
     r".*on_existing=resume": "total_timesteps=60000",
     r".*(atari.*algo=ppo|Pixels)": f"{TRAIN} num_envs=2 algo.rollout_size=256 batch_size=128 eval.episodes=2",
     r".*atari": "total_timesteps=300 eval.episodes=2",
