@@ -56,7 +56,7 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["env.entry_point=broken:Broken", "algo=ppo"], "no map (broken.py:4"),
         (["nan_guard=never"], "nan_guard=never: not one of off, stop, rollback"),
         (["+profile=speed", "use_amp=on", "amp_dtype=float16"], "use_amp=float16 on the CPU: only CUDA has float16"),
-        (["engine=fast", "schedule=first_ready"], "vec_env=subproc has no workers that could step apart"),
+        (["engine=fast", "schedule=first_ready"], "vec_env=subproc has no workers that step independently"),
         (["env.step_timeout_s=0"], "env.step_timeout_s=0"),
         (["vec_env=native", "algo=ppo"], "ignores masks"),
         (["env.kwargs.opponents=mediun"], "medium"),
@@ -67,7 +67,7 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         ([*PLAIN, "num_envs=1e9"], "num_envs=1000000000: must be at most 1,000,000"),
         (
             [*PLAIN, "algo.net_arch=[1000000,1000000]"],
-            "2 layers of 1,000,001,000,000 weights no machine has the memory for",
+            "no machine has the memory for 2 layers of 1,000,001,000,000 weights",
         ),
         (["algo=dqn", PLAIN[0], "algo.buffer_size=1e15"], "must be at most 10,000,000,000"),
     ],

@@ -121,4 +121,4 @@ def test_a_faster_vector_form_is_taken(monkeypatch: pytest.MonkeyPatch, takes: t
     row = resolve(config, {}, facts, TWO).row("vec_env")
     assert row.effective == expected
     if expected == "vector":
-        assert row.reason == "tried: a step of 8 envs takes 100 µs by the env's own vector form, else 500 µs"
+        assert row.reason == "tried: a step of 8 envs takes 100 µs with the env's own vector form, else 500 µs"
