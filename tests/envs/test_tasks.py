@@ -78,6 +78,10 @@ class Passed(Corridor):
         lambda given: dict(**given),
         lambda given: dict(given.items()),
         lambda given: given,
+        lambda given: given.copy(),
+        lambda given: given | {"other": 1},
+        lambda given: {"length": 1} | given,
+        lambda given: {"length": given.setdefault("length", 1)},
     ],
 )
 def test_options_may_be_read_in_any_way(way: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from stable_baselines3 import PPO
 
 from conftest import Finished, RunCommand
 
@@ -23,6 +24,20 @@ class Wise:
 
     def act(self, observations: Any, action_masks: Any, envs: NDArray[np.int64]) -> NDArray[Any]:
         return np.where(observations[:, 2] * 60 < 2.5, 0, 1)
+
+
+class Alone:
+    """Answers with one action for all environments."""
+
+    def act(self, observations: Any, action_masks: Any, envs: NDArray[np.int64]) -> int:
+        return 1
+
+
+class Wild:
+    """Answers with an action that the environment does not have."""
+
+    def act(self, observations: Any, action_masks: Any, envs: NDArray[np.int64]) -> NDArray[Any]:
+        return np.full(len(envs), 5)
 
 
 @pytest.fixture
@@ -59,6 +74,20 @@ def test_decisions_of_a_file_and_of_a_run_are_learned(cloned: Finished, fasttrai
         assert again.json("summary.json")["clone"]["accuracy"] > 0.95, of
 
 
+def test_a_run_is_imitated_as_it_saw_its_game(trained: RunCommand, fasttrain: RunCommand) -> None:
+    small = (*CORRIDOR, "algo.rollout_size=64", "total_timesteps=256", "env.normalize=[obs]")
+    run = trained(*small)
+    of = (f"clone.of={run.folder}", "clone.episodes=4", "clone.epochs=1")
+    shown = fasttrain("clone", *CORRIDOR, *of).ok().folder / "demonstrations.npz"
+    with np.load(shown) as arrays, np.load(run.folder / "vecnormalize.npz") as moments:
+        model = PPO.load(run.folder / "model.zip", device="cpu")
+        wide = np.sqrt(moments["observations.var"] + 1e-8)
+        seen = np.clip((arrays["observations"] - moments["observations.mean"]) / wide, -10, 10).astype(np.float32)
+        assert (model.predict(seen, deterministic=True)[0] == arrays["actions"]).all()
+    other = fasttrain("clone", *SKULL, f"clone.of={run.folder}")
+    assert (other.exit_code, "its observation_space is Box" in other.err) == (2, True)
+
+
 def test_a_games_bot_is_imitated_under_its_masks(fasttrain: RunCommand) -> None:
     run = fasttrain("clone", *SKULL, "clone.of=easy")
     assert run.exit_code == 0, run.err
@@ -78,6 +107,9 @@ def test_a_games_bot_is_imitated_under_its_masks(fasttrain: RunCommand) -> None:
         ((*CORRIDOR, "clone.of=nothing.npz"), "nothing.npz"),
         ((*CORRIDOR, "clone.of=test_clone:Wise", "env.normalize=[obs]"), "no statistics of a training"),
         ((*SKULL, "clone.of=hardest"), "hardest"),
+        ((*SKULL, "clone.of=hard", "curriculum.tasks={early: {rounds: [1, 3]}}"), "curriculum.tasks has no effect"),
+        ((*CORRIDOR, "clone.of=test_clone:Alone"), "Alone.act answered actions of shape (), not (4,)"),
+        ((*CORRIDOR, "clone.of=test_clone:Wild"), "clone.of=test_clone:Wild: the action of row 0 is none of"),
         (("algo=dqn", "env.id=CartPole-v1", "clone.of=x.npz"), "clone with algo=dqn"),
     ],
 )

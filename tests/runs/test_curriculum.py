@@ -76,6 +76,24 @@ def test_a_stage_begins_by_a_mean_and_ends_where_it_falls_below_another() -> Non
     assert play(40, won=False) == 1
 
 
+def test_episodes_that_were_drawn_in_the_stage_before_do_not_begin_the_next_stage() -> None:
+    schedule = ([0, ["a"]], [{"win_rate": 0.6}, ["b"]], [{"win_rate": 0.5}, ["c"]])
+    draws = TaskSampler(CurriculumConfig(tasks=TASKS, schedule=schedule), seed=0, in_advance=150)
+
+    def play(count: int) -> int:
+        for _ in range(count):
+            draws.on_episode("a", 0.0, 1, True)
+        draws.on_step(0)
+        return draws.stage
+
+    assert play(100) == 1
+    assert play(249) == 1
+    resumed = TaskSampler(CurriculumConfig(tasks=TASKS, schedule=schedule), seed=0, in_advance=150)
+    resumed.state = draws.state
+    draws = resumed
+    assert play(1) == 2
+
+
 def test_a_stored_state_goes_on_with_the_same_draws() -> None:
     settings: dict[str, Any] = {"by": "learnability", "schedule": ([0, ["a", "b"]], [10, ["b", "c"]])}
     one, other = sampler(**settings), sampler(**settings)
@@ -165,5 +183,7 @@ def test_a_native_game_takes_its_own_options(fasttrain: RunCommand) -> None:
     rows = list(csv.DictReader((run.folder / "episodes.csv").read_text().splitlines()))
     turns = {row["task"]: row["length"] for row in rows}
     assert turns == {"early": str(3 + 1 + 2 + 3), "late": "11"}  # a bid a round, and its cards
+    both = fasttrain(*small, "opponent=self", "curriculum.tasks={late: {rounds: [10, 10]}}").ok()
+    assert both.json("summary.json")["tasks"]["late"]["episodes"] > 0
     wrong = fasttrain(*small, "curriculum.tasks={early: {round: 3}}")
     assert (wrong.exit_code, "no reset option 'round'" in wrong.err) == (2, True)

@@ -33,7 +33,7 @@ SMALL = ("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64
 
 def test_each_phase_has_means_of_its_own_rows() -> None:
     model = object.__new__(PPO)
-    model.observation_space = spaces.Box(0, 1, (3,))
+    model.observation_space, model._vec_normalize_env = spaces.Box(0, 1, (3,)), None
     steps, envs = 4, 2
     seen = np.zeros((steps, envs, 3), np.float32)
     seen[:2, :, 1] = seen[2:, :, 2] = 1
@@ -62,6 +62,13 @@ def test_a_run_reports_them(fasttrain: RunCommand) -> None:
     assert told["reward"] == 0.0
 
 
+def test_a_resumed_run_goes_on_counting(fasttrain: RunCommand) -> None:
+    run = fasttrain(*SMALL, "env.phases={bid: 175}", "checkpoint_every=256")
+    before = run.json("summary.json")["phases"]["bid"]["steps"]
+    fasttrain("resume", f"run={run.folder}", "total_timesteps=768").ok()
+    assert run.json("summary.json")["phases"]["bid"]["steps"] > before + 20
+
+
 def test_an_infos_phase_becomes_a_column(fasttrain: RunCommand) -> None:
     wrapper = "[{wrapper: 'fasttrain.envs.wrappers:InfoOneHot', key: phase, values: [bid, play]}]"
     env = ("algo=ppo", "env.entry_point=test_phases:Phased", "vec_env=dummy", f"env.wrappers={wrapper}")
@@ -74,6 +81,7 @@ def test_an_infos_phase_becomes_a_column(fasttrain: RunCommand) -> None:
     ("settings", "message"),
     [
         (("env.phases={bid: 248}",), "env.phases.bid=248: the observation has columns 0 to 247"),
+        (("env.phases={bid: 175}", "env.normalize=[obs]"), "observations that env.normalize=[obs] has changed"),
         (("env.phases={bid: 1}", "algo=dqn"), "env.phases reads the rollouts of PPO"),
     ],
 )

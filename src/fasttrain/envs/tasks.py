@@ -39,6 +39,16 @@ class _WatchedOptions(dict[Any, Any]):
         self.read.add(key)
         return super().pop(key, *default)
 
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().setdefault(key, default)
+
+    def copy(self) -> dict[Any, Any]:
+        return dict(self.items())
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | other
+
     def __iter__(self) -> Iterator[Any]:
         self.read |= super().keys()
         return super().__iter__()

@@ -22,8 +22,9 @@ from torch.nn import functional
 from fasttrain.batch import BoolArray
 from fasttrain.envs.names import callable_at
 from fasttrain.errors import ConfigError
-from fasttrain.runs.demonstrations import Demonstrations, Player, read_demonstrations, record
-from fasttrain.runs.evaluate import Finished, evaluate_both, load_run
+from fasttrain.runs.demonstrations import Demonstrations, Player, check_actions, read_demonstrations, record
+from fasttrain.runs.envs import with_statistics
+from fasttrain.runs.evaluate import evaluate_both, load_run
 from fasttrain.runs.parts import Parts
 from fasttrain.runs.train import open_run
 from fasttrain.runs.view import activity, say, show_quality
@@ -45,6 +46,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         raise ConfigError(f"clone with algo={config.algo.name}: it learns policies of ppo, maskable_ppo, a2c and trpo")
     if config.env.normalize:
         raise ConfigError("clone with env.normalize: there are no statistics of a training to normalize by; remove it")
+    if config.curriculum.tasks:
+        raise ConfigError("curriculum.tasks has no effect in clone: what is recorded are whole games; remove it")
     with open_run(config, sources, folder, overrides) as run:
         try:
             shown = demonstrations_of(run)
@@ -79,6 +82,7 @@ def demonstrations_of(run: Parts) -> Demonstrations:
             run.env.seed(SEED)
             tell = lambda done, steps: doing.count(done, config.clone.episodes, "episodes", f", {steps:,} steps")  # noqa: E731
             shown = record(run.env, _player(of, run.env), config.clone.episodes, tell)
+        check_actions(f"clone.of={of}", shown.actions, shown.action_masks, model.action_space)
         shown.save(run.folder / FILE)
     if config.algo.spec.masks == "must" and shown.action_masks is None:
         raise ConfigError(f"clone.of={of}: decisions without action_masks, and algo={config.algo.name} needs them")
@@ -91,7 +95,7 @@ def demonstrations_of(run: Parts) -> Demonstrations:
 
 def _player(of: str, env: VecEnv) -> Player:
     if Path(of).is_dir():
-        return _Policy(load_run(Path(of)))
+        return _Policy(of, env)
     if ":" in of:
         player = callable_at(of, f"clone.of={of}")()
         if not hasattr(player, "act"):
@@ -103,14 +107,26 @@ def _player(of: str, env: VecEnv) -> Player:
 
 
 class _Policy:
-    """The greedy policy of a finished run."""
+    """The greedy policy of a finished run, with the run's statistics of `env.normalize`."""
 
-    def __init__(self, finished: Finished) -> None:
+    def __init__(self, of: str, env: VecEnv) -> None:
+        finished = load_run(Path(of))
         self.model: Any = finished.model
+        for name in ("observation_space", "action_space"):
+            its, own = getattr(self.model, name), getattr(env, name)
+            if its != own:
+                raise ConfigError(f"clone.of={of}: its {name} is {its}, this environment's is {own}")
+        if finished.config.algo.spec.recurrent:
+            raise ConfigError(f"clone.of={of}: a recurrent policy cannot be recorded; name a run of another algorithm")
+        normalizer = None
+        if finished.statistics is not None:
+            normalizer = with_statistics(env, finished.config, finished.statistics)
+        self.normalizer = normalizer
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: NDArray[np.int64]) -> NDArray[Any]:
         masks = {} if action_masks is None else {"action_masks": action_masks}
-        actions, _ = self.model.predict(observations, deterministic=True, **masks)
+        seen = observations if self.normalizer is None else self.normalizer.normalize_obs(observations)
+        actions, _ = self.model.predict(seen, deterministic=True, **masks)
         return actions  # type: ignore[no-any-return]
 
 

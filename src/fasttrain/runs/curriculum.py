@@ -23,6 +23,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import LEARNABILITY, WEIGHTS, CurriculumConfig, stages_of
 from fasttrain.spec.infos import win_of
 from fasttrain.spec.setting import named
+from fasttrain.vec.self_play import SelfPlayVecEnv
 
 T = TypeVar("T")
 RECENT = 100  # episodes of a mean
@@ -53,9 +54,13 @@ class TaskSampler:
 
     Learnability is p(1 - p), where p is the share of wins among the last 100 episodes of a task: tasks that are always
     or never won teach nothing (Tzannetos et al. 2023, https://arxiv.org/abs/2304.12877).
+
+    Args:
+        in_advance: number of episodes that are drawn and have not ended. When a stage begins, that many episodes of the
+            stage before still end. They do not count in the means by which the next stage begins.
     """
 
-    def __init__(self, config: CurriculumConfig, seed: int) -> None:
+    def __init__(self, config: CurriculumConfig, seed: int, in_advance: int = 0) -> None:
         self._names = [*config.tasks]
         self._weights = np.array([config.weights.get(name, 1.0) for name in self._names])
         self._stages, self._stage = stages_of(config), 0
@@ -63,6 +68,7 @@ class TaskSampler:
         if config.by == LEARNABILITY:
             self._wins = {name: deque(maxlen=RECENT) for name in self._names}
         self._recent: dict[str, deque[float]] = {name: deque(maxlen=RECENT) for name in ("win_rate", "reward")}
+        self._in_advance, self._of_before = in_advance, 0
         self._random = np.random.default_rng((seed, STREAM))
         self._bounds: np.ndarray[Any, np.dtype[np.float64]] | None = None  # (K,) cumulative probabilities
 
@@ -104,10 +110,12 @@ class TaskSampler:
             self._enter(self._stage - 1)
 
     def on_episode(self, task: str, episode_return: float, length: int, won: bool | None) -> None:
-        self._recent["reward"].append(episode_return)
-        if won is not None:
-            self._recent["win_rate"].append(float(won))
-        elif self._wins is not None or any(stage.metric == "win_rate" for stage in self._stages):
+        if self._of_before:
+            self._of_before -= 1
+        else:
+            self._recent["reward"].append(episode_return)
+            self._recent["win_rate"].extend([] if won is None else [float(won)])
+        if won is None and (self._wins is not None or any(stage.metric == "win_rate" for stage in self._stages)):
             raise EnvError(
                 "the curriculum goes by wins, and the environment does not say whether an episode was won: give its "
                 "last info an entry is_success, or name one by env.result.win=…"
@@ -121,7 +129,7 @@ class TaskSampler:
         return sum(values) / RECENT if len(values) == RECENT else None
 
     def _enter(self, stage: int) -> None:
-        self._stage, self._bounds = stage, None
+        self._stage, self._bounds, self._of_before = stage, None, self._in_advance
         for values in self._recent.values():
             values.clear()
 
@@ -130,11 +138,13 @@ class TaskSampler:
         """Plain values."""
         wins = None if self._wins is None else {name: list(won) for name, won in self._wins.items()}
         recent = {name: list(values) for name, values in self._recent.items()}
-        return {"stage": self._stage, "wins": wins, "recent": recent, "random": self._random.bit_generator.state}
+        stage = {"stage": self._stage, "of_before": self._of_before}
+        return {**stage, "wins": wins, "recent": recent, "random": self._random.bit_generator.state}
 
     @state.setter
     def state(self, stored: Mapping[str, Any]) -> None:
         self._stage = min(int(stored["stage"]), len(self._stages) - 1)
+        self._of_before = int(stored.get("of_before", 0))
         for name, won in (stored["wins"] or {}).items():
             if self._wins is not None and name in self._wins:
                 self._wins[name].extend(won)
@@ -171,7 +181,7 @@ class Curriculum:
         self.names = [*settings.tasks]
         self.draws: TaskCurriculum
         if settings.by in (WEIGHTS, LEARNABILITY):
-            self.draws = TaskSampler(settings, config.seed)
+            self.draws = TaskSampler(settings, config.seed, 2 * num_envs)
         else:
             name, given = named(settings.by, "curriculum", "curriculum.by")
             kind: Any = object
@@ -287,6 +297,7 @@ class Curriculum:
 def set_tasks(env: VecEnv, numbers: Int64Array, envs: Int64Array | None = None) -> None:
     """Choose the next tasks (M,) of these environments (M,), or of all."""
     base: Any = env.unwrapped
+    base = base.inner if isinstance(base, SelfPlayVecEnv) else base
     if hasattr(base, "set_tasks"):
         base.set_tasks(numbers, slice(None) if envs is None else envs)
         return

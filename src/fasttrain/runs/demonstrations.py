@@ -96,7 +96,7 @@ def read_demonstrations(
     if not count or starts.shape != (count,) or rewards.shape != (count,) or not np.isfinite(rewards).all():
         raise ConfigError(f"{file}: episode_starts and rewards need a finite value for each of the {count:,} actions")
     starts[0] = True
-    _check_actions(file, actions, masks, action_space)
+    check_actions(str(file), actions, masks, action_space)
     return Demonstrations(seen, actions, None if masks is None else masks.astype(np.bool_), starts, rewards)
 
 
@@ -105,27 +105,28 @@ def _first(wrong: NDArray[Any]) -> int:
     return int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
 
 
-def _check_actions(file: Path, actions: NDArray[Any], masks: NDArray[Any] | None, space: spaces.Space[Any]) -> None:
+def check_actions(source: str, actions: NDArray[Any], masks: NDArray[Any] | None, space: spaces.Space[Any]) -> None:
+    """Raises ConfigError: an action is none of the space, or illegal under its mask. `source`: for the message."""
     if actions.shape[1:] != (space.shape or ()):
-        raise ConfigError(f"{file}: actions have shape {actions.shape}, this environment takes {space}")
+        raise ConfigError(f"{source}: actions have shape {actions.shape}, this environment takes {space}")
     if isinstance(space, spaces.Box):
         if not np.isfinite(actions).all():
-            raise ConfigError(f"{file}: the action of row {_first(~np.isfinite(actions)):,} is not finite")
+            raise ConfigError(f"{source}: the action of row {_first(~np.isfinite(actions)):,} is not finite")
         return
     dims = np.array(action_dims(space))
     chosen = actions.reshape(len(actions), -1)
     wrong = (chosen < 0) | (chosen >= dims)
     if actions.dtype.kind not in "iu" or wrong.any():
-        raise ConfigError(f"{file}: the action of row {_first(wrong) if wrong.any() else 0:,} is none of {space}")
+        raise ConfigError(f"{source}: the action of row {_first(wrong) if wrong.any() else 0:,} is none of {space}")
     if masks is None:
         return
     if masks.shape != (len(actions), dims.sum()):
-        raise ConfigError(f"{file}: action_masks have shape {masks.shape}, expected ({len(actions):,}, {dims.sum()})")
+        raise ConfigError(f"{source}: action_masks have shape {masks.shape}, expected ({len(actions):,}, {dims.sum()})")
     begins = np.array([0, *accumulate(dims.tolist())][:-1])
     illegal = ~np.take_along_axis(masks.astype(np.bool_), chosen + begins, axis=1)
     if illegal.any():
         row = _first(illegal)
-        raise ConfigError(f"{file}: action {actions[row].tolist()} of row {row:,} is illegal under its mask")
+        raise ConfigError(f"{source}: action {actions[row].tolist()} of row {row:,} is illegal under its mask")
 
 
 @dataclass(slots=True)
@@ -171,6 +172,8 @@ def record(
     while quota.any():
         masks = np.stack(env.env_method("action_masks")) if masked else None
         actions = np.asarray(player.act(observations, masks, everyone))
+        if actions.shape != (expected := (count, *(env.action_space.shape or ()))):
+            raise ConfigError(f"{type(player).__name__}.act answered actions of shape {actions.shape}, not {expected}")
         seen = observations
         observations, rewards, dones, infos = env.step(actions)
         observations, late = copy_observations(observations), resets_and_rests(env)[0]

@@ -29,6 +29,8 @@ class Phases:
             raise ConfigError("env.phases reads the rollouts of PPO with engine=fast; remove it for another algorithm")
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ConfigError(f"env.phases names columns of an observation with one axis, this one is {space}")
+        if (normalizer := model.get_vec_normalize_env()) is not None and normalizer.norm_obs:
+            raise ConfigError("env.phases cannot read observations that env.normalize=[obs] has changed; remove one")
         for name, column in columns.items():
             if not 0 <= column < space.shape[0]:
                 raise ConfigError(f"env.phases.{name}={column}: the observation has columns 0 to {space.shape[0] - 1}")
@@ -56,6 +58,10 @@ class Phases:
                 "share": count / len(seen) if len(seen) else None,
                 **{key: float(part[inside].mean()) if count else None for key, part in figures.items()},
             }
+
+    def load(self, stored: Mapping[str, Any]) -> None:
+        """Continue from the figures of a checkpoint."""
+        self._figures = {name: dict(stored[name]) for name in self.columns if name in stored}
 
     def to_dict(self) -> dict[str, Any]:
         """Steps of the whole training, and of the last rollout the share of steps and means per step, for JSON."""

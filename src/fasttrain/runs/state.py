@@ -171,6 +171,8 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
     }
     if run.curriculum is not None:
         found["curriculum"] = plain(run.curriculum.state())
+    if run.phases is not None:
+        found["phases"] = plain(run.phases.to_dict())
     for name, (state, named) in parts.items():
         found[name] = state
         arrays |= with_prefix(name, named)
@@ -249,6 +251,8 @@ def _restore(
     if run.curriculum is not None:  # the unfinished episodes are played again with their tasks
         run.curriculum.load(state["curriculum"])
         set_tasks(run.env, run.curriculum.present)
+    if run.phases is not None:
+        run.phases.load(state.get("phases", {}))
     other_seed = (run.config.seed + SEED_STRIDE * (1 + len(own["resumed_at"]))) % 2**31
     begun = load_env_state(
         cast(VecEnv, model.env),

@@ -32,7 +32,16 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
     source = getattr(config.algo, "teacher", None)
     if source is None:
         return
-    teacher = load_run(Path(source)).model
+    try:
+        finished = load_run(Path(source))
+    except ConfigError as error:
+        raise ConfigError(f"algo.teacher={source}: {error}") from error
+    if "obs" in (*config.env.normalize, *finished.config.env.normalize):
+        raise ConfigError(
+            f"algo.teacher={source}: the two policies would see observations normalized by different statistics; train "
+            "both without env.normalize=[obs]"
+        )
+    teacher = finished.model
     for name in ("observation_space", "action_space"):
         mine, its = getattr(model, name), getattr(teacher, name)
         if mine != its:

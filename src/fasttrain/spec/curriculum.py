@@ -70,7 +70,7 @@ def _stage(entry: Any, tasks: Mapping[str, Any]) -> Stage:
     if not (isinstance(entry, Sequence) and len(entry) == 2 and isinstance(entry[1], Sequence) and entry[1]):
         raise ConfigError(f"curriculum.schedule: expected a stage like {form}, got {entry}")
     begins, names = entry
-    names = [names] if isinstance(names, str) else names
+    names = [names] if isinstance(names, str) else [*map(str, names)]  # YAML reads a task called 1 as a number
     for name in names:
         _check_task("curriculum.schedule", name, tasks)
     if isinstance(begins, Mapping):
