@@ -23,12 +23,13 @@ class MyGame(gym.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.place, self.steps = 0, 0
-        return self._observation(), {}
+        return self._observation(), {"phase": "bid"}
 
     def step(self, action):
         self.place, self.steps = max(0, self.place + (1 if action == 1 else -1)), self.steps + 1
         won, late = self.place == self.size, self.steps >= 30
         info = {"victory": won, "vp": float(self.place), "damage": 0.0, "cause": "goal"} if won or late else {}
+        info["phase"] = "play"
         return self._observation(), float(won), won, late, info
 
     def action_masks(self):
