@@ -54,6 +54,21 @@ def test_rewards_are_the_learners_own_of_all_that_happened_since_its_last_decisi
         assert info["is_win"] == (info["score_diff"] > 0)
 
 
+def test_every_game_of_an_episode_has_the_options_of_its_reset():
+    env, seen = Seat("nimble", seat="green", stones=1), []
+    deal = env.aec.reset
+
+    def reset(seed: int, options: Any) -> None:  # the first seat takes the only stone, in games of one stone
+        seen.append(options)
+        env.aec.stones = 1 if len(seen) < 3 else 9
+        deal(seed=seed)
+
+    with patch.object(env.aec, "reset", reset):
+        env.reset(seed=0, options={"stones": 9})
+    assert seen == [{"stones": 9}] * len(seen)
+    assert len(seen) > 1, "in the first game the other seat took the only stone"
+
+
 def test_a_learner_that_is_out_of_the_game_ends_its_episode_and_others_leave_in_order():
     env = Seat("nimble", seat="red", stones=20)
     env.reset(seed=0)

@@ -121,6 +121,11 @@ def test_all_vectorized_environments_play_the_same_tasks(fasttrain: RunCommand, 
     assert "tasks: short " in whole.out
 
 
+def test_the_progress_line_names_the_stage(fasttrain: RunCommand) -> None:
+    run = fasttrain(*CORRIDOR, "vec_env=dummy", "curriculum.schedule=[[0, [short]], [256, [long]]]")
+    assert "tasks: stage 2 of 2, short " in run.ok().out
+
+
 def test_evaluations_play_without_tasks(trained: RunCommand) -> None:
     """The untrained policy walks at random: 8 cells in 16 steps are rarely reached, 16 steps is what most take."""
     quality = trained(*CORRIDOR, "vec_env=dummy").json("summary.json")["quality"]

@@ -34,6 +34,7 @@ SMALL = ("+profile=speed", "num_envs=8", "algo.rollout_size=256", "batch_size=64
 def test_each_phase_has_means_of_its_own_rows() -> None:
     model = object.__new__(PPO)
     model.observation_space, model._vec_normalize_env = spaces.Box(0, 1, (3,)), None
+    model.env = SimpleNamespace(unwrapped=SimpleNamespace(observation_space=model.observation_space))  # type: ignore[assignment]
     steps, envs = 4, 2
     seen = np.zeros((steps, envs, 3), np.float32)
     seen[:2, :, 1] = seen[2:, :, 2] = 1
@@ -75,6 +76,11 @@ def test_an_infos_phase_becomes_a_column(fasttrain: RunCommand) -> None:
     told = fasttrain(*SMALL, *env, "env.phases={bid: 3, play: 4}").json("summary.json")["phases"]
     assert told["bid"]["steps"] + told["play"]["steps"] == 512
     assert told["bid"]["steps"] == pytest.approx(512 / 16, rel=0.3)
+    stacked = fasttrain(*SMALL, *env, "env.phases={bid: 3, play: 4}", "env.frame_stack=2").ok()
+    told = stacked.json("summary.json")["phases"]
+    assert told["bid"]["steps"] + told["play"]["steps"] == 512, (
+        "of the newest frame: the one before it is empty at first"
+    )
 
 
 @pytest.mark.parametrize(

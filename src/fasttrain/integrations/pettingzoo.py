@@ -98,12 +98,13 @@ class Seat(gymnasium.Env[Any, Any]):
         super().reset(seed=seed)
         self._games = int(self.np_random.integers(len(self.seats))) if seed is not None else self._games + 1
         self.seat = self._fixed or self.seats[self._games % len(self.seats)]
-        self._deal(options)
+        self._options = options
+        self._deal()
         self._go_on()
         return self._observation(), {}
 
-    def _deal(self, options: object = None) -> None:
-        self.aec.reset(seed=int(self.np_random.integers(2**31)), options=options)
+    def _deal(self) -> None:
+        self.aec.reset(seed=int(self.np_random.integers(2**31)), options=self._options)
         self._totals, self._has_decided = dict.fromkeys(self.seats, 0.0), False
 
     @property

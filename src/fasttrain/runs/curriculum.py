@@ -77,6 +77,11 @@ class TaskSampler:
         """The number of the present stage of the schedule, from 0."""
         return self._stage
 
+    @property
+    def stages(self) -> int:
+        """How many stages the schedule has."""
+        return len(self._stages)
+
     def probabilities(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """(K,) with which each task is drawn now."""
         tasks = self._stages[self._stage].tasks
@@ -283,8 +288,10 @@ class Curriculum:
             self.draws.state = stored["draws"]
 
     def line(self) -> str:
-        """`early 62 %, late 31 %`: win rates, or mean rewards where nobody wins."""
-        shown = []
+        """`stage 1 of 2, early 62 %, late 31 %`: win rates, or mean rewards where nobody wins."""
+        shown, draws = list[str](), self.draws
+        if isinstance(draws, TaskSampler) and draws.stages > 1:
+            shown.append(f"stage {draws.stage + 1} of {draws.stages}")
         for name, each in self.figures.items():
             row = each.to_dict()
             if row["win_rate"] is not None:

@@ -17,7 +17,8 @@ class Phases:
     """Reads the rollouts of fasttrain's PPO, MaskablePPO and their recurrent forms.
 
     Args:
-        columns: the column of the observation that is 1 in a phase, by the name of the phase.
+        columns: the column of the observation that is 1 in a phase, by the name of the phase. With `env.frame_stack` it
+            is a column of the newest frame.
 
     Raises:
         ConfigError: the observation has no such column, or the algorithm has no such rollouts.
@@ -31,10 +32,12 @@ class Phases:
             raise ConfigError(f"env.phases names columns of an observation with one axis, this one is {space}")
         if (normalizer := model.get_vec_normalize_env()) is not None and normalizer.norm_obs:
             raise ConfigError("env.phases cannot read observations that env.normalize=[obs] has changed; remove one")
-        for name, column in columns.items():
-            if not 0 <= column < space.shape[0]:
-                raise ConfigError(f"env.phases.{name}={column}: the observation has columns 0 to {space.shape[0] - 1}")
         self._model: Any = model
+        width = self._model.env.unwrapped.observation_space.shape[0]
+        for name, column in columns.items():
+            if not 0 <= column < width:
+                raise ConfigError(f"env.phases.{name}={column}: the observation has columns 0 to {width - 1}")
+        self._newest = space.shape[0] - width  # frames are stacked along the axis, the newest last
         self._figures: dict[str, dict[str, float | int | None]] = {}
 
     def take_rollout(self) -> None:
@@ -47,7 +50,7 @@ class Phases:
             for part in (storage.observations, storage.values, storage.returns, storage.log_probs, storage.rewards)
         )
         for name, column in self.columns.items():
-            inside = seen[:, column] > 0.5
+            inside = seen[:, self._newest + column] > 0.5
             count = int(inside.sum())
             figures = {
                 "reward": rewards, "value": values, "value_error": np.abs(returns - values), "log_prob": log_probs,
