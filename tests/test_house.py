@@ -32,9 +32,10 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # for output and paths that the system refuses.
 # 644 and four modules for what a training may begin with: another model's weights, recorded decisions, a teacher.
 # 150 and a module for phases of a game.
-# 72 for tasks in self-play, stages that are shown and wait for their own episodes, and clones of runs as they saw their game.
+# 76 for tasks in self-play, stages that are shown and wait for their own episodes, clones of runs as they saw their
+# game, and wrong files of decisions.
 CEILINGS = {
-    "fasttrain": {"lines": 44_117, "modules": 193, ": Any": 536},
+    "fasttrain": {"lines": 44_125, "modules": 193, ": Any": 536},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
 }

@@ -59,6 +59,11 @@ def test_a_file_gives_back_what_was_saved(shown: Demonstrations, tmp_path: Path)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "one number": (
+        {"actions": np.int64(3)},
+        r"actions must hold a number for each decision, it is int64 of shape \(\)",
+    ),
+    "texts": ({"rewards": np.array(["a"] * 4)}, "rewards must hold a number for each decision"),
     "no actions": ({"actions": None}, "there is no array actions"),
     "shape": ({"observations": np.zeros((4, 2), np.float32)}, r"observations is of shape \(4, 2\)"),
     "missing": ({"observations": None}, "observations is missing"),

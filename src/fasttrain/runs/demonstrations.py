@@ -79,6 +79,9 @@ def read_demonstrations(
     arrays = read_arrays(file, MOST_BYTES)
     if missing := [name for name in ("actions", "episode_starts", "rewards") if name not in arrays]:
         raise ConfigError(f"{file}: there is no array {missing[0]} in it")
+    if odd := next((name for name, array in arrays.items() if array.dtype.kind not in "biuf" or not array.ndim), None):
+        raise ConfigError(f"{file}: {odd} must hold a number for each decision, it is {arrays[odd].dtype} of shape "
+                          f"{arrays[odd].shape}")  # fmt: skip
     seen: Any = arrays.get("observations")
     if isinstance(observation_space, spaces.Dict):
         seen = {key: arrays.get(f"observations/{key}") for key in observation_space.spaces}
