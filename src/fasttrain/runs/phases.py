@@ -33,7 +33,8 @@ class Phases:
         if (normalizer := model.get_vec_normalize_env()) is not None and normalizer.norm_obs:
             raise ConfigError("env.phases cannot read observations that env.normalize=[obs] has changed; remove one")
         self._model: Any = model
-        width = self._model.env.unwrapped.observation_space.shape[0]
+        env: Any = model.env
+        width = env.unwrapped.observation_space.shape[0]
         for name, column in columns.items():
             if not 0 <= column < width:
                 raise ConfigError(f"env.phases.{name}={column}: the observation has columns 0 to {width - 1}")
