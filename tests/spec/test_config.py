@@ -24,7 +24,7 @@ def test_every_setting_has_a_text_and_a_default_within_its_range():
 def test_only_what_a_game_or_its_name_decides_has_no_default():
     without = [key for key, one in SETTINGS.items() if one.default is MISSING and one.default_factory is MISSING]
     assert without == ["total_timesteps", "algo.name", "eval.episodes"]
-    evaluation = {"episodes": None, "seed": 1_000_003, "num_envs": None, "env_kwargs": {}}
+    evaluation = {"episodes": None, "seed": 1_000_003, "num_envs": None, "env_kwargs": {}, "max_steps": 27_000}
     assert defaults_of(Config)["eval"] == evaluation
 
 
