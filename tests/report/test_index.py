@@ -70,7 +70,7 @@ def test_one_file_for_both_themes_with_its_pictures_beside_it(fasttrain: RunComm
     assert all((folder / link).read_bytes().startswith(b"\x89PNG") for link in pictures)
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))
-    for fact in ("ppo on Toy-v0", "training episodes, mean", "50.0 %", "[40.0, 60.0]", "has a batched native form"):
+    for fact in ("ppo on Toy-v0", "training episodes, mean", "50.0 %", "[40.0, 60.0]", "has a native batch"):
         assert fact in seen.text
 
 
