@@ -32,10 +32,11 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # for output and paths that the system refuses.
 # 644 and four modules for what a training may begin with: another model's weights, recorded decisions, a teacher.
 # 150 and a module for phases of a game.
+# 1 for a checkup that had no time to compare actions, whose equal returns prove nothing.
 # 76 for tasks in self-play, stages that are shown and wait for their own episodes, clones of runs as they saw their
 # game, and wrong files of decisions.
 CEILINGS = {
-    "fasttrain": {"lines": 44_121, "modules": 193, ": Any": 537},
+    "fasttrain": {"lines": 44_122, "modules": 193, ": Any": 537},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from strangers import Cards
 
 from fasttrain.envs import checkup as checkups
 from fasttrain.envs.checkup import CheckupResult, checkup
@@ -434,3 +436,16 @@ def test_to_dict_holds_everything() -> None:
     assert content["costs"]["episode_steps"] > 1
     assert content["episodes"] == len(result.returns) > 0
     assert content["return_range"] == (min(result.returns), max(result.returns))
+
+
+def test_without_time_for_comparisons_equal_returns_prove_nothing() -> None:
+    """Every order of the cards brings 10: only other actions would show that rewards depend on them."""
+
+    class Slow(Cards):
+        def step(self, action: Any) -> Any:
+            time.sleep(0.002)
+            return super().step(action)
+
+    slow = checkup(lambda: ActionMasks(Slow(), "method", None, "valid_action_mask"), max_seconds=1.0)
+    assert [finding.code for finding in slow.findings] == []
+    assert any("what other actions change" in text for text in slow.not_checked)
