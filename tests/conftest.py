@@ -48,10 +48,13 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
-def pytest_configure() -> None:
-    """No collection looks at what is loaded until tests begin, then or later: it would cost a tenth of the suite.
+def pytest_configure(config: pytest.Config) -> None:
+    """Only tests marked `cuda` see a GPU, so that all others compute the same on every machine.
 
+    No collection looks at what is loaded until tests begin, then or later: it would cost a tenth of the suite.
     `&` in a script lets the suite ignore Ctrl-C, nohup a closed terminal, and with it all that the tests start."""
+    if config.option.markexpr != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     gc.disable()
     if DEFAULT not in plugins.names(plugins.GAMES):
         raise pytest.UsageError(

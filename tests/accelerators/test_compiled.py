@@ -42,7 +42,6 @@ from toys import toy_gym_vec
 COMPILE = EngineSettings(compile_mode="default")
 NUMBERS = Coefficients(*map(torch.tensor, (0.2, 0.1, 0.01, 0.5)))
 NO_COMPILER = shutil.which("g++") is None and shutil.which("clang++") is None
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need CUDA")
 
 
 def dqn(settings: EngineSettings = COMPILE, **changes: Any) -> Any:
@@ -275,7 +274,7 @@ def test_graphs_come_with_the_mode_and_what_they_put_out_is_kept(monkeypatch: py
     assert (first[0].tolist(), second[0].tolist(), first[1], len(marks)) == ([1.0, 1.0], [2.0, 2.0], None, 2)
 
 
-@NEEDS_CUDA
+@pytest.mark.cuda
 @pytest.mark.parametrize("parts", [1, 2])
 def test_cuda_graphs_train_as_eager_does(parts: int):
     ends = []
@@ -288,7 +287,7 @@ def test_cuda_graphs_train_as_eager_does(parts: int):
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-3)
 
 
-@NEEDS_CUDA
+@pytest.mark.cuda
 @pytest.mark.parametrize("settings", [EngineSettings(compile_mode="reduce-overhead"), EngineSettings(pin_memory=True)])
 def test_dqn_on_cuda(settings: EngineSettings):
     model = dqn(settings, device="cuda", prioritized={}).learn(400)

@@ -163,7 +163,7 @@ def test_a_rollout_goes_through_page_locked_memory(shapes: list[tuple[int, ...]]
     assert not masked_model(EngineSettings(pin_memory=True)).engine_now().pinned, "it is on the CPU"
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs CUDA")
+@pytest.mark.cuda
 def test_on_cuda_the_weights_are_those_of_plain_copies():
     ends = []
     for pinned in (False, True):

@@ -320,7 +320,7 @@ def test_errors_that_are_not_finite_rate_nothing_where_that_is_looked_for(per_ro
         replay.rate(indices, errors, generation, guarded=False)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.cuda
 @KINDS
 def test_on_cuda_batches_arrive_whole(kind: type[ReplayStorage], sampler: Prefetching):
     storage = made(kind, rows=64, steps=64)

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import IO, Any, BinaryIO
 
 import numpy as np
@@ -101,7 +102,7 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     reads = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:
         shape, _, dtype = reads(member)
-    except (SyntaxError, TypeError, RecursionError, MemoryError, OverflowError) as error:  # of literal_eval
+    except (SyntaxError, TypeError, RecursionError, MemoryError, OverflowError, TokenError) as error:  # of its parser
         raise ValueError(f"its header is none: {type(error).__name__}") from error
     if not all(type(size) is int for size in shape):
         raise ValueError("its shape is none")

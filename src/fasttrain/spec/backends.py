@@ -202,10 +202,9 @@ def with_parts(config: type[C]) -> type[C]:
         error = plugins.plugin_error(plugins.ENGINES, name, "has a name that means something else in a configuration")
         _engines()[name] = str(error)
     parts = [(one.name, one.settings, one.settings()) for one in engines() if one.settings]
-    namespace = {"__module__": config.__module__, "__doc__": config.__doc__}
-    return make_dataclass(
-        config.__name__, parts, bases=(config,), namespace=namespace, frozen=True, kw_only=True, slots=True
-    )  # fmt: skip
+    made = make_dataclass(config.__name__, parts, bases=(config,), frozen=True, kw_only=True, slots=True)
+    made.__module__, made.__doc__ = config.__module__, config.__doc__  # pickles name the module; 3.12 sets the caller's
+    return made
 
 
 def check_backend(config: Config) -> None:
