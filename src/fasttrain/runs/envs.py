@@ -174,6 +174,8 @@ def env_facts(
             raise EnvSpecError(built.mask_error)
         images = policy.startswith("Cnn")
         measured = measure()
+        if measured is None and native and survey is not None and config.fused_update == "auto":
+            measured = asked.costs()  # kernels skip zeros, so their speed depends on the observations
         if not times and (measured is None or config.vec_env != "shared"):  # shared: cpu_share sets its workers
             density = measured.density if measured else (1.0, 1.0)
             return EnvFacts(native, None, images=images, shares=asked.shares, density=density)
