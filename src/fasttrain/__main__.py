@@ -12,7 +12,7 @@ from contextlib import suppress
 from fasttrain import put_behind_python
 from fasttrain.terminal import let_output_end
 
-THREADS_S = 5.0  # time for threads of an env to end, once everything is done
+THREADS_S = 5.0  # seconds that threads of an env have to end when the command is done
 
 
 def main() -> int:
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _leave_threads(ended: list[int], leaving: threading.Event) -> None:
-    """End the process if threads of an env do not end, for which the interpreter waits before it calls `_leave`."""
+    """End the process if threads of an env do not end. The interpreter waits for threads before it calls `_leave`."""
     threading.main_thread().join()
     if not leaving.wait(THREADS_S):
         _leave(ended)
@@ -53,7 +53,7 @@ def _leave(ended: list[int]) -> None:
     libraries such as ale-py's would print pages about leaks."""
     if ended:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # it has no reader any more, or is closed
+            with suppress(OSError, ValueError, AttributeError):  # the stream has no reader any more, or is closed
                 stream.flush()
         os._exit(ended[0])
 

@@ -39,7 +39,7 @@ class NoMasksError(EnvSpecError, ValueError):
 
 
 class DivergedError(FastTrainError):
-    """No update was finite in too many rounds in a row. The weights are those of the last finite update."""
+    """Too many updates in a row had a loss or gradient that is not finite. The weights are the last finite ones."""
 
 
 class CrashedError(FastTrainError):

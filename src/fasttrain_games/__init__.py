@@ -1,4 +1,4 @@
-"""Skull King, Skirmish and Atari's settings: games that attach to fasttrain by entry points, as any package's can.
+"""Skull King, Skirmish and settings for Atari. fasttrain finds them by entry points, as those of any other package.
 
 `import fasttrain_games.envs` makes the ids known to `gymnasium.make` in a script.
 """
@@ -8,13 +8,13 @@ from pathlib import Path
 from fasttrain.native import GameSpec
 
 CONF = Path(__file__).parent / "conf"
-# Its steps cost next to nothing, so the update is the bottleneck: few large minibatches, as good per env step here.
-WALL = {"batch_size": 1024, "learning_rate": 1e-3, "n_epochs": 4, "rollout_size": 16384}
+# Steps of these games are cheap: the update is the bottleneck. Few large minibatches learn as much per env step here.
+FEW_UPDATES = {"batch_size": 1024, "learning_rate": 1e-3, "n_epochs": 4, "rollout_size": 16384}
 FAST = {
     "eval_episodes": 2000,
     "num_envs": {"balance": 64, "speed": 256},
-    "maskable_ppo": {"speed": WALL},
-    "maskable_recurrent_ppo": {"balance": {"rollout_size": 8192}, "speed": WALL},  # learns 128 and 64 steps back
+    "maskable_ppo": {"speed": FEW_UPDATES},
+    "maskable_recurrent_ppo": {"balance": {"rollout_size": 8192}, "speed": FEW_UPDATES},  # sequences of 128, 64 steps
     "dqn": {"speed": {"learning_rate": 5e-4}},
 }
 SKULLKING = GameSpec(

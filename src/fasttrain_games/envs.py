@@ -1,4 +1,4 @@
-"""Importing this makes the games known to `gymnasium.make`; in a run fasttrain does so itself, where one is made."""
+"""Import this in a script to register the games for `gymnasium.make`. A run of fasttrain does not need it."""
 
 import gymnasium
 

@@ -90,9 +90,9 @@ class OwnChoice(DQNPolicy):
             actor(actions=spaces.Box(-1, 1, (2,)), use_sde=True),
             "the policy is not SB3's own, or its actions are neither",
         ),
-        (actor(WIDE), "observations are float64; kernels would serve a float32 Box"),
+        (actor(WIDE), "observations are float64; compiled kernels need a float32 Box"),
         (keyed(spaces.Box(-1.0, 1.0, (2, 2), np.float64)), None),
-        (keyed(spaces.Discrete(3)), "the observations' key 'b' is Discrete(3); kernels would serve a one-hot Box"),
+        (keyed(spaces.Discrete(3)), "the observations' key 'b' is Discrete(3); kernels need a Box, such as a one-hot"),
         (keyed(spaces.Box(0, 255, (3, 36, 36), np.uint8)), "the observations' key 'b' is an image"),
         (actor(features_extractor_class=OwnFeatures), "features come from a OwnFeatures, not from a flat Box"),
         (actor(kind=OwnActing), "OwnActing.predict_values is overridden: compiled kernels compute ActorCriticPolicy's"),
@@ -111,13 +111,13 @@ class OwnChoice(DQNPolicy):
         (q_net(spaces.Box(-1.0, 1.0, (2, 3), np.float32), PAIR, BranchingDQNPolicy), None),
         (q_net(actions=spaces.MultiDiscrete([2, 2], np.int32), kind=BranchingDQNPolicy), "actions are MultiDiscrete"),
         (q_net(kind=DuelingDQNPolicy, net_arch=[]), NO_MLP),
-        (q_net(spaces.Discrete(4)), "observations are Discrete(4); kernels would serve a one-hot Box"),
+        (q_net(spaces.Discrete(4)), "observations are Discrete(4); kernels need a Box, such as a one-hot"),
         (q_net(optimizer_class=OwnAdam), NO_ADAM.format("OwnAdam")),
         (q_net(kind=OwnChoice), "OwnChoice._predict is overridden: compiled kernels compute DQNPolicy's own _predict"),
         (soft(), None),
         (soft(use_sde=True), "gSDE is computed on PyTorch"),
         (soft(net_arch={"pi": [8], "qf": []}), "a network without a hidden layer"),
-        (soft(features_extractor_class=OwnFeatures), "features come from a OwnFeatures; fused_update serves flat"),
+        (soft(features_extractor_class=OwnFeatures), "features come from a OwnFeatures; compiled kernels need flat"),
     ],
 )
 def test_what_kernels_serve(policy: Any, reason: str | None):
@@ -263,7 +263,7 @@ STORAGES = "overridden: compiled kernels compute ReplayStorage's own"
         (DQN, replay(Newest), f"Newest._get_samples is {STORAGES} _get_samples"),
         (DQN, replay(Sampled), "Sampled.sample is overridden: compiled kernels compute PrioritizedReplayBuffer's own"),
         (PPO, {"rollout_buffer_class": type("Own", (RolloutBuffer,), {})},
-         "the buffer is a Own, which SB3's own loops serve"),
+         "the buffer is a Own, so SB3's own loops run"),
     ],
 )  # fmt: skip
 def test_what_is_overridden_is_what_learns(kind: Any, options: dict[str, Any], reason: str):

@@ -162,7 +162,7 @@ def test_without_a_cell_the_policy_is_stocks_and_kernels_serve_lstms_alone():
     assert type(fasttrain.RecurrentPPO("MlpLstmPolicy", "CartPole-v1").policy) is RecurrentActorCriticPolicy
     assert type(model_of("lstm").policy) is CellActorCriticPolicy
     asked = model_of("gru", engine="kernels")
-    told = "a GRU is computed on PyTorch: compiled kernels serve LSTMs alone"
+    told = "a GRU is computed on PyTorch: compiled kernels compute only LSTMs"
     assert asked.engine.unsupported_reason == told
     assert type(asked.engine) is RecurrentEngine
 

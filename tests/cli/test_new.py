@@ -57,8 +57,8 @@ def test_wrong_names_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "file").touch()
     for arguments, told in (
-        ([], "new takes the folder to make"),
-        (["a", "b"], "new takes the folder to make"),
+        ([], "new needs the folder to create"),
+        (["a", "b"], "new needs the folder to create"),
         (["my-game"], "a project cannot be called 'my-game'"),
         (["there"], "it exists and is not empty"),
     ):

@@ -58,7 +58,7 @@ def test_the_schema_describes_a_file(capsys: pytest.CaptureFixture[str]):
 
 
 def test_what_begins_no_key_is_refused():
-    with pytest.raises(ConfigError, match="nvm_envs: no key begins so; did you mean 'num_envs'"):
+    with pytest.raises(ConfigError, match="nvm_envs: no such key; did you mean 'num_envs'"):
         main(["settings", "nvm_envs"])
     with pytest.raises(ConfigError, match="expected one PREFIX"):
         main(["settings", "--yaml"])

@@ -98,7 +98,7 @@ def test_illegal_actions() -> None:
     with pytest.raises(EnvError, match=r"reset\(\)"):
         strict.step(0)
     strict.reset(seed=1)
-    with pytest.raises(EnvError, match=r"27 in head 0 of action \[27\] is illegal now, legal there is \[0, "):
+    with pytest.raises(EnvError, match=r"27 in head 0 of action \[27\] is illegal now, legal values are \[0, "):
         strict.step(27)
 
 

@@ -223,7 +223,7 @@ def test_illegal_actions_name_env_head_and_legal_values() -> None:
     units.reset(np.arange(1), [1])
     for wrong in (-1, 25, 29, 1000):
         slots.actions[0] = wrong
-        with pytest.raises(EnvError, match=r"in head 0 .* legal there is \[0, "):
+        with pytest.raises(EnvError, match=r"in head 0 .* legal values are \[0, "):
             units.step()
 
 

@@ -89,7 +89,7 @@ def test_another_cell_with_inputs_and_wrappers(fasttrain: RunCommand):
     assert (rows["algo.cell"]["effective"], rows["algo.cell"]["class"]) == ("gru", "trade-off")
     assert rows["algo.memory_inputs"]["effective"] == ["action", "reward"]
     assert rows["fused_update"]["effective"] == "off"
-    told_why = "a GRU is computed on PyTorch: compiled kernels serve LSTMs alone"
+    told_why = "a GRU is computed on PyTorch: compiled kernels compute only LSTMs"
     assert rows["fused_update"]["reason"].startswith(told_why)
     assert told_why in done.out
     model = ours.RecurrentPPO.load(done.folder / "model.zip", device="cpu")

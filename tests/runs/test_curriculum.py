@@ -46,7 +46,7 @@ def test_learnability_prefers_what_is_won_in_half_of_the_episodes() -> None:
 
 
 def test_learnability_needs_to_be_told_who_won() -> None:
-    with pytest.raises(EnvError, match="does not say whether an episode was won"):
+    with pytest.raises(EnvError, match="does not report whether an episode was won"):
         sampler(by="learnability").on_episode("a", 1.0, 1, None)
 
 

@@ -1,6 +1,6 @@
 """torch.compile for an algorithm's acting and update, on CUDA with CUDA graphs where the mode brings them.
 
-The loss is compiled together with the networks, so that its dozens of small operations become few, in the backward pass
+The loss is compiled together with the networks, so that its dozens of small operations are fused, in the backward pass
 too. Compiled code reads the policy's own parameters; nothing is copied. It is compiled for fixed sizes. A minibatch of
 another size (the rest of an epoch) is computed eagerly, so that nothing is compiled in the middle of training. Methods
 that a subclass overrides are not compiled; see `contract.first_change`.
@@ -60,10 +60,10 @@ def inductor(mode: str, graphs: bool) -> Compiler:
 
 
 def prepare(model: Any, env: VecEnv) -> str:
-    """Compile what the model's settings ask for, for the present sizes, unless that was done.
+    """Compile what the model's settings ask for, for the present sizes, unless it is already compiled.
 
     Returns:
-        why compiling failed just now, after which training continues eagerly; else an empty text.
+        why compiling failed in this call, as a text; training then continues eagerly. Empty if it did not fail.
     """
     engine = model.engine_now()
     if engine.kind == "kernels" or not isinstance(storage_of(model), RolloutStorage | ReplayStorage):
@@ -81,7 +81,7 @@ def prepare(model: Any, env: VecEnv) -> str:
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of PPO's loss as scalar tensors. Numbers would be compiled anew when a schedule changes them."""
+    """The coefficients of PPO's loss as scalar tensors. Plain numbers would cause a recompilation at every change."""
 
     clip_range: Any
     clip_range_vf: Any  # None: values are not clipped
@@ -90,7 +90,7 @@ class Coefficients(NamedTuple):
 
 
 class Compiled(ABC):
-    """Compiled functions for an engine and for the update of its algorithm.
+    """The functions that torch.compile has compiled for one engine and its algorithm.
 
     Args:
         engine: a torch engine.
@@ -102,7 +102,7 @@ class Compiled(ABC):
     def __init__(self, engine: Any, compiler: Compiler | None = None) -> None:
         self.engine, settings = engine, engine.settings
         graphs = engine.device.type == "cuda" and settings.compile_mode in GRAPH_MODES
-        # A graph overwrites its memory, so gradients that several backward passes add up must not lie there.
+        # A graph overwrites its memory, so it must not hold gradients that several backward passes add up.
         graphs = graphs and settings.gradient_accumulation == 1
         self.compiler = compiler or inductor(settings.compile_mode, graphs)
         self.failure = ""  # why nothing was compiled
@@ -164,7 +164,7 @@ class CompiledPPO(Compiled):
             self._compile_loss(rollout, model.work())
 
     def _compile_acting(self, rollout: RolloutStorage, sizes: tuple[int, ...]) -> None:
-        """Run on observations of the storage's first step, whatever they are, repeated to the number of rows."""
+        """Compile by running on the observations of the storage's first step, repeated to the number of rows."""
         if self._outputs is None:
             return
         self.acting_sizes = set(sizes)
@@ -186,7 +186,7 @@ class CompiledPPO(Compiled):
             torch.autograd.backward(loss(part)["loss"])
 
     def serves(self, view: PolicyView) -> bool:
-        """Whether this was compiled for the policy of that view, and for that kind of view."""
+        """Whether this was compiled for the policy and the class of `view`."""
         return not self.failure and type(view) is type(self.view) and view.policy is self.view.policy
 
     def attach(self, view: PolicyView) -> None:
@@ -195,13 +195,13 @@ class CompiledPPO(Compiled):
             view.acting = self.outputs
 
     def outputs(self, observations: TensorObservations) -> Outputs:
-        """Logits and values of the policy, compiled where the number of rows is one of `acting_sizes`."""
+        """Logits and values of the policy, by compiled code if the number of rows is one of `acting_sizes`."""
         view: Any = self.view
         outputs = self._outputs if num_rows(observations) in self.acting_sizes else view.outputs
         return outputs(observations)  # type: ignore[no-any-return]
 
     def loss_of(self, model: Any, work: Any) -> Callable[[RolloutBatch], Terms] | None:
-        """The function that replaces evaluation and `loss` of a minibatch; None where they were not compiled."""
+        """The function that replaces `evaluate` and `loss` of a minibatch; None if they were not compiled."""
         if not self.sizes or first_change(model, self.reproduces) or not self.serves(self.engine.new_view()):
             return None
         return self.loss_with(work)
@@ -213,7 +213,7 @@ class CompiledPPO(Compiled):
         return partial(self.loss, coefficients=Coefficients(*scalars), entropy_gradient=work.ent_coef != 0.0)
 
     def loss(self, batch: RolloutBatch, coefficients: Coefficients, entropy_gradient: bool) -> Terms:
-        """PPO's loss with its terms, compiled where the number of rows is one of `batch_sizes`."""
+        """PPO's loss with its terms, by compiled code if the number of rows is one of `batch_sizes`."""
         loss = self._loss if len(batch.returns) in self.batch_sizes else self._plain_loss
         return loss(batch, coefficients, entropy_gradient)
 
@@ -224,7 +224,7 @@ class CompiledPPO(Compiled):
 
 
 class CompiledQ(Compiled):
-    """Evaluation and loss of a batch of DQN, and the values by which it acts."""
+    """DQN's evaluation and loss of a batch, and the Q-values for acting."""
 
     reproduces = ("evaluate", "loss")
     _terms: Any = None
@@ -315,7 +315,7 @@ def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
 
 
 def tensors_of(batch: ReplayBatch) -> ReplayBatch:
-    """The batch without its numbers for prioritized replay, which are on the host."""
+    """The batch without the fields for prioritized replay, which are on the host."""
     return batch._replace(indices=None, generation=None)
 
 

@@ -1,4 +1,4 @@
-"""What an accelerator reproduces: methods, settings and a storage; and whether one of the methods was changed."""
+"""`Contract`: the methods, settings and storage that an accelerator reproduces, and a check for changed methods."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Contract(NamedTuple):
 
 
 def first_change(thing: Any, names: tuple[str, ...]) -> str:
-    """A sentence about the first of these methods that is not a library's own; empty if there is none."""
+    """A sentence about the first of these methods that a user has changed; empty if there is none."""
     kind, own = type(thing), vars(thing)
     for name in names:
         method = getattr(kind, name, None)

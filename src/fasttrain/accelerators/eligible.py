@@ -1,7 +1,7 @@
-"""Whether compiled kernels reproduce an algorithm as it is now; if not, why.
+"""Decides whether compiled kernels reproduce an algorithm as it is now, and gives the reason if not.
 
-`REPRODUCED` names everything that the kernels compute. Whatever is overridden, added or unknown is computed by the
-algorithm's own methods on PyTorch. The reason is one sentence, which the plan shows.
+`REPRODUCED` names everything that the kernels compute. If anything is overridden, added or unknown, the algorithm's own
+methods compute on PyTorch. The reason is one sentence, which the plan shows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _SAC = Contract(  # its storage may be of any class that gives batches
 )  # fmt: skip
 REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN, "soft actor-critic": _SAC}
 VIEWS = (CategoricalView, GaussianView)  # distributions that the kernels know
-ADAM = ("lr", "betas", "eps", "foreach", "fused")  # its options that the kernels know; the last two only round
+ADAM = ("lr", "betas", "eps", "foreach", "fused")  # Adam's options that kernels know; the last two change only rounding
 
 # Units of an LSTM. Time of an update by kernels / by torch, in µs for each row of the rollout, with two LSTMs on one
 # thread. 248 inputs, minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048
@@ -92,7 +92,7 @@ def unsupported_reason(algorithm: Any) -> str | None:
     if unknown:
         return f"{unknown[0]} is a field that compiled kernels do not know"
     if not isinstance(storage, contract.stored):
-        return f"the buffer is a {type(storage).__name__}, which SB3's own loops serve"
+        return f"the buffer is a {type(storage).__name__}, so SB3's own loops run"
     if change := first_change(algorithm, contract.algorithm) or first_change(storage, contract.storage):
         return change
     if contract is _DQN and algorithm._vec_normalize_env is not None:
@@ -101,7 +101,7 @@ def unsupported_reason(algorithm: Any) -> str | None:
 
 
 def policy_reason(policy: Any) -> str | None:
-    """The same for a policy and its optimizer alone."""
+    """As `unsupported_reason`, but only for a policy and its optimizer."""
     return next(filter(None, (rule(policy) for rule in _RULES[_kind_of(policy)])), None)
 
 
@@ -111,7 +111,7 @@ def kernels_of(algorithm: Any) -> type[Engine]:
 
 
 class Watch:
-    """The answer of `unsupported_reason`, and whether it may have changed since: DQN asks at every update, in 3 µs.
+    """Keeps the result of `unsupported_reason` and notices changes that may alter it. DQN asks at every update (3 µs).
 
     It notices hooks, methods set on instances, frozen parameters, and another policy, optimizer, buffer or normalizer.
     A change that it does not notice, such as one of a class, takes effect at the next `learn`.
@@ -179,7 +179,7 @@ def _bad_lstm(policy: Any) -> str:
     lstms = [lstm for lstm in (policy.lstm_actor, policy.lstm_critic) if lstm is not None]
     actor, units = lstms[0], lstms[0].hidden_size
     if isinstance(actor, nn.GRU):
-        return "a GRU is computed on PyTorch: compiled kernels serve LSTMs alone"
+        return "a GRU is computed on PyTorch: compiled kernels compute only LSTMs"
     if other := [type(lstm).__name__ for lstm in lstms if type(lstm) is not nn.LSTM]:
         return f"the LSTM is a {other[0]}, a class of its own"
     if units % PAD or units > PAYS_UP_TO:
@@ -210,7 +210,7 @@ def _bad_soft_actor_critic(policy: Any) -> str:
         return "gSDE is computed on PyTorch" if actor.use_sde else "actions are not drawn from a squashed Gaussian"
     for extractor in (actor.features_extractor, *(each.features_extractor for each in critics)):
         if type(extractor) not in (FlattenExtractor, CombinedExtractor) or [*extractor.parameters()]:
-            return f"features come from a {type(extractor).__name__}; fused_update serves flat observations alone"
+            return f"features come from a {type(extractor).__name__}; compiled kernels need flat observations"
     return ""
 
 
@@ -224,12 +224,12 @@ def _bad_sac_layers(policy: Any) -> str:
     kinds = {type(each) for chain in chains for each in chain[1::2]}
     alike = len({tuple(each.shape for each in net.parameters()) for net in nets}) == 1
     reason = _bad_mlp(policy, linear, kinds, all(len(chain) % 2 for chain in chains))
-    return reason or ("" if alike else "the critics are not alike")
+    return reason or ("" if alike else "the critics have different layers")
 
 
 def _bad_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: bool, others: Iterable[Any] = ()) -> str:
-    """For these linear layers and kinds of activations: do they `alternate`, is each parameter one of theirs or of
-    `others`?"""
+    """Check linear layers and the kinds of activations: they must `alternate`, and the policy must have no parameters
+    except theirs and `others`."""
     plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
     if not (plain and alternate) or len(kinds) > 1 or not kinds <= set(KINDS):
         return "not an MLP of tanh or relu layers"
@@ -244,7 +244,7 @@ def _bad_features(policy: Any) -> str:
     """The features must be the flat observation itself: a float32 Box, or a Dict of vectors."""
     space, keyed = policy.observation_space, isinstance(policy.observation_space, spaces.Dict)
     if isinstance(space, spaces.Discrete):
-        return f"observations are {space}; kernels would serve a one-hot Box"
+        return f"observations are {space}; kernels need a Box, such as a one-hot"
     owners = [policy.q_net, policy.q_net_target] if hasattr(policy, "q_net") else [policy]
     names = ("features_extractor", "pi_features_extractor", "vf_features_extractor")
     extractors: Any = {getattr(owner, name, None) for owner in owners for name in names} - {None}
@@ -256,11 +256,11 @@ def _bad_features(policy: Any) -> str:
             return "the features extractor does not read the observations' keys"
         for key, part in space.items() if keyed else ():
             if not isinstance(part, spaces.MultiBinary | spaces.Box):
-                return f"the observations' key {key!r} is {part}; kernels would serve a one-hot Box"
+                return f"the observations' key {key!r} is {part}; kernels need a Box, such as a one-hot"
             if type(parts[key]) is not nn.Flatten:
                 return f"the observations' key {key!r} is an image"
     served = keyed or (isinstance(space, spaces.Box) and space.dtype == np.float32)
-    return "" if served else f"observations are {space.dtype}; kernels would serve a float32 Box"
+    return "" if served else f"observations are {space.dtype}; compiled kernels need a float32 Box"
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
 
 
 class KernelEngine(Engine):
-    """Of an actor-critic policy that `eligible.py` allows. Random numbers are drawn for a whole rollout at once."""
+    """The engine for an actor-critic policy that `eligible.py` allows. It draws random numbers once per rollout."""
 
     kind: ClassVar[str] = "kernels"
 
@@ -75,7 +75,7 @@ class KernelEngine(Engine):
         return make_layout(policy)
 
     def fits(self, policy: Any) -> bool:
-        """Whether the policy still has the parameters for which the engine was made: a head may have been replaced."""
+        """Whether the policy still has the same parameters as when the engine was made. A head may be replaced."""
         own = {id(place.parameter) for place in self._places}
         return policy is self.policy and own == {id(parameter) for parameter in policy.parameters()}
 
@@ -126,14 +126,14 @@ class KernelEngine(Engine):
         return actions, np.empty((count, points), np.float32), values[0], values[1]
 
     def _remembered(self, memory: Any, scratch: ppo.Scratch) -> tuple[Remembered | None, Any]:
-        """LSTM states as the acting kernel takes them, and where it writes those after the step; None without LSTMs."""
+        """LSTM states for the acting kernel, and the arrays for the states after the step; None without LSTMs."""
         return None, None
 
     def values(self, observations: Any, memory: Memory | None = None) -> Float32Array:
-        """Values (n,) by the parameters packed last.
+        """Values (n,), computed with the parameters that were packed last.
 
-        They come from the kernel that acts, since a kernel of their own would be one more to compile. torch takes
-        longer: 0.4 ms for 256 rows of 248 floats, and far more where another process uses the second core.
+        The acting kernel computes them, so that no further kernel must be compiled. torch takes longer: 0.4 ms for 256
+        rows of 248 floats, and far more if another process uses the second core.
         """
         seen = flat_rows(observations, self._keys)
         count = len(seen)
@@ -164,7 +164,7 @@ class KernelEngine(Engine):
         """All epochs of the update in compiled code.
 
         Raises:
-            EnvError: nothing is guarded, and parameters would not be finite.
+            EnvError: `nan_guard` is off, and parameters would not be finite.
         """
         self.clock.enter("train")
         optimizer, guarded = self.policy.optimizer, self.guard is not None
@@ -270,7 +270,7 @@ class KernelEngine(Engine):
                 state["exp_avg_sq"].copy_(square)
 
     def _scratch_for(self, count: int) -> ppo.Scratch:
-        """Working memory for `count` rows in as many parts as pay."""
+        """Working memory for `count` rows, in as many parts as make the update faster."""
         parts = max(1, min(self.max_threads, count // ROWS_PER_THREAD))
         if parts not in self._scratch:
             width, block = int(self.layout.dims.sum()), len(self._constants.every)
@@ -289,13 +289,13 @@ class KernelEngine(Engine):
 
 
 def adam_of(optimizer: torch.optim.Optimizer, max_grad_norm: float) -> ppo.AdamSettings:
-    """The optimizer's settings as the kernels take them."""
+    """The optimizer's settings, as an argument of the kernels."""
     (group,) = optimizer.param_groups
     return ppo.AdamSettings(*map(float, (group["lr"], *group["betas"], group["eps"], max_grad_norm)))
 
 
 def _loss_settings(work: PPOWork) -> ppo.LossSettings:
-    """The settings of the loss as the kernels take them."""
+    """The settings of the loss, as an argument of the kernels."""
     settings = work._asdict()
     off = {name: -1.0 for name in ("clip_range_vf", "target_kl") if settings[name] is None}
     return ppo.LossSettings(*((settings | off)[name] for name in ppo.LossSettings._fields))
@@ -321,7 +321,7 @@ def kernel_calls() -> list[KernelCall]:
 def noted_calls(
     kind: type[KernelEngine], policy_class: Any, storage_class: Any, memory: Any = None, **sizes: Any
 ) -> list[KernelCall]:
-    """The kernels that an engine calls to act once and to learn from one step; `sizes` are of the storage."""
+    """The kernel calls of an engine that acts once and learns from one step. `sizes` are arguments of the storage."""
     box, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), list[KernelCall]()
 
     class Noting(kind):  # type: ignore[valid-type, misc]

@@ -1,7 +1,7 @@
 """KernelQEngine: a Q-network acts and learns in the compiled kernels of `kernels/q.py`, in the same memory.
 
-DQN updates after every vector step, so that copies as in PPO's `KernelEngine` would cost too much. Instead the
-parameters of both nets and Adam's moments become views of flat vectors. Policy and optimizer can be read, written and
+DQN updates after every vector step, so copies as in PPO's `KernelEngine` would cost too much. Instead the parameters of
+both nets and Adam's moments become views of flat vectors. Policy and optimizer can be read, written and
 saved at any time. `fits` notices when a tensor was replaced by another.
 """
 
@@ -33,7 +33,7 @@ _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
 
 
 class KernelQEngine(Engine):
-    """Of a DQN policy that `eligible.py` allows. Its tensors are moved into flat vectors; see `Flat`.
+    """The engine for a DQN policy that `eligible.py` allows. It moves the policy's tensors into flat vectors (`Flat`).
 
     Only one call may run at a time, since calls share working memory.
     """
@@ -67,7 +67,7 @@ class KernelQEngine(Engine):
         self._bad = np.full(1, -1)  # index of the first gradient that was not finite
 
     def fits(self, policy: Any) -> bool:
-        """Whether every tensor is still the view that the engine has made."""
+        """Whether every tensor is still the view that the engine made."""
         return policy is self.policy and self.flat.holds() and self.target.holds()
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
@@ -92,11 +92,11 @@ class KernelQEngine(Engine):
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
 
     def update(self, data: Replay, work: QWork) -> Statistics:
-        """All updates in one call of the kernels, and all batches in one draw: the random numbers differ from those of
-        batch by batch. Prioritized batches are drawn with the present priorities, which are updated at the end.
+        """Take all updates in one call of the kernels. All batches are drawn at once, so the random numbers differ from
+        SB3's, and prioritized batches use the priorities from before the call.
 
         Raises:
-            EnvError: the loss is not finite, and nothing is guarded.
+            EnvError: the loss is not finite, and `nan_guard` is off.
         """
         guarded = self.guard is not None
         self.clock.enter("replay_sample")
@@ -121,8 +121,8 @@ class KernelQEngine(Engine):
     def train(self, batches: QBatches, work: QWork, guarded: bool) -> tuple[Float64Array, Float32Array, Float64Array]:
         """An update for each batch, one after the other, as SB3's `DQN.train`. The target net stays as it is.
 
-        A guarded step is skipped where loss or gradient is not finite. A row without a legal next action counts as
-        ended. The kernels check no shapes and no dtypes: `draw_block` makes the batches.
+        If `guarded`, a step is skipped if its loss or gradient is not finite. A row without a legal next action counts
+        as ended. The kernels check no shapes and no dtypes: `draw_block` makes the batches.
 
         Returns:
             mean losses (U,); absolute temporal difference errors (U, B); gradient norms (U,), NaN where the step was

@@ -22,7 +22,7 @@ from fasttrain.kernels.simd import PAD, TILE_ROWS
 
 
 class SequenceKernelEngine(KernelEngine):
-    """Of a recurrent policy that `eligible.py` allows."""
+    """The engine for a recurrent policy that `eligible.py` allows."""
 
     float32_only = RECURRENT
 
@@ -78,7 +78,7 @@ class SequenceKernelEngine(KernelEngine):
 
 
 def empty(*shape: int) -> Float32Array:
-    """As `zeros`, but not initialised."""
+    """An array from torch, which aligns memory with the cache lines. It is not initialised."""
     array: Float32Array = torch.empty(shape).numpy()
     return array
 

@@ -1,6 +1,6 @@
 """KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `kernels/sac.py`, in the same memory.
 
-Batches and random numbers are those that the update on PyTorch draws, so that weights agree up to rounding
+Batches and random numbers are the same as in the update on PyTorch, so that weights agree up to rounding
 (tests/accelerators/test_kernels_sac.py). The entropy's weight is a single number, which torch's optimizer updates.
 """
 
@@ -36,7 +36,7 @@ NONE: Float32Array = np.zeros(0, np.float32)
 
 
 class KernelSACEngine(Engine):
-    """Of a SAC policy that `eligible.py` allows. Its tensors are moved into flat vectors; see `Flat`.
+    """The engine for a SAC policy that `eligible.py` allows. It moves the policy's tensors into flat vectors (`Flat`).
 
     Only one call may run at a time, since calls share working memory.
     """
@@ -63,7 +63,7 @@ class KernelSACEngine(Engine):
         self._choice = ThreadChoice()
 
     def fits(self, policy: Any) -> bool:
-        """Whether every tensor is still the view that the engine has made."""
+        """Whether every tensor is still the view that the engine made."""
         return policy is self.policy and self._actor.holds() and self._critics.holds() and self._targets.holds()
 
     def act(self, observations: Any, action_masks: Any, memory: Any = None) -> PolicyStep:
@@ -79,7 +79,7 @@ class KernelSACEngine(Engine):
 
     @torch.no_grad()
     def update(self, data: Replay, work: SACWork) -> Statistics:
-        """The updates, each on a batch of its own. A guarded step is skipped if it is not finite."""
+        """Take all updates, each on its own batch. A guarded step with a loss that is not finite is skipped."""
         guarded, blamed, entropy = self.guard is not None, "", work.ent_coef_optimizer
         terms: list[dict[str, float]] = []
         done = np.full((work.gradient_steps, sac.NUM_STATISTICS), math.nan)
@@ -110,7 +110,7 @@ class KernelSACEngine(Engine):
         return self.count_steps(Statistics(by_name, norms, steps, work.gradient_steps, blamed=blamed))
 
     def _update(self, batch: ReplayBatch, work: SACWork, number: int) -> sac.Update:
-        """The update of that number in the round, as the kernel takes it."""
+        """The arguments of the kernel for update `number` of the round."""
         learned, weight = work.ent_coef_optimizer is not None, work.ent_coef.detach()
         tau = float(work.tau) if number % work.target_update_interval == 0 else 0.0
         settings = sac.SACSettings(
@@ -126,7 +126,7 @@ class KernelSACEngine(Engine):
         return sac.Update(self._batch(batch, work.gamma), self._learners, *self._nets, settings, *adams)
 
     def _learned(self, work: SACWork, settings: sac.SACSettings, statistics: Float64Array) -> dict[str, float]:
-        """Update the entropy's weight, if it is learned; returns the terms to be logged."""
+        """Update the entropy's weight, if it is learned. Returns the terms for the log."""
         terms = {"ent_coef": settings.ent_coef, "critic_loss": statistics[sac.CRITIC_LOSS],
                  "actor_loss": statistics[sac.ACTOR_LOSS]}  # fmt: skip
         if work.ent_coef_optimizer is not None:
@@ -136,7 +136,7 @@ class KernelSACEngine(Engine):
         return terms
 
     def _batch(self, batch: ReplayBatch, gamma: float) -> sac.SACBatch:
-        """Transitions as the kernel takes them, and the noise that the update on PyTorch would draw."""
+        """The kernel's form of the transitions, with the noise that the update on PyTorch would draw."""
         features = np.stack([self._features(each) for each in (batch.observations, batch.next_observations)])
         count = features.shape[1]
         noise = np.stack([self._noise(count) for _ in range(2)])
@@ -146,7 +146,7 @@ class KernelSACEngine(Engine):
         return sac.SACBatch(features, actions, rewards, left, noise)
 
     def _features(self, observations: Any) -> Float32Array:  # (B, F)
-        """The flat observations, which are the features of every policy that is eligible."""
+        """The flat observations. They are the features of every eligible policy."""
         policy = self.policy
         if not self._plain:
             scaled = preprocess_obs(observations, policy.observation_space, normalize_images=policy.normalize_images)
@@ -158,7 +158,7 @@ class KernelSACEngine(Engine):
         return noise
 
     def _scratch_for(self, count: int, parts: int = 0) -> sac.SACScratch:
-        """Working memory for `count` rows in that many parts; 0: in any number of parts."""
+        """Working memory for `count` rows in `parts` parts; 0: in any number of parts."""
         scratch = self._scratch
         if scratch is not None and scratch.inputs.shape[1] >= count and parts in (0, len(scratch.sums)):
             return scratch

@@ -30,7 +30,7 @@ def keys_of(extractor: Any) -> tuple[str, ...]:
 
 
 class Place(NamedTuple):
-    """The place of a parameter: a grid (rows, width) from `at` on, in which it begins at `column`."""
+    """The place of a parameter in a flat vector: a grid (rows, width) from `at` on, where it begins at `column`."""
 
     parameter: Tensor
     at: int
@@ -56,7 +56,7 @@ def pad_width(width: int) -> int:
 
 
 def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
-    """Layout and places of an eligible policy; length P of the flat vectors; S, the floats in a row of activations."""
+    """For an eligible policy: layout, places, P (length of flat vectors) and S (floats in a row of activations)."""
     extractor = policy.mlp_extractor
     nets = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]
     inputs, widths = nets[0][0].in_features, [pad_width(net[0].out_features) for net in nets]
@@ -125,20 +125,20 @@ class Chain(NamedTuple):
 
     @classmethod
     def of(cls, modules: list[Any], heads: list[Any]) -> Chain:
-        """Of a list of hidden layers and activations in turn, as SB3 makes it, and of heads."""
+        """Make the chain of SB3's list of hidden layers and activations in turn, and of heads."""
         layers = [*modules[0::2], *heads]
         parameters = [each for layer in layers for each in layer.parameters()]
         return cls(parameters, modules[0::2], KINDS[type(modules[1])], heads)
 
     @classmethod
     def of_q_net(cls, net: QNetwork) -> Chain:
-        """Of a Q-network, with one head or with dueling heads."""
+        """Make the chain of a Q-network, with one head or with dueling heads."""
         heads = heads_of(net)
         dims = net.dims if isinstance(net, BranchingQNetwork) else [heads[0].out_features]
         return cls([*net.parameters()], linears_of(net), KINDS[type(net.q_net[1])], heads, dims)
 
     def layout(self) -> tuple[Layout, int, int]:
-        """The layout of the padded layers, the heads last; F, the floats in them; S, those in a row of activations."""
+        """The layout of the padded layers, the heads last; F (floats in them); S (floats in a row of activations)."""
         outputs = [linear.out_features for linear in self.hidden] + [sum(head.out_features for head in self.heads)]
         inputs, sizes = pad_width(self.hidden[0].in_features), [pad_width(width) for width in outputs]
         columns = [sum(sizes[:index]) for index in range(len(sizes))]
@@ -184,7 +184,7 @@ class Flat:
         self.values, *moments = flat = [torch.zeros(size) for _ in range(1 if owner is None else 3)]
         self.arrays: list[Float32Array] = [each.numpy() for each in flat]
         self._steps: Float32Array = np.zeros(len(parameters), np.float32)
-        # For `holds`: dictionaries whose values must not change; and dictionaries with a key and the value there.
+        # For `holds`: dictionaries whose values must not change; and (dictionary, key, value) that must stay.
         self._owners: list[dict[Any, Any]] = []
         self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._tensors: list[Tensor] = [*parameters]
@@ -221,10 +221,10 @@ class Flat:
         self._steps += count
 
     def holds(self) -> bool:
-        """Whether every tensor is still the view that was made of it.
+        """Whether every tensor is still the view that this class made.
 
-        `load_state_dict` of a module writes in place; that of an optimizer, `.to()` and a new head do not. This runs at
-        every step, so it loops in C: 14 µs for two hidden layers, where an update of DQN takes 65.
+        `load_state_dict` of a module writes in place; `load_state_dict` of an optimizer, `.to()` and a new head do not.
+        This runs at every step, so it loops in C: 14 µs for two hidden layers. An update of DQN takes 65 µs.
         """
         values = chain.from_iterable(map(dict.values, self._filled))
         return (

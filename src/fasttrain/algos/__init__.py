@@ -1,1 +1,1 @@
-"""Fast MaskablePPO and PPO over pure losses; their checkpoints stay stock SB3 ones."""
+"""Fast drop-ins for algorithms of SB3 and sb3-contrib. Stock SB3 loads their checkpoints."""

@@ -22,13 +22,13 @@ from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
 
 SHOWN = 5  # envs named in a message
-FEW = 10_000  # entries: for fewer a sum of squares shows in 1 µs, instead of 3, that all are finite
+FEW = 10_000  # below this number of entries a sum of squares is the faster check: 1 µs instead of 3
 ROWS = 4096  # of a rollout, in one forward pass
 UNKNOWN = "loss or gradients overflowed"
 
 
 def first_bad(array: NDArray[Any]) -> tuple[int, ...] | None:
-    """Index of the first entry that is not finite."""
+    """Index of the first entry that is NaN or infinite; None if all are finite."""
     if array.dtype.kind != "f":
         return None
     places = np.argwhere(~np.isfinite(array))
@@ -36,7 +36,7 @@ def first_bad(array: NDArray[Any]) -> tuple[int, ...] | None:
 
 
 def parts_of(observations: Observations) -> Iterable[tuple[str, NDArray[Any]]]:
-    """Names for messages, with their arrays: one, or one per key."""
+    """(name for messages, array) of observations: one pair, or one per key of a Dict."""
     if isinstance(observations, dict):
         return [(f"observation {key!r}", part) for key, part in observations.items()]
     return [("observation", observations)]
@@ -171,7 +171,7 @@ def why_rollout(policy: Any, storage: RolloutStorage, blamed: str) -> str:
 
 
 def why_replay(model: Any, blamed: str) -> str:
-    """The same for DQN or SAC and what its replay buffer holds."""
+    """As `why_rollout`, for DQN or SAC and its replay buffer."""
     storage = model.replay_buffer
     rows = storage.buffer_size if storage.full else storage.pos
     images = storage.frames is not None  # of whole numbers, which are always finite

@@ -1,6 +1,7 @@
-"""How networks compute: `EngineSettings`, and mixed precision around the networks and nothing else.
+"""How networks compute: `EngineSettings`, and mixed precision.
 
-Masks, distributions, ratios, losses and advantages are float32: the outputs of a network are cast back at once.
+Only the networks compute in low precision. Their outputs are cast back at once: masks, distributions, ratios, losses
+and advantages are float32.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class EngineSettings:
 
     @property
     def exact(self) -> bool:
-        """Whether every number is that of stock SB3. Code that has two ways to round then takes stock's."""
+        """Whether every number must be that of stock SB3. Then code that could round differently must not."""
         rounding = [each for each in fields(self) if each.name not in ("threads", "pin_memory")]
         return all(getattr(self, each.name) == each.default for each in rounding)
 
@@ -93,7 +94,7 @@ def _leave(context: Any, _network: nn.Module, _inputs: Any, outputs: Any) -> Any
 
 
 def _networks_of(policy: Any) -> list[nn.Module]:
-    """The policy's networks, of which none is part of another."""
+    """The policy's networks. None of them is part of another one in the list."""
     networks = [getattr(policy, name, None) for name in _NETWORKS]
     extractor = policy.mlp_extractor
     parts = [getattr(extractor, name, None) for name in ("policy_net", "value_net")]

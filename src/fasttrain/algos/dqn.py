@@ -67,8 +67,7 @@ class QWork(NamedTuple):
 
 
 class AnyDiscrete(OffPolicyAlgorithm):
-    """Among the bases of DQN it comes after SB3's class, which allows Discrete actions only, and allows MultiDiscrete
-    ones too."""
+    """A base of DQN after SB3's class, which allows only Discrete actions. This one allows MultiDiscrete ones too."""
 
     def __init__(self, *args: Any, **further: Any) -> None:
         further["supported_action_spaces"] = (spaces.Discrete, spaces.MultiDiscrete)
@@ -117,7 +116,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         super().__init__(*args, **further)
 
     def _setup_model(self) -> None:
-        if isinstance(vars(self).get("loss"), str):  # `loss_kind` in zips of before
+        if isinstance(vars(self).get("loss"), str):  # older zips have `loss_kind` under this name
             self.loss_kind = vars(self).pop("loss")
         self.dims = action_dims(self.action_space)  # sizes of the sub-actions, A their sum
         several = isinstance(self.action_space, spaces.MultiDiscrete)

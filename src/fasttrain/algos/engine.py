@@ -47,7 +47,7 @@ from fasttrain.spec.infos import sb3_statistics
 from fasttrain.vec.base import EmptyMasks, SlotSource, copy_observations, slots_of
 
 ACCELERATORS = "fasttrain.accelerators"  # imported only when they are asked for
-RECURRENT = "a policy that remembers"  # in messages
+RECURRENT = "a policy that remembers"  # how messages name a recurrent policy
 
 
 class PolicyStep(NamedTuple):
@@ -184,7 +184,7 @@ class TorchEngine(Engine):
         self.view: Any = self.new_view()  # acts
 
     def new_view(self) -> Any:
-        """The shortest way through the policy as it is now."""
+        """The fastest view of the policy as it is now, with the numbers of its own methods."""
         return view_of(self.policy, self.policy.action_space, self.precision)
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
@@ -217,7 +217,7 @@ class TorchEngine(Engine):
 
 
 class EnvStep(NamedTuple):
-    """The outcome of a vector step of N envs. The next step does not overwrite it."""
+    """The result of a vector step of N envs. The next step does not overwrite it."""
 
     observations: Any  # (N, ...), or one array per key
     rewards: Float32Array  # (N,)
@@ -226,7 +226,7 @@ class EnvStep(NamedTuple):
 
 
 class Collector:
-    """Never saved. A run may replace the clock by its own, which also covers everything around training."""
+    """The env's side of an algorithm; see the module. It is never saved. A run may replace its clock."""
 
     def __init__(self) -> None:
         self.clock = PhaseClock()
@@ -295,9 +295,9 @@ def bootstrap_truncated(
 ) -> None:
     """Add gamma × value of the last observation to the last reward of every truncated episode.
 
-    Env by env, as SB3 does it, because one product of several rows rounds differently; all together for kernels. The
-    step at which a fault ended an episode (`lost`) says nothing about its action. It is left out of the rollout, and
-    the transition before it counts as truncated, with the value of the observation that followed.
+    Values are computed env by env as in SB3, because one product of several rows rounds differently; with kernels all
+    together. The step in which a fault ended an episode (`lost`) says nothing about its action. It is left out of the
+    rollout. The transition before it counts as truncated, with the value of the observation that followed.
 
     Args:
         rewards: (N,) of this step, changed in place.
@@ -316,13 +316,13 @@ def bootstrap_truncated(
 
 
 class Fast(BaseAlgorithm):
-    """Adds an engine and a collector to an SB3 algorithm; stands before the stock class among the bases.
+    """Adds an engine and a collector to an SB3 algorithm. A subclass names it before the stock class.
 
     Neither is saved, so that a zip holds nothing that stock SB3 does not know.
 
     Args:
         engine: "torch", which gives stock's numbers, "kernels", or `EngineSettings`.
-        further: as of the stock class.
+        further: arguments of the stock class.
     """
 
     engine: Engine

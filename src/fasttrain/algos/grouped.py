@@ -132,7 +132,7 @@ class GroupedRollout:
         np.subtract.at(self.missing, steps, 1)
 
     def _note(self, outcome: GroupStep, steps: Int64Array) -> None:
-        """Sort the infos by step. Where there are records, all these envs are of one worker and at the same step."""
+        """Sort the infos by step. If there are records, all these envs are of one worker and at the same step."""
         for step in {*steps.tolist()}:
             if step not in self.infos:
                 self.infos[step] = [{} for _ in range(self.storage.num_envs)]
@@ -157,7 +157,7 @@ class GroupedRollout:
         return True
 
     def _leave(self) -> None:
-        """Set where the next rollout begins. No group is under way."""
+        """Set the state from which the next rollout begins. No group is stepping now."""
         self.groups.finish()
         self.model._last_obs = copy_observations(self.groups.env.slots.observations)
         if self.memory is None:

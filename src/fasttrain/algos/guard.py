@@ -21,7 +21,7 @@ from torch import Tensor
 from fasttrain.batch import Float64Array, load_into
 from fasttrain.errors import ConfigError, DivergedError
 
-NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # torch's words for it
+NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # texts of torch's errors
 COUNTERS = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")
 MAX_SKIPPED = 10  # rounds of updates in a row without a finite one
 UNCHANGED = {
@@ -39,7 +39,7 @@ class Guard:
     """Watches the updates of one model.
 
     Args:
-        at_limit: the value of `nan_guard`: what to do after too many bad rounds in a row.
+        at_limit: what to do after too many bad rounds in a row, the value of the setting `nan_guard`.
         say: prints a line for the user.
         max_skipped: the limit is exceeded by more bad rounds in a row than this.
     """

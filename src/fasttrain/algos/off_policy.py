@@ -33,7 +33,7 @@ Learn = TypeVar("Learn", bound=Callable[..., Any])
 
 
 def without_threads_left(learn: Learn) -> Learn:
-    """SB3's `learn`, at whose end no thread goes on in the background."""
+    """SB3's `learn`, which also ends the threads in the background."""
 
     @wraps(learn)
     def learn_and_close(self: OffPolicy, *args: Any, **kwargs: Any) -> Any:
@@ -62,7 +62,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         self._attach()
 
     def overrides(self, base: type[OffPolicy], *methods: str) -> dict[str, bool]:
-        """For each method of `base`, a sentence that it is overridden, and whether it is."""
+        """For each of these methods of `base`: a text that it is overridden → whether it is."""
         kind = type(self)
         return {f"{kind.__name__}.{name} is overridden": getattr(kind, name) is not getattr(base, name)
                 for name in methods}  # fmt: skip

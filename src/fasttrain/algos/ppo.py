@@ -34,13 +34,13 @@ from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import ConfigError, EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
-# Names under which other things than the loss's terms are logged; no term may have one.
+# Names in the log that are not terms of the loss. A term of the loss may not have one of them.
 NOT_TERMS = {"loss", "approx_kl", "clip_fraction", "explained_variance", "std", "n_updates", "clip_range",
              "clip_range_vf", "skipped_steps", "learning_rate"}  # fmt: skip
 
 
 class _PPO(Fast, OnPolicyAlgorithm):
-    """What PPO and MaskablePPO share."""
+    """The code that PPO and MaskablePPO share."""
 
     _torch_engine = TorchEngine
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
@@ -144,7 +144,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         return ppo_terms(batch, evaluated, work.clip_range, work.clip_range_vf)
 
     def work(self) -> PPOWork:
-        """The settings of an update now; clip ranges follow their schedules."""
+        """The settings of the next update. Clip ranges follow their schedules."""
         model: Any = self
         now = self._current_progress_remaining
         clip_range_vf = None if model.clip_range_vf is None else model.clip_range_vf(now)

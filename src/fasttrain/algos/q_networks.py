@@ -152,13 +152,13 @@ class DuelingMultiInputPolicy(OwnQPolicy, MultiInputPolicy):
     network = DuelingQNetwork
 
 
-# By the names of SB3's policies.
+# Dueling policies by the names of SB3's policies.
 DUELING_POLICIES: dict[str, type[OwnQPolicy]] = {
     "MlpPolicy": DuelingDQNPolicy,
     "CnnPolicy": DuelingCnnPolicy,
     "MultiInputPolicy": DuelingMultiInputPolicy,
 }
-# Where there are several sub-actions, these replace SB3's policies.
+# With several sub-actions these replace SB3's policies.
 BRANCHING: dict[Any, type[OwnQPolicy]] = {
     DQNPolicy: BranchingDQNPolicy,
     CnnPolicy: BranchingCnnPolicy,

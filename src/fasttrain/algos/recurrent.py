@@ -45,7 +45,7 @@ _PATH = ("forward", "evaluate_actions", "predict_values", "_process_sequence", "
          "extract_features", "__call__")  # fmt: skip
 _SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # padding changes their results
 Run = Callable[[str, Tensor], Tensor]  # "pi" or "vf", features (B, F) → outputs of that LSTM (B, H)
-# These replace SB3's policies only where a `cell` is asked for, so that all other zips stay stock's.
+# These replace SB3's policies only if `cell` is given, so that stock SB3 can load all other zips.
 WITH_CELLS: dict[Any, Any] = {
     MlpLstmPolicy: CellActorCriticPolicy,
     CnnLstmPolicy: CellActorCriticCnnPolicy,
@@ -186,7 +186,7 @@ class RecurrentEngine(TorchEngine):
 
 
 class _Recurrent:
-    """Adds LSTM states to `_PPO`; stands before it among the bases."""
+    """Adds LSTM states to `_PPO`. A subclass names it before `_PPO`."""
 
     _torch_engine: Any = RecurrentEngine
     unsquashes = False  # SB3's loop clips squashed actions of gSDE and does not unscale them

@@ -66,7 +66,7 @@ class CellMultiInputActorCriticPolicy(CellActorCriticPolicy, RecurrentMultiInput
 
 
 class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
-    """Every method that draws or evaluates actions takes `action_masks` (N, A); None: all actions are legal."""
+    """A policy whose methods take `action_masks` (N, A) bool; None: all actions are legal."""
 
     _masks: Any = None  # of the present call
 
@@ -81,7 +81,7 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
 
     @contextmanager
     def _within(self, action_masks: Any) -> Iterator[None]:
-        # These methods call each other, in SB3 without masks: the masks of the outer call stay in force.
+        # These methods call each other without masks in SB3, so the masks of the outer call are kept.
         before = self._masks
         self._masks = before if action_masks is None else action_masks
         try:

@@ -70,8 +70,8 @@ class SACEngine(Engine):
 class SAC(OffPolicy, stable_baselines3.SAC):
     """Drop-in for `stable_baselines3.SAC`. A zip loads there.
 
-    Critics and actor learn one after the other, each with a loss of its own. A subclass can add terms, for example that
-    of conservative Q-learning (Kumar et al. 2020) to the critics' loss, and one of imitation to the actor's:
+    Critics and actor learn one after the other, each with its own loss. A subclass can add terms, for example
+    conservative Q-learning (Kumar et al. 2020) to the critics' loss, and imitation to the actor's loss:
 
         def critic_loss(self, batch, evaluated):
             drawn = self.critic(batch.observations, evaluated.actions.detach())
@@ -178,7 +178,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         return {"critic_loss": 0.5 * sum(errors)}  # type: ignore[dict-item]
 
     def actor_loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
-        """The same for the actor, and for the entropy's weight if that is learned."""
+        """As `critic_loss`, for the actor, and for the entropy's weight if it is learned."""
         lowest, _ = torch.min(torch.cat(evaluated.q_values, dim=1), dim=1, keepdim=True)
         terms = {"actor_loss": (evaluated.ent_coef * evaluated.log_probs - lowest).mean()}
         if self.log_ent_coef is not None:

@@ -26,7 +26,7 @@ Weights = dict[str, Tensor]
 
 
 def weights_of(model: Any) -> Weights:
-    """A copy of the weights with which the model acts; of DQN those of the online network."""
+    """A copy of the weights with which the model acts. For DQN these are the online network's."""
     return {name: value.detach().clone() for name, value in _acting_part(model.policy).state_dict().items()}
 
 
@@ -35,10 +35,10 @@ def _acting_part(policy: Any) -> Any:
 
 
 class Player:
-    """Acts on an engine of the model's kind, with a copy of the model's weights that only `load` changes.
+    """Acts with a copy of the model's weights, by the same kind of engine. Only `load` changes the weights.
 
-    Actions are drawn from the policy's distribution. With Q-values the best action is taken, except for a share of
-    random ones, because a learner learns little from an opponent that never errs.
+    Actions are drawn from the policy's distribution. With Q-values it takes the best action, and sometimes a random
+    one, because a learner learns little from an opponent without randomness.
     """
 
     random_share = 0.05
@@ -115,8 +115,8 @@ class SnapshotPool:
         latest: probability of the latest snapshot.
         seats: gives the seat whose turn it is in each env (N,), from 1 on. Each seat has LSTM states of its own. None:
             one seat a game.
-        again: gives where (N,) the env refused the last decision and asks for it again; None, or a result of None:
-            nowhere.
+        again: gives a mask (N,) bool: True where the env refused the last decision and asks for it again. None, or a
+            result of None: no env did.
     """
 
     model: Any
@@ -134,7 +134,7 @@ class SnapshotPool:
     active: list[Snapshot] = field(default_factory=list)  # of the pool
     playing: list[Snapshot] = field(init=False)  # by env
     memory: Any = field(init=False)  # a `Memory` of all first seats, then all second, …; None: not recurrent
-    _before: Any = field(init=False)  # a `Memory` of before the last decisions, where one may be refused
+    _before: Any = field(init=False)  # a `Memory` from before the last decisions, for refused ones
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
     _spare: list[Player] = field(default_factory=list)
     _rng: np.random.Generator = field(init=False)
@@ -160,7 +160,7 @@ class SnapshotPool:
             self.memory = self.memory.beside(self.model.blank_memory(self.num_envs))
 
     def _take_back(self, envs: Int64Array, places: Int64Array) -> None:
-        """Restore the LSTM states of before the decisions that were refused."""
+        """Restore the LSTM states from before the decisions that were refused."""
         if self.again is None or (again := self.again()) is None:
             return
         refused = places[again[envs]]

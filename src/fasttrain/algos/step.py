@@ -38,7 +38,7 @@ class PPOWork(NamedTuple):
 
 
 def explained_variance_term(rollout: RolloutStorage) -> dict[str, NDArray[Any]]:
-    """SB3's `explained_variance`: that of the returns by the values with which the rollout was collected."""
+    """SB3's `explained_variance` of the returns, by the values that were predicted in the rollout."""
     values, returns = rollout.values.reshape(-1)[rollout.rows], rollout.returns.reshape(-1)[rollout.rows]
     return {"explained_variance": np.array([explained_variance(values, returns)])}
 
@@ -47,9 +47,9 @@ class TorchStep:
     """Takes the optimizer's steps of one round of updates and collects its statistics.
 
     Args:
-        engine: of the policy that learns.
+        engine: the engine of the policy that learns.
         max_grad_norm: the norm to which gradients are clipped.
-        optimizers: None: the policy's one.
+        optimizers: None: the policy's only optimizer.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TorchStep:
             yield
 
     def backward(self, loss: Tensor, share: float = 1.0) -> None:
-        """Add the gradients of the loss of a `share` of the minibatch, scaled in float16."""
+        """Add the gradients of the loss of a part of the minibatch, of size `share`. In float16 they are scaled."""
         scaler, loss = self.engine.scaler, loss if share == 1.0 else loss * share
         torch.autograd.backward(loss if scaler is None else scaler.scale(loss))
 
@@ -90,7 +90,7 @@ class TorchStep:
             self.blamed = blame(math.isfinite(loss.item()), list_first(bad_gradients(self.engine.policy)))
 
     def note(self, terms: Terms, share: float = 1.0) -> None:
-        """Keep the terms of a `share` of the minibatch, without the graph."""
+        """Store the terms of a part of the minibatch, of size `share`, without the graph."""
         noted = self.noted[-1]
         for name, term in terms.items():
             part = term.detach() if share == 1.0 else term.detach() * share

@@ -1,8 +1,8 @@
 """Frames: the images of a replay buffer, each stored once, from which stacked observations are assembled.
 
-The next observation of a transition is the observation of the next one, and of k stacked frames k - 1 were seen a step
-earlier. So of the 2 × 84 × 84 × 4 bytes of an Atari transition only 84 × 84 are new. The last observation of an episode
-has a frame of its own. Observations come out byte by byte as they were put in; others are refused.
+The next observation of a transition is the observation of the following transition, and k - 1 of its k stacked frames
+are in the observation before. So only 84 × 84 of the 2 × 84 × 84 × 4 bytes of an Atari transition are new. The last
+observation of an episode has its own frame. Observations that do not fit this scheme are refused or stored whole.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Frames:
         return fits
 
     def _begin_anew(self, step: int, env: int, seen: Images) -> None:
-        """Handle an env that was reset between two rows: the announced frame belongs to the row before alone."""
+        """Handle an env that was reset between two rows: only the previous row uses the frame announced as next."""
         if seen[:-1].any():
             raise EnvError(
                 f"env {env}: an observation is not the one before it with a new frame; a wrapper around the stacked "
@@ -103,7 +103,7 @@ class Frames:
         self.last.setdefault(((step - 1) % self.rows, env), self.frames[step % self._size, env].copy())
 
     def extend(self, env: int, row: int) -> None:
-        """Let that row of this env have the next observation of the row written last."""
+        """Give row `row` of this env the next observation of the row that was written last."""
         newest, envs = np.array([(self.written - 1) % self.rows]), np.array([env])
         both = self.take(np.array([row]), envs, False), self.take(newest, envs, True)
         self.others[row, env] = np.concatenate(both)

@@ -1,4 +1,4 @@
-"""n-step windows of a replay buffer: where they end, and their returns; and the check of a buffer's memory.
+"""The ends and returns of n-step windows in a replay buffer, and the check that a buffer fits into memory.
 
 Sums and powers equal numpy's bit by bit.
 """
@@ -165,9 +165,9 @@ def end_window(storage: Any, row: int, env: int) -> None:
 
 
 def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Place]:
-    """Mark what was stored last as no transition: because of a fault (`lost`), or since the env rested (`resting`).
+    """Mark rows stored last that are no transitions: there was a fault (`lost`), or the env rested (`resting`).
 
-    It is never drawn, unless nothing else is stored. Windows of n steps end before it.
+    They are never drawn, unless nothing else is stored. Windows of n steps end before them.
 
     Args:
         storage: a `ReplayStorage`.
@@ -205,7 +205,7 @@ def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Pl
 
 
 def _extend(storage: Any, last: int, row: int, env: int) -> None:
-    """Let the transition in the row `last` end with the outcome that is stored in `row`."""
+    """Give the transition in the row `last` the reward, the end and the next observation that are stored in `row`."""
     storage.rewards[last, env] += storage.rewards[row, env]
     if storage.dones[row, env]:
         storage.timeouts[last, env] = storage.timeouts[row, env]

@@ -71,7 +71,7 @@ def draw_block(
         next_rows, following = (last_rows + 1) % storage.buffer_size * width + envs, views.observations
     seen: Any = views.observations
     rows, actions = rows * width + envs, views.actions
-    if isinstance(seen, dict) and isinstance(following, dict):  # the drawn rows alone, with their parts side by side
+    if isinstance(seen, dict) and isinstance(following, dict):  # only the drawn rows, as flat observations
         seen = flat_rows({key: part.take(rows, axis=0) for key, part in seen.items()})
         following = flat_rows({key: part.take(next_rows, axis=0) for key, part in following.items()})
         actions = actions.take(rows, axis=0)
@@ -196,7 +196,7 @@ class Prefetching(Direct):
     def batches(
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
-        """As `Direct.batches`. Raises as `block`."""
+        """As `Direct.batches`. It raises the same errors as `block`."""
         if env is not None or _samples_itself(storage):
             yield from super().batches(storage, gradient_steps, batch_size, env)
         else:

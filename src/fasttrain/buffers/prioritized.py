@@ -22,7 +22,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 
-LEAST, MOST = 1e-150, 1e150  # of a priority, so that it is not 0, which marks empty slots, and the total is finite
+LEAST, MOST = 1e-150, 1e150  # limits of a priority: it is not 0, which marks empty slots, and the total is finite
 
 
 class PrioritizedDraw(NamedTuple):
@@ -126,7 +126,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         beta: how much of the bias the weights correct at the beginning of training.
         beta_final: the same at its end; see `anneal`.
         eps: added to every |TD error|, so that no transition has probability 0.
-        *arguments, **options: as of `ReplayStorage`.
+        *arguments, **options: arguments of `ReplayStorage`.
 
     Attributes:
         beta: for the weights of the next draw; may be set at any time.

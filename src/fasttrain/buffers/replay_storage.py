@@ -250,7 +250,7 @@ class ReplayStorage(ReplayBuffer):
                 self.void[row] = False
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """Mark what `put` stored last as no transition of some envs; see `leave_out`."""
+        """Mark that the row stored last holds no transition of some envs; see `leave_out`."""
         with self.lock:
             return leave_out(self, lost, resting, waiting)
 

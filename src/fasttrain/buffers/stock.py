@@ -189,7 +189,7 @@ class DictStorage(ReplayStorage, DictReplayBuffer):  # type: ignore[misc]
 def replay_class(
     observation_space: spaces.Space[Any], n_steps: int, asked: type[ReplayBuffer] | None
 ) -> type[ReplayStorage]:
-    """Our class in place of the one that was `asked` for; None: in place of the one that SB3 chooses."""
+    """The fast class that replaces the class `asked`; None: that replaces the class which SB3 would choose."""
     if isinstance(observation_space, spaces.Dict):
         return DictStorage
     return NStepStorage if asked is NStepReplayBuffer or (asked is None and n_steps > 1) else ReplayStorage
@@ -237,7 +237,7 @@ def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
 
 
 def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
-    """Check a buffer against the settings that were `asked` for: with one that is not ours, SB3's own loops run.
+    """Check that a buffer which is not fasttrain's supports the settings `asked`. SB3's own loops run with it.
 
     Raises:
         ConfigError: one of the settings would have no effect.
@@ -278,7 +278,7 @@ def frames_in(env: VecEnv | None) -> int | None:
 
 
 def window_of(n_steps: int, gamma: float, asked: type[ReplayBuffer] | None) -> dict[str, Any]:
-    """Defaults of a buffer's `n_steps` and `gamma`: the algorithm's, unless a buffer class was asked for.
+    """Defaults of a buffer's `n_steps` and `gamma`: the algorithm's, unless the user gave a buffer class.
 
     SB3 then leaves `n_steps` to that class, and warns of it.
     """

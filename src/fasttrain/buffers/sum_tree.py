@@ -29,8 +29,8 @@ def refresh(
 ) -> None:
     """Compute every sum above the touched leaves again, from its eight children, so that no error accumulates.
 
-    Equal parents in a row are computed once: neighbours (a new row of envs) and the ascending indices of a stratified
-    sample share most of theirs. To sort a batch first would cost 9 µs and save 2 of 14.
+    If consecutive leaves have the same parent, its sum is computed once. Neighbours (a new row of envs) and the sorted
+    indices of a stratified sample share most parents. Sorting a batch first would cost 9 µs and save 2 of 14.
     """
     count = len(touched)
     for i in range(count):

@@ -41,7 +41,7 @@ WAYS_OUT = {
     errno.EFBIG: "raise the limit of this shell (ulimit -f unlimited)",
     errno.ENAMETOOLONG: "use a shorter path",
 }
-LAST_FRAMES, MOST_LETTERS = 6, 10_000  # of a traceback that is printed
+LAST_FRAMES, MOST_LETTERS = 6, 10_000  # frames and characters of a traceback that are printed at most
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _lost_output() -> int:
-    """The exit code of a command that is done: not 0 if its output could not be written, to a full disk say."""
-    with suppress(OSError, ValueError):  # closed
+    """The exit code of a finished command: not 0 if its output could not be written, as on a full disk."""
+    with suppress(OSError, ValueError):  # the stream is closed
         sys.stdout.flush()
     if not terminal.Output.lost:
         return EXIT_DONE
@@ -162,7 +162,7 @@ def _dispatch(arguments: list[str]) -> int:
     words, command = (*commands.COMMANDS, *commands.OTHER_WORDS), "train"
     if typed and re.fullmatch(r"[a-z_]+", typed[0]):
         if typed[0] not in words:
-            commands.read_options(options)  # `--profile speed`
+            commands.read_options(options)  # refuses, for example, `--profile speed`
         command, more = commands.command_of(typed[0])
         arguments.remove(typed[0])
         typed = [*more, *typed[1:]]
@@ -257,7 +257,7 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
     def cell(_: object) -> int:
         try:
             return sweep.run_cell(HydraConfig.get())
-        except Exception as error:  # Hydra would print it and begin the next cell
+        except Exception as error:  # otherwise Hydra would print it and begin the next cell
             raise KeyboardInterrupt from error
 
     try:
@@ -277,7 +277,7 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
 
 
 def draw_report(folder: Path) -> str:
-    """Write report.html. An error is one warning, because all else is saved already. Returns its text, or ""."""
+    """Write report.html. An error is only a warning, because all other files are saved. Returns its text, or ""."""
     from fasttrain.runs.view import activity, make_console, say
 
     console = make_console()

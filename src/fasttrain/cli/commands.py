@@ -1,5 +1,4 @@
-"""The commands: where each is implemented, which settings only it reads, how its arguments are prepared, and what
-happens if its output folder holds a run already."""
+"""Where each command is implemented, which settings only it reads, and how its arguments and folder are prepared."""
 
 from __future__ import annotations
 
@@ -38,10 +37,10 @@ MODULES = {
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
 }
-# Commands with arguments of their own, which compose no configuration. Without a module: the integration of that name.
+# Commands with their own arguments, which compose no configuration. "": the integration of that name implements it.
 PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch", "zoo": ""}
 COMMANDS = (*MODULES, *PLAIN)
-# Other words for a command with a setting.
+# Short words for a command with a setting.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
 STUDIES = ("compare", "tune")  # many runs in one folder, each in a process of its own
 RUNS = ("train", "resume")
@@ -89,7 +88,7 @@ def implementation(command: str) -> Any:
     """
     module = MODULES.get(command) or PLAIN[command]
     main = (import_module(module) if module else plugins.load(plugins.INTEGRATIONS, command)).main
-    if not gc.isenabled():  # __main__ disables it; what is loaded by now stays, so it need not be collected
+    if not gc.isenabled():  # __main__ disables it. Modules loaded until now stay, so it need not look at them
         gc.freeze()
         gc.enable()
     return main
@@ -111,7 +110,7 @@ class _Options(argparse.ArgumentParser):
         if typed and (key := typed[1].replace("-", "_")) in all_keys():
             plus = "+" * (key in ("profile", "tuned"))
             raise ConfigError(f"--{typed[1]}: settings are typed without dashes, {plus}{key}=VALUE")
-        raise ConfigError(f"{message}; fasttrain --help lists what there is")
+        raise ConfigError(f"{message}; fasttrain --help lists commands and settings")
 
 
 def read_options(typed: Sequence[str]) -> argparse.Namespace:
@@ -262,8 +261,8 @@ def _folders_as_key(typed: Sequence[str]) -> list[str]:
     return [f"run={in_quotes(','.join([*named, *folders]))}", *(text for text in overrides if key_of(text) != "run")]
 
 
-# --- An output folder that holds a run, a sweep or a study already is refused, continued or overwritten, for every
-# command and for `train(…)`. This is decided here, before anything is written. The folder is cleared later.
+# --- If the output folder already holds a run, a sweep or a study, it is refused, continued or overwritten. This is
+# decided here for every command and for `train(…)`, before anything is written. The folder is cleared later.
 
 
 class Request(NamedTuple):
@@ -274,7 +273,7 @@ class Request(NamedTuple):
     sources: Mapping[str, str]
     overrides: list[str]
     folder: Path
-    goes_on: Sequence[str] = ()  # the override that names a study to continue, whose arguments must be read too
+    goes_on: Sequence[str] = ()  # the override that names a study to continue, whose stored arguments are read too
 
 
 def existing_to_resume(kind: str, way: str, folder: str | Path, key: str) -> Contents | None:
@@ -339,7 +338,7 @@ def _changed_settings(found: Contents, about: str, config: Config) -> dict[str, 
     different = changed_settings(where, config)
     if wrong := sorted(key for key in different if not may_change(key)):
         raise ConfigError(
-            f"{about} with other values of {', '.join(wrong)}, which cannot change on the way: use another "
+            f"{about} with other values of {', '.join(wrong)}, which cannot change in a resumed run: use another "
             "folder, or on_existing=overwrite to start again"
         )
     if summary.get("status") == "done" and config.total_timesteps <= summary.get("env_steps", 0):

@@ -66,7 +66,7 @@ MAIN = "config"  # the main file
 
 
 def conf_dir() -> Path:
-    """The folder of YAML files, in the wheel or in the checkout. Raises ConfigError: the installation is broken."""
+    """The folder of fasttrain's YAML files. Raises ConfigError: the installation is broken."""
     here = Path(__file__).resolve().parents[1]
     for candidate in (here / "conf", here.parents[1] / "conf"):
         if (candidate / "config.yaml").is_file():
@@ -146,7 +146,7 @@ class Loader(ConfigLoaderImpl):
 
 @contextmanager
 def composer(options: argparse.Namespace | None = None, plays: bool = True) -> Iterator[Composer]:
-    """Initialize Hydra for the block. A user's script that uses Hydra itself can go on with its own afterwards.
+    """Initialize Hydra for the block. Afterwards a user's script that uses Hydra itself can continue with its own.
 
     `plays`: the command plays the composed env; False for commands that use the env of a finished run.
     """
@@ -199,7 +199,7 @@ class Composer:
         own = [self.options.config_dir] * (self.options.config_dir is not None)
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
-        ConfigStore.instance().repo.pop("env", None)  # entries of an earlier call
+        ConfigStore.instance().repo.pop("env", None)  # they are those of an earlier call
         if DEFAULT not in plugins.names(plugins.GAMES):  # `game_of` refuses it; a finished run has its own env
             placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, placeholder, group="env")
@@ -226,7 +226,7 @@ class Composer:
         return job
 
     def configured(self, given: UserInput, job: DictConfig | None = None) -> tuple[Config, dict[str, str]]:
-        """The typed configuration, and the sources of values that are no defaults. Raises ConfigError: it is wrong."""
+        """The typed configuration, and the source of each value that is not a default. Raises ConfigError."""
         if name := next((text for text in given.overrides if key_of(text) == "algo.name"), None):
             raise ConfigError(f"{name}: choose the algorithm by algo=…")
         job = self.compose(given.overrides) if job is None else job
@@ -283,12 +283,12 @@ class Composer:
         return True
 
     def _complete(self, where: dict[str, Any]) -> None:
-        """Print what may complete the line in the variable COMP_LINE, or the script that makes a shell ask for it."""
+        """Print the completions of the line in the variable COMP_LINE, or the script that lets a shell ask for them."""
         asked = "COMP_LINE" in os.environ
         if asked:
             words, os.environ["COMP_LINE"] = completions(os.environ["COMP_LINE"])
             print("\n".join(words))
-        with suppress(*[Exception] * asked):  # what is typed may be wrong still; a message would stand in the prompt
+        with suppress(*[Exception] * asked):  # an unfinished line may be wrong; no message in the prompt
             self.hydra.shell_completion(**where)
 
     @contextmanager

@@ -1,6 +1,6 @@
-"""What `--help` and `fasttrain help COMMAND | PROFILE | TOPIC` print.
+"""The pages of `--help` and `fasttrain help COMMAND | PROFILE | TOPIC`.
 
-Settings come from their declarations, the rest from the pages in docs/, which the wheel holds too.
+Settings come from their declarations, all other texts from the pages in docs/, which are also in the wheel.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal wi
            130 stopped before there was anything to save"""
 
 USAGE_END = "\n\nfasttrain --help lists profiles, algorithms, flags and topics; fasttrain help train: all settings"
-# Settings of a training that commands of a finished run read too. `resume` reads all that may change in a run as well.
+# Settings of a training that commands on a finished run read too. `resume` also reads all that may change in a run.
 OF_RUNS = {
     "eval": ("opponent", "eval.", "env.kwargs"),
     "play": ("opponent",),
@@ -61,10 +61,9 @@ OF_RUNS = {
 
 
 def help_on(arguments: list[str]) -> str:
-    """The page of the first word: a command, a profile or a topic; without one the page of all commands, which is in
-    brief where nobody asked for help.
+    """The page of the first word: a command, a profile or a topic. Without a word, the page of all commands.
 
-    Raises ConfigError: no page is about the word.
+    Raises ConfigError: there is no page for the word.
     """
     words = [word for word in arguments if word not in ("-h", "--help", "help")][:1]
     if words and re.fullmatch(r"\w[\w-]*", words[0]):
@@ -99,7 +98,7 @@ def _topics() -> dict[str, Path]:
 
 
 def title(page: Path) -> str:
-    """The heading of a page."""
+    """The title of a page in Markdown."""
     return page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
 
 
@@ -123,7 +122,7 @@ def about(page: Path) -> str:
 
 
 def _typed(page: Path) -> list[str]:
-    """The commands in the blocks of a page that are typed in a shell."""
+    """The shell commands in the code blocks of a page."""
     blocks = re.findall(r"^```sh\n(.*?)^```$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     return re.findall(r"^fasttrain .+", "".join(blocks), re.MULTILINE)
 
@@ -136,14 +135,14 @@ def opening(text: str) -> str:
 
 
 def _commands() -> list[tuple[str, str, str]]:
-    """Each command of docs/reference/commands.md as it is typed, what it does, and the page about it."""
+    """From docs/reference/commands.md: each command with its arguments, what it does, and the page about it."""
     text = _topics()["commands"].read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(.+?)` \| (.+) \| (?:\[.*\]\(.*?(\w+)\.md|below)", text, re.MULTILINE)
     return [(usage, does.replace("`", ""), page) for usage, does, page in rows]
 
 
 def _of_command(word: str) -> str:
-    """What docs/reference/commands.md says of the command, its commands on the page named there, and its settings."""
+    """The page of a command: its row in docs/reference/commands.md, examples from its guide, and its settings."""
     topics = _topics()
     usage, does, name = next(row for row in _commands() if row[0].split()[0] == word)
     page = topics[name or "commands"]
@@ -160,7 +159,7 @@ def _of_command(word: str) -> str:
 
 
 def _reads(command: str, key: str, one: Field[Any] | None) -> bool:
-    """Whether the command reads the setting and does not only pass it on to a training."""
+    """Whether the command itself reads the setting. Some only pass it on to a training."""
     owner = OWNERS.get(key) or OWNERS.get(key.split(".")[0] + ".")
     if owner is not None:
         return command in owner.commands

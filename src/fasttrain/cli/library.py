@@ -1,4 +1,4 @@
-"""`fasttrain.train(…)`: a training from a script or a notebook, with everything that the command line has.
+"""`fasttrain.train(…)`: train from a script or a notebook, with all settings of the command line.
 
     from fasttrain import train
 
@@ -67,15 +67,18 @@ def train(
     """Train like the command `fasttrain train`, with the same output and the same files.
 
     Args:
-        env: a registered Gymnasium id, `module:Class`, the name of a game, a class, or the `RunSpec` of another run,
-            which is run again with the other arguments changed.
+        env: a registered Gymnasium id, `module:Class`, the name of a game, or a class. Or the `RunSpec` of another run
+            (`Trained.spec`): its settings are used again, except those that the other arguments change.
         algo: `ppo`, `maskable_ppo`, `dqn`, …; the default is that of the command line.
-        profile: `baseline`, `exact`, `balance`, `speed`, or none.
+        profile: `baseline`, `exact`, `balance`, `speed`, `debug`, or None.
         folder: the output folder; by default a new one below `outputs`. If it holds a run, that is an error, unless
             `on_existing` is "resume" (continue the run) or "overwrite" (start again).
         settings: settings by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`. Classes and functions are
             stored by their import paths, so that `eval` and `resume` can import them.
-        flags: settings without a dot in their name, `num_envs=16`.
+        flags: settings without a dot in their name, such as `num_envs=16`.
+
+    Returns:
+        The trained model, with the summary and the folder of the run.
 
     Raises:
         ConfigError: the settings are wrong, or `folder` holds a run.
@@ -151,7 +154,7 @@ def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
 
 @contextmanager
 def _ready(request: Request, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
-    """The run, new or resumed, and all overrides that were ever typed for it."""
+    """Build the run, new or resumed. Also returns all overrides that were ever typed for it."""
     if request.command != "resume":
         with open_run(request.config, request.sources, request.folder, request.overrides, switch_at) as run:
             yield run, request.overrides

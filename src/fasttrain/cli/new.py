@@ -25,9 +25,9 @@ PLACES = {  # template → file in the project's folder
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the project and print what to type next. Raises ConfigError: no folder, a wrong name, or not empty."""
+    """Write the project and print what to type next. Raises ConfigError: no folder, a wrong name, a full folder."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        raise ConfigError(f"new takes the folder to make, as in {command()} new my_project")
+        raise ConfigError(f"new needs the folder to create, as in {command()} new my_project")
     folder = Path(arguments[0])
     name = folder.name
     if not re.fullmatch(r"[A-Za-z_]\w*", name):

@@ -1,5 +1,4 @@
-"""`fasttrain help PROFILE`: what a profile changes against stock SB3, for each algorithm. The documentation prints the
-same tables."""
+"""`fasttrain help PROFILE`: what a profile changes against stock SB3, for each algorithm. docs/ has the same tables."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from fasttrain.terminal import spelt
 
 STOCK = "baseline"  # the profile with the classes and values of stock SB3
 NOTHING = "–"
-ALGOS = ("ppo", "maskable_ppo", "recurrent_ppo", "dqn", "sac")  # those with a fast class
+ALGOS = ("ppo", "maskable_ppo", "recurrent_ppo", "dqn", "sac")  # the columns of the tables
 
 
 class Value(NamedTuple):
-    """The value of a setting, as it is typed, and the class of this value."""
+    """The value of a setting as the user types it, and its class (exact, rounding or trade-off)."""
 
     text: str
     flag_class: str
@@ -32,7 +31,7 @@ def profiles() -> list[str]:
 def table(profile: str) -> str:
     """The settings that `profile` changes, as a table in Markdown whose columns are aligned for terminals.
 
-    A cell is `64 → 256`, the value alone where it stays, and – where the algorithm has no such setting.
+    A cell is `64 → 256`, the value alone if it does not change, and – if the algorithm has no such setting.
     """
     stock, chosen = ([_values(name, algo) for algo in ALGOS] for name in (STOCK, profile))
     rows: list[tuple[str, ...]] = [("setting", "class", *ALGOS)]
@@ -49,7 +48,7 @@ def table(profile: str) -> str:
 
 @cache
 def _values(profile: str, algo: str) -> dict[str, Value]:
-    """The settings that mean something for the algorithm, in the order of their declarations; those of `algo.` last."""
+    """The settings that affect the algorithm, in the order of their declarations, those of `algo.` last."""
     spec = ALGORITHMS[algo]
     env = "Pendulum-v1" if spec.actions == ("Box",) else "CartPole-v1"
     config = configured([f"+profile={profile}", f"algo={algo}", f"env.id={env}"])

@@ -33,28 +33,28 @@ JSON_TYPES = {
 
 
 class Row(NamedTuple):
-    """What is told of one setting."""
+    """What `fasttrain settings` prints about one setting."""
 
     key: str
-    default: Any  # MISSING where the game or algorithm has its own
+    default: Any  # MISSING if the game or the algorithm has a default of its own
     choices: tuple[str, ...]
-    types: tuple[str, ...]  # names of JSON's types
+    types: tuple[str, ...]  # names of JSON types
     least: float | None
     most: float | None
-    flag_class: str  # of a speed setting: exact, rounding or trade-off
+    flag_class: str  # exact, rounding or trade-off; empty for a setting that is not about speed
     text: str
-    algorithms: tuple[str, ...] = ()  # of a key below `algo.`: those that have it
+    algorithms: tuple[str, ...] = ()  # the algorithms that have a key below `algo.`
 
     @property
     def usual(self) -> str:
-        """The default as it is typed; empty where there is none."""
+        """The default as the user would type it; empty if there is none."""
         return "" if self.default is MISSING else spelt(_jsonable(self.default))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the settings whose keys begin with the word among the arguments.
+    """Print the settings, or those whose keys begin with the PREFIX among the arguments.
 
-    Raises ConfigError: an unknown option, or no key begins so.
+    Raises ConfigError: an unknown option, or no key begins with PREFIX.
     """
     words = [word for word in arguments if word not in ("settings", "--json", "--schema")]
     if len(words) > 1 or any(word.startswith("-") for word in words):
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_DONE
     found = [row for row in rows() if row.key.startswith("".join(words))]
     if not found:
-        raise ConfigError(f"settings {words[0]}: no key begins so{did_you_mean(words[0], [row.key for row in rows()])}")
+        raise ConfigError(f"settings {words[0]}: no such key{did_you_mean(words[0], [row.key for row in rows()])}")
     if "--json" in arguments:
         print(json.dumps([_plain(row) for row in found], indent=2, ensure_ascii=False))
     else:
@@ -91,14 +91,14 @@ def rows() -> tuple[Row, ...]:
 
 @cache
 def algorithm_texts() -> dict[str, str]:
-    """What each key below `algo.` means, those of the stock constructors among them."""
+    """The meaning of each key below `algo.`, including the arguments of stock constructors."""
     text = files("fasttrain.spec").joinpath("algorithm_texts.json").read_text(encoding="utf-8")
     return dict(json.loads(text))
 
 
 def completions(line: str) -> tuple[list[str], str]:
-    """The commands and values that may complete what is typed in a shell, and the line without its command, in which
-    Hydra completes keys and files."""
+    """The commands and values that complete a line in a shell, and the line without its command. Hydra completes keys
+    and files in that rest."""
     program, *words = line.split() or [""]
     last = words.pop() if words and not line.endswith(" ") else ""
     commands = [] if words else [*COMMANDS, *OTHER_WORDS, "help"]
@@ -114,7 +114,7 @@ def completions(line: str) -> tuple[list[str], str]:
 
 
 def schema() -> dict[str, Any]:
-    """A JSON schema (draft 2020-12) of what a YAML file of settings may hold."""
+    """A JSON schema (draft 2020-12) for YAML files of settings."""
     root: dict[str, Any] = {"$schema": "https://json-schema.org/draft/2020-12/schema", **_object()}
     for row in rows():
         place, words = root, row.key.split(".")

@@ -1,7 +1,7 @@
 """`fasttrain check --config FILE.yaml [--json]`: all errors of a file of settings, without playing an environment.
 
 With `--json` the errors are a list of `{key, place, reason, suggestion}`, where `place` is `FILE:LINE`. The exit code
-is 0 where there is none and 2 where there is one. `fasttrain settings --schema` has the schema for editors.
+is 0 without errors and 2 with errors. `fasttrain settings --schema` prints the schema for editors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fasttrain.spec.reading import all_keys
 
 MOST_ERRORS = 50
 FREE = ("env.kwargs", "eval.env_kwargs", "algo.kwargs", "algo.policy_kwargs", "tune.space", "candidates")
-GROUPS = ("algo", "env", "profile", "tuned")  # files by their names, where a text stands in the place of keys
+GROUPS = ("algo", "env", "profile", "tuned")  # keys that may name a file (`algo: dqn`) instead of holding settings
 
 
 class Problem(NamedTuple):
@@ -75,7 +75,7 @@ def problems(file: Path) -> list[Problem]:
         try:
             config = _compose({key: value for key, (value, _) in settings.items()})
             unused = [flag.name for flag in FLAGS if flag.name in settings and not flag.fits(config.algo.spec)]
-            if {"algo", "algo.name"} & {*settings}:  # a profile is for all algorithms
+            if {"algo", "algo.name"} & {*settings}:  # a file without an algorithm may hold settings of several
                 reason = f"has no effect with algo={config.algo.name}"
                 found += [Problem(key, f"{file}:{settings[key][1]}", f"{key} {reason}", "") for key in unused]
         except FastTrainError as error:
@@ -101,7 +101,7 @@ def _settings(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _compose(settings: dict[str, Any]) -> Config:
-    """The configuration that these settings make. Raises what is wrong with them."""
+    """The configuration with these settings. Raises an exception for the first wrong one."""
     chosen = {key: value for key, value in settings.items() if key not in GROUPS}
     if (name := chosen.pop("algo.name", None)) is not None:
         settings = {**settings, "algo": name}
@@ -119,12 +119,12 @@ def _compose(settings: dict[str, Any]) -> Config:
 
 
 def _key_of(reason: str, keys: list[str]) -> str:
-    """The setting that a message is about: the first that it names."""
+    """The setting that a message is about: the one of `keys` that it names first."""
     places = {key: reason.find(key) for key in keys}
     named = [key for key, place in places.items() if place >= 0]
     return min(named, key=lambda key: (places[key], -len(key)), default="")
 
 
 def _suggestion(reason: str) -> str:
-    """What the message says to do."""
+    """The part of a message that says what to do."""
     return reason.rpartition("; ")[2] if "; " in reason else ""

@@ -1,4 +1,4 @@
-"""Tasks of a curriculum: an episode begins with the reset options of the task that the trainer chose for it."""
+"""Tasks of a curriculum: each episode is reset with the options of the task that the trainer chose for it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._checked: set[int] = set()  # tasks that have been used once
 
     def set_task(self, number: int) -> None:
-        """Choose the task of the next episode, where there is no shared memory."""
+        """Choose the task of the next episode, for an environment without shared memory."""
         self.choice[0] = number
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -20,11 +20,10 @@ from fasttrain.spec.infos import enemy_turn_ms
 
 
 class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Makes each chosen action up to `times` times. Rewards are added up; observation and info are the last step's.
+    """Repeats each action up to `times` times. Rewards are added up; observation and info are those of the last step.
 
     The repetition ends early if the episode ends, or if the mask of an inner `ActionMasks` forbids the action. The time
-    `info["perf"]["enemy_turn_ms"]` is added up too. Outside of this wrapper a step is a decision: episode lengths,
-    `total_timesteps` and rollouts count decisions.
+    `info["perf"]["enemy_turn_ms"]` is added up too. Episode lengths, `total_timesteps` and rollouts count decisions.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], times: int, masked: bool) -> None:
@@ -118,15 +117,15 @@ class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class InfoOneHot(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Appends a one-hot of an info entry to the observation, a Box with one axis: the phase of a game, say.
+    """Appends a one-hot of an info entry, such as the phase of a game, to the observation, a Box with one axis.
 
     Args:
-        key: entry of the info of every reset and step; a whole number from 0 to `count` - 1, or one of `values`.
-        count: how many values there are.
-        values: the values, where they are no such numbers.
+        key: entry of the info of every reset and step; an integer from 0 to `count` - 1, or one of `values`.
+        count: the number of values.
+        values: the values, if they are not the integers from 0 to `count` - 1.
 
     Raises:
-        EnvSpecError: the observation is no such Box, or the info has no such entry or value.
+        EnvSpecError: the observation is not a Box with one axis, or the info has no such entry or value.
     """
 
     def __init__(
@@ -231,10 +230,7 @@ def has_running_statistics(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 class PlainReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Makes `reset` accept `seed` and `options` for an env that does not accept both. The seed then seeds `np_random`.
-
-    A step is the env's own.
-    """
+    """Makes `reset` accept `seed` and `options` for an env that does not. The seed then seeds `np_random`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -54,7 +54,7 @@ Acted = tuple[Int64Array, Float32Array, Float32Array, Float32Array]
 def act_rows(
     observations: Float32Array,  # (N, O)
     masks: BoolArray,  # (N, A)
-    drawn: Float32Array,  # (N, K) in [0, 1), or (N, A) standard normal numbers for continuous actions
+    drawn: Float32Array,  # random numbers: (N, K) in [0, 1), or (N, A) standard normal for continuous actions
     lists: Lists,  # out: the entries of the N rows
     order: Int64Array,  # (N,) 0, 1, …
     flat: Float32Array,
@@ -67,7 +67,7 @@ def act_rows(
 ) -> Any:
     """Draw a legal action for each row, by the inverse of its cumulative distribution or from its Gaussian.
 
-    Any thread takes the next block of rows; that changes no number.
+    Threads take blocks of rows as they are free. This changes no result.
 
     Returns:
         float32, on thread 0: the sum of values and log-probabilities, by which the caller sees whether all are finite.

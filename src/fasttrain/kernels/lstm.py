@@ -1,8 +1,8 @@
 """An LSTM layer for sequences of different lengths, and its gradient: step by step, without padding.
 
-Rows are ordered by step, and in each step the longest sequences come first, so that the sequences of a step are the
-first ones of the step before. The caller computes what does not depend on time in one product over all rows: products
-with inputs and gradients of weights. Gates are side by side as in torch: input, forget, cell, output.
+Rows are ordered by step, and in each step the longest sequences come first. So the sequences of a step are the first
+ones of the previous step. Products with inputs and gradients of weights do not depend on time: the caller computes them
+in one product over all rows. Gates are side by side as in torch: input, forget, cell, output.
 
 Legend: B rows, S sequences, T steps, H units, a multiple of `simd.PAD`. Working rows are S rounded up to TILE_ROWS.
 """
@@ -50,7 +50,7 @@ def lstm_forward(
     h0: Float32Array,  # (S, H)
     c0: Float32Array,  # (S, H)
     sizes: Int64Array,  # (T,) number of sequences with such a step; never larger than for the step before
-    befores: Float32Array,  # (B, H) out: hidden states before each row's step
+    befores: Float32Array,  # (B, H) out: each row's hidden state before the step
     cells: Float32Array,  # (B, H) out
     squashed: Float32Array,  # (B, H) out: tanh of the cells
     hidden: Float32Array,  # (B, H) out

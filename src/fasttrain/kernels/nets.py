@@ -39,7 +39,7 @@ from fasttrain.kernels.simd import (
 from fasttrain.threads import begin_work, claim, end_work
 
 POLICY, VALUE = 0, 1
-LISTED = 128  # rows that a thread compresses in one piece: about 50 µs with AVX2, 10 with AVX-512
+LISTED = 128  # rows that a thread compresses in one call of `compress`: about 50 µs with AVX2, 10 with AVX-512
 
 
 class Layout(NamedTuple):
@@ -116,7 +116,7 @@ def compress(observations: Float32Array, masks: BoolArray, lists: Lists, team: I
 
 @njit_inner
 def count_entries(observations: Float32Array, masks: BoolArray, lists: Lists) -> None:  # (M, O), (M, A)
-    """Write where the rows begin in `lists`."""
+    """Write where each row's entries begin in `lists`: `starts` and `legal_starts`."""
     for i in range(len(observations)):
         lists.starts[i + 1] = lists.starts[i] + count_nonzero(observations[i])
         lists.legal_starts[i + 1] = lists.legal_starts[i] + count_nonzero(masks[i])
@@ -124,7 +124,7 @@ def count_entries(observations: Float32Array, masks: BoolArray, lists: Lists) ->
 
 @njit_inner
 def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: Lists) -> None:  # (O,), (A,)
-    """Write one row into its place in `lists`."""
+    """Write the entries of one row into its place in `lists`."""
     begin, end = lists.starts[row], lists.starts[row + 1]
     where_nonzero(observation, lists.columns[begin:end])
     for m in range(begin, end):
@@ -358,7 +358,7 @@ def value_of(q_values: Float32Array, chosen: Int64Array, dims: Int64Array) -> fl
 def add_slope(
     slope: float, action: int, begin: int, choices: int, dueling: bool, delta: Float32Array, value: int
 ) -> None:
-    """Add one row's gradient in the head's outputs to `delta`, from the loss's slope in the value of one sub-action.
+    """Add one row's gradient of the head's outputs to `delta`. `slope`: dloss ÷ d(value of one sub-action).
 
     `begin` is the sub-action's first column, `value` the column of the dueling value.
     """

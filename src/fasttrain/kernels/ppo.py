@@ -93,7 +93,7 @@ class Training(NamedTuple):
 
 @njit_inline
 def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float, float, bool]:
-    """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), its slope in the log-probability, whether clipped.
+    """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), its slope dloss ÷ dlog-probability, is it clipped.
 
     torch.min passes the gradient to the smaller of the two terms. Inside the range both are the same term.
     """
@@ -304,8 +304,8 @@ def take_step(
     guarded: bool,
     blamed: Int64Array,
 ) -> None:
-    """The optimizer's step. No step is taken where means[GRAD_NORM] is then `NO_STEP` (`target_kl` was exceeded) or NaN
-    (loss or gradient was not finite)."""
+    """The optimizer's step. No step is taken if `target_kl` is exceeded (means[GRAD_NORM] is then `NO_STEP`) or if loss
+    or gradient is not finite (it is then NaN)."""
     loss, adam, scratch = training.loss, training.adam, training.scratch
     for c in range(len(means)):
         means[c] = scratch.statistics[0, c] / count

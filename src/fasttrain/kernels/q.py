@@ -6,13 +6,13 @@ dueling heads (Wang et al. 2016), one head per sub-action (Tavakoli et al. 2018)
 importance weights (Schaul et al. 2016), with another order of summation: gradients agree with autograd to 1e-5 relative
 (tests/kernels/test_q.py).
 
-Inputs go through dense tiles. Lists of non-zero inputs, as in the PPO kernels, would be made anew for every minibatch:
-for 64 rows of 248 floats, 37 of them not zero, they would save 11 of 165 µs with [64, 64].
+Inputs go through dense layers. Lists of non-zero inputs, as in the PPO kernels, would have to be built for every
+minibatch: for 64 rows of 248 floats, 37 of them not zero, they would save 11 of 165 µs with [64, 64].
 
-Parameters (P,) are read and updated where torch has them, one after the other. The tiles need padded layers (F,):
-(inputs, outputs) for the forward pass, (outputs, inputs) for the backward pass and for gradients. These copies are made
-for every update, in 2 µs for [64, 64]. Parameters that are views of the padded layers would not need them, but torch's
-fused Adam (2.13) writes strided parameters to the wrong places.
+Parameters (P,) are read and updated in torch's memory, one after the other. The kernels need padded copies (F,) of the
+layers: (inputs, outputs) for the forward pass, (outputs, inputs) for the backward pass and for gradients. These copies
+are made for every update, in 2 µs for [64, 64]. Parameters cannot be views of the padded layers, because torch's fused
+Adam (2.13) writes strided parameters to the wrong places.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class QScratch(NamedTuple):
     constants: Constants
 
 
-# One row per parameter tensor (outputs, inputs); a bias is (1, outputs). The parameter begins at FROM in (P,). In (F,)
-# it begins at AHEAD, with ACROSS floats from one input to the next, or, for the backward pass, at BACK, with DOWN
-# floats from one output to the next.
+# One row per parameter tensor (outputs, inputs); a bias is (1, outputs). FROM is the tensor's offset in the parameters
+# (P,). In the padded layers (F,) its offset is AHEAD for the forward pass, with stride ACROSS from one input to the
+# next, and BACK for the backward pass, with stride DOWN from one output to the next.
 Pieces = Int64Array
 FROM, OUTPUTS, INPUTS, AHEAD, ACROSS, BACK, DOWN = range(7)
 
@@ -189,9 +189,9 @@ def target_block(update: int, begin: int, end: int, training: QTraining) -> None
 
 @njit_inner
 def error_block(update: int, begin: int, end: int, training: QTraining, errors: Float32Array) -> float:
-    """Absolute temporal difference errors of rows that went through the online net, into `errors` (U, B). Returns the
-    sum of their losses, whose gradient ÷ B is written into the head's deltas. Errors and losses are means over the
-    sub-actions."""
+    """Write absolute temporal difference errors of rows that went through the online net into `errors` (U, B), and the
+    gradient of their loss ÷ B into the head's deltas. Returns the sum of the losses. Errors and losses are means over
+    the sub-actions."""
     batches, layout, settings, scratch = training.batches, training.layout, training.settings, training.scratch
     dims = layout.dims
     share = np.float32(1.0 / (batches.rows.shape[1] * len(dims)))
@@ -253,7 +253,7 @@ def to_inputs(
     back: Float32Array, layout: Layout, chosen: Int64Array, activations: Float32Array, deltas: Float32Array, first: int,
     zeros: Float32Array, by_inputs: Float32Array,
 ) -> None:  # fmt: skip
-    """Gradients of the chosen rows' first Q-values in the inputs from `first` on, into the rows of `by_inputs`."""
+    """For each of the `chosen` rows: d(first Q-value) ÷ d(inputs from column `first` on), into a row of `by_inputs`."""
     head, count = layout.depth[NET], len(chosen)
     padded = padded_rows(count)
     for layer in range(head, -1, -1):

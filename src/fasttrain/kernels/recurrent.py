@@ -1,8 +1,8 @@
 """The LSTMs of a policy in compiled kernels, for the kernels of `actor_critic.py`.
 
-An LSTM takes the place of the first layer. Only inputs that are not zero enter its gates. Sequences go through it step
-by step without padding (`lstm.py`); its hidden states go through the nets a block of rows at a time. A part of a
-minibatch consists of whole sequences, so that the parts are independent.
+An LSTM replaces the first layer. Only inputs that are not zero enter its gates. It computes sequences step by step
+without padding (`lstm.py`). Its hidden states then go through the nets in blocks of rows. A part of a minibatch
+consists of whole sequences, so that the parts are independent.
 
 Legend: C LSTMs, those of policy and value net or one for both; H units; B rows of a minibatch; M rows of the rollout.
 """
@@ -102,7 +102,7 @@ def lay_out(
     places: Int64Array,  # (5, ≥B + 2) out
     laid: Int64Array,  # (≥B,) out
 ) -> tuple[int, int, int]:
-    """Lay out the sequences that begin between two places of a minibatch: step by step, the longest first.
+    """Order the rows of the sequences that begin from `begin` to `end` of a minibatch: by step, the longest first.
 
     Returns:
         the number of sequences, the length of the longest, and the number of rows.
@@ -154,7 +154,7 @@ def step_cells(
     block: Int64Array, begin: int, cell: int, flat: Float32Array, layout: Layout, lists: Lists, memory: Remembered,
     me: int,
 ) -> None:  # fmt: skip
-    """One step of an LSTM for at most BLOCK rows of the lists, which are envs from `begin` on."""
+    """One step of an LSTM for at most BLOCK envs, from env `begin` on. `lists` has their observations."""
     lstms, past, after, cells = memory.lstms, memory.past, memory.after, memory.cells
     units, bias, sums, rows = lstms.units, cells.bias[me], cells.sums[me], cells.rows[me, 0]
     w, u, first, second = weights_of(cell, flat, layout, lstms)
@@ -194,7 +194,7 @@ def forward_remembering(
 
 @njit_inline
 def forward_lstms(laid: Int64Array, count: int, longest: int, training: Training, memory: Sequences, part: int) -> None:
-    """All LSTMs for the rows (m,) of one part's sequences, as `lay_out` has laid them out."""
+    """Compute all LSTMs for the rows (m,) of one part's sequences, in the order of `lay_out`."""
     layout, lstms, past, cells = training.layout, memory.lstms, memory.past, memory.cells
     total, units, bias = len(laid), lstms.units, cells.bias[part]
     for cell in range(len(lstms.inputs)):
@@ -265,7 +265,7 @@ def gradient_of_sequences(
         policy_block(block, share, training, part)
         value_block(block, share, training, part)
         backward_hidden(flat, layout, len(block), activations, deltas, scratch.transposed, constants, gradient)
-        for cell in range(lstm_count):  # an LSTM for both nets gets the policy's gradient alone, as in sb3-contrib
+        for cell in range(lstm_count):  # an LSTM for both nets gets only the policy's gradient, as in sb3-contrib
             column, d_hidden = layout.columns[cell, 0], cells.outputs[part, cell, 4]
             for r in range(len(block)):
                 for c in range(memory.lstms.units):

@@ -1,8 +1,8 @@
 """The SAC update of MLP networks in a compiled kernel on threads: critics, actor and target critics; and acting.
 
 The algorithm is that of SB3's `sac/sac.py` (Haarnoja et al. 2018) with n-step returns and another order of summation.
-Unlike autograd, the actor's update computes no gradient of the critics' weights, and goes back through only that critic
-of a row whose value is the lowest. Parameters are where torch has them; padded copies are made as in `q.py`.
+Unlike autograd, the actor's update computes no gradient of the critics' weights, and for each row it goes back only
+through the critic with the lowest value. Parameters stay in torch's memory; padded copies are made as in `q.py`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def draw_rows(
 ) -> None:
     """Actions of a squashed Gaussian, and their log-probabilities.
 
-    The arithmetic is strict: near ±1 the value of 1 - action² is rounding alone, and must be torch's.
+    The arithmetic is strict: near ±1 the value of 1 - action² is only rounding, and must be the same as torch's.
     """
     dims = noise.shape[1]
     for r in range(noise.shape[0]):
@@ -273,7 +273,7 @@ def lay_critic(n: int, nets: Learners, critic: Net, scratch: SACScratch) -> None
 
 @njit_inner
 def pieces_of(stage: int, parts: int, critics: int) -> int:
-    """Number of pieces in a stage. As many are opened for every stage; those beyond this number are empty."""
+    """Number of pieces of work in a stage. Every stage opens the same number; pieces beyond this number are empty."""
     if stage in (VALUES, ACTOR):
         return parts
     return 2 * critics + 1 if stage == LAY else critics + 1 if stage == FOLLOW else critics
@@ -281,7 +281,7 @@ def pieces_of(stage: int, parts: int, critics: int) -> int:
 
 @njit_inline
 def work_on(stage: int, piece: int, update: Update, scratch: SACScratch, statistics: Float64Array) -> None:
-    """One piece of a stage."""
+    """Do one piece of the work of a stage."""
     nets, actor, critic, settings = update.learners, update.actor, update.critic, update.settings
     critics, parts, rows = len(nets.critics), len(scratch.sums), len(update.batch.rewards)
     if stage == LAY:

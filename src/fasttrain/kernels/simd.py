@@ -1,8 +1,8 @@
 """Vector operations that numba's loops cannot express: loops that keep several sums in registers.
 
 They are written as LLVM code for the width of this machine's registers. On short rows (64 floats) they reach the
-processor's peak (118 GFLOP/s on a core with AVX-512, float32), twice the speed of loops that LLVM vectorizes: those add
-up along the row, check for overlapping arrays and compute a remainder at every call.
+processor's peak (118 GFLOP/s on a core with AVX-512, float32). This is twice the speed of loops that LLVM vectorizes:
+those sum within a register, check for overlapping arrays and compute a remainder at every call.
 
 All arrays are float32 with unit stride along the row. Widths are multiples of `PAD`, which is a multiple of the
 registers' width, so that there is no remainder. No bounds are checked. The processor is the one for which numba
@@ -44,8 +44,8 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, triple: str, features: str) -> Tile:
-        """The tile for a processor, by LLVM's names. Its sums, the columns of a row and a number use nearly all
-        registers. It has at least eight sums, to hide the latency of a multiply-add (4 cycles, two a cycle).
+        """The tile for a processor, given LLVM's names of it. Its sums and operands use nearly all registers. It has at
+        least eight sums, to hide the latency of a multiply-add (4 cycles, and two start in each cycle).
 
         AVX2 has 16 registers: 4 × 2 reaches 91 to 95 of a core's 96 GFLOP/s; 8 × 1 loads more than it computes: 44.
         """

@@ -1,7 +1,7 @@
-"""`fasttrain clone`: a policy learns to decide as somebody did who was recorded (behaviour cloning).
+"""`fasttrain clone`: behaviour cloning. A policy learns to imitate recorded decisions.
 
-The policy maximises the likelihood of the recorded actions among the legal ones, and its value network learns the
-returns that they brought. `fasttrain train init_from=FOLDER` then goes on from it.
+The policy maximises the likelihood of the recorded actions among the legal ones. Its value network learns the recorded
+returns. `fasttrain train init_from=FOLDER` then continues with reinforcement learning.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from fasttrain.saving.files import SUMMARY_SCHEMA, write_json
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import close_envs
 
-PATIENCE = 3  # epochs without a better likelihood of the held-out decisions
+PATIENCE = 3  # learning ends after so many epochs without a better likelihood of the held-out decisions
 FILE = "demonstrations.npz"
-SEED = 20_000_003  # of the environments that are recorded
+SEED = 20_000_003  # of the environments in which decisions are recorded
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Record where there is no file yet, learn, evaluate; leaves a run's folder with model.zip."""
+    """Record decisions (unless a file has them), learn, evaluate. Writes a run's folder with model.zip."""
     if config.clone.of is None:
         raise ConfigError("clone needs clone.of: a file of decisions (.npz), a run's folder, a bot, or module:Class")
     if not config.algo.spec.on_policy or config.algo.spec.recurrent:
         raise ConfigError(f"clone with algo={config.algo.name}: it learns policies of ppo, maskable_ppo, a2c and trpo")
     if config.env.normalize:
-        raise ConfigError("clone with env.normalize: there are no statistics of a training to normalize by; remove it")
+        raise ConfigError("clone with env.normalize: it needs statistics of a training, and there are none; remove it")
     if config.curriculum.tasks:
-        raise ConfigError("curriculum.tasks has no effect in clone: what is recorded are whole games; remove it")
+        raise ConfigError("curriculum.tasks has no effect in clone, which records whole games; remove it")
     with open_run(config, sources, folder, overrides) as run:
         try:
             shown = demonstrations_of(run)
@@ -62,18 +62,18 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
                  "quality": quality["greedy"], "overrides": list(overrides), "model": "model.zip"},
             )  # fmt: skip
             run.status.now("done")
-            say(run.console, f"go on by: fasttrain init_from={folder}")
+            say(run.console, f"to continue: fasttrain init_from={folder}")
         finally:
             run.evaluator.close()
             close_envs(run.env)
     return 0
 
 
-# --- what is learned from
+# --- the recorded decisions
 
 
 def demonstrations_of(run: Parts) -> Demonstrations:
-    """Of the file that `clone.of` names, or recorded now, which is kept in the run's folder."""
+    """Read the file that `clone.of` names, or record its player now and keep the file in the run's folder."""
     config, model, of = run.config, run.model, str(run.config.clone.of)
     if of.endswith(".npz"):
         shown = read_demonstrations(Path(of), model.observation_space, model.action_space)
@@ -85,7 +85,7 @@ def demonstrations_of(run: Parts) -> Demonstrations:
         check_actions(f"clone.of={of}", shown.actions, shown.action_masks, model.action_space)
         shown.save(run.folder / FILE)
     if config.algo.spec.masks == "must" and shown.action_masks is None:
-        raise ConfigError(f"clone.of={of}: decisions without action_masks, and algo={config.algo.name} needs them")
+        raise ConfigError(f"clone.of={of}: it has no action_masks, and algo={config.algo.name} needs them")
     episodes = int(shown.episode_starts.sum())
     if episodes < 2:
         raise ConfigError(f"clone.of={of}: {episodes} episode; some must be held out, so at least 2 are needed")
@@ -107,7 +107,7 @@ def _player(of: str, env: VecEnv) -> Player:
 
 
 class _Policy:
-    """The greedy policy of a finished run, with the run's statistics of `env.normalize`."""
+    """Plays the policy of a finished run without exploration, with the run's statistics of `env.normalize`."""
 
     def __init__(self, of: str, env: VecEnv) -> None:
         finished = load_run(Path(of))
@@ -131,7 +131,7 @@ class _Policy:
 
 
 class _Bot:
-    """A bot of a native game, in the learner's place."""
+    """Plays a bot of a native game in the learner's place."""
 
     def __init__(self, name: str, env: VecEnv) -> None:
         self.name, self.game = name, env.unwrapped.game  # type: ignore[attr-defined]
@@ -144,19 +144,19 @@ class _Bot:
 
 
 class Learned(NamedTuple):
-    """What came of it; of the held-out decisions where nothing else is said."""
+    """The result of learning. Figures are those of the held-out decisions."""
 
-    decisions: int  # in all
+    decisions: int  # all decisions, with those that were not held out
     episodes: int
     held_out_decisions: int
     epochs: int
-    accuracy: float  # share of the decisions that are the policy's own most likely choice
+    accuracy: float  # share of the decisions in which the recorded action is the policy's most likely one
     log_likelihood: float  # mean, natural logarithm
     value_error: float  # mean absolute error of the predicted returns
 
 
 def learn(run: Parts, shown: Demonstrations) -> Learned:
-    """Fit the policy; the weights of the epoch that explained the held-out episodes best remain."""
+    """Fit the policy, and keep the weights of the epoch with the best likelihood of the held-out episodes."""
     config, model = run.config, run.model
     policy: Any = model.policy
     generator = np.random.default_rng((config.seed, SEED))
@@ -197,7 +197,7 @@ def _words(figures: tuple[float, float, float]) -> str:
 
 
 def _evaluated(policy: Any, rows: Demonstrations) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and values (B,) of recorded decisions."""
+    """(B,), (B,): log-probabilities of the recorded actions, and values."""
     observations, _ = policy.obs_to_tensor(rows.observations)
     actions = torch.as_tensor(rows.actions, device=policy.device)
     values, log_probs, _ = policy.evaluate_actions(observations, actions, **_masks(policy, rows))
@@ -205,7 +205,7 @@ def _evaluated(policy: Any, rows: Demonstrations) -> tuple[Tensor, Tensor]:
 
 
 def _masks(policy: Any, rows: Demonstrations) -> dict[str, BoolArray]:
-    """The argument of a policy that takes masks."""
+    """The keyword argument `action_masks`, for a policy that takes it."""
     if rows.action_masks is None or not isinstance(policy, MaskableActorCriticPolicy):
         return {}
     return {"action_masks": rows.action_masks}

@@ -1,7 +1,7 @@
 """The curriculum of a run: which task each training episode begins with, and how well each task is played.
 
-The task of the next episode must be known before the present one ends, because environments reset by themselves. So
-each environment always has one task in advance: what a curriculum learns from an episode changes the task after next.
+Environments reset by themselves, so the task of the next episode must be known before the present episode ends. Each
+environment therefore has one task in advance. The result of an episode first changes the draw of the task after next.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ from fasttrain.spec.setting import named
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
 T = TypeVar("T")
-RECENT = 100  # episodes of a mean
-FLOOR = 0.1  # share of the draws that learnability spreads over all tasks by their weights
-STREAM = 0x7A5C  # separates these random numbers from others that are seeded with the run's seed
+RECENT = 100  # episodes over which a mean is taken
+FLOOR = 0.1  # with learnability this share of the draws still goes by weight, so that no task is never drawn
+STREAM = 0x7A5C  # seeded together with the run's seed, so that these random numbers differ from others of the run
 
 
 class TaskCurriculum(Protocol):
-    """What draws tasks. A class of yours for `curriculum.by=module:Class` has the same four members.
+    """What a class of yours for `curriculum.by=module:Class` has: three methods and an attribute.
 
-    Its constructor gets `tasks`, the list of names, and `seed`, where it has parameters of these names.
+    Its constructor may have the parameters `tasks`, the list of names, and `seed`. It gets those that it has.
     """
 
-    state: Any  # plain values that JSON holds: read at a checkpoint, assigned when the run is resumed
+    state: Any  # values that JSON can store. It is read at a checkpoint, and assigned when the run is resumed
 
     def sample(self) -> str:
-        """The name of the task of a coming episode."""
+        """Draw the name of the task of a future episode."""
 
     def on_step(self, env_steps: int) -> None:
         """Called after each vector step with the number of env steps so far."""
 
     def on_episode(self, task: str, episode_return: float, length: int, won: bool | None) -> None:
-        """Called at the end of each episode; `won` is None where the environment does not say."""
+        """Called at the end of each episode. `won` is None if the environment does not report it."""
 
 
 class TaskSampler:
-    """Draws by weight among the tasks of the present stage, and by learnability where that is asked for.
+    """Draws tasks of the present stage by weight, and with `curriculum.by=learnability` also by learnability.
 
     Learnability is p(1 - p), where p is the share of wins among the last 100 episodes of a task: tasks that are always
     or never won teach nothing (Tzannetos et al. 2023, https://arxiv.org/abs/2304.12877).
 
     Args:
-        in_advance: number of episodes that are drawn and have not ended. When a stage begins, that many episodes of the
-            stage before still end. They do not count in the means by which the next stage begins.
+        in_advance: number of episodes whose tasks are drawn and which have not ended. When a stage begins, so many
+            episodes of the previous stage still end. They do not count in the means that decide about stages.
     """
 
     def __init__(self, config: CurriculumConfig, seed: int, in_advance: int = 0) -> None:
@@ -83,7 +83,7 @@ class TaskSampler:
         return len(self._stages)
 
     def probabilities(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """(K,) with which each task is drawn now."""
+        """(K,) float64: the probability of each task now."""
         tasks = self._stages[self._stage].tasks
         chances: np.ndarray[Any, np.dtype[np.float64]] = self._weights * [name in tasks for name in self._names]
         chances = chances / chances.sum()
@@ -94,7 +94,7 @@ class TaskSampler:
         return chances
 
     def sample(self) -> str:
-        if self._bounds is None:  # until they change: games end thousands of times a second
+        if self._bounds is None:  # they are kept until they change, because thousands of games may end in a second
             self._bounds = np.cumsum(self.probabilities())
         drawn = int(np.searchsorted(self._bounds, self._random.random() * self._bounds[-1], side="right"))
         return self._names[drawn]
@@ -122,8 +122,8 @@ class TaskSampler:
             self._recent["win_rate"].extend([] if won is None else [float(won)])
         if won is None and (self._wins is not None or any(stage.metric == "win_rate" for stage in self._stages)):
             raise EnvError(
-                "the curriculum goes by wins, and the environment does not say whether an episode was won: give its "
-                "last info an entry is_success, or name one by env.result.win=…"
+                "the curriculum needs wins, and the environment does not report whether an episode was won: put "
+                "is_success into the last info of an episode, or name another entry by env.result.win=…"
             )
         if self._wins is not None and won is not None:
             self._wins[task].append(won)
@@ -140,7 +140,7 @@ class TaskSampler:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values."""
+        """Values for JSON."""
         wins = None if self._wins is None else {name: list(won) for name, won in self._wins.items()}
         recent = {name: list(values) for name, values in self._recent.items()}
         stage = {"stage": self._stage, "of_before": self._of_before}
@@ -161,7 +161,7 @@ class TaskSampler:
 
 @dataclass(slots=True)
 class TaskFigures:
-    """How a task is played: its episodes so far, and the last ones."""
+    """How well a task is played: the number of its episodes, and the results of the last ones."""
 
     episodes: int = 0
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -169,7 +169,7 @@ class TaskFigures:
     value_error: float | None = None  # mean absolute error of the predicted values in the last rollout
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Values for JSON."""
         return {
             "episodes": self.episodes,
             "mean_reward": sum(self.returns) / len(self.returns) if self.returns else None,
@@ -179,7 +179,7 @@ class TaskFigures:
 
 
 class Curriculum:
-    """Hands each environment the task of its next episode and counts how each task is played."""
+    """Gives each environment the task of its next episode, and counts how well each task is played."""
 
     def __init__(self, config: Config, num_envs: int) -> None:
         settings = config.curriculum
@@ -205,15 +205,15 @@ class Curriculum:
         set_tasks(env, self.present)
 
     def prepare(self, env: VecEnv) -> None:
-        """After the first reset: draw the second tasks, unless a resumed run has them."""
+        """Call after the first reset: draw the tasks of the second episodes, unless a resumed run has them."""
         if not self.following.any():
             self.following[:] = [self._draw() for _ in self.following]
         set_tasks(env, self.following)
 
     @contextmanager
     def set_aside(self, env: VecEnv, lent: AbstractContextManager[T]) -> Iterator[T]:
-        """While an evaluation plays the training's own environments, their episodes begin without tasks. The unfinished
-        ones are played again with theirs when `lent` ends."""
+        """For an evaluation in the training's own environments: episodes begin without tasks inside the block. When
+        `lent` ends, the interrupted training episodes are played again from the start, with their tasks."""
         with lent as played:
             set_tasks(env, np.zeros_like(self.present))
             try:
@@ -229,11 +229,11 @@ class Curriculum:
     def _draw(self) -> int:
         name = self.draws.sample()
         if name not in self.figures:
-            raise ConfigError(f"curriculum.by: sample() answered {name!r}; the tasks are {', '.join(self.names)}")
+            raise ConfigError(f"curriculum.by: sample() returned {name!r}; the tasks are {', '.join(self.names)}")
         return 1 + self.names.index(name)
 
     def step(self, env: VecEnv, ended: Sequence[int], env_steps: int) -> None:
-        """After each vector step: in the environments `ended` the next episode has begun already."""
+        """Call after each vector step. In the environments `ended` the next episode has already begun."""
         self._rows.append(self.present.copy())
         self.draws.on_step(env_steps)
         if ended:
@@ -243,9 +243,8 @@ class Curriculum:
             set_tasks(env, self.following[rows], rows)
 
     def take_value_errors(self, model: Any) -> None:
-        """Store the mean absolute error of the predicted values in the last rollout for each task. Only fasttrain's PPO
-        in lockstep has it, because its rollout has a row for each vector step.
-        """
+        """Store for each task the mean absolute error of the values in the last rollout. Only fasttrain's PPO with
+        `schedule=lockstep` has it, because its rollout has a row for each vector step."""
         rows, self._rows = self._rows, []
         storage = getattr(getattr(model, "rollout_buffer", None), "storage", None)
         if not rows or storage is None or storage.values.shape != (len(rows), len(self.present)):
@@ -258,7 +257,7 @@ class Curriculum:
     def count(self, info: Mapping[str, Any], episode_return: float, length: int) -> None:
         """Count an ended episode. `info`: its last info from `InfoReader.read`."""
         figures = self.figures.get(str(info.get(TASK)))
-        if figures is None:  # after the restart of an env an episode has no task
+        if figures is None:  # the episode had no task, because its env was restarted
             return
         won = win_of(info)
         figures.episodes += 1
@@ -268,7 +267,7 @@ class Curriculum:
         self.draws.on_episode(str(info[TASK]), episode_return, length, won)
 
     def state(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
+        """Values for a checkpoint."""
         figures = {
             name: {"episodes": each.episodes, "returns": list(each.returns), "wins": list(each.wins)}
             for name, each in self.figures.items()
@@ -288,7 +287,7 @@ class Curriculum:
             self.draws.state = stored["draws"]
 
     def line(self) -> str:
-        """`stage 1 of 2, early 62 %, late 31 %`: win rates, or mean rewards where nobody wins."""
+        """`stage 1 of 2, early 62 %, late 31 %`: win rates, or mean rewards if wins are not reported."""
         shown, draws = list[str](), self.draws
         if isinstance(draws, TaskSampler) and draws.stages > 1:
             shown.append(f"stage {draws.stage + 1} of {draws.stages}")
@@ -302,7 +301,7 @@ class Curriculum:
 
 
 def set_tasks(env: VecEnv, numbers: Int64Array, envs: Int64Array | None = None) -> None:
-    """Choose the next tasks (M,) of these environments (M,), or of all."""
+    """Set the tasks of the next episodes: `numbers` (M,) for the environments `envs` (M,), or for all."""
     base: Any = env.unwrapped
     base = base.inner if isinstance(base, SelfPlayVecEnv) else base
     if hasattr(base, "set_tasks"):

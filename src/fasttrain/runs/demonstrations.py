@@ -1,10 +1,10 @@
-"""Recorded decisions: what somebody saw and did in whole episodes, as arrays of an .npz file.
+"""Recorded decisions of whole episodes, in an .npz file with these arrays of M rows:
 
 observations    (M, …), or observations/KEY for each key of a Dict space: as the policy sees them
 actions         (M, …)
-action_masks    (M, A) bool, of environments with masks
+action_masks    (M, A) bool, only for environments with masks
 episode_starts  (M,) bool: true in the first row of each episode
-rewards         (M,): what the action of the row brought
+rewards         (M,): the reward for the action of the row
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_BYTES = 64 << 30
 
 
 class Demonstrations(NamedTuple):
-    """M decisions, episode after episode."""
+    """M decisions in order, the rows of an episode together. See the module for the arrays."""
 
     observations: Any  # (M, …), or an array per key
     actions: NDArray[Any]
@@ -49,7 +49,7 @@ class Demonstrations(NamedTuple):
         return found
 
     def rows(self, chosen: NDArray[Any]) -> Demonstrations:
-        """Those rows."""
+        """The rows `chosen`, indices or a bool array."""
         masks = None if self.action_masks is None else self.action_masks[chosen]
         observations = each_array(lambda part: part[chosen], self.observations)
         return Demonstrations(
@@ -104,12 +104,12 @@ def read_demonstrations(
 
 
 def _first(wrong: NDArray[Any]) -> int:
-    """The first row in which anything is wrong."""
+    """The index of the first row in which any entry is true."""
     return int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
 
 
 def check_actions(source: str, actions: NDArray[Any], masks: NDArray[Any] | None, space: spaces.Space[Any]) -> None:
-    """Raises ConfigError: an action is none of the space, or illegal under its mask. `source`: for the message."""
+    """Raises ConfigError: an action is not in the space, or illegal under its mask. `source` begins the message."""
     if actions.shape[1:] != (space.shape or ()):
         raise ConfigError(f"{source}: actions have shape {actions.shape}, this environment takes {space}")
     if isinstance(space, spaces.Box):
@@ -120,7 +120,7 @@ def check_actions(source: str, actions: NDArray[Any], masks: NDArray[Any] | None
     chosen = actions.reshape(len(actions), -1)
     wrong = (chosen < 0) | (chosen >= dims)
     if actions.dtype.kind not in "iu" or wrong.any():
-        raise ConfigError(f"{source}: the action of row {_first(wrong) if wrong.any() else 0:,} is none of {space}")
+        raise ConfigError(f"{source}: the action of row {_first(wrong) if wrong.any() else 0:,} is not in {space}")
     if masks is None:
         return
     if masks.shape != (len(actions), dims.sum()):
@@ -134,17 +134,17 @@ def check_actions(source: str, actions: NDArray[Any], masks: NDArray[Any] | None
 
 @dataclass(slots=True)
 class Decision:
-    """One row."""
+    """One recorded decision."""
 
     observation: Any
     action: NDArray[Any]
     action_mask: BoolArray | None
-    begins: bool  # the episode
+    begins: bool  # whether it is the first of its episode
     reward: float = 0.0
 
 
 def stacked(decisions: Sequence[Decision], masked: bool) -> Demonstrations:
-    """Rows as arrays."""
+    """The decisions as arrays."""
     return Demonstrations(
         each_array(lambda *parts: np.stack(parts), *[each.observation for each in decisions]),
         np.stack([each.action for each in decisions]),
@@ -155,16 +155,16 @@ def stacked(decisions: Sequence[Decision], masked: bool) -> Demonstrations:
 
 
 class Player(Protocol):
-    """Decides in N environments."""
+    """What `record` needs of a policy, a bot or a class of the user's: it decides in N environments."""
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: NDArray[np.int64]) -> NDArray[Any]:
-        """Actions (N, …) for observations (N, …) and masks (N, A) of these environments (N,)."""
+        """Return actions (N, …) for observations (N, …) and masks (N, A) of the environments `envs` (N,)."""
 
 
 def record(
     env: VecEnv, player: Player, episodes: int, tell: Callable[[int, int], object] = lambda done, steps: None
 ) -> Demonstrations:
-    """Let a player play, and keep what it saw and did in whole episodes, about `episodes` of them."""
+    """Let a player play about `episodes` whole episodes, and return its decisions."""
     count, masked = env.num_envs, env.has_attr("action_masks")
     everyone, running = np.arange(count), [list[Decision]() for _ in range(count)]
     quota = np.array([(episodes + index) // count for index in range(count)])
@@ -176,7 +176,7 @@ def record(
         masks = np.stack(env.env_method("action_masks")) if masked else None
         actions = np.asarray(player.act(observations, masks, everyone))
         if actions.shape != (expected := (count, *(env.action_space.shape or ()))):
-            raise ConfigError(f"{type(player).__name__}.act answered actions of shape {actions.shape}, not {expected}")
+            raise ConfigError(f"{type(player).__name__}.act returned actions of shape {actions.shape}, not {expected}")
         seen = observations
         observations, rewards, dones, infos = env.step(actions)
         observations, late = copy_observations(observations), resets_and_rests(env)[0]

@@ -1,4 +1,4 @@
-"""Figures of the phases of a game, such as bidding and playing. A column of the observation tells each phase."""
+"""Figures for each phase of a game, such as bidding and playing. A column of the observation marks each phase."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Phases:
     """Reads the rollouts of fasttrain's PPO, MaskablePPO and their recurrent forms.
 
     Args:
-        columns: the column of the observation that is 1 in a phase, by the name of the phase. With `env.frame_stack` it
-            is a column of the newest frame.
+        columns: name of a phase → the column of the observation that is 1 in it and 0 in others. With `env.frame_stack`
+            it is a column of the newest frame.
 
     Raises:
         ConfigError: the observation has no such column, or the algorithm has no such rollouts.
@@ -45,7 +45,7 @@ class Phases:
         """Read the rollout that has just been collected."""
         if (storage := getattr(self._model.rollout_buffer, "storage", None)) is None:
             return
-        rows = storage.rows  # in the layout (T × N), without rows that are no transitions
+        rows = storage.rows  # indices into the flat (T × N) arrays of the rows that hold a transition
         seen, values, returns, log_probs, rewards = (
             np.asarray(part).reshape(storage.num_steps * storage.num_envs, -1)[rows]
             for part in (storage.observations, storage.values, storage.returns, storage.log_probs, storage.rewards)
@@ -68,5 +68,5 @@ class Phases:
         self._figures = {name: dict(stored[name]) for name in self.columns if name in stored}
 
     def to_dict(self) -> dict[str, Any]:
-        """Steps of the whole training, and of the last rollout the share of steps and means per step, for JSON."""
+        """Per phase, for JSON: its steps in the whole training, and its share and means in the last rollout."""
         return self._figures

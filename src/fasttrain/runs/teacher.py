@@ -1,8 +1,8 @@
-"""`algo.teacher`: PPO stays close to another policy for a while, by a term of its loss.
+"""`algo.teacher`: a term in PPO's loss keeps the policy close to that of another run (the teacher).
 
-The term is the KL divergence from the teacher's distribution to the learner's in the states of each minibatch, among
-the legal actions, times `algo.teacher_coef` (Schmitt et al. 2018, https://arxiv.org/abs/1803.03835). It is set in
-place of the model's `loss`, as a subclass of a user's would: PyTorch computes the update, and compiled kernels act.
+The term is KL(teacher ‖ learner) of each minibatch's states, over the legal actions, times `algo.teacher_coef` (Schmitt
+et al. 2018, https://arxiv.org/abs/1803.03835). It replaces the model's `loss`, as a user's subclass would. So PyTorch
+computes the update; compiled kernels still compute actions.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from fasttrain.spec.config import Config
 
 
 def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
-    """Add the term to the model's loss, where `algo.teacher` names a run.
+    """Add the term to the model's loss, if `algo.teacher` names a run.
 
     Raises:
-        ConfigError: the run is not there, or its policy is for other observations or actions.
+        ConfigError: there is no such run, or its policy has other observations or actions.
     """
     source = getattr(config.algo, "teacher", None)
     if source is None:
@@ -50,7 +50,7 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
     policy.set_training_mode(False)
     view, usual = networks_of(policy, model.action_space), model.loss  # type: ignore[attr-defined]
     if view is None:
-        raise ConfigError(f"algo.teacher={source}: the distribution of its policy ({policy.action_dist}) is not served")
+        raise ConfigError(f"algo.teacher={source}: its policy's distribution ({policy.action_dist}) is not supported")
     begin, end = parse_schedule(config.algo.teacher_coef, "algo.teacher_coef")
 
     def loss(batch: RolloutBatch, evaluated: Evaluated) -> dict[str, Tensor]:
@@ -64,10 +64,10 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
 
 
 def divergence(model: Any, teacher: Any, wanted: Tensor, evaluated: Evaluated, batch: RolloutBatch) -> Tensor:
-    """Mean KL(teacher ‖ learner) of a minibatch, a scalar; `wanted` are the teacher's logits or means (B, A)."""
+    """Mean KL(teacher ‖ learner) of a minibatch, a scalar. `wanted` (B, A): the teacher's logits (Box: means)."""
     found = evaluated.logits
     if found is None:
-        raise ConfigError("algo.teacher: the policy acts in a way of its own, so its distribution is not known")
+        raise ConfigError("algo.teacher: the policy overrides how it acts, so fasttrain cannot read its distribution")
     if isinstance(model.action_space, spaces.Box):
         pairs = ((wanted, teacher.log_std.detach()), (found, model.policy.log_std))
         there, here = (torch.distributions.Normal(means, log_std.exp().expand_as(means)) for means, log_std in pairs)

@@ -1,4 +1,4 @@
-"""`init_from`: a training begins with the weights of a model that was trained before."""
+"""`init_from`: start a training with the weights of another trained model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from fasttrain.saving.env_state import load_moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.config import Config
 
-MODEL = "model.zip"  # in a run's folder
-MOST_NAMED = 4  # parts of the network that did not fit, in one line
+MODEL = "model.zip"  # the file in a run's folder
+MOST_NAMED = 4  # a message names at most so many tensors that do not fit
 OPTIMIZER, STATISTICS = "optimizer", "statistics"
 
 
 def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object]) -> None:
-    """Give a new model the weights of `init_from`, as far as names and shapes agree; says what was taken.
+    """Copy the weights of `init_from` into a new model, where names and shapes agree. Tells the user which.
 
     Raises:
-        ConfigError: the file cannot be read, is of another game, fits in no part, or fits in parts only although
-            `init_from_strict` is on.
+        ConfigError: the file cannot be read, has other spaces, no tensor fits, or only some fit and `init_from_strict`
+            is on.
     """
     if config.init_from is None:
         return
@@ -42,7 +42,7 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
     own = model.policy.state_dict()
     taken = {name: tensor for name, tensor in stored.items() if name in own and own[name].shape == tensor.shape}
     if bad := next((name for name, tensor in taken.items() if not bool(torch.isfinite(tensor).all())), None):
-        raise ConfigError(f"init_from: the weights in {file} are not finite ({bad[:100]}); nothing can begin with them")
+        raise ConfigError(f"init_from: the weights in {file} are not finite ({bad[:100]}); name another model")
     left = _differences(own, stored)
     if not taken or (left and config.init_from_strict):
         what = "no part of it fits this run's network" if not taken else "init_from_strict=true, and not all of it fits"
@@ -54,11 +54,11 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
         + (f". Not taken: {_named(left)}" if left else "")
     )
     if config.env.normalize and STATISTICS not in config.init_from_also and statistics_of(file).is_file():
-        say("init_from: env.normalize begins with statistics of its own; init_from_also=[statistics] takes the model's")
+        say("init_from: env.normalize begins with new statistics; init_from_also=[statistics] takes those of the model")
 
 
 def _check_spaces(facts: Mapping[str, Any], model: BaseAlgorithm, file: Path) -> None:
-    """Raises ConfigError for a model that saw and did something else: what it has learned says nothing here."""
+    """Raises ConfigError: the model was trained with another observation or action space."""
     shown = {}
     for name in ("observation_space", "action_space"):
         here = parse_json(data_to_json({name: getattr(model, name)}).encode(), name)[name]
@@ -73,7 +73,7 @@ def _check_spaces(facts: Mapping[str, Any], model: BaseAlgorithm, file: Path) ->
 
 
 def _look(space: object) -> str:
-    """What a space is, of the JSON that SB3 writes of one: `Box (4,)`, `Discrete 5`."""
+    """A space as a short text, `Box (4,)` or `Discrete 5`, from a space or from the JSON that SB3 stores of it."""
     if not isinstance(space, Mapping):
         return ""
     kind = str(space.get(":type:", "")).rpartition(".")[2].rstrip("'>")
@@ -82,7 +82,7 @@ def _look(space: object) -> str:
 
 
 def _differences(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> list[str]:
-    """Each part that is in one of the two networks only, or has another shape in each."""
+    """A text for each tensor that only one of the two networks has, or that has different shapes in them."""
     here, there = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (own, stored))
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     return [f"{name[:100]} is {there.get(name, 'missing')} there, {here.get(name, 'missing')} here" for name in names]
@@ -94,10 +94,10 @@ def _named(left: list[str]) -> str:
 
 
 def _take_more(config: Config, model: BaseAlgorithm, file: Path, whole: bool) -> None:
-    """The optimizer's state and the statistics of `env.normalize`, where `init_from_also` asks for them."""
+    """Load what `init_from_also` names: the optimizer's state and the statistics of `env.normalize`."""
     if OPTIMIZER in config.init_from_also:
         if not whole:
-            raise ConfigError("init_from_also=[optimizer]: its state does not fit, because the network is another one")
+            raise ConfigError("init_from_also=[optimizer]: its state does not fit, the networks differ; remove it")
         names = [f"{name}.pth" for name in model._get_torch_save_params()[0] if name.endswith("optimizer")]
         with open_archive(file, str(file), most_members=len(MEMBERS)) as archive:
             for name in names:

@@ -17,7 +17,7 @@ METRICS = ("win_rate", "reward")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CurriculumConfig:
-    """Tasks that training episodes begin with. Evaluations always play without a task."""
+    """Tasks of training episodes. A task is a set of options for `env.reset`. Evaluations play without a task."""
 
     tasks: dict[str, dict[str, Any]] = setting(
         {},
@@ -45,14 +45,14 @@ class Stage(NamedTuple):
 
     begins: float  # env steps, or the value of `metric`
     metric: str | None  # win_rate or reward; None: env steps
-    back: float  # below this mean the stage before comes again; -inf: never
+    back: float  # below this mean the training returns to the previous stage; -inf: never
     tasks: tuple[str, ...]
 
 
 def stages_of(config: CurriculumConfig) -> tuple[Stage, ...]:
-    """The stages of the schedule; one with all tasks where there is no schedule.
+    """The stages of the schedule. Without a schedule it is one stage with all tasks.
 
-    Raises ConfigError: an entry has another form, names an unknown task, or does not come after the one before.
+    Raises ConfigError: an entry has a wrong form, names an unknown task, or begins before the previous stage.
     """
     if not config.schedule:
         return (Stage(0.0, None, -math.inf, tuple(config.tasks)),)
@@ -76,7 +76,7 @@ def _stage(entry: Any, tasks: Mapping[str, Any]) -> Stage:
     if isinstance(begins, Mapping):
         metrics = [key for key in begins if key in METRICS]
         if len(metrics) != 1 or {*begins} - {*metrics, "back"}:
-            raise ConfigError(f"curriculum.schedule: a stage begins by one of {', '.join(METRICS)}, got {begins}")
+            raise ConfigError(f"curriculum.schedule: a stage begins by {' or '.join(METRICS)}, got {begins}")
         value, back = _number(begins[metrics[0]]), _number(begins.get("back", -math.inf))
         if value is None or back is None or back >= value:
             raise ConfigError(f"curriculum.schedule: expected numbers in {begins}, and back below {metrics[0]}")
@@ -103,7 +103,7 @@ def _check_task(key: str, name: object, tasks: Mapping[str, Any]) -> None:
 
 
 def check_curriculum(config: CurriculumConfig) -> None:
-    """Raises ConfigError: a task is unknown, a weight is negative, or nothing can be drawn in a stage."""
+    """Raises ConfigError: a task is unknown, a weight is negative, or all tasks of a stage have the weight 0."""
     used = {"weights": config.weights, "schedule": config.schedule, "by": config.by != WEIGHTS}
     if not config.tasks:
         for key in (key for key, value in used.items() if value):
@@ -123,10 +123,10 @@ def check_curriculum(config: CurriculumConfig) -> None:
     for stage in stages_of(config):
         if not any(config.weights.get(name, 1.0) for name in stage.tasks):
             raise ConfigError(
-                f"curriculum.weights: all tasks of a stage have the weight 0 ({', '.join(stage.tasks)}); nothing "
-                "could be drawn there"
+                f"curriculum.weights: all tasks of a stage have the weight 0 ({', '.join(stage.tasks)}); give one of "
+                "them a weight above 0"
             )
     own = config.by != WEIGHTS and config.by != LEARNABILITY
     for key in ("weights", "schedule"):
         if own and used[key]:
-            raise ConfigError(f"curriculum.{key} has no effect with curriculum.by={config.by}, which draws by itself")
+            raise ConfigError(f"curriculum.{key} has no effect with curriculum.by={config.by}: the class draws itself")

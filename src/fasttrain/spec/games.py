@@ -23,15 +23,16 @@ class GameSpec:
     """The declaration of a game, so that `env=NAME` trains it without further settings.
 
     A package offers it as the entry point NAME of the group `fasttrain.games`. Without a package, use
-    `env.game=module:GAME`. Its module is imported to read the configuration, so it should import little and name
+    `env.game=module:GAME`. The module is imported whenever a configuration is read, so it should import little and name
     classes as text. `native` must have the same observation and action space as `env`.
 
     Args:
-        env: str | None. The game as a Gymnasium environment, "module:Class"; None: the configuration names an id.
+        env: str | None. "module:Class" of the Gymnasium environment. None: `env.id` in the game's YAML file names it.
         id: str | None. The Gymnasium id of `env`, "my_games/TicTacToe-v0". It is registered when it is used.
-        native: str | None. "module:Class" of a `fasttrain.native.NativeGame`, which is made with
+        native: str | None. "module:Class" of a `fasttrain.native.NativeGame`. It is called with
             (num_envs, **env.kwargs).
-        own: Mapping[str, Any]. Values for settings that the user does not set, by tier and algorithm:
+        own: Mapping[str, Any]. Defaults of the game for settings that the user does not set. A value may depend on the
+            profile and the algorithm:
             {"total_timesteps": 3_000_000, "num_envs": {"speed": 256}, "ppo": {"speed": {"batch_size": 1024}}}.
         opponent_key: str | None. The entry of env.kwargs that names the opponents; opponent=… sets it.
         eval_opponent: str | None. A fixed opponent for evaluations in self-play.

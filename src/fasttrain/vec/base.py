@@ -77,7 +77,7 @@ class EmptyMasks:
         self,
         action_masks: BoolArray,  # (N, A) of the states that the next actions act on
         dims: Sequence[int],
-        step: int | None = None,  # env step; None: that of the last check
+        step: int | None = None,  # env step, for the message; None: that of the last check
         envs: Int64Array | None = None,  # (N,); None: all
         whose: str = "",
     ) -> None:
@@ -313,7 +313,7 @@ def close_envs(env: VecEnv) -> str:
 
 
 def resets_and_rests(env: VecEnv) -> tuple[BoolArray | None, BoolArray | None]:
-    """`resets` and `rests` of the slots below all wrappers of `env`; None where there are none."""
+    """The arrays `resets` and `rests` (N,) bool in the slots of the innermost vector env; None if it has none."""
     inner = env.unwrapped
     return (inner.slots.resets, inner.slots.rests) if isinstance(inner, SlotVecEnv) else (None, None)
 

@@ -74,10 +74,10 @@ class Crew:
         self.restarts = 0
         self.close_failed = ""  # the error of an env's `close()`, as text
         self._restart_times: deque[float] = deque()
-        self.seeds: list[int | None] = [None] * self.num_envs  # of the last seeded reset, or of one after a failure
+        self.seeds: list[int | None] = [None] * self.num_envs  # each env's last seed, from a reset or after a failure
         self.stepping: set[int] = set()  # workers whose step was started and not yet collected
         self._collected: dict[int, list[Record]] = {}  # records of some of those steps, collected before a call
-        # Worker → first observations and masks after its replacement, which the next step is to report.
+        # Worker → first observations and masks after its replacement. The next step reports them.
         self._unreported: dict[int, tuple[Any, Any]] = {}
         self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
         self.context = scout.context if scout else get_context(options.start_method or START_METHOD)
@@ -190,7 +190,7 @@ class Crew:
         return records
 
     def wait_worker(self, worker: WorkerProcess, deadline: float) -> list[Record]:
-        """`wait_step` for one worker."""
+        """As `wait_step`, for one worker."""
         index = worker.settings.worker
         self.stepping.discard(index)
         if index in self._collected:

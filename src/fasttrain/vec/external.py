@@ -24,7 +24,7 @@ class ExternalVecEnv(SlotVecEnv):
     """A vectorized env that reports on its games and lends games to evaluations.
 
     Attributes:
-        ended: an evaluation needed the places of the training's games, and these were ended.
+        ended: True after an evaluation took the places of the training's games, which ended them.
     """
 
     ended: bool
@@ -36,7 +36,7 @@ class ExternalVecEnv(SlotVecEnv):
 
     @abstractmethod
     def guests(self) -> ExternalVecEnv:
-        """A vectorized env with the games of one evaluation. The caller closes it."""
+        """Make a vectorized env for the games of one evaluation. The caller closes it."""
 
     @abstractmethod
     def step_listed(self, envs: Int64Array, actions: Any) -> list[FinishedEpisode]:
@@ -44,7 +44,7 @@ class ExternalVecEnv(SlotVecEnv):
 
     @abstractmethod
     def env_times(self) -> dict[str, Any]:
-        """The fields of `perf.report.EnvTimes` that it knows: games, restarts, lost_steps."""
+        """Some fields of `perf.report.EnvTimes`: games, restarts, lost_steps."""
 
     @abstractmethod
     def summary(self, wall_s: float, fresh: bool = False) -> dict[str, Any]:

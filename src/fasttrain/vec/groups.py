@@ -45,7 +45,7 @@ class Groups(Protocol):
         """
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        """Wait for the steps of these groups and return them. A row whose action was refused is in none of them."""
+        """Wait for the steps of these groups and return them. They do not contain a row whose action was refused."""
 
     def finish(self) -> None:
         """Make the env usable as a whole again. To be called when no group is stepping."""

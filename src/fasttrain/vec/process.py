@@ -36,8 +36,8 @@ from fasttrain.vec.worker_start import (
     start_function,
 )
 
-# "fork" can deadlock in a process with threads (torch, CUDA). A signal to the process group ends the process of
-# "forkserver", and then every worker looks dead. It would save only 20 ms of 1 s: each worker imports its own modules.
+# "fork" can deadlock in a process with threads (torch, CUDA). The server of "forkserver" ends if the process group gets
+# a signal, and then every worker looks dead. It would save only 20 ms of the 1 s that a start takes.
 START_METHOD = "spawn"
 POLL_EVERY_S = 0.1  # how often to check whether a worker is alive while waiting for it
 T = TypeVar("T")
@@ -205,7 +205,7 @@ class WorkerProcess:
         self.channel.connection.close()
 
     def receive(self, timeout_s: float, doing: str) -> Any:
-        """Its next message. Raises WorkerLostError: it died, or sent none in time."""
+        """The worker's next message. Raises WorkerLostError: it died, or sent none in time."""
         try:
             payload = self.channel.receive(timeout_s)
         except DeadlineError:

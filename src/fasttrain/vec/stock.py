@@ -135,7 +135,7 @@ class ActionLogVecEnv(DummyVecEnv):
 
     Args:
         factories: each builds a `Retrace` around a `Monitor`.
-        warned: process settings that the user has been warned about already.
+        warned: names of process settings that the user has already been warned about.
     """
 
     envs: list[Retrace]  # type: ignore[assignment]

@@ -112,7 +112,7 @@ class Worker:
                 self.channel.send(pack(failures[0] if failures else ""), CLOSE_S)
 
     def _run_tasks(self, built: list[Env]) -> Settings | None:
-        """Run the trainer's tasks until an `Assignment` comes; its settings. None: no worker is needed."""
+        """Run the trainer's tasks until an `Assignment` comes, and return its settings. None: no worker is needed."""
         with suppress(EOFError, OSError):  # the trainer has ended
             memory = receive_block(self.channel.connection)
             while True:

@@ -43,7 +43,7 @@ class Settings:
     info_keys: tuple[str, ...] | None  # info entries to send at every step; None: all
     use_masks: bool
     check_finite: bool
-    restart_envs: bool  # rebuild an env that fails, instead of reporting it
+    restart_envs: bool  # rebuild an env that fails; False: report the failure
     spin_s: float  # how long to spin for the next request before sleeping
 
 
@@ -183,7 +183,7 @@ class EnvRows:
         return infos
 
     def _show_task(self, row: int, env: Env) -> None:
-        """Let an env with a curriculum read its next task where the trainer writes it."""
+        """With a curriculum: let the env read the number of its next task from the shared memory."""
         if (tasks := task_options_of(env)) is not None:
             tasks.choice = self.arrays.tasks[row : row + 1]
 

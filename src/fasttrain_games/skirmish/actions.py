@@ -1,4 +1,4 @@
-"""Action spaces of Skirmish, and actions of any form as one row of head values."""
+"""Action spaces of Skirmish. An action of any of them becomes one row of integers, a value per head."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fasttrain_games.skirmish.options import Options
 
 
 def action_space(options: Options) -> spaces.Discrete | spaces.MultiDiscrete:
-    """`Discrete` in units mode, else `MultiDiscrete` over the heads."""
+    """`Discrete` with action_mode="units", else `MultiDiscrete` with one entry per head."""
     sizes = options.head_sizes
     return spaces.Discrete(sizes[0]) if options.action_mode == "units" else spaces.MultiDiscrete(np.array(sizes))
 
 
 def named_heads(options: Options) -> spaces.Dict:
-    """The heads by name, in the order of the `MultiDiscrete` (an OrderedDict keeps Gymnasium from sorting them)."""
+    """A Dict space of the heads by name, in the order of the `MultiDiscrete`. (Gymnasium sorts a plain dict's keys.)"""
     units = range(len(options.rosters[0]))
     names = [*(f"move_{u}" for u in units), *(f"target_{u}" for u in units), "stratagem", "stratagem_unit"]
     sizes = zip(names, options.head_sizes, strict=True)
@@ -27,14 +27,14 @@ def named_heads(options: Options) -> spaces.Dict:
 
 
 def head_values(options: Options, action: Any) -> Int64Array:
-    """One value per head from an action of the space: an int, an array or a dict by name."""
+    """(heads,) int64: one value per head, from an action that is an int, an array or a dict by name."""
     if isinstance(action, dict):
         action = [action[name] for name in named_heads(options)]
     return np.array(action, np.int64).reshape(len(options.head_sizes))  # a copy: illegal values get replaced in it
 
 
 def replace_illegal(options: Options, mask: BoolArray, values: Int64Array) -> bool:
-    """Put the lowest legal value in place of every illegal one; returns whether there was one."""
+    """Replace every illegal value by the lowest legal one, in place. Returns whether there was an illegal value."""
     start, found = 0, False
     for head, size in enumerate(options.head_sizes):
         legal = mask[start : start + size]
@@ -45,7 +45,7 @@ def replace_illegal(options: Options, mask: BoolArray, values: Int64Array) -> bo
 
 
 def illegal_head(options: Options, mask: BoolArray, values: Int64Array) -> tuple[int, list[int]] | None:
-    """The first head whose value is illegal, and its legal ones."""
+    """The first head with an illegal value, and the legal values of that head; None if all are legal."""
     start = 0
     for head, size in enumerate(options.head_sizes):
         legal = mask[start : start + size]

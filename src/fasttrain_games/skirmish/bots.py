@@ -1,6 +1,6 @@
-"""The opponents: `random`, `greedy` and (in a file of its own) `planner`, choosing for the active side.
+"""The opponents `random` and `greedy`; `planner` is in a file of its own. They choose for the active side.
 
-Values are whole numbers, damage in 1/216 wounds. `tests/reference/skirmish_python/bots.py` says it shorter.
+Scores are integers, damage is in 1/216 wounds. `tests/reference/skirmish_python/bots.py` has the same in plain Python.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from fasttrain_games.skirmish.state import (
 from fasttrain_games.skirmish.tables import distance_between, is_engaged, shooting_targets
 from fasttrain_games.skirmish.turns import carry_out, control_at, is_below_half, use_stratagem
 
-ADVANCE_GUESS = 3  # inches that `greedy` reckons with
+ADVANCE_GUESS = 3  # inches that `greedy` expects from the roll of an advance
 
 
 @njit
 def play_phase(game: Record, setup: Record) -> None:
-    """The game's bot chooses and carries out everything in the active side's phase."""
+    """Let the game's bot choose and carry out all actions of the active side in this phase."""
     side = game.active
     level = game.level
     legal = legal_stratagems(game, setup)
@@ -99,7 +99,7 @@ def _choose_charge(game: Record, setup: Record, side: int, unit: int, level: int
 
 @njit
 def _choose_stratagem(game: Record, setup: Record, side: int, level: int, legal: int) -> tuple[int, int]:
-    """A stratagem and its unit."""
+    """The stratagem that a bot of this level uses, and its unit."""
     count = setup.num_units[side]
     if level == RANDOM:
         stratagem = _draw_bit(game, legal)
@@ -129,7 +129,7 @@ def _choose_stratagem(game: Record, setup: Record, side: int, level: int, legal:
 
 @njit
 def _choose_smokescreen(game: Record, setup: Record, side: int) -> tuple[int, int]:
-    """With a CP to spare: for the unit in range of most enemies."""
+    """A smokescreen for the unit in range of most enemies, if a command point (CP) is left over."""
     if game.cp[side] < 2:
         return NO_STRATAGEM, 0
     best, most = -1, 0
@@ -143,7 +143,7 @@ def _choose_smokescreen(game: Record, setup: Record, side: int) -> tuple[int, in
 
 @njit
 def _enemies_within(game: Record, setup: Record, side: int, unit: int, inches: int) -> int:
-    """Living enemies at most so far from a unit; with 0, those that have it in the range of their weapon."""
+    """The number of living enemies within `inches` of a unit; with 0, of those whose weapons reach the unit."""
     count = 0
     for enemy in range(setup.num_units[1 - side]):
         reach = inches if inches else setup.range[1 - side, enemy]
@@ -154,7 +154,7 @@ def _enemies_within(game: Record, setup: Record, side: int, unit: int, inches: i
 
 @njit
 def _holds_marker(game: Record, setup: Record, side: int, unit: int) -> bool:
-    """Whether the unit is within 3 inches of a marker at which no friend of lower index is."""
+    """Whether the unit is within 3 inches of a marker, and no friend of lower index is."""
     for marker in range(setup.num_markers[game.mission]):
         if marker_distance(game, setup, game.x[side, unit], game.y[side, unit], marker) > 36:
             continue
@@ -169,7 +169,7 @@ def _holds_marker(game: Record, setup: Record, side: int, unit: int) -> bool:
 
 @njit
 def _greedy_move(game: Record, setup: Record, side: int, unit: int) -> int:
-    """Holds a marker that no friend of lower index holds; else towards the nearest one its side does not control."""
+    """Stay at a marker that no friend of lower index holds, else move to the nearest this side does not control."""
     if is_engaged(game, setup, side, unit) or _holds_marker(game, setup, side, unit):
         return 0
     x, y = game.x[side, unit], game.y[side, unit]

@@ -20,7 +20,7 @@ def die(game: Record) -> Any:
 
 @njit
 def models_of(game: Record, setup: Record, side: int, unit: int) -> Any:
-    """Models alive."""
+    """The number of models of the unit that are alive."""
     wounds = setup.wounds[side, unit]
     return (game.health[side, unit] + wounds - 1) // wounds
 
@@ -89,7 +89,7 @@ def charge(game: Record, setup: Record, side: int, unit: int, target: int) -> No
 
 @njit
 def _side_of_target(game: Record, setup: Record, side: int, unit: int, target: int) -> int:
-    """The direction from the target to the free cell beside it that is nearest to the unit, -1 without one."""
+    """The direction from the target to the free cell beside it that is nearest to the unit; -1 if none is free."""
     sign = 1 - 2 * side
     best, nearest = -1, 0
     for direction in range(8):
@@ -117,7 +117,7 @@ def _is_free(game: Record, setup: Record, x: int, y: int) -> bool:
 
 @njit
 def fight(game: Record, setup: Record) -> None:
-    """The fight phase: the active side's chargers, the other side, the active side's others."""
+    """The fight phase. First the active side's units that charged fight, then the other side, then the active rest."""
     side = game.active
     for part in range(3):
         fighting = 1 - side if part == 1 else side
@@ -130,7 +130,7 @@ def fight(game: Record, setup: Record) -> None:
 
 @njit
 def _weakest(game: Record, setup: Record, side: int, unit: int) -> int:
-    """The enemy with least health within 1.5 inches of an engaged unit."""
+    """The enemy with the least health among those within 1.5 inches of an engaged unit."""
     weakest = -1
     for enemy in range(setup.num_units[1 - side]):
         health = game.health[1 - side, enemy]

@@ -14,7 +14,7 @@ from fasttrain_games.skirmish.words import action_in_words, choice_in_words
 
 
 class SkirmishEnv(SingleGame[Any, SkirmishGame]):
-    """One game of Skirmish; same seed and same actions give the trajectory of a `SkirmishGame` of any size.
+    """One game of Skirmish. The same seed and actions give the same trajectory as in a `SkirmishGame`.
 
     Args:
         render_mode: None, "ansi" or "rgb_array".
@@ -43,7 +43,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
             self.action_space = named_heads(game.options)
 
     def step(self, action: object) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
-        """One decision; the info is empty but for illegal actions, debugging and, at the end, the episode's.
+        """Take one decision. The info is empty, except after illegal actions, with `reward_debug` and at the end.
 
         Raises:
             EnvError: an illegal action with `on_illegal="raise"`, or no `reset()` yet.
@@ -68,7 +68,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
         return self._game.peek(0)
 
     def view(self) -> BoardView:
-        """What there is to draw."""
+        """What `render` draws: the present board, units, points."""
         return self._game.view(0)
 
     def describe_action(self, action: object) -> str:
@@ -83,7 +83,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
     def render(self) -> Any:
         """The board as text ("ansi") or as a picture (H, W, 3) uint8 ("rgb_array").
 
-        After an episode's end it is the next game's board, below a line about how the last one ended.
+        After an episode's end it is the next game's board. A line above the text says how the last game ended.
         """
         if self.render_mode is None:
             return None

@@ -23,16 +23,16 @@ from fasttrain_games.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossi
 
 
 class SkirmishGame(GameBatch):
-    """N independent games; the learner is side 0, below.
+    """N independent games; the learner is side 0, at the lower edge of the board.
 
-    Reward of every step: `reward_vp` per point by which the VP difference changed; at the end `reward_win` for a win,
-    minus it for a loss. Secondary terms, 0 by default and then not even computed, are summed up and paid every
-    `secondary_every` decisions of the learner and at the end: `reward_damage` per wound dealt less wounds taken,
-    `reward_progress` per inch that own moves bring units nearer to their nearest marker.
+    Reward of every step: `reward_vp` times the change of the difference in victory points (VP). At the end
+    `reward_win` is added for a win and subtracted for a loss. Two secondary terms, 0 by default, are summed up and paid
+    every `secondary_every` decisions of the learner and at the end: `reward_damage` per wound dealt minus wounds taken,
+    `reward_progress` per inch by which own moves bring units nearer to their nearest marker.
 
-    With opponent "self" a game also stops where the opponent must decide. Observation and mask are then the opponent's
-    own view, as the learner would see it in that place; `opponents_turn` says of which games that is true. The reward
-    stays the learner's, since the game's last decision of either side.
+    With opponent "self" the caller decides for both sides: a game also stops before the opponent's decisions.
+    Observation and mask are then those of the opponent's side; `opponents_turn` is true for these games. The reward is
+    always the learner's, since the previous stop.
 
     Args:
         num_envs: N.
@@ -40,9 +40,10 @@ class SkirmishGame(GameBatch):
         opponent: "random", "greedy", "planner", "self", or a mapping of these to weights, drawn at each game's start.
         mission: "only_war", "take_and_hold", the path of a YAML file, a mapping as in such a file, or a list of these.
         roster, enemy_roster: name of a shipped roster, or the path of a YAML file; 1 to 8 units.
-        rounds, width, height: of the battle, and of the board in inches.
-        cache: keep tables of distances, lines of sight and targets (`tables.py`); changes no number.
-        reward_debug: sums of the reward's terms as `reward_terms` in the episode's info.
+        rounds: length of a game in rounds.
+        width, height: size of the board in inches.
+        cache: keep tables of distances, lines of sight and targets (`tables.py`). Results are equal without.
+        reward_debug: put the sums of the reward's terms into the episode's info, as `reward_terms`.
 
     Raises:
         ConfigError: a value out of range, an unknown name, or a wrong file; names what fits.
@@ -107,11 +108,11 @@ class SkirmishGame(GameBatch):
             self.final_observations[ended] = slots.observations[ended]  # type: ignore[index]
             self._play_on(ended, True, min(parts, len(ended) // GAMES_PER_THREAD) if on_threads else 1)
         slots.truncations[indices] = False
-        if parts > 1:  # per game: another number of them is listed every time
+        if parts > 1:  # keep the figure per game, because `indices` differs in length from call to call
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _play_on(self, indices: Int64Array, anew: bool, threads: int) -> None:
-        """To the next decision, or to the first one of a new game, and write it."""
+        """Play on to the next decision, or with `anew` to the first one of a new game, and write the slots."""
         games, setup = self.records, self.setup
         start_ns = time.perf_counter_ns()
         run(kernels.advance, threads, games, setup, self._mix, indices, anew)
@@ -119,10 +120,10 @@ class SkirmishGame(GameBatch):
         run(kernels.write_step, threads, games, setup, indices, *self.written)
 
     def episode_info(self, index: int) -> dict[str, Any]:
-        """The end-of-episode info of env `index`, valid in the step in which it ended.
+        """The info at the episode's end of env `index`, valid in the step in which it ended.
 
         The learner is the "model", the other side the "player"; `winner` is one of them or "draw". `turn` is the round
-        in which it ended, health is wounds left.
+        in which the game ended, health is in wounds left.
         """
         game = self.records[index]
         model_vp, player_vp = game["result_vp"].tolist()
@@ -164,7 +165,7 @@ class SkirmishGame(GameBatch):
         return {name: value.tolist() for name in GAME.names or () for value in (game[name],)}
 
     def view(self, index: int) -> BoardView:
-        """What there is to draw of game `index`."""
+        """What `render` draws of game `index`: the present board, units, points."""
         game = self.records[index]
         x, y, health = (game[name].tolist() for name in ("x", "y", "health"))
         units = [
@@ -197,5 +198,5 @@ class SkirmishGame(GameBatch):
         head, legal = wrong
         return EnvError(
             f"Skirmish env {index}: {values[head]} in head {head} of action {values.tolist()} is illegal now, legal "
-            f"there is {legal}"
+            f"values are {legal}"
         )

@@ -1,7 +1,7 @@
-"""The kernels one vector step consists of, called in this order: apply, advance, write. Each takes the games to step.
+"""The kernels of one vector step, called in this order: `apply_actions`, `advance`, `write_step`.
 
-For games that ended, advance and write are called once more. They are apart so that opponents' time can be told from
-the rest, and so that no rule is compiled into two of them; none allocates, none calls back into Python.
+For games that ended, the last two are called once more. They are three so that the time of opponents can be measured
+and no rule is compiled twice. None allocates memory or calls back into Python.
 Shapes: games (N,) GAME records, setups (1,) SETUP, mix (N, 4) float64 cumulative weights, indices (K,) int64, actions
 (N, heads) int64.
 """
@@ -26,7 +26,7 @@ NUM_MOVES = 25
 
 @njit
 def apply_actions(games: Records, setups: Records, actions: Int64Array, indices: Int64Array) -> int:
-    """Apply the actions of the listed games; if any is illegal apply none and return the first such index, else -1."""
+    """Apply the actions of the listed games and return -1. If one is illegal apply none and return its game's index."""
     setup = setups[0]
     for index in indices:
         if games[index].phase >= OVER or not is_legal(games[index], setup, actions[index]):
@@ -55,7 +55,7 @@ def _apply(game: Record, setup: Record, action: Any) -> None:
 
 @njit
 def _to_decision(game: Record, setup: Record) -> None:
-    """Play on until somebody outside must decide, or the game is over."""
+    """Play on until the learner or a "self" opponent must decide, or the game is over."""
     while game.phase < OVER:
         side = game.active
         if side == 0 or game.level == SELF:
@@ -73,7 +73,7 @@ def _to_decision(game: Record, setup: Record) -> None:
 
 @njit
 def _outcome(game: Record, setup: Record) -> int:
-    """1 the learner won, -1 it lost, 0 a draw; notes the episode's numbers."""
+    """1: the learner won, -1: it lost, 0: a draw. Also stores the episode's numbers in the record."""
     for side in range(2):
         game.result_vp[side] = game.vp[side]
         game.result_health[side] = 0
@@ -90,7 +90,7 @@ def _outcome(game: Record, setup: Record) -> int:
 
 @njit
 def _settle_reward(game: Record, setup: Record) -> None:
-    """The learner's reward since the last decision; secondary terms when they are due."""
+    """Set the learner's reward since the last decision, with the secondary terms when they are due."""
     over = game.phase == OVER
     lead = game.vp[0] - game.vp[1]
     for_vp = setup.rewards[R_VP] * (lead - game.lead)
@@ -120,7 +120,7 @@ def _settle_reward(game: Record, setup: Record) -> None:
 def advance(
     games: Records, setups: Records, mix: Float64Array, indices: Int64Array, anew: bool, team: Int64Array, me: int
 ) -> None:
-    """Let opponents play until somebody outside must decide or the game is over; with `anew` in a new game.
+    """Play on in each listed game, or with `anew` in a new game, until an action is needed or the game is over.
 
     `CHUNK` games at a time go to whichever thread is free.
     """
@@ -137,7 +137,7 @@ def advance(
 
 @njit
 def _advance_game(game: Record, setup: Record, mix: Float64Array, anew: bool) -> None:
-    """Of new games the first with a decision is taken: an opponent that goes first may win before it."""
+    """As `advance`, for one game. A new game that the opponent wins before the first decision is dealt again."""
     while True:
         if anew:
             start_game(game, setup, mix)
@@ -163,9 +163,10 @@ def write_step(
     team: Int64Array,
     me: int,
 ) -> None:
-    """Write what the step brought, for the side that must decide next; `turns` (N,): whether that is the opponent.
+    """Write the results of the step, with observation and mask of the side that decides next.
 
-    Of a game that is over that is the learner's last view; called again once a new game has begun there.
+    `turns` (N,) bool: that is the opponent. For a game that is over it writes the learner's last observation; after a
+    new game has begun there the caller calls it again.
     """
     setup, count = setups[0], len(indices)
     begin_work(team, me, -(-count // CHUNK))
@@ -187,7 +188,7 @@ def write_step(
 
 @njit
 def forget_outcomes(games: Records, indices: Int64Array) -> None:
-    """Nothing has happened yet in the listed games."""
+    """Clear the results of the last step (reward, end of episode) of the listed games."""
     for index in indices:
         games[index].reward = 0.0
         games[index].ended = 0
@@ -195,6 +196,6 @@ def forget_outcomes(games: Records, indices: Int64Array) -> None:
 
 @njit
 def seed_games(games: Records, indices: Int64Array, seeds: Any) -> None:
-    """Begin the stream of seeds[k] (uint64) in game indices[k]."""
+    """Seed the random stream of game indices[k] with seeds[k] (uint64)."""
     for position in range(len(indices)):
         seed_stream(games[indices[position]], seeds[position])

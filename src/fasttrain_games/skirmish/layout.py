@@ -1,12 +1,12 @@
-"""Where everything lies in the observation: one flat float32 vector in [-1, 1].
+"""The layout of the observation, a flat float32 vector in [-1, 1].
 
-It shows the game to the side that must decide, turned so that this side plays upwards and is "own":
+It shows the game to the side that decides next ("own"). The board is turned so that this side plays upwards:
 
 - `game` (10): round / rounds, phase one-hot (movement, shooting, charge; all 0 when the game is over), goes first, own
   and the enemy's VP / 60, their difference / 30, own and the enemy's CP / 6;
-- `markers` (6 × 4): there is one, x, y (0 is the board's centre), control (1 own, -1 the enemy's);
+- `markers` (6 × 4): exists (1 or 0), x, y (0 is the board's centre), control (1 own, -1 the enemy's);
 - `own` and `enemies` (14 per unit, all 0 of a destroyed one): see UNIT_FEATURES;
-- `pairs` (5 per own unit and enemy, enemies fastest, all 0 if one is destroyed): see PAIR_FEATURES.
+- `pairs` (5 per pair of an own unit and an enemy, in C order, all 0 if one is destroyed): see PAIR_FEATURES.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GAME_FEATURES = (
 )  # fmt: skip
 MARKER_FEATURES = ("exists", "x", "y", "control")
 UNIT_FEATURES = (
-    "health",  # of what it began with
+    "health",  # wounds left / wounds at the start
     "x",
     "y",
     "engaged",
@@ -38,7 +38,7 @@ PAIR_FEATURES = (
     "line_of_sight",
     "shot",  # expected damage of own fire / the enemy's health
     "threat",  # expected damage of the enemy's fire / own health
-    "melee",  # the first less the second, hand to hand
+    "melee",  # as shot - threat, for one round of melee
 )
 VP_SCALE, LEAD_SCALE = 60, 30
 DISTANCE_SCALE, MOVE_SCALE, CONTROL_SCALE, MODELS_SCALE = 48, 24, 20, 20

@@ -21,7 +21,7 @@ MISSION_FOLDER = Path(__file__).parent / "missions"
 
 @dataclass(frozen=True, slots=True)
 class Mission:
-    """A mission on a board of so many cells. Turned by 180 degrees it is the same mission.
+    """A mission on a board of width × height cells. Turned by 180 degrees it is the same mission.
 
     Markers are points in half inches from the lower left corner, so that a marker may lie between cells; the centre of
     cell (x, y) is (2x + 1, 2y + 1). Terrain is rectangles of cells: left, bottom, right, top, the last two exclusive.
@@ -40,7 +40,7 @@ class Mission:
 
 
 def load_missions(value: object, width: int, height: int) -> tuple[Mission, ...]:
-    """The missions one of which is drawn at each reset: a name, a path, a mapping, or a list of these.
+    """The missions of a game; each reset draws one. `value` is a name, a path, a mapping, or a list of these.
 
     Raises:
         ConfigError: names the file (or `mission`) and the key that is wrong.
@@ -87,7 +87,7 @@ def _mission(content: Mapping[str, Any], name: str, where: str, width: int, heig
         box = (left, bottom, right, top)
         turned = (width - right, height - top, width - left, height - bottom)
         terrain += [box, turned] if right > left and top > bottom else []
-    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # what is its own image counts once
+    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # its own image: once
     if not 1 <= len(markers) <= MAX_MARKERS:
         raise ConfigError(f"{where}: markers: 1 to {MAX_MARKERS} with their images, got {len(markers)}")
     if len(terrain) > MAX_TERRAIN:

@@ -1,4 +1,4 @@
-"""Where units may go, what they may choose, and putting them into another cell."""
+"""Legal moves and choices of units, and the move of a unit to another cell."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from fasttrain_games.skirmish.sheets import SHEET_LIMITS
 from fasttrain_games.skirmish.state import CHARGE, CHARGE_RANGE, FULL, HALF, MOVE, OVER, REROLL, SHOOT, SPENT
 from fasttrain_games.skirmish.tables import distance_between, forget_place_of, is_engaged, shooting_targets
 
-# N, NE, E, SE, S, SW, W, NW in the acting side's own frame.
+# N, NE, E, SE, S, SW, W, NW. N points to the opponent of the side that moves.
 STEP_X = np.array([0, 1, 1, 1, 0, -1, -1, -1])
 STEP_Y = np.array([1, 1, 0, -1, -1, -1, 0, 1])
 MAX_REACH = 2 * (SHEET_LIMITS["move"][1] + 6)
-# Steps along a diagonal within so many half inches: 8 × steps² ≤ half inches².
+# Index: a distance in half inches. Value: diagonal steps (cells) within it, because 8 × steps² ≤ half inches².
 DIAGONAL_STEPS = np.array([math.isqrt(reach * reach // 8) for reach in range(MAX_REACH + 1)])
 for _table in (STEP_X, STEP_Y, DIAGONAL_STEPS):
     _table.flags.writeable = False
@@ -25,7 +25,7 @@ for _table in (STEP_X, STEP_Y, DIAGONAL_STEPS):
 
 @njit
 def steps_within(direction: int, half_inches: int) -> Any:
-    """Cells along a direction within so many half inches."""
+    """The number of cells along a direction within a distance in half inches."""
     return DIAGONAL_STEPS[half_inches] if direction & 1 else half_inches >> 1
 
 
@@ -47,7 +47,7 @@ def may_end_at(game: Record, setup: Record, side: int, x: int, y: int) -> bool:
 
 @njit
 def steps_of_move(game: Record, setup: Record, side: int, unit: int, direction: int, half_inches: int) -> Any:
-    """Cells to the farthest one along a direction where the unit may stop, 0 if there is none."""
+    """How many cells a unit can move along a direction within a distance in half inches; 0 if it can stop nowhere."""
     sign = 1 - 2 * side
     dx, dy = sign * STEP_X[direction], sign * STEP_Y[direction]
     x, y = game.x[side, unit], game.y[side, unit]
@@ -59,7 +59,7 @@ def steps_of_move(game: Record, setup: Record, side: int, unit: int, direction: 
 
 @njit
 def _move_choices(game: Record, setup: Record, side: int, unit: int) -> int:
-    """Legal moves as bits. What a short move reaches a longer one reaches too, so the nearest free cell decides."""
+    """Legal moves as bits. A longer move reaches all that a short one does, so the nearest free cell decides."""
     sign = 1 - 2 * side
     move = setup.move[side, unit]
     x, y = game.x[side, unit], game.y[side, unit]
@@ -117,7 +117,7 @@ def legal_stratagems(game: Record, setup: Record) -> int:
 
 @njit
 def inches_to_marker(game: Record, setup: Record, side: int, unit: int) -> float:
-    """From a unit to its nearest marker."""
+    """The distance in inches from a unit to its nearest marker."""
     nearest = 1 << 30
     for marker in range(setup.num_markers[game.mission]):
         nearest = min(nearest, marker_distance(game, setup, game.x[side, unit], game.y[side, unit], marker))
@@ -126,7 +126,7 @@ def inches_to_marker(game: Record, setup: Record, side: int, unit: int) -> float
 
 @njit
 def marker_distance(game: Record, setup: Record, x: int, y: int, marker: int) -> Any:
-    """Squared half inches from a cell to a marker."""
+    """The squared distance, in half inches, from a cell to a marker."""
     dx = 2 * x + 1 - setup.markers[game.mission, marker, 0]
     dy = 2 * y + 1 - setup.markers[game.mission, marker, 1]
     return dx * dx + dy * dy
@@ -134,7 +134,7 @@ def marker_distance(game: Record, setup: Record, x: int, y: int, marker: int) ->
 
 @njit
 def put_unit(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> None:
-    """A unit goes to another cell."""
+    """Move a unit to another cell and invalidate what is cached about its place."""
     counts = setup.counts_progress and side == 0
     before = inches_to_marker(game, setup, side, unit) if counts else 0.0
     game.x[side, unit] = x
@@ -146,7 +146,7 @@ def put_unit(game: Record, setup: Record, side: int, unit: int, x: int, y: int) 
 
 @njit
 def move_reach(move: int, length: int, roll: int) -> int:
-    """Half inches of a move: half, full, or full and a D6."""
+    """The length of a move in half inches: half of the unit's move, all of it, or all of it plus `roll` (a D6)."""
     if length == HALF:
         return move
     return 2 * move if length == FULL else 2 * (move + roll)

@@ -1,4 +1,4 @@
-"""The observation and the mask of the side that must decide; the layout is in `layout.py`."""
+"""The observation and the mask of the side that decides next. The layout is in `layout.py`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _clip(value: float) -> float:
 
 @njit
 def write_observation(game: Record, setup: Record, side: int, row: Float32Array) -> None:
-    """Write the view of `side` into `row` ((O,) float32)."""
+    """Write the observation of `side` into `row` ((O,) float32)."""
     other = 1 - side
     for index in range(row.shape[0]):
         row[index] = 0.0
@@ -135,7 +135,7 @@ def _write_pair(game: Record, setup: Record, side: int, unit: int, enemy: int, r
 
 @njit
 def find_legal(game: Record, setup: Record, side: int) -> None:
-    """Note what the deciding side may do; the mask is written from it and actions are checked against it."""
+    """Store in the record what the deciding side may do. `write_mask` and `is_legal` read it."""
     for unit in range(setup.num_units[side]):
         if not setup.units_mode or unit == game.cursor:
             game.legal[unit] = choices_of(game, setup, side, unit)
@@ -144,7 +144,7 @@ def find_legal(game: Record, setup: Record, side: int) -> None:
 
 @njit
 def write_mask(game: Record, setup: Record, side: int, row: BoolArray) -> None:
-    """Write what `find_legal` noted into `row` ((A,) bool), head after head; A is that of side 0's units."""
+    """Write what `find_legal` stored into `row` ((A,) bool), head after head. A follows from the units of side 0."""
     own = setup.num_units[side]
     num_targets = setup.num_units[1 - side] + 1
     moving = game.phase == MOVE
@@ -175,7 +175,7 @@ def write_mask(game: Record, setup: Record, side: int, row: BoolArray) -> None:
 
 @njit
 def is_legal(game: Record, setup: Record, action: Any) -> bool:
-    """Whether the deciding side may take `action` ((heads,) int): against what `find_legal` noted."""
+    """Whether the deciding side may take `action` ((heads,) int), by what `find_legal` stored."""
     side = game.active
     own = setup.num_units[side]
     moving = game.phase == MOVE

@@ -1,4 +1,4 @@
-"""What a game of Skirmish is played with: the arguments of the native game and of both environments, checked once."""
+"""Checks the arguments of Skirmish once, for the native game and the Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Options:
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Sizes of the heads: moves, targets, stratagem, stratagem's unit; in units mode the one head."""
+        """Sizes of the heads: a move and a target per unit, a stratagem, its unit; with action_mode="units" one."""
         own, enemies = len(self.rosters[0]), len(self.rosters[1])
         if self.action_mode == "units":
             return (25 + enemies + 1,)
@@ -119,7 +119,7 @@ def _roster(value: object, key: str) -> tuple[Sheet, ...]:
 
 
 def _check_zones(mission: Mission, rosters: tuple[tuple[Sheet, ...], ...]) -> None:
-    """Every unit needs a free cell in its strip of the zone; see the rules' way of deploying."""
+    """Check that every unit has a free cell in its strip of the deployment zone, where the game places it."""
     for key, roster in zip(("roster", "enemy_roster"), rosters, strict=True):
         for unit in range(len(roster)):
             if not strip_cells(mission, len(roster), unit):
@@ -130,14 +130,14 @@ def _check_zones(mission: Mission, rosters: tuple[tuple[Sheet, ...], ...]) -> No
 
 
 def strip_cells(mission: Mission, num_units: int, unit: int) -> list[tuple[int, int]]:
-    """Cells of a unit's strip of the deployment zone without terrain, row by row, as side 0 sees them."""
+    """The cells (x, y) without terrain in a unit's strip of the deployment zone, row by row, for side 0."""
     columns = range(unit * mission.width // num_units, (unit + 1) * mission.width // num_units)
     rows = range(mission.deployment_rows)
     return [(x, y) for y in rows for x in columns if not mission.in_terrain(x, y)]
 
 
 def opponents_for(opponent: OpponentMix, rosters: Sequence[Sequence[Sheet]]) -> tuple[float, ...]:
-    """`cumulative_mix`, and "self" only where both sides have as many units: else their actions differ in width."""
+    """As `cumulative_mix`. Refuses "self" if the sides differ in units, because their actions would differ in width."""
     cumulative = cumulative_mix(opponent)
     own, enemies = len(rosters[0]), len(rosters[1])
     if cumulative[SELF - 1] < 1.0 and own != enemies:
@@ -149,10 +149,10 @@ def opponents_for(opponent: OpponentMix, rosters: Sequence[Sequence[Sheet]]) -> 
 
 
 def cumulative_mix(opponent: OpponentMix) -> tuple[float, ...]:
-    """Cumulative weights over OPPONENTS, the last used one 1: a game draws u and takes the first with u < weight.
+    """Cumulative weights over OPPONENTS. A game draws u from [0, 1) and takes the first with u < weight.
 
     Raises:
-        ConfigError: unknown name, or weights that are no distribution.
+        ConfigError: unknown name, or a wrong weight.
     """
     if isinstance(opponent, str):
         opponent = {opponent: 1.0}

@@ -1,6 +1,6 @@
-"""The `planner`: scores every cell that any move of a unit can reach. Costly on purpose.
+"""The opponent `planner`: scores every cell that any move of a unit can reach. It is slow on purpose.
 
-Values are whole numbers in 1/216 wounds. `tests/reference/skirmish_python/bots.py` says it shorter.
+Scores are integers in 1/216 wounds. `tests/reference/skirmish_python/bots.py` has the same in plain Python.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from fasttrain_games.skirmish.state import ADVANCE, MELEE, OVERWATCHING, RANGED
 from fasttrain_games.skirmish.tables import distance_between, is_engaged, line_of_sight
 from fasttrain_games.skirmish.turns import control_at, control_of
 
-GREEDY_CHARGE = 9  # inches that a charge is counted on
+GREEDY_CHARGE = 9  # inches within which the bots expect a charge to succeed
 TAKES_MARKER, CONTESTS_MARKER, ON_MARKER, PER_HALF_INCH = 3000, 800, 100, 60
-WAYS_TO_CHARGE = np.array([36, 36, 36, 35, 33, 30, 26, 21, 15, 10, 6, 3])  # of 36, by 2D6 needed
+WAYS_TO_CHARGE = np.array([36, 36, 36, 35, 33, 30, 26, 21, 15, 10, 6, 3])  # of 36 rolls of 2D6, those ≥ the index
 WAYS_TO_CHARGE.flags.writeable = False
 
 
 @njit
 def expected_damage(game: Record, setup: Record, side: int, unit: int, target: int, weapon: int) -> Any:
-    """Mean damage of an attack in 1/216 wounds, at most the target's health; smoke is not reckoned with."""
+    """Mean damage of an attack in 1/216 wounds, at most the target's health. Smokescreens are ignored."""
     mean = setup.expected[weapon, side, unit, target] * models_of(game, setup, side, unit)
     return min(mean, 216 * game.health[1 - side, target])
 
 
 @njit
 def melee_margin(game: Record, setup: Record, side: int, unit: int, target: int) -> Any:
-    """Expected damage dealt in one round of melee, less what comes back."""
+    """Expected damage dealt minus expected damage taken in one round of melee, in 1/216 wounds."""
     dealt = expected_damage(game, setup, side, unit, target, MELEE)
     return dealt - expected_damage(game, setup, 1 - side, target, unit, MELEE)
 
@@ -67,7 +67,7 @@ def planner_charge(game: Record, setup: Record, side: int, unit: int) -> int:
 
 @njit
 def fill_plan(game: Record, setup: Record, side: int, unit: int) -> None:
-    """What a unit's cells are scored with and does not depend on the cell, once per unit."""
+    """Compute once per unit what `_score_cell` needs and what is the same for all cells."""
     key = 1 + MAX_UNITS * side + unit
     if game.plan_known == key:
         return
@@ -88,7 +88,7 @@ def fill_plan(game: Record, setup: Record, side: int, unit: int) -> None:
 
 @njit
 def planner_move(game: Record, setup: Record, side: int, unit: int) -> int:
-    """Scores every cell that any move can reach, an advance by the mean over its six rolls."""
+    """The move with the best cell. An advance counts with the mean over its six rolls."""
     engaged = is_engaged(game, setup, side, unit)
     x, y = game.x[side, unit], game.y[side, unit]
     best, most = 0, 6 * _score_cell(game, setup, side, unit, x, y, not engaged)
@@ -113,7 +113,7 @@ def planner_move(game: Record, setup: Record, side: int, unit: int) -> int:
 
 @njit
 def _score_cell(game: Record, setup: Record, side: int, unit: int, x: int, y: int, free: bool) -> int:
-    """What it is worth to stand there; `free`: may shoot and charge from there."""
+    """The score of the cell (x, y) for a unit. `free`: the unit may shoot and charge from there."""
     fill_plan(game, setup, side, unit)
     score = _score_markers(game, setup, side, unit, x, y)
     best_shot, best_charge, threat = 0, 0, 0
@@ -143,7 +143,7 @@ def _score_cell(game: Record, setup: Record, side: int, unit: int, x: int, y: in
 
 @njit
 def _score_markers(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> int:
-    """Markers taken or contested by standing there, and how far it is to the nearest that friends do not hold."""
+    """The part of the score for markers: taken or contested there, less the distance to the nearest not yet held."""
     score, nearest = 0, -1
     own = control_of(game, setup, side, unit)
     for marker in range(setup.num_markers[game.mission]):
@@ -156,5 +156,5 @@ def _score_markers(game: Record, setup: Record, side: int, unit: int, x: int, y:
                 score += TAKES_MARKER if friends + own > enemies else CONTESTS_MARKER
         if friends <= enemies and (nearest < 0 or distance < nearest):
             nearest = distance
-    # The root of a whole number below 2^50, floored, is exact in float64.
+    # The integer part of the square root of an integer below 2^50 is exact in float64.
     return score - PER_HALF_INCH * int(math.sqrt(nearest)) if nearest >= 0 else score

@@ -1,4 +1,4 @@
-"""The board as text and as a picture, from what both environments can tell of their game."""
+"""Draws the board as text and as a picture, from a `BoardView`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GROUND, TERRAIN, MARKER, EMPTY_BAR = (214, 208, 184), (120, 112, 96), (230, 170,
 
 
 class BoardView(NamedTuple):
-    """One game as it stands. Side 0 is the learner, below; units are (x, y, health), destroyed ones have none."""
+    """The present state of one game. Side 0 is the learner's; units are (x, y, health), with health 0 if destroyed."""
 
     mission: Mission
     round: int
@@ -32,10 +32,10 @@ class BoardView(NamedTuple):
 
 
 def check_render_mode(mode: str | None) -> str | None:
-    """The mode, if it is one.
+    """Return a valid render mode.
 
     Raises:
-        TypeError: it is none; SB3's make_vec_env takes no for an answer only so.
+        TypeError: an unknown mode. SB3's make_vec_env tries "rgb_array" and continues without it after a TypeError.
     """
     if mode not in (None, "ansi", "rgb_array"):
         raise TypeError(f"render_mode={mode!r}: choose None, 'ansi' or 'rgb_array'")
@@ -43,18 +43,18 @@ def check_render_mode(mode: str | None) -> str | None:
 
 
 def outcome_line(info: Mapping[str, Any]) -> str:
-    """How an episode ended, from its info."""
+    """A line that says how an episode ended, from its info."""
     won = "draw" if info["is_draw"] else "won" if info["is_win"] else "lost"
     return f"game over: {won} {info['model_vp']}:{info['player_vp']} ({info['vp_diff']:+d}), {info['end_reason']}"
 
 
 def token(side: int, index: int) -> str:
-    """How a unit is drawn: 1 to 8 the learner's, a to h the opponent's."""
+    """The character for a unit: 1 to 8 for the learner's, a to h for the opponent's."""
     return "12345678"[index] if side == 0 else "abcdefgh"[index]
 
 
 def render_board(view: BoardView) -> str:
-    """A line of numbers, the board (two rows of cells a line, the opponent above), then a line per unit."""
+    """A line of round and points, the board (a line for two rows of cells, opponent on top), then a line per unit."""
     mission = view.mission
     rows = [["." for _ in range(mission.width)] for _ in range((mission.height + 1) // 2)]
     for y in range(mission.height):

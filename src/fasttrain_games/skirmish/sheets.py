@@ -16,7 +16,7 @@ from fasttrain.spec.setting import did_you_mean
 MAX_UNITS = 8
 ROSTER_FOLDER = Path(__file__).parent / "rosters"
 
-# Key → smallest and largest value. Save 7 is none; control 0 holds no marker.
+# Key → smallest and largest value. A unit with save 7 has no save; one with control 0 cannot hold a marker.
 WEAPON_LIMITS = {"attacks": (1, 20), "skill": (2, 6), "strength": (1, 30), "ap": (0, 6), "damage": (1, 20)}
 RANGED_LIMITS = {"range": (1, 100), **WEAPON_LIMITS}
 SHEET_LIMITS = {
@@ -33,7 +33,7 @@ SHEET_LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Weapon:
-    """A weapon; range 0 is a melee weapon, which reaches what its unit is engaged with."""
+    """A weapon. One with range 0 is a melee weapon: it reaches the enemies within 1.5 inches."""
 
     range: int
     attacks: int
@@ -45,7 +45,7 @@ class Weapon:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What never changes about a unit. `wounds` are per model, `move` is in inches."""
+    """The constant properties of a unit. `wounds` are per model, `move` is in inches."""
 
     name: str
     models: int
@@ -71,10 +71,10 @@ def shipped(folder: Path) -> list[str]:
 
 
 def read_yaml(name: str, folder: Path, key: str) -> tuple[Mapping[str, Any], str]:
-    """The mapping in a shipped file (by its name) or in a file of the user's (by its path), and how to call the file.
+    """Read the mapping in a shipped file (by name) or in a user's file (by path). Also returns a name for messages.
 
     Raises:
-        ConfigError: no such file, no YAML in it, or no mapping.
+        ConfigError: no such file, or it holds no YAML mapping.
     """
     path = folder / f"{name}.yaml"
     if name not in shipped(folder):
@@ -95,7 +95,7 @@ def read_yaml(name: str, folder: Path, key: str) -> tuple[Mapping[str, Any], str
 
 
 def check_keys(content: Mapping[str, Any], needed: set[str], optional: set[str], where: str) -> None:
-    """Refuse unknown and missing keys."""
+    """Raise ConfigError for an unknown or a missing key."""
     for name in content:
         if name not in needed | optional:
             raise ConfigError(f"{where}: unknown key {name!r}{did_you_mean(str(name), needed | optional)}")

@@ -1,8 +1,8 @@
-"""The state of one game as a packed record, and what all games of a batch share as another.
+"""Two packed records: GAME is the state of one game, SETUP is what all games of a batch share.
 
-Both are plain records, so that a kernel takes two arguments. Sides are 0 (the learner) and 1; positions are absolute.
-Whole numbers are all of 64 bits: with two widths numba compiles most kernels twice.
-The rules are those of `tests/reference/skirmish_python/battle.py`, with its decisions; names here are the same.
+A kernel takes these two as arguments. Sides are 0 (the learner) and 1; positions are absolute.
+All integers have 64 bits: with two widths numba would compile most kernels twice.
+The rules and names are those of `tests/reference/skirmish_python/battle.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HALF, FULL, ADVANCE = range(3)
 MAX_CP = 6
 CHARGE_RANGE = 12
 
-# Bits of a unit's flags. The first six end with its side's next command phase.
+# Bits of a unit's flags. The next command phase of its side clears the first six.
 ADVANCED, FELL_BACK, CHARGED, SHOCKED, OVERWATCHING, SMOKED, BRAVE = (1 << bit for bit in range(7))
 ENDS_IN_COMMAND = ADVANCED | FELL_BACK | CHARGED | SHOCKED | OVERWATCHING | SMOKED
 SPENT = ADVANCED | FELL_BACK
@@ -39,9 +39,9 @@ GAME = np.dtype(
     [
         ("rng", "u8"),  # splitmix64 state
         ("sight", "i8"),  # cache: bit 8 × unit of side 0 + unit of side 1: line of sight
-        ("sight_known", "i8"),  # which of these bits hold
-        ("distance_known", "i8"),  # which entries of `distance` hold
-        ("progress", "f8"),  # inches towards markers, this episode
+        ("sight_known", "i8"),  # which bits of `sight` are valid
+        ("distance_known", "i8"),  # which entries of `distance` are valid
+        ("progress", "f8"),  # inches that units came nearer to markers, this episode
         ("paid_progress", "f8"),
         ("reward", "f8"),  # of the learner, since the last decision of either side
         ("terms", "f8", (4,)),  # sums of the reward's terms, this episode
@@ -55,7 +55,7 @@ GAME = np.dtype(
         ("phase", "i8"),
         ("active", "i8"),  # side whose turn it is
         ("cursor", "i8"),  # units mode: unit that decides
-        ("reroll", "i8"),  # unit whose charge roll may be repeated in this phase, -1 none
+        ("reroll", "i8"),  # unit that may repeat its charge roll in this phase; -1: none
         ("cp", "i8", (2,)),
         ("vp", "i8", (2,)),
         ("x", "i8", _UNITS),
@@ -65,19 +65,19 @@ GAME = np.dtype(
         ("distance", "i8", (MAX_UNITS, MAX_UNITS)),  # cache: squared inches, unit of side 0 × unit of side 1
         ("engaged", "i8", (2,)),  # cache: units within 1.5 inches of an enemy, as bits
         ("engaged_known", "i8"),
-        ("targets", "i8", _UNITS),  # cache: whom each unit may shoot, as bits
+        ("targets", "i8", _UNITS),  # cache: the enemies that each unit may shoot, as bits
         ("targets_known", "i8", (2,)),
-        ("plan_known", "i8"),  # cache of the planner, for one unit: 1 + MAX_UNITS × side + unit, 0 none
+        ("plan_known", "i8"),  # cache of the planner: the unit it is for, 1 + MAX_UNITS × side + unit; 0: none
         ("plan_friends", "i8", (MAX_MARKERS,)),  # control at each marker without that unit
         ("plan_enemies", "i8", (MAX_MARKERS,)),
         ("plan_shot", "i8", (MAX_UNITS,)),  # expected damage by enemy, in 1/216 wounds
         ("plan_threat", "i8", (MAX_UNITS,)),
         ("plan_melee", "i8", (MAX_UNITS,)),
-        ("margin", "i8"),  # wounds dealt less wounds taken, this episode
+        ("margin", "i8"),  # wounds dealt minus wounds taken, this episode
         ("paid_margin", "i8"),
         ("lead", "i8"),  # VP difference when the last reward was paid
         ("since_paid", "i8"),  # decisions of the learner since secondary terms were paid
-        ("ended", "i8"),  # an episode ended in the last step; its outcome:
+        ("ended", "i8"),  # an episode ended in the last step; the result_ fields are about it
         ("result_outcome", "i8"),  # 1 won, 0 drawn, -1 lost
         ("result_vp", "i8", (2,)),
         ("result_health", "i8", (2,)),
@@ -104,7 +104,7 @@ SETUP = np.dtype(
         ("deployment_rows", "i8", (MAX_MISSIONS,)),
         ("num_markers", "i8", (MAX_MISSIONS,)),
         ("markers", "i8", (MAX_MISSIONS, MAX_MARKERS, 2)),
-        ("images", "i8", (MAX_MISSIONS, 2, MAX_MARKERS)),  # by side: the markers in the order in which it counts them
+        ("images", "i8", (MAX_MISSIONS, 2, MAX_MARKERS)),  # per side: the indices of the markers in its own order
         ("num_terrain", "i8", (MAX_MISSIONS,)),
         ("terrain", "i8", (MAX_MISSIONS, MAX_TERRAIN, 4)),  # doubled, in the half inches of markers and cell centres
         ("models", "i8", _UNITS),
@@ -125,7 +125,7 @@ SETUP = np.dtype(
 
 
 def impossible(games: NDArray[Any], setup: np.void) -> str:
-    """What no game can hold, in records that somebody else has written; empty if there is nothing."""
+    """The first invalid field of records that come from a file, as a text for an error; empty if all are valid."""
     last = MAX_UNITS - 1
     ranges = {
         "phase": (0, UNSTARTED), "active": (0, 1), "first": (0, 1), "cursor": (-1, MAX_UNITS), "reroll": (-1, last),
@@ -191,7 +191,7 @@ def _write_pair(setup: np.void, where: tuple[int, int, int, int], weapon: Weapon
 
 
 def wound_roll_needed(strength: int, toughness: int) -> int:
-    """The D6 that wounds."""
+    """The lowest roll of a D6 that wounds."""
     if strength >= 2 * toughness:
         return 2
     if strength >= toughness:
@@ -200,6 +200,6 @@ def wound_roll_needed(strength: int, toughness: int) -> int:
 
 
 def save_roll_needed(target: Sheet, weapon: Weapon) -> int:
-    """The D6 that saves; above 6 none does."""
+    """The lowest roll of a D6 that saves the unit; above 6 it has no save."""
     save = target.save + weapon.ap
     return min(save, target.invulnerable) if target.invulnerable else save

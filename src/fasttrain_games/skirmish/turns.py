@@ -1,4 +1,4 @@
-"""The course of a game: beginning, command phase, stratagems, choices carried out, phases and turns."""
+"""The course of a game: its start, turns and phases, stratagems, and what units do in a phase."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from fasttrain_games.skirmish.tables import forget_all, forget_flags, is_engaged
 
 @njit
 def start_game(game: Record, setup: Record, mix: Float64Array) -> None:
-    """Begin a new game on the game's own stream; `mix` (4,) are the opponents' cumulative weights."""
+    """Begin a new game, drawn from the game's random stream. `mix` (4,) are the opponents' cumulative weights."""
     draw = random_unit(game)
     level = 0
     while draw >= mix[level]:
@@ -64,7 +64,7 @@ def start_game(game: Record, setup: Record, mix: Float64Array) -> None:
 
 @njit
 def _deploy(game: Record, setup: Record, side: int, unit: int) -> None:
-    """Put a unit into a free cell of its strip of the zone, drawn in the side's own order of cells."""
+    """Put a unit into a random free cell of its strip of the deployment zone."""
     count = setup.num_units[side]
     begin, end = unit * setup.width // count, (unit + 1) * setup.width // count
     rows = setup.deployment_rows[game.mission]
@@ -86,7 +86,7 @@ def _deploy(game: Record, setup: Record, side: int, unit: int) -> None:
 
 @njit
 def control_of(game: Record, setup: Record, side: int, unit: int) -> Any:
-    """What a unit counts for at a marker."""
+    """How much a unit counts for control of a marker: control × models alive, 0 if shocked."""
     if game.flags[side, unit] & SHOCKED:
         return 0
     return setup.control[side, unit] * models_of(game, setup, side, unit)
@@ -94,7 +94,7 @@ def control_of(game: Record, setup: Record, side: int, unit: int) -> Any:
 
 @njit
 def control_at(game: Record, setup: Record, side: int, marker: int) -> Any:
-    """What a side has within 3 inches of a marker."""
+    """The sum of `control_of` over a side's units within 3 inches of a marker."""
     total = 0
     for unit in range(setup.num_units[side]):
         distance = marker_distance(game, setup, game.x[side, unit], game.y[side, unit], marker)
@@ -105,13 +105,13 @@ def control_at(game: Record, setup: Record, side: int, marker: int) -> Any:
 
 @njit
 def is_below_half(game: Record, setup: Record, side: int, unit: int) -> bool:
-    """Whether fewer than half of its models live."""
+    """Whether fewer than half of the unit's models are alive."""
     return bool(2 * models_of(game, setup, side, unit) < setup.models[side, unit])
 
 
 @njit
 def command_phase(game: Record, setup: Record) -> None:
-    """Begin the active side's turn."""
+    """Begin the active side's turn with its command phase."""
     side = game.active
     for unit in range(setup.num_units[side]):
         game.flags[side, unit] &= ~ENDS_IN_COMMAND
@@ -133,7 +133,7 @@ def command_phase(game: Record, setup: Record) -> None:
 
 @njit
 def use_stratagem(game: Record, stratagem: int, unit: int) -> None:
-    """Pay for a stratagem of the active side and note it at its unit."""
+    """Pay for a stratagem of the active side and set the flag of its unit."""
     if stratagem == NO_STRATAGEM:
         return
     side = game.active
@@ -148,7 +148,7 @@ def use_stratagem(game: Record, stratagem: int, unit: int) -> None:
 
 @njit
 def carry_out(game: Record, setup: Record, side: int, unit: int, choice: int) -> None:
-    """A unit of the active side does what was chosen for it in this phase."""
+    """Carry out the choice for a unit of the active side in this phase."""
     if choice == 0 or game.health[side, unit] <= 0 or game.phase >= OVER:
         return
     if game.phase == MOVE:
@@ -177,7 +177,7 @@ def _move(game: Record, setup: Record, side: int, unit: int, direction: int, len
 
 @njit
 def end_phase(game: Record, setup: Record) -> None:
-    """Go on to the active side's next phase, or fight and begin the other side's turn."""
+    """Go on to the active side's next phase. After the last one fight, and begin the other side's turn."""
     game.reroll = -1
     if game.phase >= OVER:
         return

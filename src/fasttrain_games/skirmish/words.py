@@ -1,4 +1,4 @@
-"""Actions of Skirmish in words, for people who watch or play."""
+"""Texts for actions of Skirmish, for people who watch or play."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ STRATAGEMS = ("no stratagem", "re-roll", "overwatch", "smokescreen", "bravery")
 
 
 def move_in_words(move: int) -> str:
-    """A value of a move head."""
+    """The text for a value of a move head."""
     return "stays" if move == 0 else f"{LENGTHS[(move - 1) % 3]} {COMPASS[(move - 1) // 3]}"
 
 
 def target_in_words(target: int, side: int, phase: int) -> str:
-    """A value of a target head of the side that decides."""
+    """The text for a value of a target head of the side that decides."""
     verb = "charges" if phase == CHARGE else "shoots"
     return f"{verb} nobody" if target == 0 else f"{verb} {token(1 - side, target - 1)}"
 
 
 def choice_in_words(options: Options, view: BoardView, part: int, value: int, unit: int = 0) -> str:
-    """A value of one head; in units mode the only one is that of unit `unit`."""
+    """The text for a value of one head. In units mode the only head is about unit `unit`."""
     side, phase = view.active, view.phase
     if options.action_mode == "units":
         doing = move_in_words(value) if value < 25 else target_in_words(value - 25, side, phase)
@@ -39,7 +39,7 @@ def choice_in_words(options: Options, view: BoardView, part: int, value: int, un
 
 
 def action_in_words(options: Options, view: BoardView, values: Sequence[int], unit: int = 0) -> str:
-    """What a whole action does; heads that the phase does not use are left out."""
+    """The text for an action. Heads that the phase does not use are left out."""
     if options.action_mode == "units":
         return choice_in_words(options, view, 0, values[0], unit)
     side, phase = view.active, view.phase

@@ -1,4 +1,4 @@
-"""The opponents: `random` and the rule-based `easy`, `medium`, `hard`, deciding from one seat's knowledge alone.
+"""The opponents: `random` and the rule-based `easy`, `medium`, `hard`. Each decides from what its own seat may know.
 
 A bot reads its own hand, the current trick, the cards seen this round and, while playing, everybody's bids and tricks.
 Decisions are loops over the few set bits of the legal cards; `hard` has a file of its own.
@@ -34,9 +34,9 @@ from fasttrain_games.skullking.tables import (
     beating_cards,
 )
 
-RANDOM, EASY, MEDIUM, HARD, SELF = range(5)  # SELF is no bot: the decision comes from outside
+RANDOM, EASY, MEDIUM, HARD, SELF = range(5)  # SELF is no bot: the game stops for an action
 LEVEL_NAMES = ("random", "easy", "medium", "hard")
-SEAT_NAMES = (*LEVEL_NAMES, "self")  # who may sit at a seat beside the learner's
+SEAT_NAMES = (*LEVEL_NAMES, "self")  # who may sit at a seat that is not the learner's
 
 _COURT = SUIT_BITS & ~(SUIT_BITS >> 2)  # ranks 13 and 14 of one suit
 COURT_BITS = _COURT | _COURT << RANKS | _COURT << 2 * RANKS
@@ -45,7 +45,7 @@ HIGH_BLACK_BITS = BLACK_BITS & ~(BLACK_BITS >> 7)  # black 8 to 14
 
 @njit
 def bot_bid(game: Record, seat: int, level: int, scratch: Float64Array) -> Any:
-    """The bid of a bot, before any bid is known."""
+    """The bid of a bot. It does not look at the other bids."""
     if level == RANDOM:
         return random_below(game, game.round + 1)
     if level == EASY:
@@ -72,7 +72,7 @@ def bot_play(game: Record, seat: int, level: int, scratch: Float64Array) -> int:
 
 @njit
 def _random_play(game: Record, numbers: int, specials: int) -> int:
-    """Uniform over the legal actions; the Tigress counts as two."""
+    """Draw uniformly from the legal actions. The Tigress gives two: played as Pirate and as Escape."""
     num_numbers = count_bits(numbers)
     num_specials = count_bits(specials)
     choice = random_below(game, num_numbers + num_specials + (specials & TIGRESS_BIT != 0))
@@ -90,7 +90,7 @@ def _random_play(game: Record, numbers: int, specials: int) -> int:
 
 @njit
 def _easy_bid(game: Record, seat: int) -> Any:
-    """Counts strong cards, whatever the number of players, and blurs the count by one either way."""
+    """The number of strong cards, plus a random -1, 0 or 1. The number of players is ignored."""
     strong = count_bits(game.hand_numbers[seat] & (COURT_BITS | HIGH_BLACK_BITS))
     strong += count_bits(game.hand_specials[seat] & (PIRATE_BITS | KING_BIT | MERMAID_BITS))
     return min(max(strong + random_below(game, 3) - 1, 0), game.round)
@@ -113,7 +113,7 @@ def _medium_bid(game: Record, seat: int) -> Any:
 
 @njit
 def _medium_play(game: Record, numbers: int, specials: int, wants_trick: bool) -> int:
-    """Takes the trick as cheaply as its place allows, or throws the most dangerous card that does not take it."""
+    """Take the trick: played last with the weakest card that does, else the strongest. Or throw the strongest loser."""
     leading = game.played == 0
     last = game.played == game.num_players - 1
     if leading:
@@ -141,7 +141,7 @@ def _medium_play(game: Record, numbers: int, specials: int, wants_trick: bool) -
 
 @njit
 def _strongest(numbers: int, specials: int, tigress: int) -> int:
-    """The strongest code of a non-empty set, a Tigress in it counting as the code `tigress`."""
+    """The strongest code of a non-empty set. A Tigress in it counts as the code `tigress`."""
     best = -1
     best_strength = -1
     while numbers != 0:
@@ -160,7 +160,7 @@ def _strongest(numbers: int, specials: int, tigress: int) -> int:
 
 @njit
 def _weakest(numbers: int, specials: int, tigress: int) -> int:
-    """The weakest code of a non-empty set, a Tigress in it counting as the code `tigress`."""
+    """The weakest code of a non-empty set. A Tigress in it counts as the code `tigress`."""
     best = -1
     best_strength = 1 << 30
     while numbers != 0:

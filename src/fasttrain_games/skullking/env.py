@@ -15,18 +15,18 @@ from fasttrain_games.skullking.rules import NUM_ACTIONS
 
 
 class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
-    """One game of Skull King; same seed and same actions give the trajectory of a `SkullKingGame` of any size.
+    """One game of Skull King. The same seed and actions give the same trajectory as in a `SkullKingGame`.
 
-    With seats of "self" a step is one decision of whichever seat must decide: `opponents_turn` says whether it is
-    another than the learner's, and observation and mask are that seat's. Rewards, the last observation of a game and
-    the info stay the learner's.
+    With opponent "self" the caller also decides for the other seats: each step is one decision of one seat, and
+    observation and mask are that seat's. `opponents_turn` is true when it is not the learner's. Rewards, the last
+    observation of a game and the info are always the learner's.
 
     Args:
         num_players: seats, 2 to 8; the learner is seat 0.
         opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
         render_mode: None or "ansi".
         on_illegal: "replace" (the lowest legal action) or "raise"; see `SingleGame`.
-        card_memory: False: observations tell of cards that were played the current trick alone; see `SkullKingGame`.
+        card_memory: False: observations show no played cards except those of the current trick; see `SkullKingGame`.
         **reward: the reward and shaping keys of `SkullKingGame`.
 
     Raises:
@@ -46,12 +46,12 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         **reward: float,
     ) -> None:
         if render_mode not in (None, "ansi"):
-            # A TypeError because SB3's make_vec_env asks for "rgb_array" first and takes no for an answer only so.
+            # SB3's make_vec_env first tries "rgb_array", and continues without it only after a TypeError.
             raise TypeError(f"render_mode={render_mode!r}: choose None or 'ansi'")
         self.render_mode = render_mode
         game = SkullKingGame(1, num_players, opponents, card_memory=card_memory, **reward)
         super().__init__(game, on_illegal)
-        self.player_names = ("you", "bot")  # the learner and the others, as text calls them
+        self.player_names = ("you", "bot")  # names of the learner and of the others in texts
         self._before: GameView | None = None  # the learner's last decision, for `describe_step`
 
     def reset(
@@ -66,7 +66,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         self._before = None
 
     def step(self, action: int | np.int64) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
-        """One decision; the info is empty but for illegal actions and, at the end, the episode's.
+        """Take one decision. The info is empty, except after an illegal action and at the episode's end.
 
         Raises:
             EnvError: an illegal action with `on_illegal="raise"`, or no `reset()` yet.
@@ -84,7 +84,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
 
     @property
     def seat_to_decide(self) -> int:
-        """Whose decision comes next; 0 is the learner's."""
+        """The seat that decides next; 0 is the learner."""
         return int(self._game.records["seat"][0])
 
     def set_opponents(self, mix: OpponentMix) -> None:
@@ -100,16 +100,16 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         return describe_action(int(action))
 
     def describe_step(self) -> str:
-        """What happened since the learner's last decision, with it: bids once all are made, cards, tricks, scores.
+        """The learner's last decision and what happened since, as text: bids once all are made, cards, tricks, scores.
 
-        Empty before the first one, and without a render mode.
+        Empty before the first decision, and without a render mode.
         """
         if self._before is None:
             return ""
         return describe_step(self._before, self._game.peek(0), self.player_names)
 
     def render(self) -> str | None:
-        """The table as text with render_mode "ansi", else None; after an episode's end its outcome and the totals."""
+        """The table as text with render_mode "ansi", else None. After an episode's end: its outcome and the totals."""
         if self.render_mode is None:
             return None
         view = self._game.peek(0)

@@ -22,7 +22,7 @@ from fasttrain_games.skullking.opponents import OpponentMix, cumulative_mix, lev
 from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED, NUM_ROUNDS
 from fasttrain_games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 
-_SCRATCH_SHAPE = (2, 12)  # distribution of tricks, chance per held card: up to 10 cards and one more
+_SCRATCH_SHAPE = (2, 12)  # row 0: probabilities of winning 0 to 10 tricks, row 1: chance per held card (`hard`)
 
 
 class GameView(NamedTuple):
@@ -33,27 +33,27 @@ class GameView(NamedTuple):
     dealer: int
     leader: int
     hands: list[list[int]]  # card ids per seat, ascending
-    bids: list[int]  # while bidding those of the round before, but for seats that have bid
+    bids: list[int]  # per seat; a seat that has not bid yet still shows its bid of the previous round
     tricks: list[int]
     totals: list[int]
-    bonuses: list[int]  # at stake this round, Loot apart
+    bonuses: list[int]  # points at stake this round per seat, without Loot
     alliances: list[tuple[int, int]]  # (seat that played Loot, seat that won the trick)
     trick: list[int]  # codes on the table in the order played
     plays: list[int]  # codes played since the last bids, kept after a round until the next bids
     levels: list[int]  # an index into bots.SEAT_NAMES per seat, entry 0 unused; drawn with the game's first decision
-    seat: int  # whose decision from outside comes next
-    final_totals: list[int]  # of the last game that ended
+    seat: int  # the seat that the next action is for
+    final_totals: list[int]  # points per seat of the last game that ended
 
 
 class SkullKingGame(GameBatch):
-    """N independent games; seat 0 of each learns, bots of the chosen levels sit at the others.
+    """N independent games. Seat 0 of each is the learner's; bots of the chosen levels play the other seats.
 
-    At a seat whose opponent is "self" somebody outside decides (a `TwoSidedGame`): the game stops there as it does at
-    the learner's decisions, and the slots show that seat's view, as the learner would have it in that place. In a
-    round the learner bids first; nobody sees a bid before all are made.
+    For a seat whose opponent is "self" the caller decides (a `TwoSidedGame`): the game stops before its decisions too,
+    and the slots then hold the observation and mask of that seat. In each round the learner bids first; nobody sees a
+    bid before all are made.
 
-    Reward: round score times `reward_round_scale` at each round's end, plus `reward_win` for the best total (shared or
-    not) or minus it otherwise at the game's end. Shaping terms, all 0 by default:
+    Reward: round score times `reward_round_scale` at each round's end. At the game's end `reward_win` is added if the
+    learner has the best total (shared or not), and subtracted if not. Shaping terms, all 0 by default:
 
     - `shaping_bid_made`: added at a round's end if the learner made its bid exactly;
     - `shaping_bid_error`: subtracted at a round's end for each trick above or below the bid;
@@ -64,8 +64,8 @@ class SkullKingGame(GameBatch):
         num_envs: N.
         num_players: seats per game, 2 to 8.
         opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
-        card_memory: False: an observation tells nothing of cards that were played but the current trick, as if nobody
-            took notes: `seen` and `tigress` of that trick alone, `bonus` and `alliances` zero.
+        card_memory: False: an observation shows no played cards except those of the current trick, so a policy needs a
+            memory: the blocks `seen` and `tigress` cover that trick alone, `bonus` and `alliances` are zero.
 
     Raises:
         ConfigError: a value out of range or an unknown opponent.
@@ -129,7 +129,7 @@ class SkullKingGame(GameBatch):
 
     @property
     def seats_to_decide(self) -> NDArray[np.int32]:
-        """(N,) whose decision from outside comes next; 0 is the learner's."""
+        """(N,) int32: the seat of each game that decides next; 0 is the learner."""
         seats: NDArray[np.int32] = self.records["seat"]
         return seats
 
@@ -170,11 +170,11 @@ class SkullKingGame(GameBatch):
         if not self._remembers:
             kernels.forget_played_cards(games, indices, *self._shown())
         self.opponents_ns += between_ns - start_ns
-        if parts > 1:  # per game: another number of them is listed every time
+        if parts > 1:  # keep the figure per game, because `indices` differs in length from call to call
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _shown(self) -> tuple[Any, ...]:
-        """Where views lie: observations, terminations, last observations."""
+        """The arrays that hold what a seat sees: observations, terminations, last observations."""
         return self._observations, self._bound().terminations, self.final_observations
 
     def _scratch_of(self, threads: int) -> Float64Array:
@@ -183,11 +183,12 @@ class SkullKingGame(GameBatch):
         return self._scratch
 
     def episode_info(self, index: int) -> dict[str, Any]:
-        """The end-of-episode info of env `index`, valid in the step in which it ended.
+        """The info at the episode's end of env `index`, valid in the step in which it ended.
 
-        `winner` is a seat (the learner's, 0, whenever it shares the best total), `is_win` is True also for a shared
-        win, `score_diff` is to the best other seat, `end_reason` is "won", "shared" or "lost", `turn` counts the
-        learner's decisions, `opponents_beaten` is the share of other seats with a lower total, ties counting half.
+        `winner` is a seat (0, the learner's, also when it shares the best total), `is_win` is True also for a shared
+        win, `score_diff` is the learner's total minus the best other one, `end_reason` is "won", "shared" or "lost",
+        `turn` counts the learner's decisions. `opponents_beaten` is the share of other seats with a lower total, where
+        an equal total counts half.
         """
         game = self.records[index]
         totals = game["result_totals"][: self.num_players].tolist()
@@ -226,8 +227,7 @@ class SkullKingGame(GameBatch):
     def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
         """Change the opponents of all or the listed envs, from each env's next game on.
 
-        A game in which the learner has not decided anything yet counts as a next game: who sits at the table is drawn
-        with the learner's first decision.
+        A game that has just begun also gets them: opponents are drawn with the learner's first decision.
 
         Raises:
             ConfigError: see `opponents.cumulative_mix`.
@@ -236,10 +236,9 @@ class SkullKingGame(GameBatch):
         self._mix[slice(None) if indices is None else np.asarray(indices, np.int64)] = cumulative
 
     def bot_actions(self, level: str, indices: Sequence[int] | Int64Array | None = None) -> Int64Array:
-        """The int64 actions, one for each or each listed env, that a bot of this level would take for the seat to
-        decide: the learner's, or one of "self".
+        """(M,) int64: the action that a bot of this level would take now in each of all or the listed envs.
 
-        The levels `random` and `easy` draw from the games' own streams, so asking them changes what follows.
+        `random` and `easy` draw from the games' own random streams, so a call changes what follows.
 
         Raises:
             ConfigError: unknown level.

@@ -2,7 +2,7 @@
 
 Fixed blocks come first (constants below), then blocks with one entry per seat, then one block per opponent's card in
 the current trick. Seats are relative to the viewer: 0 is the viewer itself, 1 sits to its left. The viewer is the
-learner, or the seat that decides in its place where the game is played from both sides.
+learner, or in self-play the seat that decides.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from fasttrain_games.skullking.state import BIDDING, ENDED, PLAYING, lowest_bit
 
 HAND = 0  # 74: own cards
 SEEN = HAND + NUM_CARDS  # 74: cards played this round, the current trick included
-LEAD = SEEN + NUM_CARDS  # 5: lead suit, or "this trick has none"; all zero while open
+LEAD = SEEN + NUM_CARDS  # 5: the lead suit one-hot, or "this trick has none"; all zero before a card decides it
 ROUND = LEAD + 5  # 10: one-hot
-NEED = ROUND + NUM_ROUNDS  # 12: bid - tricks of the viewer: over, 0, 1, .. 10; all zero while bidding
+NEED = ROUND + NUM_ROUNDS  # 12: the viewer's bid - tricks, one-hot: below 0, 0, 1, .. 10; all zero while bidding
 IS_BIDDING = NEED + NUM_ROUNDS + 2
 TRICK = IS_BIDDING + 1  # tricks completed / 10
 CARDS_LEFT = TRICK + 1  # own cards / 10
 PLAYED = CARDS_LEFT + 1  # cards in the current trick / (players - 1)
 TIGRESS_DECLARED = PLAYED + 1  # 1 as Pirate, -1 as Escape, 0 not played this round
-BONUS = TIGRESS_DECLARED + 1  # the viewer's bonus points at stake / 100, Loot apart
+BONUS = TIGRESS_DECLARED + 1  # the viewer's bonus points at stake / 100, without Loot
 SEATS = BONUS + 1
 
 # Blocks of one entry per seat, in this order from SEATS on.
@@ -108,7 +108,7 @@ def _write_bits(row: Float32Array, start: int, bits: int) -> None:
 
 @njit
 def _place(seat: int, viewer: int, num_players: int) -> int:
-    """Seats clockwise from the viewer to `seat`."""
+    """The number of seats from the viewer clockwise to `seat`."""
     return seat - viewer if seat >= viewer else seat - viewer + num_players
 
 
@@ -166,7 +166,7 @@ def _write_trick(game: Record, viewer: int, row: Float32Array, num_players: int)
 
 @njit
 def write_observation(game: Record, viewer: int, row: Float32Array) -> None:
-    """Write the view of seat `viewer` into `row` ((O,) float32); only what that seat may know is read."""
+    """Write the observation of seat `viewer` into `row` ((O,) float32). It reads only what that seat may know."""
     num_players = game.num_players
     for index in range(row.shape[0]):
         row[index] = 0.0
@@ -189,7 +189,7 @@ def write_observation(game: Record, viewer: int, row: Float32Array) -> None:
 
 @njit
 def blank_played(row: Float32Array, num_players: int) -> None:
-    """Take out of `row` what only cards tell that were played: which, and what they will bring."""
+    """Set the blocks of `row` to zero that depend on played cards: seen, Tigress, bonus points, alliances."""
     for card in range(NUM_CARDS):
         row[SEEN + card] = 0.0
     row[TIGRESS_DECLARED] = row[BONUS] = 0.0
@@ -199,7 +199,7 @@ def blank_played(row: Float32Array, num_players: int) -> None:
 
 @njit
 def forget_played(game: Record, row: Float32Array) -> None:
-    """Leave in `row` only what a player sees who remembers no card: of cards that were played the current trick."""
+    """With `card_memory=False`: leave of the played cards in `row` only those of the current trick."""
     blank_played(row, game.num_players)
     if game.phase != PLAYING:
         return

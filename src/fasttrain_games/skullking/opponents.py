@@ -1,4 +1,4 @@
-"""Opponent mixes: from what a user writes to the cumulative weights that a kernel draws a seat's bot from."""
+"""Turns the `opponents` argument into cumulative weights, from which a kernel draws the bot of each seat."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BOTS = (*LEVEL_NAMES, _PREFIX, *(f"{_PREFIX}_{name}" for name in LEVEL_NAMES[1:
 
 
 def level_of(name: str) -> int:
-    """The bot level of a name; `rule_based` is `medium`, `rule_based_hard` is `hard` and so on.
+    """The bot level of a name. A prefix is allowed: `rule_based` is `medium`, `rule_based_hard` is `hard`, and so on.
 
     Raises:
         ConfigError: unknown name; lists the choices and the nearest one.
@@ -32,7 +32,7 @@ def _level_among(name: str, choices: tuple[str, ...]) -> int:
         short = name.removeprefix(_PREFIX).removeprefix("_")
         return SEAT_NAMES.index(short or "medium")
     near = difflib.get_close_matches(str(name), choices, n=1)
-    hint = f", did you mean {near[0]!r}?" if near else ""
+    hint = f", did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"unknown opponent {name!r}{hint} Choices: {', '.join(choices)}")
 
 
@@ -41,14 +41,13 @@ def _seat_level(name: str) -> int:
 
 
 def cumulative_mix(opponents: OpponentMix, num_players: int) -> NDArray[np.float64]:
-    """Cumulative weights (num_players - 1, 5) over the levels; the last column is 1, a seat draws u < weight.
+    """(num_players - 1, 5) float64: cumulative weights over the levels. A seat draws u and takes the first above u.
 
-    A name seats that bot everywhere, a list names one bot per seat from the learner's left on, and a mapping of name
-    to weight is drawn from anew for each seat at each game's start. "self" is no bot: that seat's decisions come from
-    outside.
+    `opponents` is a name for all seats, a list with one name per seat from the learner's left on, or a mapping of name
+    to weight, from which each seat draws at each game's start. "self" is no bot: the game stops for that seat's action.
 
     Raises:
-        ConfigError: unknown name, a list of the wrong length, weights that are no distribution.
+        ConfigError: unknown name, a list of the wrong length, a wrong weight.
     """
     seats = num_players - 1
     weights = np.zeros((seats, len(SEAT_NAMES)))

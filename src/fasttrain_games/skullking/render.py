@@ -1,4 +1,4 @@
-"""The table as text: what the learner sees, in columns per seat; actions and what a step brought, in words."""
+"""Texts for people: the table as the learner sees it, actions, and what happened in a step."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def _name(seat: int, names: tuple[str, str]) -> str:
 
 
 def describe_step(before: GameView, after: GameView, names: tuple[str, str]) -> str:
-    """What happened between a decision of the learner and its next, in lines.
+    """What happened between two decisions of the learner, as lines of text.
 
-    Bids are told when all are made, a trick when it is full (before, the table shows it), scores at the round's end.
+    Bids appear when all are made, a trick when it is full, scores at the round's end.
     """
     was_bidding, is_bidding = before.phase == BIDDING, after.phase == BIDDING
     if was_bidding and is_bidding:
@@ -78,7 +78,7 @@ def _cards_of(leader: int, trick: list[int], people: list[str]) -> str:
 
 
 def render_totals(view: GameView, names: tuple[str, str]) -> str:
-    """The end of the last game, the best first."""
+    """The final points of the last game, one player per line, the best first."""
     ranked = sorted(range(len(view.final_totals)), key=lambda seat: -view.final_totals[seat])
     return "\n".join(f"{_name(seat, names):<10}{view.final_totals[seat]:>7}" for seat in ranked)
 

@@ -5,14 +5,14 @@ five Pirates, the Tigress, the Skull King, two Mermaids, the Kraken, the White W
 played card is a *code*: its id, except that a Tigress declared as Pirate is code 74 (so `action = 11 + code`).
 A set of cards is a pair of bit sets: `numbers` (bit = id, 56 bits) and `specials` (bit = id - 56, 18 bits).
 
-Where the rules page leaves room, this module decides:
+Where the rules page is not clear, this module decides:
 
-- "Without the Kraken" means: use the Kraken out and evaluate the remaining cards in the order played.
+- "Without the Kraken" means: take the Kraken out and evaluate the remaining cards in the order played.
 - With Kraken and White Whale in one trick the earlier counts as an Escape, also for who leads next.
-- A Loot alliance stands under an acting White Whale: that trick has a winner. Only a destroyed trick allies nobody.
+- A Loot alliance holds in a trick that the White Whale decides: it has a winner. A destroyed trick makes no alliance.
 - In a trick of nothing but Escapes and Loot, a Loot that does not win allies its player with the winner.
-- 14s in a trick won under the White Whale count.
-- A trick may be evaluated before it is full; of a Kraken lying alone the next leader is its own player.
+- The bonus for 14s counts in a trick that the White Whale decides.
+- A trick may be evaluated before it is full. If it holds only a Kraken, its player leads next.
 - With 8 players rounds 9 and 10 deal 8 cards; bids still run from 0 to the round number, which is `r` in the scoring.
 """
 
@@ -56,7 +56,7 @@ ALL_NUMBERS = (1 << NUM_NUMBERED) - 1
 ALL_SPECIALS = (1 << (NUM_CARDS - NUM_NUMBERED)) - 1
 TIGRESS_BIT = 1 << (TIGRESS - NUM_NUMBERED)
 
-# What a played code is, as an index into KIND_NAMES.
+# The kinds of played codes, indices into KIND_NAMES.
 NUMBER, ESCAPE, PIRATE, KING, MERMAID, BEAST_KRAKEN, BEAST_WHALE, LOOT = range(8)
 KIND_NAMES = ("number", "escape", "pirate", "skull_king", "mermaid", "kraken", "white_whale", "loot")
 
@@ -94,7 +94,7 @@ def lead_after(lead: int, code: int, position: int) -> int:
 
 @njit
 def legal_numbers(numbers: int, lead: int) -> int:
-    """The numbered cards of a hand that may be played; every special card always may."""
+    """The numbered cards of a hand that may be played. Special cards are always legal."""
     if 0 <= lead < LEAD_NONE:
         following = numbers & (SUIT_BITS << (RANKS * lead))
         if following != 0:
@@ -104,11 +104,11 @@ def legal_numbers(numbers: int, lead: int) -> int:
 
 @njit
 def scan_trick(codes: Any, count: int) -> Any:
-    """Where in the first `count` cards each thing that decides a trick lies.
+    """Find in the first `count` cards of a trick what decides it.
 
-    Returns positions, -1 where absent: (kraken, whale, first king, first pirate, first mermaid, best number),
-    the best number's power (rank 0..13 in the lead suit, 14..27 in black, -1 without), the position of the highest
-    rank whatever its suit, that rank (0..13), and the suit of the first numbered card (-1 without).
+    Returns a tuple of ints. Positions, -1 if absent: kraken, whale, first king, first pirate, first mermaid, best
+    number. Then the best number's power (rank 0..13 in the lead suit, 14..27 in black, -1 if absent), the position of
+    the highest rank of any suit, that rank (0..13), and the suit of the first numbered card (-1 if absent).
     """
     kraken = whale = king = pirate = mermaid = best = power = top = top_rank = suit_led = -1
     for position in range(count):
@@ -150,16 +150,16 @@ def trick_result(codes: Any, count: int) -> Any:
         winner = pirate
     elif mermaid >= 0:
         winner = mermaid
-    elif best < 0:  # only Escapes and Loot, beside a Kraken that may have been led
+    elif best < 0:  # only Escapes and Loot, and perhaps a Kraken
         winner = 1 if kraken == 0 and count > 1 else 0
     return (winner, winner) if kraken < 0 else (-1, winner)
 
 
 @njit
 def bonus_of_trick(codes: Any, count: int, winner: int) -> int:
-    """Points the winner of a trick adds if its bid is made: 14s and captured characters, Loot apart.
+    """Bonus points that the winner of a trick gets if it makes its bid: for 14s and captured characters, not for Loot.
 
-    Under an acting White Whale a numbered card wins, so no capture can arise here.
+    If the White Whale decides the trick a numbered card wins, and there is no capture.
     """
     if winner < 0:
         return 0

@@ -1,8 +1,8 @@
 """The state of one game as a packed record, its random stream, dealing, and the moves that change it.
 
 One record (about 700 bytes) holds everything of a game, so a kernel touches few cache lines and takes one argument.
-Seats are 0..num_players-1 clockwise; seat 0 is the learner. Seat numbers are absolute here. At the other seats a bot
-decides, or somebody outside (level SELF): then the game stops at that seat's decision as it does at the learner's.
+Seats are 0..num_players-1 clockwise; seat 0 is the learner. Seat numbers are absolute here. At each other seat a bot
+decides, or with level SELF the caller: then the game stops before that seat's decision, as before the learner's.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ GAME = np.dtype(
         ("seen_specials", "i8"),
         ("hand_numbers", "i8", (MAX_PLAYERS,)),
         ("hand_specials", "i8", (MAX_PLAYERS,)),
-        ("reward", "f8"),  # of the learner, since the last decision made outside
+        ("reward", "f8"),  # the learner's, since the game last stopped for an action
         ("num_players", "i4"),
         ("phase", "i4"),
         ("round", "i4"),  # 1..10
         ("dealer", "i4"),
         ("leader", "i4"),  # seat that leads (or led) the current trick
-        ("seat", "i4"),  # whose decision from outside comes next; 0 where there are only bots beside the learner
+        ("seat", "i4"),  # the seat that the next action is for; always 0 if all others are bots
         ("played", "i4"),  # cards in the current trick
         ("trick", "i4"),  # tricks completed this round
         ("lead", "i4"),  # lead suit, LEAD_OPEN or LEAD_NONE
@@ -64,12 +64,12 @@ GAME = np.dtype(
         ("num_allied", "i4"),  # valid entries of the two arrays below
         ("ally_player", "i4", (2,)),  # seat that played Loot
         ("ally_winner", "i4", (2,)),  # seat that won that trick
-        ("bids", "i4", (MAX_PLAYERS,)),  # while bidding still those of the round before, but for seats that have bid
+        ("bids", "i4", (MAX_PLAYERS,)),  # a seat that has not bid yet still has its bid of the previous round
         ("tricks", "i4", (MAX_PLAYERS,)),
         ("totals", "i4", (MAX_PLAYERS,)),
-        ("bonus", "i4", (MAX_PLAYERS,)),  # bonus points at stake this round, Loot apart
+        ("bonus", "i4", (MAX_PLAYERS,)),  # bonus points at stake this round, without Loot
         ("codes", "i4", (MAX_PLAYERS,)),  # the current trick in the order played
-        ("levels", "i4", (MAX_PLAYERS,)),  # who decides at which seat; drawn at the game's first decision
+        ("levels", "i4", (MAX_PLAYERS,)),  # who decides at each seat (SEAT_NAMES); drawn at the game's first decision
         ("deck", "u1", (NUM_CARDS,)),  # a permutation; a partial shuffle of any permutation is uniform
         ("plays", "u1", (MAX_PLAYS,)),  # codes of the last round in the order played, kept until the next bids
         ("result_totals", "i4", (MAX_PLAYERS,)),  # of the last game that ended
@@ -82,7 +82,7 @@ GAME = np.dtype(
 )
 
 
-# Least and most of every field that a kernel indexes by, or counts to.
+# Smallest and largest valid value of every field that kernels use as an index or as a loop bound.
 RANGES = {
     "num_players": (2, MAX_PLAYERS), "phase": (UNSTARTED, ENDED), "round": (0, NUM_ROUNDS),
     "dealer": (0, MAX_PLAYERS - 1), "leader": (0, MAX_PLAYERS - 1), "seat": (0, MAX_PLAYERS - 1),
@@ -95,7 +95,7 @@ RANGES = {
 
 
 def impossible(games: Records, num_levels: int) -> str:
-    """What no game can hold, in records that somebody else has written; empty if there is nothing."""
+    """The first invalid field of records that come from a file, as a text for an error; empty if all are valid."""
     for name, (least, most) in {**RANGES, "levels": (0, num_levels - 1)}.items():
         if games[name].size and not (least <= games[name].min() and games[name].max() <= most):
             return f"{name} must lie between {least} and {most}"
@@ -106,7 +106,7 @@ def impossible(games: Records, num_levels: int) -> str:
 
 @njit
 def seed_game(game: Record, seed: int) -> None:
-    """Begin the stream of `seed` (uint64): one splitmix step parts neighbouring seeds. The deck is put in order."""
+    """Seed the random stream with `seed` (uint64) and sort the deck. One splitmix step makes close seeds differ."""
     seed_stream(game, seed)
     for card in range(NUM_CARDS):
         game.deck[card] = card
@@ -114,7 +114,7 @@ def seed_game(game: Record, seed: int) -> None:
 
 @njit
 def count_bits(bits: int) -> int:
-    """Set bits of a non-negative int64 (LLVM turns this into one popcnt)."""
+    """The number of set bits of a non-negative int64 (LLVM turns this into one popcnt)."""
     bits = bits - ((bits >> 1) & 0x5555555555555555)
     bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
     bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -165,7 +165,7 @@ def deal_round(game: Record) -> None:
 
 @njit
 def start_game(game: Record) -> None:
-    """Begin a new game on the game's own stream: first dealer at random, its first round dealt."""
+    """Begin a new game: draw the first dealer from the game's random stream and deal the first round."""
     num_players = np.int64(game.num_players)
     game.round = game.next_rounds[0]
     game.last_round = game.next_rounds[1]
@@ -180,7 +180,7 @@ def start_game(game: Record) -> None:
 
 @njit
 def play_card(game: Record, seat: int, code: int) -> None:
-    """Move a card from a hand onto the trick; legality is the caller's business."""
+    """Move a card from a hand onto the trick. The caller has checked that it is legal."""
     card = code
     if code == TIGRESS_PIRATE:
         card = TIGRESS
@@ -204,7 +204,7 @@ def play_card(game: Record, seat: int, code: int) -> None:
 
 @njit
 def finish_trick(game: Record, weights: Float64Array) -> None:
-    """Resolve a full trick: tricks won, bonuses, alliances, next leader, the learner's shaping terms."""
+    """Evaluate a full trick: tricks won, bonuses, alliances, next leader, the learner's shaping terms."""
     num_players = np.int64(game.num_players)
     winner, next_leader = trick_result(game.codes, num_players)
     leader = game.leader

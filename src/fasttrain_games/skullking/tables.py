@@ -55,7 +55,7 @@ def _frozen(values: Any, dtype: Any) -> NDArray[Any]:
 
 
 def _strengths() -> NDArray[np.int64]:
-    """(75,) rough order from harmless to dangerous, to throw or to lead by."""
+    """(75,) rough strength of each code. Bots use it to choose what to throw and what to lead."""
     by_kind = {ESCAPE: 0, LOOT: 1, MERMAID: 60, PIRATE: 70, KING: 80}
     strengths = []
     for code in range(NUM_CODES):
@@ -73,9 +73,9 @@ def _higher(rank: int) -> int:
 
 
 def _beaten_by() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(75,), (75,) the numbered and special cards that take the trick from a winning code if played after it.
+    """(75,), (75,) int64: the numbered and the special cards that take the trick from each code if played after it.
 
-    The beasts are among them: under a Kraken nobody wins, under a White Whale a special card never does.
+    Kraken and White Whale are among them: with a Kraken nobody wins, with a White Whale a special card never does.
     """
     numbers, specials = [], []
     by_kind = {
@@ -103,7 +103,7 @@ BEATEN_BY_NUMBERS, BEATEN_BY_SPECIALS = _beaten_by()
 
 
 def _win_chances() -> NDArray[np.float64]:
-    """(9, 75) chance that a card wins its trick with n players, before anything is seen.
+    """(9, 75) chance that a card wins its trick with n players (first axis), when no other card is known.
 
     The share q of other cards that beat it gives (1 - q)^(n-1); a card of a plain suit must also be led or follow its
     own suit. Since one of n cards wins each trick, each row is scaled to a mean of 1/n over the 74 cards.

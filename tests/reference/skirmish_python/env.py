@@ -258,7 +258,7 @@ class SkirmishPythonEnv(gymnasium.Env[Float32Array, Any]):
         elif wrong := illegal_head(self._options, mask, values):
             head, legal_values = wrong
             raise EnvError(
-                f"Skirmish: {values[head]} in head {head} of action {values.tolist()} is illegal now, legal there is "
+                f"Skirmish: {values[head]} in head {head} of action {values.tolist()} is illegal now, legal values are "
                 f"{legal_values}"
             )
         return values
