@@ -35,8 +35,9 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 1 for a checkup that had no time to compare actions, whose equal returns prove nothing.
 # 76 for tasks in self-play, stages that are shown and wait for their own episodes, clones of runs as they saw their
 # game, and wrong files of decisions.
+# 13 for SAC's update of the entropy's weight without torch's optimizer, which took 60 µs.
 CEILINGS = {
-    "fasttrain": {"lines": 44_120, "modules": 193, ": Any": 537},
+    "fasttrain": {"lines": 44_135, "modules": 193, ": Any": 537},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
 }

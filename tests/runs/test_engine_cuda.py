@@ -13,11 +13,10 @@ from gymnasium import spaces
 from conftest import RunCommand
 from toys import RandomEnv
 
-pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:Can't initialize amdsmi")]
+pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:You are trying to run PPO on the GPU")]
 SMALL = ("algo.rollout_size=64", "batch_size=32")
 CARTPOLE = ("env.id=CartPole-v1", "vec_env=dummy", "num_envs=2")
 STEPS = ("checkup=off", "total_timesteps=256", "eval.episodes=2", "report=false")
-ENDS = ("model.zip", "summary.json", "evaluation.json")
 
 
 class Frames(RandomEnv):
@@ -45,13 +44,13 @@ FRAMES = ("env.entry_point=test_engine_cuda:Frames", "vec_env=dummy", "num_envs=
     ],
     ids=lambda given: given if isinstance(given, str) else " ".join(given),
 )  # fmt: skip
-@pytest.mark.parametrize("flags", [(), ("use_amp=bfloat16", "pin_memory=true")], ids=["plain", "amp"])
+@pytest.mark.parametrize("flags", [("use_amp=off",), ("use_amp=bfloat16", "pin_memory=true")], ids=["plain", "amp"])
 def test_a_training_on_cuda(fasttrain: RunCommand, stock: str, arguments: tuple[str, ...], flags: tuple[str, ...]):
-    done = fasttrain("+profile=speed", "device=cuda", *arguments, *flags, *STEPS)
-    if flags and done.exit_code == 2:
+    done = fasttrain("+profile=speed", "device=cuda", "use_compile=off", *arguments, *flags, *STEPS)
+    if flags[0] != "use_amp=off" and done.exit_code == 2:
         pytest.skip(done.err)
     done.ok()
-    assert {name for name in ENDS[:2] if (done.folder / name).exists()} == {*ENDS[:2]}
+    assert done.json("summary.json")["status"] == "done"
     module, _, name = stock.partition(":")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -60,8 +59,9 @@ def test_a_training_on_cuda(fasttrain: RunCommand, stock: str, arguments: tuple[
     fasttrain("resume", f"run={done.folder}", "total_timesteps=384").ok()
 
 
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("arguments", [("algo=ppo", *SMALL), ("algo=dqn", "warmup_steps=32")], ids=["ppo", "dqn"])
 def test_compiled_on_cuda(fasttrain: RunCommand, arguments: tuple[str, ...], mode: str):
     done = fasttrain("+profile=speed", "device=cuda", *CARTPOLE, *arguments, f"use_compile={mode}", *STEPS).ok()
-    assert done.json("plan.json")["flags"]["use_compile"]["effective"] == mode
+    shown = {flag["flag"]: flag["effective"] for flag in done.json("plan.json")["flags"]}
+    assert shown["use_compile"] == mode

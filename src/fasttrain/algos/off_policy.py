@@ -112,7 +112,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         collector, clock, num_envs = self.collector, self.collector.clock, source.num_envs
         actor: Any = self.actor if self.use_sde else None
         num_steps, num_episodes = 0, 0
-        if self.engine.kind == "torch" or self.policy.training or not self.engine.fits(self.policy):
+        if self.engine.kind == "torch" or self.policy.training:
             self.policy.set_training_mode(False)  # which means nothing to kernels
         if actor is not None:
             actor.reset_noise(num_envs)
