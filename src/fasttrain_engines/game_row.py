@@ -44,7 +44,7 @@ MOST_FORCED = 10_000  # forced decisions in a row
 MOST_WITHOUT = 1000  # games in a row without a decision for the policy; more end the run
 MOST_REFUSED = 100  # refused actions at one decision
 KEPT_MB = 64.0  # size of each file of records at which it is started anew
-SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # name → place in a worker's control words
+SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # name of a time or count → its index in `words`
 
 READY, STEP, AGAIN = range(3)  # news of a row: first decision, result of an action, the same decision again
 
@@ -76,7 +76,7 @@ class Table:
     """What all rows of a worker share."""
 
     arrays: Arrays
-    words: Int64Array  # the worker's control words, by SPENT
+    words: Int64Array  # times and counts of the worker, in shared memory; SPENT has the indices
     action_space: spaces.Space[Any]
     settings: DaemonsConfig
     pool: Pool

@@ -123,7 +123,7 @@ class Worker(asyncio.Protocol):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._news: list[tuple[Any, ...]] = []
         self.wait_s = 0.0  # `wait_ms` of the game's class
-        self._later: asyncio.TimerHandle | None = None  # sends the news, if more are waited for
+        self._later: asyncio.TimerHandle | None = None  # a timer that sends collected news to the trainer
         self._under_way = set[int]()  # rows that are acting and have no news yet
         self._frames = Lengths(1 << 30)
         self.pool = Pool(

@@ -27,7 +27,7 @@ class Timeouts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recycle:
-    """When a process or a connection is replaced by a new one; null: never."""
+    """Limits at which an engine's process or connection is replaced by a new one; null: never."""
 
     games: int | None = setting(None, "Games after which a process is replaced.", least=1)
     mb: float | None = setting(None, "Megabytes of memory above which a process is replaced.", least=1)

@@ -241,7 +241,7 @@ class DaemonVecEnv(ExternalVecEnv):
         self._act(groups)
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        """The results of the last actions of these rows, as one step."""
+        """The results of the last actions of `groups`, as one step. Each group is one row."""
         self._await(groups)
         stepped = np.array([row for row in groups if self._news[row][0] != AGAIN], np.int64)
         finished = [found for row in groups if (found := self._came(row)) is not None]

@@ -94,9 +94,9 @@ def resolve_argument(value: Any, option: str, folder: str | None = None, supplie
 def arguments(
     values: Mapping[Any, Any], prefix: str, folder: str | None = None, supplies: Supplies = NOTHING, maker: Any = None
 ) -> dict[Any, Any]:
-    """`resolve_argument` for each of `values`, plus the parameters of `maker` that `supplies` can make.
+    """The keyword arguments for `maker`: `values`, each by `resolve_argument`.
 
-    `prefix` is the place in the configuration, for messages.
+    `supplies` makes further parameters that `maker` has. `prefix` is the place in the configuration, for messages.
     """
     resolved = {key: resolve_argument(value, f"{prefix}{key}", folder, supplies) for key, value in values.items()}
     parameters = inspect.signature(maker).parameters if maker is not None and supplies else ()

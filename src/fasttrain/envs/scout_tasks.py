@@ -81,7 +81,7 @@ class Check:
 
     spec: EnvSpec
     build_s: float
-    stays: bool  # training may go on with the env of the process
+    stays: bool  # a training may continue the env that this process plays
     limits: dict[str, Any] = field(default_factory=dict)
     folder: str = field(default_factory=os.getcwd)
     copies: bool = True  # training uses several envs

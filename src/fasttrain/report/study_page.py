@@ -107,7 +107,7 @@ class Setting:
     cells: list[dict[str, Any]] = field(default_factory=list)
 
     def figure(self, name: str) -> Estimate:
-        """Speed or final quality, with the interval over seeds; of a single cell over its episodes."""
+        """Speed or final quality, with the interval over seeds. With one seed the interval is over its episodes."""
         if name == "steps_per_s":
             return over_seeds(Estimate(as_number(cell.get(name))) for cell in self.cells)
         return over_seeds(quality_of(as_mapping(cell.get("summary")), name) for cell in self.cells)

@@ -1,5 +1,5 @@
-"""Envs that one object steps together (compiled games, EnvPool, Gymnasium's VectorEnvs) and the options they take. And
-the checkup of a game with an external engine.
+"""Batches: envs that one object steps together (compiled games, EnvPool, Gymnasium's VectorEnvs), and their options.
+Also the checkup of a game with an external engine.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def check_native_options(config: Config) -> None:
 
 
 def has_vector_form(config: Config) -> bool:
-    """Whether the env is registered with a VectorEnv that can replace `num_envs` single envs, with other random
-    numbers: no option needs single envs, and the algorithm is ours, which handles steps that only reset.
+    """Whether a VectorEnv is registered for the env and can replace `num_envs` single envs (with other random numbers):
+    no option needs single envs, and the algorithm is fasttrain's, which can handle steps that only reset.
     """
     env = config.env
     asked = config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
@@ -130,7 +130,7 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
 # --- the checkup of games with an external engine
 
 OF_SEEDS = ("unseeded_randomness", "state_left_over", "renumbered")
-MANY_REFUSED = 0.05  # share of the decisions; in some games the rules hide now and then that an action is illegal
+MANY_REFUSED = 0.05  # share of refused actions that is reported; in some games the rules hide a few illegal actions
 
 
 class OneGame(gymnasium.Env[Any, Any]):
@@ -145,7 +145,7 @@ class OneGame(gymnasium.Env[Any, Any]):
             self.action_masks = lambda: np.array(self._mask())
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """After the end of a game the next one has begun already. Else a game with another seed is begun."""
+        """Return the game that began after the last one ended. If the last one has not ended, begin a new game."""
         if seed is not None or not self._ended:
             super().reset(seed=seed)
             self.games.seed(int(self.np_random.integers(1 << 31)))

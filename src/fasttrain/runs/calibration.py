@@ -44,12 +44,12 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.vec.base import slots_of
 
 PAYS_FROM_S = 30.0  # a run whose updates take less in all is not measured: the plan's rule decides
-MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # of measuring
+MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # limits of measuring: seconds, and turns of each way to compute
 CLEAR = 1.5  # a way that takes this many times as long as the best is not measured again
 STEADY = 1.15  # if the two best turns differ by a smaller factor, no other program disturbed them
-STEPS = 8  # vector steps of a turn of an off-policy algorithm
+STEPS = 8  # vector steps in one measurement of an off-policy algorithm
 MUST_GAIN = 1.1  # several threads must be so many times as fast as one, which leaves the other cores free
-MOST_ROWS = 128  # of a minibatch where only threads are compared: larger ones give the same answer
+MOST_ROWS = 128  # rows of a minibatch if only threads are compared; larger minibatches give the same answer
 UPDATE_S, FLOPS = 7e-4, 4e10  # torch's overhead of one update in seconds; floating point operations per second
 
 KERNELS = "kernels"
@@ -62,14 +62,14 @@ Costs = Mapping[str, float]  # name of a way → milliseconds of acting and lear
 def calibrate(
     plan: RunSpec, model: BaseAlgorithm, console: Console, density: Density = (1.0, 1.0), begun: bool = False
 ) -> RunSpec:
-    """The plan with the faster of kernels and torch, and torch's threads, where it left that open.
+    """The plan with the faster of kernels and torch, and with torch's threads, if the plan left that open.
 
     With `deterministic=true` the plan's rule decides, and a resumed run keeps its stored choice, because the next
     measurement may give another answer.
 
     Args:
         density: as in `EnvFacts`: kernels skip inputs that are 0 and actions that are illegal.
-        begun: the run began on torch, and its kernels are compiled now.
+        begun: True if the run began on torch and its kernels have just been compiled.
     """
     if not isinstance(model, Fast) or not _is_open(plan, model):
         return plan
@@ -235,8 +235,8 @@ def updates_per_step(model: Any) -> float:
 def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density = (1.0, 1.0)) -> tuple[Costs, bool]:
     """Measure the ways in turn for a few seconds; the best turn of each counts.
 
-    Returns the costs and whether they may be stored: every way had two turns, and its two best were alike. Random
-    state and torch's threads are as before afterwards.
+    Returns the costs and whether they may be stored: every way had two turns, and its two best took about the same
+    time. Random state and torch's threads are restored.
     """
     threads = torch.get_num_threads()
     try:
@@ -263,7 +263,7 @@ def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]
 
 
 def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
-    """Build a small model that is computed that way. Each call trains it for a moment and returns what it took."""
+    """Build a small model that computes that way. Each call of the result trains it briefly and returns the time."""
     config, clock = way.config, PhaseClock()
     algo, num_envs = config.algo, config.num_envs
     on_policy = algo.spec.on_policy

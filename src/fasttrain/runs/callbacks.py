@@ -51,7 +51,7 @@ class RunCallback(BaseCallback):
         self._unsupported = ""  # the last printed reason why kernels stepped aside
 
     def _on_training_start(self) -> None:
-        # Our algorithms count their updates: a hook on the optimizer would disable the fused kernels.
+        # fasttrain's algorithms count their updates, because a hook on the optimizer would disable the fused kernels.
         self._ours = self.model if isinstance(self.model, Fast) else None
         self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # ours check by themselves
         if self._ours is not None and self._ours.engine.guard is not None:
@@ -95,7 +95,7 @@ class RunCallback(BaseCallback):
         if self._evaluates_beside:
             with run.clock.phase("eval"):
                 run.evaluator.collect()
-        if self._lends:  # the evaluation uses the training's env, which must be between two steps
+        if self._lends:  # an evaluation may use the training's env only between two rollouts
             self._evaluate_if_due()
         env_steps = self.model.num_timesteps  # the callback's own count is that of the last step
         stopping = course.stopped is not None or run.stop.requested
@@ -280,7 +280,7 @@ def sequences_line(model: Any) -> str:
 
 
 def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
-    """Let `empty` count masks without a legal action; of a stock class where it asks its env for masks."""
+    """Let `empty` count masks without a legal action. For a stock class, count them where it asks the env for masks."""
     timed = unwrap_vec_wrapper(model.env, TimedVecEnv) if model.env is not None else None
     if model.env is not None and isinstance(model.env.unwrapped, SelfPlayVecEnv):
         model.env.unwrapped.empty_masks = empty
@@ -292,7 +292,7 @@ def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
 
 
 def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
-    """Give a self-play env its opponents: a pool of snapshots, which is returned, or the user's class."""
+    """Give a self-play env its opponents: a pool of snapshots or the user's class. Returns the pool, if it is one."""
     if not isinstance(env, SelfPlayVecEnv):
         return None
     if config.opponent not in (None, SELF):

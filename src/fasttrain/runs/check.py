@@ -1,4 +1,4 @@
-"""What is tried before a training: the env (the checkup), and whether one process or workers step it faster.
+"""Trials before a training: the checkup of the env, and whether one process or workers step it faster.
 
 Before a training the checkup prints a few lines. `fasttrain check` looks longer and shows what a step costs.
 """
@@ -69,7 +69,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 def _check_env(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
-    """The longer checkup of a Gymnasium env. `for_algo`: the user named an algorithm, which the env must suit."""
+    """The longer checkup of a Gymnasium env. `for_algo`: also check that the env suits the algorithm."""
     spec = env_spec(config)
     if not for_algo:  # the default algorithm needs masks, but nobody asked for it
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)

@@ -44,7 +44,7 @@ ADAM = "Adam by torch's fused kernel"
 def engine_settings(plan: RunSpec) -> EngineSettings:
     config, asked = plan.config, plan.row("torch_threads").requested
     fused, kernels_on, cores = plan.row("fused_update"), config.fused_update == "on", usable_cores()
-    several = kernels_on and config.algo.spec.kernels != "Q-network"  # whose batch is too small for several threads
+    several = kernels_on and config.algo.spec.kernels != "Q-network"  # a DQN batch is too small for several threads
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
@@ -69,7 +69,7 @@ def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -
 
 
 def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
-    """Give the model its engine and run torch.compile if asked for. The plan's reasons say what came of it."""
+    """Give the model its engine, and run torch.compile if asked for. The returned plan's reasons tell the result."""
     if not isinstance(model, Fast):
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
@@ -99,7 +99,7 @@ def learner_calls(config: Config) -> list[KernelCall]:
 
 
 def replay_calls(config: Config) -> list[KernelCall]:
-    """The kernels that draw from a replay buffer. Both engines need them, so that training waits for them."""
+    """The kernels that draw from a replay buffer. Both engines need them, so training waits until they are compiled."""
     if not config.algo.spec.off_policy or config.engine == "stock":
         return []
     by_priority = prioritized.kernel_calls() if getattr(config.algo, "prioritized", False) else []
@@ -107,8 +107,8 @@ def replay_calls(config: Config) -> list[KernelCall]:
 
 
 def compile_shown(calls: list[KernelCall], console: Console) -> float:
-    """Compile or load kernels, with a progress line; returns the seconds. The slowest kernel, which stands first, is
-    compiled in another process beside the others: on two cores 12 s become 9 s.
+    """Compile or load kernels, with a progress line; returns the seconds. The slowest kernel is the first of `calls`.
+    Another process compiles it in parallel: on two cores 12 s become 9 s.
     """
     begun = time.perf_counter()
     missing = [call for call in calls if not call.is_kept]
@@ -263,7 +263,7 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
     return EXIT_DONE
 
 
-# --- what a run sets in torch: its device, its threads, and no import of its compiler where it is not used
+# --- what a run sets in torch: device, threads, and no import of the compiler if it is not used
 
 
 def set_up_torch(config: Config) -> None:

@@ -49,7 +49,7 @@ MOST_STATISTICS_BYTES = 1 << 30  # three float64 for each number of an observati
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """`env` with frame stacking and normalization; `statistics` of a training (its env or file) do not change."""
+    """`env` with frame stacking and normalization. Given `statistics` (the env or file of a training) stay constant."""
     if config.env.frame_stack > 1:
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
@@ -146,9 +146,9 @@ def env_facts(
     Raises EnvSpecError or ConfigError if the env cannot be built or does not suit the algorithm or an option.
 
     Args:
-        survey: a training's, which goes on using its process.
-        measure: the checkup; if it returns what the env costs, the env is not timed again.
-        look: the checkup of one game with an external engine.
+        survey: the survey of a training, whose process the training uses afterwards.
+        measure: runs the checkup. If it returns times of the env, the env is not timed again.
+        look: runs the checkup of one game with an external engine.
     """
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
         what, actions, observations = check_batch(config, look)
@@ -197,8 +197,8 @@ def build_vec_env(
     """The vectorized env of the effective `vec_env` with `num_envs` copies; env i is seeded with `seed + i`.
 
     Args:
-        statistics: of `env.normalize` in a training; the envs use them unchanged.
-        tell: is called with the number of the env that is being built.
+        statistics: those of `env.normalize` in a training. The envs use them unchanged.
+        tell: is called with a text that says which env is being built.
         scout: a process that becomes the first worker.
         folder: for the logs of external engines.
         reported: process settings that envs changed and that were reported already.

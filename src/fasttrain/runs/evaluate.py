@@ -1,5 +1,5 @@
-"""Evaluation of a policy, on its own envs and seeds, without a change of the training's random state. And finished
-runs: the commands with `run=…` read their plan and model here.
+"""Evaluation of a policy, on separate envs and seeds, without a change of the training's random state. Also reads plan
+and model of finished runs, for the commands with `run=…`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def evaluate(
     Args:
         keep_on: is called after every step with the number of episodes so far; False ends the evaluation.
         monitored: the envs have a Monitor that reports whole games of several lives; these count as the episodes.
-        max_steps: an episode is cut after so many steps and counted, with end reason `NOT_ENDED`.
+        max_steps: an episode that is longer is truncated, and counts with end reason `NOT_ENDED`.
     """
     predict: Any = model.predict
     masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
@@ -145,7 +145,7 @@ class EpisodeChecksums:
         self.ended.add((int(self.running[index]), int(length), f"{episode_return:.5g}"))
 
     def with_distinct(self, quality: dict[str, Any]) -> dict[str, Any]:
-        """`quality` with `distinct_episodes`, if some were equal, like greedy episodes of a deterministic game."""
+        """`quality`, with `distinct_episodes` if some episodes were equal, as in greedy play of deterministic games."""
         distinct = len(self.ended)
         if distinct == 1 < quality["episodes"]:  # the same episode each time: there is no uncertainty
             quality["ci95"] = dict.fromkeys(quality["ci95"])
@@ -277,7 +277,7 @@ def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistic
 
 
 def _form(space: spaces.Space[Any]) -> object:
-    """What two spaces of one policy must have in common: the order of an image's dimensions may differ."""
+    """The part of a space that a policy depends on, for a comparison. The order of an image's dimensions may differ."""
     if isinstance(space, spaces.Dict):
         return {name: _form(part) for name, part in space.items()}
     return sorted(space.shape) if isinstance(space, spaces.Box) else str(space)

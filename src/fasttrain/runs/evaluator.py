@@ -56,7 +56,7 @@ class Evaluator:
         self.background = BackgroundEvaluation(config, folder, save) if config.eval_async else None
 
     def evaluate(self, env_steps: int, wall_s: float, measure: bool = True, film: bool = False) -> None:
-        """Evaluate the policy, film it, or both: now, or by a snapshot for the process beside."""
+        """Evaluate the policy, film it, or both: now, or later in the other process from a snapshot saved now."""
         video = self.folder / VIDEOS / f"step_{env_steps}.mp4" if film else None
         if self.background is not None:
             try:
@@ -72,7 +72,7 @@ class Evaluator:
                 self._record(env_steps, wall_s, self._quality(), lambda: self._save(self.folder / BEST))
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
-        """After a resume: continue from these evaluations."""
+        """Continue from these evaluations, after a resume."""
         self.log.go_on(rows)
         self.best_reward = max([self.best_reward, *(row["mean_reward"] for row in rows)])
 

@@ -1,4 +1,4 @@
-"""The folders that commands write into: what is in one, which files may be removed, how a command line names it. And
+"""The folders that commands write into: what is in one, which files may be removed, how a command line names it. Also
 the provenance of a run for plan.json: the typed command, the commit of the user's folder, versions and the machine.
 """
 

@@ -245,9 +245,9 @@ class Tracker(KVWriter):
     """One run in an experiment tracker. An entry point of `fasttrain.integrations` names such a class.
 
     Args:
-        home: where it writes.
+        home: the folder where it writes, and the run's ids in trackers.
         settings: the run's settings by dotted key.
-        further: the arguments that `loggers` gives beside the tracker's name.
+        further: the entries beside `logger:` in the setting `loggers`.
     """
 
     name: str  # in `loggers`
@@ -260,7 +260,7 @@ class Tracker(KVWriter):
         """Log one row."""
 
     def cut(self, env_steps: int) -> None:
-        """A resumed run writes rows of later steps again."""
+        """Remove rows of more than `env_steps`, if the tracker can. A resumed run writes them again."""
 
     def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
         """Log the results and files of a run that is `done` or `stopped`. Returns how to look at them."""

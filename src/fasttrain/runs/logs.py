@@ -1,5 +1,5 @@
 """The tables that a run writes during training: episodes.csv and evaluations.csv. A resumed run appends to them.
-Environments choose keys and end reasons freely, so that their texts are made harmless first.
+Texts come from environments, so cells that a spreadsheet would execute are escaped.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def from_csv_cell(cell: str) -> str:
 
 
 def _looks_like_a_formula(text: str) -> bool:
-    """Quotes in front are ignored, so that `from_csv_cell` never removes a quote of the text itself."""
+    """Whether a text begins like a formula. Leading quotes are ignored, so that `from_csv_cell` can undo `csv_cell`."""
     return text.lstrip("'").startswith(FORMULA) and number_in(text) is None
 
 
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
 FLUSH_EVERY = 2000  # rows; one write a second at 2,000 episodes/s, a few hundred kB of memory
-MOST_ROWS = 100_000  # that wait while the disk is full, 60 MB of memory; then the oldest are dropped
+MOST_ROWS = 100_000  # rows that wait while the disk is full (60 MB of memory); then the oldest are dropped
 FLUSH_S = 5.0  # rows are written at least this often: a killed run loses no more
 
 

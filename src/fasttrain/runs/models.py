@@ -1,4 +1,4 @@
-"""A run's model: built from the effective configuration, saved, and read from a zip without executing code in it.
+"""A run's model: built from the effective configuration, saved, and read from a zip without executing pickled code.
 
 SB3's own `load` unpickles spaces, schedules and classes. Here the model is built from the run's configuration, as
 training builds it, and only the policy's tensors are read from the zip. The JSON in the zip that describes the policy
@@ -199,7 +199,7 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
 
 
 def _plays_as_ours(config: Config) -> bool:
-    """Whether our class is needed for acting, whichever class was trained: our DQN knows masks and dueling heads."""
+    """Whether acting needs fasttrain's class, whichever class was trained. Its DQN knows masks and dueling heads."""
     spec, own = config.algo.spec, config.algo.entry_point is not None
     return spec.off_policy and spec.has_fast and not (own and config.engine == "stock")
 

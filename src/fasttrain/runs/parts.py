@@ -83,7 +83,7 @@ class Parts:
     resumed_at: list[int] = field(default_factory=list)  # env steps
     origin: dict[str, Any] = field(default_factory=dict)  # for plan.json: command lines, versions and machine
     stop: StopFlag = field(default_factory=StopFlag)
-    evaluator: Evaluator = field(init=False)  # `train.build` sets this one and the next two
+    evaluator: Evaluator = field(init=False)  # `train.build` sets this field and the next two
     meter: PerfMeter = field(init=False)
     checkpoints: Checkpoints = field(init=False)
 

@@ -1,5 +1,5 @@
-"""The progress of a running training: counters, the last episodes and the learning curve. The curve sums the returns of
-training episodes in a thousand stretches of equal env steps. status.json shows the newest values to `fasttrain watch`.
+"""The progress of a running training: counters, the last episodes and the learning curve. The curve has the sums of
+returns in a thousand stretches of equal env steps. status.json gives the newest values to `fasttrain watch`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fasttrain.spec.infos import SCORES, score_diff_of, win_of
 from fasttrain.terminal import one_line, rate_text
 
 STRETCHES = 1000  # of total_timesteps; 100 kB for any number of episodes
-RECENT = 0.25  # share of the training so far whose slope is shown
+RECENT = 0.25  # the slope that is shown is that of this last share of the training so far
 MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer no slope is shown
-MIN_PER_FIFTH = 10  # episodes
+MIN_PER_FIFTH = 10  # episodes needed in the first and in the last fifth, for `reward_per_hour`
 
 
 @dataclass(slots=True)

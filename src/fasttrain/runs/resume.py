@@ -84,7 +84,7 @@ def open_run(
 
 
 def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Parts:
-    """The run at that checkpoint. What its files hold of later steps is removed."""
+    """The run at that checkpoint. Entries of later steps are removed from its files."""
     run, (folder, state, arrays) = build(plan, where, console, resumes=True), point
     try:
         anew, lost = restore(run, state, arrays)
@@ -138,7 +138,7 @@ def may_change(key: str) -> bool:
 
 
 def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
-    """The stored plan with the typed values in it. Raises ConfigError for a value that may not change."""
+    """The stored plan, changed by the typed values. Raises ConfigError for a value that may not change."""
     kept = config_of(where)
     wrong = sorted(key for key in typed if not may_change(key))
     if wrong:

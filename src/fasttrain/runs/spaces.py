@@ -25,7 +25,7 @@ from fasttrain.spec.setting import did_you_mean
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 SMALLEST_IMAGE = 36  # pixels of a side: NatureCNN's three convolutions reduce them to one
 IN_A_WRAPPER = "in the env, or in a wrapper (env.wrappers)"
-# Entries of `policy_kwargs` that SB3 calls: such a class, or a function.
+# Entries of `policy_kwargs` that SB3 calls → the base class that they must have, unless they are functions.
 CLASSES = {
     "features_extractor_class": torch.nn.Module, "activation_fn": torch.nn.Module,
     "optimizer_class": torch.optim.Optimizer,
@@ -139,7 +139,7 @@ def _key_refused(key: object, own: bool) -> str:
 
 
 def _is_scaled(algo: AlgoConfig) -> bool:
-    """Whether `normalize_images=false` says that images are scaled already: any three dimensions are an image then."""
+    """Whether `normalize_images=false` is set: images are scaled already, and any three dimensions are an image."""
     return not algo.policy_kwargs.get("normalize_images", True)
 
 

@@ -89,7 +89,7 @@ def load_curve(curve: LearningCurve, state: Mapping[str, Any]) -> None:
 
 
 def stopping_state(stopping: Stopping) -> dict[str, Any]:
-    """The last returns, and the blocks of the plateau rule."""
+    """For a checkpoint: the last returns, and the blocks of the plateau rule."""
     recent, plateau = plain(list(stopping._recent)), stopping._plateau
     if plateau is None:
         return {"recent": recent, "plateau": None}
@@ -116,7 +116,7 @@ DUE = ("log", "evaluate", "checkpoint", "film")
 
 
 def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
-    """When each interval is due next."""
+    """For a checkpoint: when each interval is due next, and what the loop has counted."""
     intervals = {name: getattr(course, name) for name in DUE}
     return {
         "intervals": {name: [each.every, each.following] for name, each in intervals.items()},
@@ -200,7 +200,7 @@ LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "curriculum", "num
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What a checkpoint and the run that continues from it must agree on, with a digest of each such setting."""
+    """The identity of a run: env, algorithm and settings (as digests) that must not change when it continues."""
     chosen = {name: to_dict(getattr(config, name)) for name in LEARNED_BY}
     settings = {f"{name}.{key}": value for name in ("env", "algo") for key, value in chosen.pop(name).items()} | chosen
     digests = {key: digest_of(value) for key, value in settings.items()}

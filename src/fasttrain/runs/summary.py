@@ -169,8 +169,8 @@ def check_saved(run: Parts) -> None:
 
 @contextmanager
 def env_for_evaluation(model: BaseAlgorithm, env: VecEnv, config: Config, returned: bool) -> Iterator[VecEnv]:
-    """The training's env or engines for an evaluation, with the present statistics of `env.normalize`. `returned`: the
-    training continues, so that its episodes are restored afterwards.
+    """Lend the training's env or engines to an evaluation, with the present statistics of `env.normalize`.
+    `returned`: the training continues afterwards, so its episodes are restored.
     """
     whole: Any = model.get_env()
     games = None if evaluates_in_training_games(config) and not returned else engines_of(env)

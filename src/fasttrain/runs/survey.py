@@ -41,7 +41,7 @@ class BrokenEnvError(EnvSpecError):
 
 
 class Survey:
-    """One env of the spec in a process of its own. `here`: in this process, because compiled games then load faster."""
+    """One env in a process of its own. `here`: in this process, where compiled games load faster."""
 
     def __init__(self, spec: EnvSpec, timeout_s: float, console: Console, here: bool = False) -> None:
         self.spec, self.console = spec, console
@@ -51,7 +51,7 @@ class Survey:
         self._built: BuildResult | None = None
         self._played = False
         self._not_fresh = ""  # why a training must not continue the played env; empty if it may
-        self.shares = ""  # "process" or "machine": copies there influence each other
+        self.shares = ""  # "process" or "machine": copies of the env in one of it influence each other
 
     def __enter__(self) -> Survey:
         return self
@@ -66,7 +66,7 @@ class Survey:
         if self._scout is not None:
             self._scout.close()
 
-    # --- what is asked
+    # --- questions about the env
 
     def build(self) -> BuildResult:
         """Build the env and return its spaces. Raises EnvSpecError if that fails, BrokenEnvError if it hangs, ends the
@@ -130,10 +130,10 @@ class Survey:
     # --- what the training takes over
 
     def first_worker(self, config: Config, spec: EnvSpec) -> Scout | None:
-        """The process as the first worker of a training with this effective configuration; None without workers.
+        """Give the process to a training with this effective configuration, as its first worker. None without workers.
 
-        The worker keeps the env if that changes no number of the training: if it was never played, or if it is slow to
-        build and repeated its first play when it was seeded again.
+        The worker keeps the env only if results stay the same: it was never played, or it is slow to build and played
+        the same again after it was seeded again.
         """
         if self._scout is None or self._built is None:
             return None

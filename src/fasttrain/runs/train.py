@@ -208,7 +208,7 @@ def build(
 
 
 def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, has_callbacks: bool) -> BaseAlgorithm:
-    """Build the algorithm. With callbacks of the user, which may keep observations, each step gives new arrays."""
+    """Build the algorithm. If the user has callbacks, each step gives them new arrays, which they may keep."""
     model = build_algorithm(config, env, clock)
     if (replay := callbacks.replay_dict(model)) is not None:  # the system gives its memory as the buffer fills
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")

@@ -88,7 +88,7 @@ BAR_COLOURS = {"env": "green", "act": "cyan", "update": "magenta", "rest": "brig
 
 
 class LiveView:
-    """Shows a `Progress`. `beside` is called with the time when it is due, and returns when it is due next."""
+    """Shows a `Progress`. It also calls `beside(now)` from time to time; the result is the time of the next call."""
 
     def __init__(
         self, progress: Progress, console: Console, title: str, panel: bool,

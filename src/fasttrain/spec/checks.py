@@ -367,9 +367,9 @@ class Context(NamedTuple):
         return self.sources.get(flag) == "command line"
 
     def instead(self, flag: str, value: Any, why: str, error: str, usual: tuple[Any, ...] = ("auto",)) -> Resolved:
-        """Replace the requested value, for the reason `why`. Raises ConfigError(error): the user has typed it.
+        """Replace the requested value by `value`, for the reason `why`.
 
-        Typed values among `usual` are replaced too.
+        Raises ConfigError with the text `error` if the user typed the value, unless it is one of `usual`.
         """
         if self.typed(flag) and getattr(self.config, flag) not in usual:
             raise ConfigError(error)

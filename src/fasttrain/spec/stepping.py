@@ -105,7 +105,7 @@ def needs_single_envs(config: Config) -> str:
 
 
 def is_faster(vector: tuple[float, float] | None) -> bool:
-    """Whether the env's own vector form was measured to be faster than the other choice (`EnvFacts.vector`)."""
+    """Whether the env's VectorEnv was measured to be clearly faster than single envs. `vector`: `EnvFacts.vector`."""
     return vector is not None and vector[0] > TRIED_MUST_GAIN * vector[1]
 
 

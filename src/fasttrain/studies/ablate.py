@@ -69,7 +69,7 @@ class Finding:
     lever: Lever
     added: Ratio | None  # speed with the lever ÷ without it, on the way from the baseline
     within: Ratio | None  # speed of the profile ÷ of the profile without the lever
-    quality: Comparison | None  # profile − profile without it; None for exact levers and with too few episodes
+    quality: Comparison | None  # profile minus profile without the lever; None if it is exact or episodes are too few
     failed: bool = False  # the profile does not run without the lever
 
     @property

@@ -197,7 +197,7 @@ def learning_curve(env_steps: Sequence[float], values: Sequence[float], total: f
 
 
 def trail(values: Sequence[float], window: int = 100, levels: int = 100) -> list[tuple[int, float]]:
-    """New bests of the mean of the last `window` values, as (index, best), in steps of the whole rise ÷ `levels`."""
+    """The rise of the running mean over `window` values, as at most `levels` + 1 pairs (index, best mean so far)."""
     array = np.asarray(values, dtype=np.float64)
     if len(array) < window:
         return []
@@ -217,6 +217,6 @@ def median_time(times: Sequence[float | None], seed: int = 0) -> Interval:
     values = np.sort(np.array([math.inf if time is None else time for time in times], dtype=np.float64))
     middle = (len(values) - 1) // 2
     drawn = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    medians = np.sort(np.sort(drawn, axis=1)[:, middle])  # of ranks: `values` is sorted
+    medians = np.sort(np.sort(drawn, axis=1)[:, middle])  # indices into the sorted `values`
     ends = (float(values[medians[int(share * RESAMPLES)]]) for share in (0.025, 0.975))
     return Interval(float(values[middle]), *ends)
