@@ -42,7 +42,7 @@ class FinishedEpisode(NamedTuple):
     length: int  # env steps
     final_observation: Any  # observation before the autoreset; a dict for Dict spaces
     truncated: bool  # True only if the episode was cut and did not also terminate
-    info: dict[str, Any]  # of the last step of that env
+    info: dict[str, Any]  # info of the env's last step
     lost: bool = False  # ended by a fault of the env or its worker, not by a rule of the game
 
 
@@ -79,7 +79,7 @@ def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 
 
 def select_rows(arrays: Any, rows: Int64Array | slice | int) -> Any:
-    """These rows of an array (N, ...), or of each array in a dict or tuple. Views, or copies if `rows` are indices."""
+    """The rows `rows` of an array (N, ...), or of each array in a dict or tuple. Indices give copies, slices views."""
     return each_array(lambda part: part[rows], arrays)
 
 
@@ -143,7 +143,7 @@ class without_prefix(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a fun
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The same arrays, named `prefix/…`."""
+    """The arrays under the names `prefix/NAME`."""
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 

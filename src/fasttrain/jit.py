@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from numba.core.typing.templates import Signature
 
     Values = Sequence[ir.Value]
-    Code = tuple[Signature, Callable[..., ir.Value]]  # of an intrinsic: its types, and a function that writes a call
+    Code = tuple[Signature, Callable[..., ir.Value]]  # an intrinsic's types, and a function that writes a call
 
 if cast(Any, numba.config).DISABLE_JIT:
     raise ConfigError("NUMBA_DISABLE_JIT is set: fasttrain's kernels need numba's compiler; unset that variable")
 F = TypeVar("F", bound=Callable[..., Any])
-Options = dict[str, object]  # of numba.njit
+Options = dict[str, object]  # options of numba.njit
 _RELAXED: Options = {"fastmath": {"contract", "reassoc", "nsz"}, "error_model": "numpy"}
 _BARE: Options = {**_RELAXED, "_nrt": False}
 

@@ -124,7 +124,7 @@ def remember(name: str, version: str, payload: bytes) -> bool:
 
 
 def _read(file: Path) -> bytes | None:
-    """What `_write` has written; None for a damaged file, which will be compiled and written again."""
+    """The object that `_write` wrote; None for a damaged file, whose kernel is then compiled and written again."""
     try:
         content = file.read_bytes()
     except OSError:

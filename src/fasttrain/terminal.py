@@ -24,7 +24,7 @@ GLUE = "\N{NO-BREAK SPACE}"
 
 
 def command() -> str:
-    """What the user must type for `fasttrain`."""
+    """The command that the user must type to start fasttrain, such as `fasttrain`."""
     return os.environ.get(COMMAND_VARIABLE) or "fasttrain"
 
 
@@ -62,7 +62,7 @@ def rate_text(per_s: float) -> str:
 
 
 def with_interval(value: float | None, bounds: Sequence[float] | None, form: str, scale: float = 1.0) -> str:
-    """Such as `61.3 % [60.1, 62.4]`; the value alone without bounds, a dash for None, `never` for infinity."""
+    """A text such as `61.3 % [60.1, 62.4]`. Without bounds only the value; a dash for None, `never` for infinity."""
     if value is None:
         return "-"
     text, *ends = ("never" if math.isinf(it) else form.format(scale * it) for it in (value, *(bounds or ())))
@@ -126,7 +126,7 @@ def let_output_end() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         raw = getattr(getattr(old, "buffer", None), "raw", getattr(old, "buffer", None))
-        if type(raw) is io.FileIO and raw.fileno() == number:  # else of a notebook, a test, a console of Windows
+        if type(raw) is io.FileIO and raw.fileno() == number:  # other streams: notebook, test, Windows console
             lasting = _Lasting(number, "w", closefd=False)
             whole = lasting if raw is old.buffer else io.BufferedWriter(lasting)
             form = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}

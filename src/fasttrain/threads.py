@@ -171,7 +171,7 @@ def give_way(typing: Context) -> Code:
 
 @njit_inner
 def rest(checks: int) -> None:
-    """Wait between two checks, after that many checks without success."""
+    """Wait before the next check of a spin loop: briefly at first, after `SPINS` checks let other threads run."""
     if checks < SPINS:
         pause()
     else:

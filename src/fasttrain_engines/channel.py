@@ -16,14 +16,14 @@ from fasttrain_engines.wire import Codec, Framing, GameLostError
 
 MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # limits of messages that no one has read
 TRACED = 40  # newest frames in the record of a failed game
-TRACED_BYTES = 400  # of each frame
+TRACED_BYTES = 400  # bytes of each frame that a trace keeps
 T = TypeVar("T")
 
 
 class Traced(NamedTuple):
     """A frame that was sent (>) or received (<)."""
 
-    ns: int  # of time.perf_counter_ns
+    ns: int  # time by time.perf_counter_ns
     way: str
     payload: bytes
 

@@ -31,10 +31,10 @@ from fasttrain_engines.wire import GameLostError
 HOST = "127.0.0.1"
 GAMES = "/usr/games"  # Debian's folder of programs like gnugo, which is often not on PATH
 LOOK_S = 0.02  # between two looks whether a process listens or has ended
-CLOSE_S = 3.0  # from SIGTERM to SIGKILL; a JVM writes its recording in this time
+CLOSE_S = 3.0  # seconds from SIGTERM to SIGKILL; a JVM writes its recording in this time
 LOG_MB, KEPT_LOGS = 16.0, 3  # size at which a log is rotated, and number of older logs
 SAID_LINES = 8  # lines of the log in error messages
-PROBE_TIMEOUT_S = 30.0  # of a JVM that is started to try its flags
+PROBE_TIMEOUT_S = 30.0  # for a JVM that is started to try its flags
 # A JVM logs to stdout, which carries the messages if an engine is connected by pipes.
 QUIET_STDOUT = ("-Xlog:disable", "-Xlog:all=warning:stderr")
 TEMPORARY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)  # errors that another try may pass

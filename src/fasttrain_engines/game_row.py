@@ -73,7 +73,7 @@ class Records:
 
 @dataclass
 class Table:
-    """What all rows of a worker share."""
+    """The objects that all rows of a worker share."""
 
     arrays: Arrays
     words: Int64Array  # times and counts of the worker, in shared memory; SPENT has the indices

@@ -43,16 +43,16 @@ TELL_EVERY_S = 1.0  # between two tallies to the trainer
 
 @dataclass(frozen=True)
 class GamesSettings:
-    """What a worker needs."""
+    """The settings that a worker process gets at its start."""
 
     entry_point: str
     kwargs: dict[str, Any]
-    folder: str  # of the user's modules
+    folder: str  # folder of the user's modules
     run_folder: str  # for logs
     daemons: DaemonsConfig
     worker: int
     num_workers: int
-    games: int  # of the training, at once
+    games: int  # games of the training that are played at once
     count: int  # daemons of this worker
     per_daemon: int
     cores: int
@@ -248,7 +248,7 @@ class GamesProcess(PipedProcess):
     _lost = EnvError
 
     def __init__(self, settings: GamesSettings) -> None:
-        self.up, self.silent_s = False, 0.0  # its engines answer; seconds without a message from it
+        self.up, self.silent_s = False, 0.0  # up: its engines answer; silent_s: seconds without a message from it
         what = f"worker {settings.worker}, which plays the games with the engines,"
         super().__init__(what, "fasttrain_engines.games_worker:serve", settings)
 

@@ -150,7 +150,7 @@ class Go(EngineGame):
         return Decision(observation, points)
 
     async def _over(self, channel: Channel, *commands: str) -> Over:
-        """Both have passed: what the engine counts."""
+        """The engine's score after both sides passed."""
         *_, self._result, black, white = await self._asked(
             channel, *commands, "final_score", "list_stones black", "list_stones white"
         )
@@ -217,7 +217,7 @@ class Go(EngineGame):
 
 @functools.cache
 def neighbours(size: int) -> list[list[int]]:
-    """Of each point, those beside it."""
+    """Point → the points beside it."""
     found = []
     for row, column in np.ndindex(size, size):
         beside = ((row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1))
@@ -226,7 +226,7 @@ def neighbours(size: int) -> list[list[int]]:
 
 
 def liberties(stones: Mapping[int, int], size: int) -> dict[int, int]:
-    """Of each stone (point → side), how many free points touch its group."""
+    """Stone → the number of free points that touch its group (liberties). The stones are given as point → side."""
     beside, found = neighbours(size), dict[int, int]()
     for start, side in stones.items():
         if start in found:

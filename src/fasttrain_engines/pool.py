@@ -102,7 +102,7 @@ class Pool:
         self._spare = indices.stop  # index of the next successor
         self._more = itertools.count(indices.stop + parts, parts)  # indices of daemons beyond `count`
         self._most_played = 0  # largest number of games at once on one daemon so far
-        self._successor: Daemon | None = None  # of a daemon that is being recycled
+        self._successor: Daemon | None = None  # replaces a daemon that is being recycled
         self.tally = Tally()
         self.failure: Exception | None = None  # why the pool gave up
         self._lost_in_a_row = {False: 0, True: 0}  # key: guests

@@ -40,11 +40,11 @@ class GameTimes(NamedTuple):
     queue_ns: int = 0
     idle_ns: int = 0
     decisions: int = 0  # made by the policy
-    forced: int = 0  # with one legal action, taken without the policy (`EngineGame.skip_forced`)
+    forced: int = 0  # decisions with one legal action, taken without the policy (`EngineGame.skip_forced`)
     refused: int = 0
     games: int = 0  # ended by their rules or limits
     lost: int = 0
-    lost_decisions: int = 0  # in lost games
+    lost_decisions: int = 0  # decisions in lost games
     restarts: int = 0
 
     def since(self, before: GameTimes) -> GameTimes:
@@ -93,18 +93,18 @@ class Histogram:
 
 
 class Tally:
-    """What a worker sends to the trainer once a second: all counts since its start. Picklable."""
+    """The counts of a worker since its start. It sends them to the trainer once a second. Picklable."""
 
     def __init__(self) -> None:
         self.decisions, self.games = Histogram(), Histogram()
         self.lost: Counter[str] = Counter()
         self.lost_steps: Counter[str] = Counter()
-        self.steps = 0  # of the games that ended
+        self.steps = 0  # steps of the games that ended
         self.restarts: Counter[str] = Counter()
         self.daemons: list[dict[str, Any]] = []  # each with shares of its `seconds`
 
     def daemons_since(self, before: Tally) -> list[dict[str, Any]]:
-        """`daemons` with shares of the time since an earlier tally."""
+        """`daemons`, with `seconds` and shares for the time since the earlier tally `before`."""
         then, found = {one["daemon"]: one for one in before.daemons}, []
         for one in self.daemons:
             old = then.get(one["daemon"], {"seconds": 0.0, "busy_share": 0.0, "cpu_share": 0.0})
@@ -209,7 +209,7 @@ def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[tuple[Any, ...]]
 
 
 def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tuple[str, list[str]]:
-    """What limits games with engines, by Little's law, and overrides to try.
+    """The bottleneck of games with engines, by Little's law, and overrides to try.
 
     Args:
         found: from `summary`.

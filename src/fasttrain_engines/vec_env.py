@@ -120,7 +120,7 @@ class DaemonVecEnv(ExternalVecEnv):
             arrays.observations[0], arrays.actions, arrays.rewards, arrays.terminations, arrays.truncations,
             arrays.action_masks,
         )  # fmt: skip
-        self.again: BoolArray = np.zeros(count, np.bool_)  # whose last action was refused
+        self.again: BoolArray = np.zeros(count, np.bool_)  # True where the last action was refused
         super().__init__(count, self._ready.observation_space, self._ready.action_space)
         self.rows = [slice(row, row + 1) for row in range(count)]
 

@@ -10,9 +10,9 @@ import struct
 from importlib import import_module
 from typing import NoReturn, Protocol
 
-MOST_BYTES = 1 << 20  # of one frame
-MOST_DEPTH = 32  # of nested lists and mappings
-MOST_ENTRIES = 1 << 16  # of one list or mapping of msgpack, which announces their number first
+MOST_BYTES = 1 << 20  # size limit of one frame
+MOST_DEPTH = 32  # depth of nested lists and mappings
+MOST_ENTRIES = 1 << 16  # entries of one list or mapping in msgpack, which announces their number first
 
 
 class GameLostError(Exception):

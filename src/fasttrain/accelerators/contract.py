@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fasttrain.algos.engine import Engine
 from fasttrain.kernel_cache import KernelCall
 
-LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # whose methods accelerators reproduce
+LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # accelerators know their methods
 
 
 class Contract(NamedTuple):

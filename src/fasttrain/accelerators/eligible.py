@@ -62,7 +62,7 @@ _DQN = Contract(
     work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
 )  # fmt: skip
 _RECURRENT = _PPO._replace(engine=SequenceKernelEngine, calls=kernels_recurrent.kernel_calls)
-_SAC = Contract(  # its storage may be of any class that gives batches
+_SAC = Contract(  # any storage that gives batches will do
     engine=KernelSACEngine,
     calls=kernels_sac.kernel_calls,
     algorithm=("train", "collect_rollouts", "work", "evaluate", "critic_loss", "actor_loss", "replay", "predict",
@@ -264,7 +264,7 @@ def _bad_features(policy: Any) -> str:
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_EVERYWHERE = vars(nn.modules.module)  # hooks of all modules
+_EVERYWHERE = vars(nn.modules.module)  # torch's module with the hooks that apply to all modules
 
 
 def _has_hooks(policy: Any) -> str:

@@ -65,7 +65,7 @@ class KernelEngine(Engine):
         self._exp_avg, self._exp_avg_sq = torch.zeros(self.size), torch.zeros(self.size)
         flat = (self.parameters, self._exp_avg, self._exp_avg_sq)
         self._views = [(place, tuple(place.of(each) for each in flat)) for place in self._places]
-        self._scratch: dict[int, ppo.Scratch] = {}  # by number of parts
+        self._scratch: dict[int, ppo.Scratch] = {}  # number of parts → scratch
         self._constants = constants_of(self._row_size)
         self._choice, self._acting_choice = ThreadChoice(), ThreadChoice(trial=8)
         self._acting_lists, self._rollout_lists = empty_lists(0, 0, 0), empty_lists(0, 0, 0)
@@ -201,7 +201,7 @@ class KernelEngine(Engine):
         return self.count_steps(self._statistics(epochs, taken, stopped, int(bad[0]), data))
 
     def _sequences(self, data: Any, order: Int64Array, batch_size: int, scratch: ppo.Scratch) -> Sequences | None:
-        """What LSTMs read and write in an epoch; None without LSTMs."""
+        """Inputs and working memory of the LSTMs in an epoch; None without LSTMs."""
         return None
 
     def _statistics(
@@ -339,7 +339,7 @@ def noted_calls(
         storage = storage_class(1, 1, box, spaces.Discrete(2), device=CPU, gamma=1.0, gae_lambda=1.0, **sizes)
         engine.begin(storage)
         engine.act(np.zeros((1, 3), np.float32), None, memory)
-        storage.full = True  # with zeros
+        storage.full = True  # its rows are zeros
         engine.update(storage, PPOWork(1, 1, 0.2, None, 0.0, 0.5, True, 0.5, None))
     np.random.set_state(before)
     return [*calls, FOLLOW]

@@ -27,7 +27,7 @@ from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.q import QScratch, QSettings, QTraining, act_rows, train_updates
 
-OUTPUT = "the net's output (Q-values)"  # in messages
+OUTPUT = "the net's output (Q-values)"  # how messages name the output
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
 _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
 

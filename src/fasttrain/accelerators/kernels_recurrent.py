@@ -39,7 +39,7 @@ class SequenceKernelEngine(KernelEngine):
                 size += rows * 4 * units
         where = np.array(offsets)
         self.lstms = Lstms(units, *(np.ascontiguousarray(where[:, column]) for column in (0, 1, slice(2, 4))))
-        self._cells: dict[int, Cells] = {}  # by number of parts
+        self._cells: dict[int, Cells] = {}  # number of parts → working memory
         nets = [[*net[0::2]] for net in (policy.mlp_extractor.policy_net, policy.mlp_extractor.value_net)]
         return lay_out(policy, inputs, [units, units], nets, places, size)
 

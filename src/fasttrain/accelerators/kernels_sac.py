@@ -30,7 +30,7 @@ from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels import sac
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team
 
-ROWS_PER_THREAD = 64  # of a batch
+ROWS_PER_THREAD = 64  # rows of a batch; with fewer a second thread does not pay
 NONE: Float32Array = np.zeros(0, np.float32)
 
 

@@ -117,11 +117,11 @@ def lay_out(
 class Chain(NamedTuple):
     """A network: hidden linear layers, each followed by an activation, and heads on the last one."""
 
-    parameters: list[nn.Parameter]  # of all these layers
-    hidden: list[Any]  # at least one
-    kind: int  # of the activations
-    heads: list[Any]  # with outputs side by side
-    dims: Any = ()  # of Q-values: sizes of the sub-actions
+    parameters: list[nn.Parameter]  # parameters of all these layers
+    hidden: list[Any]  # hidden linear layers, at least one
+    kind: int  # kind of the activations, dense.TANH or dense.RELU
+    heads: list[Any]  # linear layers on the last hidden one; their outputs are side by side
+    dims: Any = ()  # Q-networks: sizes of the sub-actions
 
     @classmethod
     def of(cls, modules: list[Any], heads: list[Any]) -> Chain:

@@ -23,7 +23,7 @@ from fasttrain.errors import EnvError
 
 SHOWN = 5  # envs named in a message
 FEW = 10_000  # below this number of entries a sum of squares is the faster check: 1 µs instead of 3
-ROWS = 4096  # of a rollout, in one forward pass
+ROWS = 4096  # rows of a rollout in one forward pass
 UNKNOWN = "loss or gradients overflowed"
 
 
@@ -55,7 +55,7 @@ def all_finite(numbers: Any) -> bool:
 def check_step(
     observations: Observations,  # (N, ...)
     rewards: Float32Array,  # (N,)
-    finished: Iterable[FinishedEpisode],  # whose last observations will be used
+    finished: Iterable[FinishedEpisode],  # ended episodes whose last observations will be used
     step: int,
     normalizer: Any = None,
 ) -> None:
@@ -159,7 +159,7 @@ def blame(loss_is_finite: bool, parameters: str) -> str:
 
 
 def why_rollout(policy: Any, storage: RolloutStorage, blamed: str) -> str:
-    """What was not finite when an actor-critic learned from a rollout. `blamed` is a text of `blame`, or empty."""
+    """A text: what was not finite when an actor-critic learned from a rollout. `blamed`: the text of `blame`, or ""."""
     data = [*parts_of(storage.observations), ("reward", storage.rewards)]
     outputs = ("values", "log_probs", "advantages", "returns")
     computed = [(name.removesuffix("s").replace("_", " "), getattr(storage, name)) for name in outputs]
@@ -174,7 +174,7 @@ def why_replay(model: Any, blamed: str) -> str:
     """As `why_rollout`, for DQN or SAC and its replay buffer."""
     storage = model.replay_buffer
     rows = storage.buffer_size if storage.full else storage.pos
-    images = storage.frames is not None  # of whole numbers, which are always finite
+    images = storage.frames is not None  # images are integers, which are always finite
     data = [] if images else [*parts_of(storage.observations)]
     if not (images or storage.optimize_memory_usage):
         data += [(f"next {name}", array) for name, array in parts_of(storage.next_observations)]
@@ -198,7 +198,7 @@ def _first_of(fields: list[tuple[str, NDArray[Any]]], where: str) -> str:
 
 @torch.no_grad()
 def _logits(policy: Any, storage: RolloutStorage) -> str:
-    """Where the policy's logits or values for the rollout are not finite with the present weights."""
+    """A text: where the policy's logits or values for the rollout are not finite; empty if all are finite."""
     view = view_of(policy, policy.action_space)
     if not isinstance(view, NetworkView):
         return ""

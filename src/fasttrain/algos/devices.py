@@ -27,9 +27,9 @@ class EngineSettings:
     """How the networks compute. With the defaults they compute on PyTorch, and every number is that of stock SB3."""
 
     kind: str = "torch"  # or "kernels": compiled for the CPU, faster, equal except for rounding and random draws
-    threads: int = 1  # at most; of the kernels
+    threads: int = 1  # the kernels use at most so many threads
     fused_adam: bool = False  # torch's fused kernel on the CPU: 99 µs a step of [64, 64], not 275
-    amp_dtype: torch.dtype | None = None  # of the networks: bfloat16, or float16 on CUDA
+    amp_dtype: torch.dtype | None = None  # dtype in which networks compute: bfloat16, or float16 on CUDA
     compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" bring CUDA graphs
     gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy only
     pin_memory: bool = False  # page-locked buffers between host and CUDA

@@ -43,7 +43,7 @@ from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, copy_observations, unblock_masks
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
-CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # whose methods `_choose` reproduces
+CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # modules whose methods `_choose` reproduces
 LOGGED = ("loss", "n_updates", "skipped_steps")  # names that no term may have
 
 
@@ -62,7 +62,7 @@ class QWork(NamedTuple):
     batch_size: int
     double_q: bool  # the online network chooses the next action (van Hasselt et al. 2016)
     loss: str  # huber or mse
-    gamma: float  # where batches have no discounts
+    gamma: float  # discount factor, for batches without discounts
     max_grad_norm: float
 
 

@@ -54,7 +54,7 @@ class PolicyStep(NamedTuple):
     """The result of one forward pass: what the envs get, on the host, and what the rollout stores, on the device."""
 
     actions: NDArray[Any]  # (n, ...), not clipped to the action space
-    stored: RolloutRow | None = None  # of an actor-critic
+    stored: RolloutRow | None = None  # only from an actor-critic
     lstm_states: RNNStates | None = None  # after the step, of a recurrent policy
 
 
@@ -62,8 +62,8 @@ class PolicyStep(NamedTuple):
 class Statistics:
     """Results of a round of updates, read from the device once, at the round's end."""
 
-    terms: Mapping[str, NDArray[Any]]  # of each minibatch: policy_loss, value_loss, …; of DQN loss
-    norms: Float64Array  # of the gradients of each guarded step; not finite where the step was skipped
+    terms: Mapping[str, NDArray[Any]]  # name → one value per minibatch: policy_loss, value_loss, …; DQN: loss
+    norms: Float64Array  # gradient norm of each guarded step; not finite if the step was skipped
     steps: int  # optimizer steps taken
     epochs: int  # epochs begun
     stopped: bool = False  # whether `target_kl` ended the update before its last minibatch
@@ -77,7 +77,7 @@ class Statistics:
 
 
 class Engine(ABC):
-    """What all engines share. It is made together with the model; nothing is compiled then and no size is known.
+    """The base class of engines. An engine is made together with the model, before anything is compiled.
 
     Engines of actor-critics also have `values(observations, memory) → (n,)`. Engines of kernels also have
     `update(data, work)`, which learns from a filled rollout or from replay and returns `Statistics`.
@@ -113,8 +113,8 @@ class Engine(ABC):
             self.clock, self.guard, self.warmup_s = previous.clock, previous.guard, previous.warmup_s
             self.gradient_updates, self.skipped_steps = previous.gradient_updates, previous.skipped_steps
         dtype = settings.amp_dtype
-        self.precision = None if dtype is None else Precision(self.device.type, dtype)  # of the networks; None: float32
-        self.scaler = None if self.precision is None else self.precision.scaler  # of gradients in float16
+        self.precision = None if dtype is None else Precision(self.device.type, dtype)  # None: float32
+        self.scaler = None if self.precision is None else self.precision.scaler  # scales gradients in float16
         self.compiled: Any = None  # a `Compiled`, where torch.compile was asked for
         self.unsupported_reason: str | None = None  # why this is not the engine of kernels that was asked for
 
@@ -197,7 +197,7 @@ class TorchEngine(Engine):
         try:
             with torch.no_grad():
                 actions, values, log_probs, *after = self.view.act(seen, masks, *([] if memory is None else [memory]))
-        except (RuntimeError, ValueError) as error:  # of torch.multinomial and torch.distributions
+        except (RuntimeError, ValueError) as error:  # from torch.multinomial or torch.distributions
             # A failed CUDA device answers no question any more, so that the cause cannot be looked for there.
             explicable = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
             if self.guard is None or not explicable:
@@ -231,8 +231,8 @@ class Collector:
     def __init__(self) -> None:
         self.clock = PhaseClock()
         self.lends_observations = False  # callbacks get `new_obs` as a view of the storage that a later rollout changes
-        self.schedule = "lockstep"  # or first_ready
-        self.sampler = Direct()  # of replay batches
+        self.schedule = "lockstep"  # "lockstep" or "first_ready"
+        self.sampler = Direct()  # draws replay batches
         self.empty_masks = EmptyMasks()
         self.watch: Any = None  # an `eligible.Watch`, of DQN and SAC
         self.source: SlotSource | None = None  # the env seen as slots
@@ -328,7 +328,7 @@ class Fast(BaseAlgorithm):
     engine: Engine
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
-    _updates_often: ClassVar[bool] = False  # then `unsupported_reason` is asked again only after a change
+    _updates_often: ClassVar[bool] = False  # True: `unsupported_reason` is asked again only after a change
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
         self.engine = engine  # type: ignore[assignment]  # replaced in `_setup_model`; `load` may set another name

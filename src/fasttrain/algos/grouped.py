@@ -49,7 +49,7 @@ class GroupedRollout:
         self.under_way: list[int] = []  # groups that are stepping, in the order they were sent
         self.dones = np.zeros((steps, envs), np.bool_)
         self.missing: Int64Array = np.full(steps, envs)  # for each step, how many envs have not finished it
-        self.infos: dict[int, list[dict[str, Any]]] = {}  # by step
+        self.infos: dict[int, list[dict[str, Any]]] = {}  # step → infos of all envs
         self.observations: Any = copy_observations(model._last_obs)
         memory = model.memory()
         self.memory: Memory | None = None if memory is None else memory.copied()

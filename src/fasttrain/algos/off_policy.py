@@ -113,11 +113,11 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         actor: Any = self.actor if self.use_sde else None
         num_steps, num_episodes = 0, 0
         if self.engine.kind == "torch" or self.policy.training:
-            self.policy.set_training_mode(False)  # which means nothing to kernels
+            self.policy.set_training_mode(False)  # kernels do not need it
         if actor is not None:
             actor.reset_noise(num_envs)
         with clock.phase("log"):
-            callback.on_rollout_start()  # which may change the engine
+            callback.on_rollout_start()  # callbacks may change the engine
         while should_collect_more_steps(train_freq, num_steps, num_episodes):
             clock.enter("action")
             if actor is not None and self.sde_sample_freq > 0 and num_steps % self.sde_sample_freq == 0:

@@ -42,7 +42,7 @@ _SINGLE = (CategoricalDistribution, MaskableCategoricalDistribution)
 _MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution)
 
 Outputs = tuple[Tensor, Tensor]  # logits or means (B, A), and values (B, 1)
-OUTPUT = "the policy's output (logits or means)"  # in messages
+OUTPUT = "the policy's output (logits or means)"  # how messages name the output
 ILLEGAL_LOGIT = -1e8  # sb3-contrib's stand-in for minus infinity
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
 
@@ -64,7 +64,7 @@ class PolicyView(ABC):
         dims: sizes of the sub-actions, where there are several.
     """
 
-    layout = ""  # of the sequences in a minibatch, for a recurrent policy
+    layout = ""  # recurrent policies: the layout of sequences in a minibatch
 
     def __init__(self, policy: Any, precision: Precision | None = None, dims: Sequence[int] | None = None) -> None:
         self.policy, self.precision, self.dims = policy, precision, dims

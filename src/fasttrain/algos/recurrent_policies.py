@@ -68,7 +68,7 @@ class CellMultiInputActorCriticPolicy(CellActorCriticPolicy, RecurrentMultiInput
 class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
     """A policy whose methods take `action_masks` (N, A) bool; None: all actions are legal."""
 
-    _masks: Any = None  # of the present call
+    _masks: Any = None  # masks of the present call
 
     def _build(self, lr_schedule: Any) -> None:
         # SB3 builds the networks, so that the same random numbers give the same weights. It does not know masked

@@ -49,11 +49,11 @@ class SACWork(NamedTuple):
 
     gradient_steps: int
     batch_size: int
-    gamma: float  # where batches have no discounts
+    gamma: float  # discount factor, for batches without discounts
     tau: float
     target_update_interval: int
     target_entropy: float
-    ent_coef: Tensor  # its logarithm, if it is learned
+    ent_coef: Tensor  # the weight of the entropy; its logarithm, if it is learned
     ent_coef_optimizer: torch.optim.Optimizer | None
 
 

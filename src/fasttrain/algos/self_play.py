@@ -81,11 +81,11 @@ class Snapshot:
     """One version of the learner."""
 
     number: int  # 0 is the untrained policy
-    env_steps: int  # when it was taken
+    env_steps: int  # env steps when it was taken
     weights: Weights
     rating: float = FIRST_RATING  # Elo
     games: int = 0
-    points: float = 0.0  # of the learner against it: 1 for a win, 0.5 for a draw
+    points: float = 0.0  # points of the learner against it: 1 for a win, 0.5 for a draw
 
     def summary(self) -> dict[str, Any]:
         """For summary.json."""
@@ -131,8 +131,8 @@ class SnapshotPool:
     taken: int = 0
     current: Snapshot = field(init=False)
     pool: list[Snapshot] = field(default_factory=list)
-    active: list[Snapshot] = field(default_factory=list)  # of the pool
-    playing: list[Snapshot] = field(init=False)  # by env
+    active: list[Snapshot] = field(default_factory=list)  # snapshots of the pool that play at present
+    playing: list[Snapshot] = field(init=False)  # the opponent in each env
     memory: Any = field(init=False)  # a `Memory` of all first seats, then all second, …; None: not recurrent
     _before: Any = field(init=False)  # a `Memory` from before the last decisions, for refused ones
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
@@ -211,7 +211,7 @@ class SnapshotPool:
         snapshot, score = self.playing[env], self.score_of(info)
         if self.memory is not None:
             self.memory.episode_starts[env :: self.num_envs] = True
-        if score is not None and snapshot is not self.current:  # which is nearly the learner itself
+        if score is not None and snapshot is not self.current:  # the latest snapshot is nearly the learner
             change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
             self.rating += change
             snapshot.rating -= change

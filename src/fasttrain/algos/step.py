@@ -59,7 +59,7 @@ class TorchStep:
         self.optimizers = [engine.policy.optimizer] if optimizers is None else optimizers
         self.guarded = engine.guard is not None
         self.parameters = list(engine.policy.parameters())
-        self.norms: list[Tensor] = []  # of the gradients of each guarded step; not finite: the step was skipped
+        self.norms: list[Tensor] = []  # gradient norm of each guarded step; not finite: the step was skipped
         self.noted: list[Terms] = []  # terms of each minibatch's loss; they stay on the device until `read`
         self.taken = 0
         self.blamed = ""  # the loss or gradient that was not finite first, where the host could see it

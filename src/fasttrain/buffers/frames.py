@@ -85,7 +85,7 @@ class Frames:
         return ages
 
     def _fits(self, step: int, ages: NDArray[np.uint8], seen: Images) -> BoolArray:
-        """(N,) whether the earlier frames are the stored ones, and the newest is the one announced as next."""
+        """(N,) True where `seen` fits the stored frames: its newest frame is the expected one, so are earlier ones."""
         first = np.array([((step - 1) % self.rows, env) in self.last for env in range(self.num_envs)])
         fits: BoolArray = first | _equal(self.frames[step % self._size], seen[:, -1])
         for back in range(1, self.stack):

@@ -32,7 +32,7 @@ class Block(NamedTuple):
     generation: int | None = None  # rows written when this was drawn
 
     def copied(self) -> Block:
-        """The same block with copies of the drawn transitions alone: M = L = U * B. The caller holds the lock."""
+        """This block with copies of only the drawn transitions: M = L = U * B. The caller holds the lock."""
         batches = self.batches
         order, rows = np.arange(batches.rows.size).reshape(batches.rows.shape), batches.rows.reshape(-1)
         copies = batches._replace(
@@ -139,7 +139,7 @@ class Replay(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """What the thread draws. A request for another buffer or size makes finished blocks useless."""
+    """The kind of block that the thread draws. A request for another buffer or size makes finished blocks useless."""
 
     storage: ReplayStorage
     gradient_steps: int
@@ -150,7 +150,7 @@ class _Request(NamedTuple):
 class _Drawn(NamedTuple):
     """A finished block, or the error of drawing it."""
 
-    generation: int  # of the buffer when the block was drawn
+    generation: int  # generation of the buffer when the block was drawn
     block: Any  # Block or list[ReplayBatch]
     error: BaseException | None = None
 

@@ -248,7 +248,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         self,
         indices: NDArray[np.integer[Any]],  # (B,) of a draw
         td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), of any sign
-        generation: int | Int64Array | None = None,  # of that draw, or (B,) of several draws; None: of now
+        generation: int | Int64Array | None = None,  # rows written at that draw, or (B,) for several draws; None: now
     ) -> int:
         """Set priorities to (|td_error| + eps)^alpha, and return how many. Slots overwritten since are left alone.
 

@@ -80,10 +80,10 @@ class Padded(NamedTuple):
 class Group(NamedTuple):
     """Sequences of about the same length, for one call of the LSTM."""
 
-    rows: slice  # of the minibatch
+    rows: slice  # the group's rows in the minibatch
     sequences: slice
     shape: tuple[int, int]  # (longest, sequences)
-    places: Tensor  # of each row in that shape, as flat indices
+    places: Tensor  # flat index of each row in that shape
 
 
 class Grouped(NamedTuple):
@@ -249,7 +249,7 @@ class RecurrentStorage(RolloutStorage):
 
 
 def sequences_of(begins: BoolArray) -> tuple[Int64Array, Int64Array]:  # (B,) → (S,), (S,)
-    """Where sequences begin, and their lengths. The first row always begins one."""
+    """The first row of each sequence, and its length. Row 0 always begins one."""
     inner = np.flatnonzero(begins[1:]) + 1
     firsts = np.concatenate([[0], inner])
     return firsts, np.diff(firsts, append=len(begins))
@@ -280,7 +280,7 @@ def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, 
 
 
 def cuts(lengths: Int64Array, step_cost: int = STEP_COST) -> list[int]:
-    """Where groups of sequences, the longest first, end, so that steps and padding cost little.
+    """Divide sequences, the longest first, into groups with little cost for steps and padding. Returns their ends.
 
     A group costs length of the longest × (step_cost + number of sequences). It is cut in two where that saves most,
     and its parts likewise.

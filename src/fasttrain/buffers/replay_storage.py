@@ -127,7 +127,7 @@ class ReplayStorage(ReplayBuffer):
         self.under_way: Int64Array = np.full(n_envs, NONE)  # rows of transitions whose outcome is not known yet
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the lock, which cannot be pickled."""
+        """The state for pickling: without the lock, which cannot be pickled."""
         with self.lock:
             return {name: value for name, value in self.__dict__.items() if name != "lock"}
 
@@ -272,7 +272,7 @@ class ReplayStorage(ReplayBuffer):
         return np.packbits(masks, axis=1) if packed else masks
 
     def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
-        """Rows (B,) and envs (B,), int64, drawn by `rng`, or from numpy's global stream as in SB3: first all rows.
+        """Draw rows (B,) and envs (B,), int64, by `rng`; None: from numpy's global stream, in the same order as SB3.
 
         Raises:
             ValueError: nothing is stored yet.

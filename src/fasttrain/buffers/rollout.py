@@ -239,7 +239,7 @@ class RolloutStorage:
         return rows if self._keyed else rows[""]
 
     def place_masks(self, step: int) -> BoolArray | None:
-        """The same for the masks (N, A)."""
+        """As `place_observations`, for the masks (N, A)."""
         return None if self._masks is None or self.device.type != "cpu" else self._masks[step].numpy()
 
     def add(self, row: RolloutRow, rewards: Float32Array, episode_starts: BoolArray) -> None:

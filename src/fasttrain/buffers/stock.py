@@ -179,11 +179,11 @@ STOCK_REPLAYS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
 
 
 class NStepStorage(ReplayStorage, NStepReplayBuffer):  # type: ignore[misc]
-    """In place of `NStepReplayBuffer`. As there, every batch has discounts, also with one step."""
+    """Replaces SB3's `NStepReplayBuffer`. As there, every batch has discounts, also with one step."""
 
 
 class DictStorage(ReplayStorage, DictReplayBuffer):  # type: ignore[misc]
-    """In place of `DictReplayBuffer`."""
+    """Replaces SB3's `DictReplayBuffer`."""
 
 
 def replay_class(

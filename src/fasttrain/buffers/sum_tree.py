@@ -18,7 +18,7 @@ from fasttrain.batch import Float64Array, Int64Array
 from fasttrain.jit import fetch, njit
 
 FAN_OUT = 8  # float64 children of a node: 64 bytes, a cache line
-_BITS = 3  # of an index, for the child's number
+_BITS = 3  # bits of an index that give the child's number
 
 
 @njit

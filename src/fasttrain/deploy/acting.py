@@ -43,8 +43,8 @@ class Input(NamedTuple):
     """One observation input of the file."""
 
     name: str  # observations, or observations.KEY
-    key: str | None  # of a Dict observation
-    space: spaces.Space[Any]  # of the env
+    key: str | None  # key of a Dict observation; None: not a Dict
+    space: spaces.Space[Any]  # the env's space
     channels_last: bool  # an image whose channels SB3 moves to the front
 
 

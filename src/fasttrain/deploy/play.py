@@ -191,7 +191,7 @@ class Play:
         self.seats = Seats(model, played, self.has_masks, self.settings.deterministic)
         self.reader = InfoReader.of(trained.env, lambda line: show(console, f"  {line}"))
         self.finished: list[tuple[float, int, dict[str, Any]]] = []
-        self.decisions: list[Decision] = []  # of whole episodes
+        self.decisions: list[Decision] = []  # the learner's decisions in whole episodes
 
     def episodes(self) -> None:
         """Play all episodes. Raises EOFError if the person stops."""

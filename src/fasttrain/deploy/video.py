@@ -36,7 +36,7 @@ from fasttrain.vec.base import close_envs
 PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
 USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers slow down a faster GIF
 MOST_S = 60.0  # length of a video that is made during training
-LEAST_PIXELS = 200  # of the shorter side; smaller pictures are enlarged by a whole factor
+LEAST_PIXELS = 200  # pixels of the shorter side; smaller pictures are enlarged by an integer factor
 # render_mode → what needs it, and what `render` must return.
 ASKED = {"ansi": ("play shows text", "a str"), "rgb_array": ("a video takes pictures", "an array (height, width, 3)")}
 

@@ -30,10 +30,10 @@ from fasttrain.envs.user_code import preserve_random_state
 Playing = Callable[[], AbstractContextManager[Play]]  # plays a new env
 Beside = Callable[[], AbstractContextManager[None]]  # another process plays a copy during the block
 Again = Callable[[int, int, int, bool], Difference | None]
-PAST_STEPS = 20  # of an episode before the one that is compared
+PAST_STEPS = 20  # steps that are played before the compared episode
 HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 14, 8, 4
 BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # the longest time of another process's play, and of its start
-PLAYING = b"fasttrain: playing beside"  # its first output when it plays
+PLAYING = b"fasttrain: playing beside"  # the first output of that process when it plays
 
 
 def unseeded(difference: Difference, again: Again) -> Finding:
@@ -127,10 +127,10 @@ def _flat_observations(
 
 
 def refused(play: Play, what: str, deadline: float) -> Finding:
-    """The finding that step() raised at an action that its mask allows: the mask is late, it is wrong, or neither.
+    """The finding that step() raised for an action which the mask allows. It says whether the mask is late or wrong.
 
-    Each replay makes another action instead. A late mask forbids the refused action one step later, in every replay. If
-    other actions raise too, the mask is not the cause.
+    Episodes are replayed with other actions in that state. A late mask forbids the refused action one step later, in
+    every replay. If other actions raise too, the mask is not the cause.
     """
     accepted = cases = late = 0
     for seed in range(SEED + 1, SEED + 31):

@@ -42,10 +42,10 @@ class CheckupResult:
 
     findings: tuple[Finding, ...]
     costs: ProbeResult | None  # None if no step was made
-    steps: int  # of all plays
+    steps: int  # number of steps in all plays
     seconds: float
     reward_range: tuple[float, float] | None  # lowest and highest reward of a step
-    returns: tuple[float, ...]  # of the episodes that ended in the first play
+    returns: tuple[float, ...]  # returns of the episodes that ended in the first play
     not_checked: tuple[str, ...]  # checks for which there was no time
     masks_ignored: bool = False  # the env has masks, but `use_masks` was false
     not_fresh: str = ""  # why a lent env that stays differs from a new one after a seeded reset

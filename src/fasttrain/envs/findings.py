@@ -125,7 +125,7 @@ class AnswerCheck:
         self._observation_space, self._action_space = observation_space, action_space
         self._cases: dict[tuple[str, str], _Cases] = {}
         self._first_observation: object = None
-        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # with its fingerprint when it was returned
+        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # and its fingerprint at that time
         self._observation_varied = False
         self._only_zeros = False
         self._observations = self._decisions = self._choices = 0
@@ -140,7 +140,7 @@ class AnswerCheck:
             for name, value in (("terminated", moment.terminated), ("truncated", moment.truncated)):
                 if not isinstance(value, (bool, np.bool_)) and getattr(value, "dtype", None) != np.bool_:
                     self._add("ends_not_bool", name, f"is {value!r:.40} of type {type(value).__name__}")
-        if not (moment.ended and moment.terminated):  # no policy acts on that one
+        if not (moment.ended and moment.terminated):  # no policy acts on a terminal observation
             self._observe(moment.observation)
         self._info(moment)
         self._mask(moment)

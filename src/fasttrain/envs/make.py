@@ -27,7 +27,7 @@ from fasttrain.spec.setting import Named, did_you_mean, named
 
 Env = gymnasium.Env[Any, Any]
 
-_MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker")  # of `gymnasium.make` itself, not of the env
+_MAKE_OPTIONS = ("max_episode_steps", "disable_env_checker")  # arguments of `gymnasium.make`, not of the env
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class EnvSpec:
     max_episode_steps: int | None = None  # adds a truncation, counted in steps of the innermost env
     action_repeat: int = 1  # env steps per decision
     two_sided: bool = False  # self-play: the trainer acts for both sides
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a curriculum: reset options by name
+    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tasks of a curriculum: reset options by name
     memory_inputs: tuple[str, ...] = ()  # what to add to observations: "action", "reward"
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class EnvFactory:
         return make_env(self.spec, self.folder)
 
     def around(self, core: Env) -> Env:
-        """The same around a `core_env` that exists already."""
+        """Put the wrappers around a `core_env` that already exists."""
         return wrapped_core(core, self.spec)
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ from fasttrain.errors import EnvError, EnvSpecError
 
 MaskConvention = Literal["method", "info", "observation"]
 METHOD = "action_masks"
-KEYS = ("action_mask", METHOD)  # in an info or a Dict observation
+KEYS = ("action_mask", METHOD)  # names of masks in an info or a Dict observation
 KEY = KEYS[0]
 MASKABLE_SPACES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 LOOKED_FOR = f"a method {METHOD}(), info[{KEY!r}], a key {KEY!r} in a Dict observation"
@@ -312,7 +312,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._convention = convention
         self._keys = KEYS if name is None else (name,)
         self._flat = FlatMasks(mask_width(env.action_space), heads)
-        self._latest: object = None  # as the env returned it
+        self._latest: object = None  # the last mask, as the env returned it
         self._no_reset_info = isinstance(env.unwrapped, AdaptsOld)
         self._method = mask_method(env, name or METHOD) if convention == "method" else None
         self._key = self._keys[0]

@@ -21,7 +21,7 @@ from fasttrain.envs.masks import MASKABLE_SPACES, FlatMasks, mask_width, random_
 from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame
 from fasttrain.errors import EnvError, EnvSpecError
 
-SEED = 20_260_101  # of the checkup and the measurement; training uses other seeds: 0, 1, …
+SEED = 20_260_101  # seed of checkup and measurement; trainings use other seeds: 0, 1, …
 ACTIONS_SEED = 7_919  # differs from SEED: an env may draw its state in the same way as random play draws actions
 PROBE_SECONDS, PROBE_STEPS = 0.3, 500
 MANY_ACTIONS = 20
@@ -108,19 +108,19 @@ class Play:
         )
         self.rng = np.random.default_rng(ACTIONS_SEED)
         self.faults: dict[str, str] = {}  # text of the first fault by code
-        self.lengths: list[int] = []  # of the episodes that ended
+        self.lengths: list[int] = []  # lengths of the episodes that ended
         self.steps_s: list[float] = []  # without the time in which other processes used the core
         self.resets_s: list[float] = []
         self.total_steps = 0
         self.length = 0  # number of steps of this episode, including one that raises
-        self.action: Any = None  # of the last step
+        self.action: Any = None  # the last action
         self.warm_up_s = 0.0
         self._lenient = lenient
         self._action_masks = env.get_wrapper_attr("action_masks") if self.has_masks else None
         self._flat_mask = FlatMasks(mask_width(env.action_space) if self.has_masks else 0)
         self._masks_s: list[float] = []
         self._infos_bytes: list[int] = []
-        self._cpu_s: list[float] = []  # of steps
+        self._cpu_s: list[float] = []  # CPU seconds of each step
         self._nonzero: list[float] = []  # see `ProbeResult.density`
         self._legal: list[float] = []
         self._run_delay = RunDelay()

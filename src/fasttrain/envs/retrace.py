@@ -27,10 +27,10 @@ from fasttrain.envs.user_code import blame, process_settings
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plugins import OURS
 
-MOST_ACTIONS = 100_000  # of one episode: more would cost much memory, and minutes to repeat
+MOST_ACTIONS = 100_000  # actions of one episode; more would take much memory, and minutes to repeat
 MOST_S = 60.0  # time to repeat the actions of one env; the envs do so one after the other
 LIBRARIES = ("gymnasium.", "stable_baselines3.", *(f"{name}." for name in OURS))
-MOST_PARTS, MOST_DEPTH = 20_000, 12  # of attributes that are read, in about 10 ms
+MOST_PARTS, MOST_DEPTH = 20_000, 12  # limits for reading an env's attributes, in about 10 ms
 SKIPPED = ("env", "spec", "_np_random", "_np_random_seed")
 NO_DATA = (gymnasium.Space, property, staticmethod, classmethod, FunctionType, ModuleType, type)
 
@@ -39,7 +39,7 @@ class ActionLog(Protocol):
     """A vector env that records the actions of many `Retrace` envs (`vec.stock.ActionLogVecEnv`)."""
 
     rows: list[Any]  # actions (N, ...) of all envs, per step
-    buf_infos: list[dict[str, Any]]  # of the last step, one per env
+    buf_infos: list[dict[str, Any]]  # infos of the last step, one per env
 
     def observation_of(self, index: int) -> Any: ...
 
@@ -62,14 +62,14 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], copies: bool = False) -> None:
         super().__init__(env)
         self._copies = copies
-        self._info: dict[str, Any] = {}  # of the last step
+        self._info: dict[str, Any] = {}  # the info of the last step
         self._close_failed: str | None = None  # the error of close(), as text; None: the env is open
-        self._first_seed: int | None = None  # of the last seeded reset: an env may derive more than np_random from it
+        self._first_seed: int | None = None  # of the last seeded reset. An env may derive more than np_random from it
         self._begin: dict[str, Any] | None = None  # the generator before the episode; None: its reset was seeded
         self._begun = False  # False: no episode, or one that cannot be repeated
         self._repeated: list[Any] = []  # the actions of this episode that `retrace` made
         self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the actions after them; or the rows of an ActionLog
-        self.first_row = 0  # of the running episode, in `_actions`
+        self.first_row = 0  # where the running episode begins in `_actions`
         self._inner_step = env.step
         self._total = 0.0
         self._observation: object = None  # not copied: an env that changes it later does so as a part of its state
@@ -230,7 +230,7 @@ class RetraceFactory:
         return Retrace(self.factory(), self.copies)
 
     def around(self, core: gymnasium.Env[Any, Any]) -> Retrace:
-        """The same around a `core_env` that exists already. The factory must be an `EnvFactory`."""
+        """Put the wrappers around a `core_env` that already exists. The factory must be an `EnvFactory`."""
         return Retrace(self.factory.around(core), self.copies)  # type: ignore[attr-defined]
 
 

@@ -31,7 +31,7 @@ Envs = list[Env]
 
 
 class BuildResult(NamedTuple):
-    """What is known of an env before it is stepped."""
+    """The facts about an env that are known before its first step."""
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]

@@ -22,7 +22,7 @@ from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult
 HORIZON = 200  # steps of an episode that are compared
 RECORDED_STEPS = 300
 MAX_PAIRS, MAX_SHORT_PAIRS = 60, 80
-MIN_EPISODES = 30  # with an unusual reward; with fewer an action that matters in one of ten would be missed too often
+MIN_EPISODES = 30  # episodes with an unusual reward; with fewer an effect in one of ten is missed too often
 UNTOUCHED_PAIRS = 6  # if the reward (or mask) never varied in so many pairs, more pairs would show nothing new
 
 

@@ -162,7 +162,7 @@ def is_importing() -> bool:
 
 
 class _TrainingForbidden(MetaPathFinder):
-    """No SB3 model can learn inside the block.
+    """Refuse trainings inside the block: an SB3 model that learns raises an error.
 
     A script that trains on import would train in every process, and overwrite its model. If the script catches the
     error, the end of the block raises it again. A worker does not import SB3 itself, so the user's module may import it

@@ -60,7 +60,7 @@ def act_rows(
     flat: Float32Array,
     layout: Layout,
     scratch: Scratch,  # with a part for each thread
-    memory: Remembered | None,  # of the LSTMs; None: there are none, and that branch is not compiled
+    memory: Remembered | None,  # states of the LSTMs; None: no LSTMs, and that branch is not compiled
     acted: Acted,  # out
     team: Int64Array,
     me: int,
@@ -150,9 +150,9 @@ def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Flo
 def train_epoch(
     order: Int64Array,  # (M,) rows in the order in which they were drawn
     batch_size: int,
-    first_step: int,  # of Adam, from 1
+    first_step: int,  # number of Adam's next step, from 1
     training: Training,
-    memory: Sequences | None,  # of the LSTMs; None: there are none, and those branches are not compiled
+    memory: Sequences | None,  # states of the LSTMs; None: no LSTMs, and those branches are not compiled
     statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means, and the gradient's norm
     guarded: bool,  # skip a step where loss or gradient is not finite; its norm is then NaN
     blamed: Int64Array,  # (1,) in and out: index in `flat` of the first parameter that was the cause; -1: none yet

@@ -229,7 +229,7 @@ def clip_and_adam(
     gradient: Float32Array,  # (P,)
     exp_avg: Float32Array,  # (P,) in and out
     exp_avg_sq: Float32Array,  # (P,) in and out
-    step: int,  # of this update, from 1
+    step: int,  # number of this step of Adam, from 1
     learning_rate: float,
     beta1: float,
     beta2: float,

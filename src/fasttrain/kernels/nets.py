@@ -50,7 +50,7 @@ class Layout(NamedTuple):
     """
 
     inputs: int
-    first_width: int  # of both first layers
+    first_width: int  # width of both first layers together
     first_weights: int  # offset
     first_biases: int  # offset
     depth: Int64Array  # (2,) hidden layers, at least 1

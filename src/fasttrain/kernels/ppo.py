@@ -211,7 +211,7 @@ def policy_block(order: Int64Array, share: float, training: Training, part: int)
         statistics[APPROX_KL] += (ratio - 1.0) - log_ratio
         slope = np.float32(slope * share)
         add_log_std_slopes(slope, entropy_share, log_stds, probs, out_log_stds)
-        slopes = probs[1]  # in the logits; the log-probabilities are not needed any more
+        slopes = probs[1]  # gradients of the logits; they replace the log-probabilities
         for m in range(len(legal)):
             slopes[m] = slope * (probs[3, m] - probs[0, m]) + entropy_share * probs[2, m]
             out_bias[legal[m]] += slopes[m]
@@ -298,8 +298,8 @@ def add_parts(scratch: Scratch) -> None:
 @njit_inline
 def take_step(
     count: int,  # rows of the minibatch
-    step: int,  # of Adam, from 1
-    training: Training,  # with the sums in the first part
+    step: int,  # number of Adam's step, from 1
+    training: Training,  # the sums of the gradients are in its first part
     means: Float64Array,  # (NUM_STATISTICS,) out
     guarded: bool,
     blamed: Int64Array,

@@ -82,7 +82,7 @@ FROM, OUTPUTS, INPUTS, AHEAD, ACROSS, BACK, DOWN = range(7)
 
 
 class QTraining(NamedTuple):
-    """What U updates read, and their working memory."""
+    """The inputs of U updates, and their working memory."""
 
     batches: QBatches
     layout: Layout
@@ -295,7 +295,7 @@ def train_updates(
     target: Float32Array,  # (P,)
     exp_avg: Float32Array,  # (P,) in and out
     exp_avg_sq: Float32Array,  # (P,) in and out
-    first_step: int,  # of Adam, from 1
+    first_step: int,  # number of Adam's next step, from 1
     losses: Float64Array,  # (U,) out: means
     errors: Float32Array,  # (U, B) out: absolute temporal difference errors, each from before its update
     norms: Float64Array,  # (U,) out: of the gradients

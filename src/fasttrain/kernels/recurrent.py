@@ -66,20 +66,20 @@ class Past(NamedTuple):
 
 
 class Remembered(NamedTuple):
-    """What the LSTMs read and write in a step of N envs."""
+    """Inputs and outputs of the LSTMs in a step of N envs."""
 
     lstms: Lstms
-    past: Past  # of the N envs
+    past: Past  # states of the N envs before the step
     after: tuple[Float32Array, Float32Array, Float32Array, Float32Array]  # (N, H) out: the states after the step
     cells: Cells
 
 
 class Sequences(NamedTuple):
-    """What the LSTMs read and write in an epoch."""
+    """Inputs of the LSTMs in an epoch, and their working memory."""
 
     begins: BoolArray  # (M,) in the epoch's order: True where a sequence begins; it also begins with a minibatch
     lstms: Lstms
-    past: Past  # of the M rows
+    past: Past  # states before each of the M rows
     cells: Cells
 
 

@@ -64,10 +64,10 @@ class SACSettings(NamedTuple):
     """Numbers that an update uses."""
 
     ent_coef: float
-    log_ent_coef: float  # its logarithm; 0 where it is not learned
+    log_ent_coef: float  # logarithm of ent_coef; 0 if it is not learned
     target_entropy: float
     tau: float  # 0: the target critics do not move
-    actor_step: int  # of Adam, from 1
+    actor_step: int  # number of Adam's step of the actor, from 1
     critic_step: int
     guarded: bool  # skip a step where loss or gradient is not finite
 
@@ -78,7 +78,7 @@ class Update(NamedTuple):
     batch: SACBatch
     learners: Learners
     actor: Net
-    critic: Net  # each of them
+    critic: Net  # the layout of every critic
     settings: SACSettings
     actor_adam: AdamSettings
     critic_adam: AdamSettings

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from fasttrain.jit import Code, Values
 
-    Kind = types.Type  # of an argument
+    Kind = types.Type  # numba's type of an argument
 
 cgutils: Any = untyped_cgutils
 

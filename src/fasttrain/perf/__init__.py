@@ -1,1 +1,1 @@
-"""Where the time goes: phase clock, utilisation, the [PERF] report."""
+"""Measures where the time goes: the clock of phases, utilisation of the machine, and the [PERF] report."""

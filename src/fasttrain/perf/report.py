@@ -22,15 +22,15 @@ class EnvTimes(NamedTuple):
 
     opponents_ns: int = 0  # inside env_step; with workers their mean, since they run in parallel
     num_workers: int = 0
-    envs_ns: int = 0  # of all workers together
+    envs_ns: int = 0  # time in the envs, of all workers together
     slowest_ns: int = 0  # sum over all steps of the slowest worker's time
-    waiting_ns: int = 0  # of the trainer, for workers
+    waiting_ns: int = 0  # time that the trainer waited for workers
     in_step: bool = True  # all workers step together; else in groups, while the policy acts
     restarts: int = 0
     lost_steps: int = 0
     games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, the mean over running games
     episodes: int = 0  # ended ones
-    ticks: float = 0  # of the games' own clocks, if the env reports them
+    ticks: float = 0  # ticks of the games' own clocks, if the env reports them
 
     def since(self, before: EnvTimes) -> EnvTimes:
         """The difference to an earlier reading."""
@@ -92,7 +92,7 @@ class PerfWindow:
         return nanoseconds / 1e3 / self.env_steps if self.env_steps else 0.0
 
     def rounded(self, times_ns: Iterable[tuple[str, int]]) -> dict[str, float]:
-        """The same for JSON, named `NAME_ms`."""
+        """The times for JSON, in milliseconds, named `NAME_ms`."""
         return {f"{name}_ms": round(self.ms(ns), 6) for name, ns in times_ns}
 
     def shown_times(self) -> Iterator[tuple[str, int, bool]]:

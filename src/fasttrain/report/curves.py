@@ -21,7 +21,7 @@ from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
 MOST_BINS = 100  # points of a curve: a chart 420 pt wide shows no more
 EPISODES_PER_BIN = 20
 POINTS = 80  # points of a mean curve over seeds
-SEED_BINS = 40  # of a seed's curve; fewer than in a run's own report, because the band over seeds shows the noise
+SEED_BINS = 40  # points of a seed's curve; fewer than in a run's report: the band shows the noise
 QUANTILES = (0.1, 0.9)
 MOST_REASONS, MOST_TERMS = 6, 6
 MOST_WINDOWS = 120  # a run of hours writes twice as many, and a chart shows no more

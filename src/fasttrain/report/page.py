@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FILE = "report.html"
 Tone = Literal["", "good", "bad", "open", "dim"]
-TONES: dict[str, Tone] = {  # of cells and verdicts
+TONES: dict[str, Tone] = {  # verdict → tone of its cell
     "pass": "good", "keep": "good", "fail": "bad", "failed": "bad", "illegal": "open", "stopped": "open",
     "not enough seeds": "open",
 }  # fmt: skip

@@ -223,7 +223,7 @@ class RunCallback(BaseCallback):
         if self.course.at_rest:  # a stopping rule may have applied, but total_timesteps was reached first
             self.course.stopped = None
         with self.run.clock.phase("log"):
-            if self.run.progress.updates > self.course.logged_updates:  # the last interval is rarely complete
+            if self.run.progress.updates > self.course.logged_updates:  # log the last updates, fewer than log_every
                 self._write_logs()
             self.run.episodes.flush()
 

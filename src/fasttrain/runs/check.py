@@ -41,7 +41,7 @@ from fasttrain.vec.base import SlotVecEnv, slots_of
 
 CHECK_SCHEMA = 1
 LONG = {"max_steps": 5_000, "max_seconds": 20.0}  # limits of `fasttrain check`; a training uses the checkup's defaults
-MOST_LINES = 6  # of findings that are printed before a training
+MOST_LINES = 6  # a training prints at most so many lines of findings
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -201,7 +201,7 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
     config = plan.config
     open_ = plan.row("vec_env").requested == "auto" and facts.step_s is not None and not config.deterministic
     if not open_ or is_self_play(config) or config.num_envs == 1 or config.env.on_env_error == "restart":
-        return facts  # only workers restart an env
+        return facts  # only workers can restart an env
     facts = facts._replace(vector_form=has_vector_form(config))
     if facts.vector_form and not needs_single_envs(config):
         own = dataclasses.replace(config, vec_env="vector", workers=0, schedule="lockstep")

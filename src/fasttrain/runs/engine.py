@@ -299,7 +299,7 @@ def set_threads(threads: int | str) -> None:
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-DISABLED = "__dynamo_disable"  # torch's attribute for the form of a method that its compiler does not compile
+DISABLED = "__dynamo_disable"  # torch's attribute of a compiled method: the method without compilation
 STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 

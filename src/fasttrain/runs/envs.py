@@ -296,7 +296,7 @@ def game_calls(config: Config) -> list[KernelCall]:
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
-    """Where the envs' time went. `opponents_ns`: as info["perf"] reports it; `counted`: envs count it themselves."""
+    """The times of the envs, for [PERF]. `opponents_ns`: opponents' time by info["perf"]; `counted`: envs count it."""
     self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule != "first_ready"
     stepping = env.unwrapped if self_play is None else self_play.inner
     if self_play is not None:  # opponents act in the trainer, which includes what the envs count

@@ -239,7 +239,7 @@ def evaluate_both(
         return quality
     with activity(console, "evaluating") as doing, ExitStack() as opened:
         if env is None:
-            # What the training has reported is not reported again, nor anything from a process beside it.
+            # Do not report what the training has reported. In a process beside training report nothing.
             old = {*process_settings()} if console.quiet else getattr(model.env and model.env.unwrapped, "warned", None)
             env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, reported=old)
             opened.callback(close_envs, env)

@@ -141,7 +141,7 @@ class Evaluator:
         lost = 0 if self.background is None else len(self.background.waiting)
         why = f"{error}{self._alone}" + (f" ({lost} that waited are lost)" if lost else "")
         self._say(f"[EVAL] no evaluation beside training: {why}; from now on it is done in the training")
-        self.saving.failed.pop(SNAPSHOT, None)  # none is wanted any more
+        self.saving.failed.pop(SNAPSHOT, None)  # no snapshot is needed any more
         self.close()
 
 
@@ -156,7 +156,7 @@ class Result(NamedTuple):
     env_steps: int
     wall_s: float  # seconds of training when the snapshot was taken
     quality: dict[str, Any]  # `evaluate.summarise` of greedy play; empty if only a video was made
-    seconds: float  # that the process needed
+    seconds: float  # time that the process needed
     file: Path  # the snapshot, in a folder of its own
     filmed: str = ""  # a line about the video
 

@@ -55,7 +55,7 @@ NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "pla
 
 
 class Contents(NamedTuple):
-    """What a folder holds."""
+    """The contents of a folder that fasttrain wrote."""
 
     folder: Path
     kind: str  # run, sweep or study

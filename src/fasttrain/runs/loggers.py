@@ -212,13 +212,13 @@ def check_parents(callback: BaseCallback) -> None:
 
 IDS = "trackers.json"  # in the run's folder: the run's id in each tracker, for a resume
 PROJECT = "fasttrain"
-MOST_CHARACTERS = 500  # of a setting's value: the limit of old MLflow servers
+MOST_CHARACTERS = 500  # of a setting's value; old MLflow servers allow no more
 Numbers = Mapping[str, float]
 Settings = Mapping[str, Any]
 
 
 class Home:
-    """Where a run's trackers write, and the run's ids in them."""
+    """The folder in which a run's trackers write, and the run's ids in them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -250,7 +250,7 @@ class Tracker(KVWriter):
         further: the entries beside `logger:` in the setting `loggers`.
     """
 
-    name: str  # in `loggers`
+    name: str  # the tracker's name in the setting `loggers`
     _over = False
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:

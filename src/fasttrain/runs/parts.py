@@ -58,7 +58,7 @@ class Course:
         self.enemy_turn_ms = 0.0  # sum of what Python envs report as info["perf"]["enemy_turn_ms"]
         self.stopped: Stop | None = None  # set when a rule of `stop`, a callback or a signal ends the training early
         self.at_rest = True  # False: the training ended inside a rollout
-        self.noise = list[Any]()  # of a resumed run: state of each env's action noise; None: that env starts again
+        self.noise = list[Any]()  # a resumed run: each env's action noise; None: that env starts again
 
 
 @dataclass(eq=False)
@@ -75,11 +75,11 @@ class Parts:
     env: VecEnv
     model: BaseAlgorithm
     pool: SnapshotPool | None  # the opponents in self-play
-    curriculum: Curriculum | None  # where training episodes begin with tasks
-    phases: Phases | None  # where phases of the game are reported
+    curriculum: Curriculum | None  # None without tasks
+    phases: Phases | None  # None without `env.phases`
     engine_switch: EngineSwitch | None
     compile_s: float = 0.0
-    startup_s: float = 0.0  # from the creation of the process until the training began
+    startup_s: float = 0.0  # seconds from the start of the process to the start of training
     resumed_at: list[int] = field(default_factory=list)  # env steps
     origin: dict[str, Any] = field(default_factory=dict)  # for plan.json: command lines, versions and machine
     stop: StopFlag = field(default_factory=StopFlag)
@@ -90,7 +90,7 @@ class Parts:
     def __post_init__(self) -> None:
         config = self.config
         self.saving, self.empty_masks = Saving(self.say), EmptyMasks(config.env.on_empty_mask == "raise", self.say)
-        self.reader = InfoReader.of(config.env, self.say)  # of the envs' infos
+        self.reader = InfoReader.of(config.env, self.say)  # reads the envs' infos
         self.course = Course(config)
         self.progress = Progress(config.total_timesteps, self.clock)
         if self.curriculum is not None:

@@ -21,7 +21,7 @@ from fasttrain.saving.files import FAILED_WRITES, write_whole
 from fasttrain.spec.infos import SCORES, score_diff_of, win_of
 from fasttrain.terminal import one_line, rate_text
 
-STRETCHES = 1000  # of total_timesteps; 100 kB for any number of episodes
+STRETCHES = 1000  # parts of total_timesteps; they take 100 kB for any number of episodes
 RECENT = 0.25  # the slope that is shown is that of this last share of the training so far
 MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer no slope is shown
 MIN_PER_FIFTH = 10  # episodes needed in the first and in the last fifth, for `reward_per_hour`
@@ -158,8 +158,8 @@ class Progress:
         default_factory=dict
     )  # term of the reward → sums of the last episodes
     scores: dict[str, deque[float]] = field(default_factory=dict)  # name in `env.result.scores` → last episodes
-    ticks: float = 0  # of the games' own clocks, over all episodes that report them
-    first_update_s: float | None = None  # from the creation of the process to the end of its first update
+    ticks: float = 0  # ticks of the games' own clocks, over all episodes that report them
+    first_update_s: float | None = None  # seconds from the start of the process to the end of its first update
     before_s: float = 0.0  # seconds of training before a resume
     tasks: Callable[[], str] | None = None  # results by task of a curriculum: `early 62 %, late 31 %`
     max_s: float | None = None  # limit of stop.max_minutes
@@ -283,7 +283,7 @@ def clock_text(seconds: float) -> str:
 STATUS = "status.json"
 TRAINING, EVALUATING = "training", "evaluating"
 EVERY_S = 2.0
-MOST_SHARE = 0.001  # of the time that writing may take; on a slow disk the file is written less often
+MOST_SHARE = 0.001  # share of the time for writing; on a slow disk the file is written less often
 LONGEST = 300  # characters of the last printed line
 
 

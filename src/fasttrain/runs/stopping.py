@@ -156,7 +156,7 @@ def stopping_for(config: Config) -> Stopping:
 
 REPEAT_S = 0.5  # a second signal within this time is the first one again
 HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed
-FROM_OUTSIDE = (HANG_UP, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None))  # from Slurm
+FROM_OUTSIDE = (HANG_UP, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None))  # signals that Slurm sends
 
 
 def _is_free(number: int) -> bool:

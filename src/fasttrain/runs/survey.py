@@ -123,7 +123,7 @@ class Survey:
             except ScoutLostError as lost:
                 raise _death(option, place, lost.exit_code) from None
             except WorkerLostError as error:
-                if error.failure is not None and not error.failure.is_spec_error:  # not the user's: a fault of ours
+                if error.failure is not None and not error.failure.is_spec_error:  # fasttrain's fault, not the env's
                     raise EnvError(f"{option}: {error}") from error.cause
                 raise EnvSpecError(str(error)) from error.cause
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fasttrain.errors import ConfigError
 
 MOST_MEMBERS = 100_000
-BYTES_PER_ENTRY = 1000  # of the central directory: 46 bytes, the name, zip64 numbers
+BYTES_PER_ENTRY = 1000  # of the zip's central directory: 46 bytes, the name, zip64 numbers
 ENCRYPTED = 0x1 | 0x40 | 0x2000
 DIRECTORY_SIZE = 5  # place in what zipfile's _EndRecData returns
 READ_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError)
@@ -132,7 +132,7 @@ def _check_members(members: list[zipfile.ZipInfo], length: int, what: str, most_
         if fault := _fault_of(info):
             raise ConfigError(f"{what}: its member {info.orig_filename[:100]!r} {fault}, which no file of ours is")
     if sum(info.file_size for info in members) > length:
-        raise ConfigError(f"{what} says it holds more than it is long")
+        raise ConfigError(f"{what} is damaged: its members are larger than the file")
 
 
 def _fault_of(info: zipfile.ZipInfo) -> str:

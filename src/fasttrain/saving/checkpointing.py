@@ -25,10 +25,10 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.saving.checkpoints import CheckpointFolder, Snapshot, Writer
 
 HOLD_MOST_BYTES = 256 << 20  # a larger state is not copied in memory
-HOLD_SHARE = 0.002  # of the training's time, for these copies: a copy that takes 3 ms is made every 1.5 s
+HOLD_SHARE = 0.002  # share of the training's time for such copies: one of 3 ms is made every 1.5 s
 TIMED_MOST_BYTES = 2 << 30
 TIMED_SHARE = 0.01  # the same for checkpoints by time: if one takes 10 s, they are written every 1,000 s
-COPY_SHARE = 0.25  # of the free memory: a larger state is written while training waits
+COPY_SHARE = 0.25  # share of the free memory; for a larger state training waits while it is written
 Take = Callable[[], Snapshot]  # takes a snapshot of views, which must be copied or written before training continues
 
 

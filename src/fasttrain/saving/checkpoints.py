@@ -233,8 +233,8 @@ class Snapshot(NamedTuple):
     env_steps: int
     state: dict[str, Any]
     arrays: dict[str, NDArray[Any]]
-    model: Writer  # of model.zip
-    statistics: bytes | None = None  # of VecNormalize, in SB3's own format, for users of model.zip
+    model: Writer  # writes model.zip
+    statistics: bytes | None = None  # VecNormalize in SB3's own format, for users of model.zip
 
     @property
     def size_bytes(self) -> int:
@@ -242,7 +242,7 @@ class Snapshot(NamedTuple):
         return sum(array.nbytes for array in self.arrays.values())
 
     def copied(self) -> Snapshot:
-        """The same with copies of the arrays."""
+        """This snapshot with copies of its arrays."""
         return self._replace(arrays={name: np.array(array) for name, array in self.arrays.items()})
 
     def files(self) -> dict[str, bytes | Writer]:

@@ -18,7 +18,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.setting import convert, did_you_mean, setting
 
 TIERS = ("baseline", "balance", "speed", "debug")
-PER_TRANSITION = -1  # as SB3's gradient_steps=-1: as many updates as there were new transitions
+PER_TRANSITION = -1  # SB3's gradient_steps=-1: one update for each new transition
 # Constructor arguments that are not keys below `algo.`: they are flags or other settings.
 ELSEWHERE = frozenset(
     ("batch_size", "learning_starts", "gradient_steps", "seed", "verbose", "stats_window_size",
@@ -55,7 +55,7 @@ class AlgorithmSpec:
     """The capabilities of one algorithm."""
 
     name: str
-    zoo: str = ""  # its name in rl_zoo3, if it is another
+    zoo: str = ""  # its name in rl_zoo3, if that differs
     stock: str  # module:Class
     fast: str | None = None  # fasttrain's own class, if there is one
     ours_alone: bool = False  # there is no stock class; `stock` is the class with the same arguments
@@ -64,14 +64,14 @@ class AlgorithmSpec:
     recurrent: bool = False
     masks: Literal["no", "may", "must"] = "no"  # may: only fasttrain's class reads masks
     actions: tuple[str, ...]  # names of Gymnasium's spaces
-    stock_actions: tuple[str, ...] | None = None  # of the stock class, if it supports fewer
+    stock_actions: tuple[str, ...] | None = None  # action spaces of the stock class, if it supports fewer
     greedy: bool = False  # sampled and greedy evaluation are the same, and the quality jumps from update to update
     policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
     exports: Literal["logits", "q_values", "no"] = "no"
     # Its own values by tier: batch_size, learning_rate, rollout_size, … A missing name means that it has no such thing.
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    flags: Mapping[str, Any] = field(default_factory=dict)  # its own values of flags, unless they are typed
-    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # of the fast class: name → (type, default)
+    flags: Mapping[str, Any] = field(default_factory=dict)  # defaults of flags for this algorithm
+    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # the fast class only: name → (type, default)
     lacks: Mapping[str, str] = field(default_factory=dict)  # flags that its fast class does not support, and the reason
     kernels: str = "actor-critic"  # the kernels of `fused_update`: a key of `eligible.REPRODUCED`
     hidden: int = 64  # default number of units of its widest layer
@@ -129,7 +129,7 @@ def _table() -> dict[str, dict[str, list[Any]]]:
 
 
 def every_tier(**values: object) -> Mapping[str, Mapping[str, Any]]:
-    """The same own values in all tiers, except for short rollouts in `debug`."""
+    """Defaults for all tiers. They are equal, except for short rollouts in `debug`."""
     return {**dict.fromkeys(TIERS, values), "debug": in_short(values)}
 
 

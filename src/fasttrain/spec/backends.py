@@ -27,7 +27,7 @@ DAEMONS = "daemons"  # the engine in fasttrain's own wheel
 ENGINES = (f"env.backend={DAEMONS}", "env=go", "env=showdown", DAEMONS)  # available only with that engine
 RESERVED = (SINGLE, VECTOR, "profile", "tuned", "hydra")  # names that an engine cannot have
 Config: TypeAlias = Any  # the class in `spec.config`, which imports this module
-EnvConfig: TypeAlias = Any  # its `env`
+EnvConfig: TypeAlias = Any  # the type of `Config.env`
 ADAPTERS = "fasttrain.integrations."
 C = TypeVar("C")
 
@@ -51,16 +51,16 @@ def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> s
 class Backend:
     """Base of backends. A subclass or an instance overrides what differs."""
 
-    name: str = ""  # of its entry point, and of its group of settings
-    vec_env: str = "vector"  # in the plan; native: it steps all envs at once, daemons: each env has its own pace
+    name: str = ""  # name of its entry point and of its group of settings
+    vec_env: str = "vector"  # shown in the plan; native: steps all envs at once, daemons: each env has its own pace
     why: str = "a VectorEnv steps all envs"  # reason in the plan
     what: str = ""  # who steps the envs, for the message about a setting in `refuses`
     instead: str = "env.backend=gymnasium"  # what supports that setting, for the same message
     refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that have no effect with it
     masked: bool = True  # whether its envs can have action masks
     lends: bool = False  # its vectorized env is an `ExternalVecEnv`, which lends games to evaluations and the checkup
-    settings: type | None = None  # of an engine: a frozen dataclass of `setting(…)` fields, all with defaults
-    conf: Path | None = None  # of an engine: a folder of YAML files, for example env/my_game.yaml
+    settings: type | None = None  # engines: a frozen dataclass of `setting(…)` fields, all with defaults
+    conf: Path | None = None  # engines: a folder of YAML files, for example env/my_game.yaml
 
     def adapted(self, env: EnvConfig) -> EnvConfig:
         """The env as another backend plays it, if this one is an adapter."""

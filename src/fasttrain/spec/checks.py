@@ -333,7 +333,7 @@ class Machine(NamedTuple):
     cores: int  # physical cores that this process may use
     windows: bool
     cuda: bool
-    bf16_units: str = ""  # their name; empty: the CPU has none
+    bf16_units: str = ""  # name of the CPU's units for bfloat16; empty: it has none
 
 
 class EnvFacts(NamedTuple):
@@ -354,7 +354,7 @@ Resolved = tuple[Any, str]  # the effective value of a flag, and the reason if i
 
 
 class Context(NamedTuple):
-    """What a resolver of the plan may use."""
+    """The facts from which a resolver of the plan decides."""
 
     config: Config
     sources: Mapping[str, str]

@@ -30,7 +30,7 @@ from fasttrain.spec.groups import (
 from fasttrain.spec.setting import Named, Switch, setting
 
 NetArch = tuple[int, ...] | dict[str, tuple[int, ...]] | None
-SELF = "self"  # as an opponent: snapshots of the learner
+SELF = "self"  # as the value of `opponent`: snapshots of the learner
 MAX_TORCH_THREADS = 256
 
 
@@ -46,7 +46,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvConfig:
-    """What to play. One of `id` and `entry_point` names the environment."""
+    """The environment. One of `id` and `entry_point` names it."""
 
     id: str | None = setting(None, "A registered Gymnasium id, or module:Id-v0.")
     entry_point: str | None = setting(

@@ -40,7 +40,7 @@ class TuneConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorConfig:
-    """What `fasttrain doctor` measures."""
+    """The settings of `fasttrain doctor`: what it measures."""
 
     test: Literal["all", "env", "policy", "update", "replay", "transport", "logging"] = setting(
         "all", "Which part is measured. Also --test."
@@ -120,7 +120,7 @@ class VideoConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopConfig:
-    """What ends a training before `total_timesteps`."""
+    """The rules that end a training before `total_timesteps`."""
 
     at_reward: float | None = setting(
         None, "Ends the training when the mean return of the last 100 episodes reaches this value."

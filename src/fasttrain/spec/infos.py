@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # workers import this module, but not the configuration
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # by how much the learner was ahead at the end
 END_KEY = "end_reason"
-SCORES = "env.result.scores"  # in an info that was read: a dict of the numbers that this setting names
+SCORES = "env.result.scores"  # key in the result of `read`: a dict of the numbers that this setting names
 WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # entries of wrappers
 NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12
-MOST_BITS = 1023  # of an int that a float can hold
+MOST_BITS = 1023  # the largest int that a float can hold has so many bits
 
 
 def plain(value: Any) -> bool | int | float | str | None:
@@ -170,7 +170,7 @@ def win_of(info: Mapping[str, Any]) -> bool | None:
 
 
 def score_diff_of(info: Mapping[str, Any]) -> float | None:
-    """By how much the learner was ahead at the end; None if the env does not report it."""
+    """The learner's lead in score at the end; None if the env does not report it."""
     return next((info[key] for key in SCORE_KEYS if key in info), None)
 
 

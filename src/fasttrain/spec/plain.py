@@ -18,7 +18,7 @@ import numpy as np
 from fasttrain.errors import ConfigError
 
 EXACT = (bool, int, float, str, type(None))
-MOST_BITS = 10_000  # of an int: Python does not read more than 4,300 digits
+MOST_BITS = 10_000  # an int may have at most so many bits: Python reads at most 4,300 digits
 WAYS_OUT = {
     "ndarray": "give a list (its tolist()), or name a function of a module that makes it",
     "Tensor": "give a list (its tolist()), or name a function of a module that makes it",

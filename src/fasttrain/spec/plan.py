@@ -284,7 +284,7 @@ def _fused_update(requested: str, context: Context) -> Resolved:
 
 
 def own_values_of(config: Config, name: str) -> str:
-    """Whose own value `config.own` has for this name: "the game's" or "ppo's"."""
+    """The source of the default in `config.own` for this name: "the game's" or "ppo's"."""
     games = name in games_own(config.env.spec.own, config.algo.name, config.tier)
     return "the game's" if games else f"{config.algo.name}'s"
 

@@ -23,7 +23,7 @@ from fasttrain.spec.setting import did_you_mean, settings_of
 from fasttrain.terminal import one_line
 
 TYPED = "command line"  # the source of a typed value
-OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # of a single run and of a sweep
+OUTPUT_KEYS = ("hydra.run.dir", "hydra.sweep.dir")  # the folder of a single run, and of a sweep
 OPTIONS_WITH_VALUE = (
     "--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p",
     "--info", "-i", "--test",
@@ -39,7 +39,7 @@ class Alias(NamedTuple):
     """Another name of a setting."""
 
     key: str
-    values: Mapping[str, str | None] | None = None  # by value of the alias; None: the same values
+    values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting; None: they are equal
     usual: tuple[str, ...] = ()  # values of the alias that change nothing
     refines: bool = False  # the setting is a switch; the alias sets its value where it is on or auto
 
@@ -62,7 +62,7 @@ ALIASES = {
     "compile_mode": Alias("use_compile", usual=("default",), refines=True),
 }
 COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # set for runs that are compared or measured
-PREFIX = "FASTTRAIN_"  # of the environment variables of flags and aliases
+PREFIX = "FASTTRAIN_"  # environment variables of flags and aliases begin with it
 # Variables that users' systems export are read without the prefix too. Others, such as ENGINE, may mean anything.
 BARE = (
     "num_envs", "use_subproc_envs", "use_subproc_vec_env", "force_dummy_vec_env", "updates_per_step", "batch_size",
@@ -105,7 +105,7 @@ def typed_twice_message(group: str, overrides: Sequence[str]) -> str:
 
 
 class UserInput(NamedTuple):
-    """What the user asked for, for Hydra."""
+    """The user's settings from all sources, in the form that Hydra needs."""
 
     overrides: list[str]
     sources: dict[str, str]  # key → command line, environment
@@ -117,7 +117,7 @@ class File(NamedTuple):
 
     path: str
     keys: tuple[str, ...]
-    source: str = ""  # of its values: `profile NAME`, `tuned NAME`, `config NAME`
+    source: str = ""  # where its values come from: `profile NAME`, `tuned NAME`, `config NAME`
 
 
 def read(typed: Sequence[str], environment: Mapping[str, str], swept: bool = False) -> UserInput:

@@ -128,7 +128,7 @@ def uses_masks(config: Config) -> bool:
 
 
 def memory_inputs(config: Config) -> tuple[str, ...]:
-    """What is added to observations: `action`, `reward`."""
+    """The memory inputs that are added to observations: `action`, `reward`."""
     return getattr(config.algo, "memory_inputs", ())
 
 

@@ -55,7 +55,7 @@ DECLARED = (
 )
 RECORDING = "'-XX:StartFlightRecording:filename={folder}/{index}.jfr,dumponexit=true'"
 CONSTANT = "its default is always used; remove it"
-REMOVED = {  # what to do in place of each setting
+REMOVED = {  # removed setting → what to use instead
     **{key: f"use {place}=…" for key, place in MOVED.items()},
     "engine_switch_at": "kernels are used once they are compiled; deterministic=true waits for them; remove it",
     "checkpoint_every_minutes": "use checkpoint_every=5min",

@@ -25,16 +25,16 @@ class Setting(NamedTuple):
     """The declaration of a setting, besides its type and default."""
 
     text: str
-    flag_class: FlagClass | None = None  # only of a speed flag; exact: the numbers are those of stock
+    flag_class: FlagClass | None = None  # only speed flags have one; exact: the numbers are those of stock
     needs: str = ""  # a property that an algorithm must have; otherwise the setting has no effect
     ours: bool = False  # only fasttrain's own algorithms can do it
     stock: Any = None  # its value in a plain SB3 script; the plan prints other values
     least: float | None = None
     most: float | None = None
-    may_change: bool = False  # when a run is resumed
+    may_change: bool = False  # whether it may change when a run is resumed
     classes: Mapping[Any, FlagClass] = {}  # classes of values that differ from `flag_class`
     hidden: bool = False  # for shipped files only
-    name: str = ""  # of a flag
+    name: str = ""  # the flag's name; empty for settings that are no flags
 
     def class_of(self, value: object) -> FlagClass:
         """The class of a value."""

@@ -280,7 +280,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
-STOCK_ENVS = 8  # number of envs of the rollouts in the tier `baseline`: PPO's 16,384 are 8 × 2,048 steps
+STOCK_ENVS = 8  # `rollout_size` of the tier `baseline` is for so many envs: PPO's 16,384 are 8 × 2,048 steps
 
 
 def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:

@@ -27,7 +27,7 @@ from fasttrain.terminal import command, spelt, with_interval
 
 BASELINE, WHOLE, MEASURED = "baseline", "profile", "measured"
 FIRST_S = 6.0  # seconds of training of the first two cells, which measure the speed of baseline and profile
-SHARE_OF_CELLS = 0.8  # of the time; in the rest the result is compared with the profile
+SHARE_OF_CELLS = 0.8  # share of the time for cells; in the rest the result is compared with the profile
 ROUNDS = 2
 CHECKS = 3  # pairs of result and profile
 LONGEST_S, SHORTEST_S = 60.0, 2.0  # seconds of training of a cell

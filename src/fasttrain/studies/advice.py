@@ -174,7 +174,7 @@ def _sizes(now: Situation) -> Iterator[Candidate]:
 
 
 def _computing(now: Situation) -> Iterator[Candidate]:
-    """The same learning, computed in another way."""
+    """Changes that compute the same learning faster."""
     config, machine = now.effective, now.machine
     if config.engine == "stock":
         yield from _threads(now)

@@ -25,7 +25,7 @@ from fasttrain.terminal import one_line, with_interval
 
 ENDLESS = 10**12  # total_timesteps if minutes=… ends the cells
 STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
-TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # of metrics
+TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # titles of metrics
 
 
 class Candidate(NamedTuple):

@@ -34,8 +34,8 @@ from fasttrain.studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
 SHOWN, TRIED = 2, 1  # advices
-SECONDS = 3.0  # of measuring each part
-AGAIN_ROUNDS = 7  # of measuring a part that a candidate changes, beside the present one
+SECONDS = 3.0  # seconds for measuring each part
+AGAIN_ROUNDS = 7  # rounds in which a changed part and the present one are measured in turn
 TRY_S = 4.0  # least seconds of each training that tries a change
 OWN_KEYS = ("doctor", "run")
 # Settings of the run that a training for trying a change does not use.
@@ -61,13 +61,13 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 class Case(NamedTuple):
-    """What is examined."""
+    """The configuration that the doctor examines, and what it has found so far."""
 
-    config: Config  # as requested
+    config: Config  # the requested configuration
     sources: Mapping[str, str]
     overrides: list[str]  # start a training of this configuration
     run: str | None = None  # folder of the finished run
-    finished_s: float | None = None  # its seconds per env step
+    finished_s: float | None = None  # the run's seconds per env step
 
 
 def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) -> Case:
@@ -101,7 +101,7 @@ class Doctor:
         self.tried: list[dict[str, Any]] = []
         self.slowest_over_mean: float | None = None
         self.engines: tuple[str, list[str]] | None = None  # the limit of games with engines, and what to try
-        self.advised = False  # all changes were considered
+        self.advised = False  # True when all changes were considered
         self._torch_threads = torch.get_num_threads()
         self._rigs = 0
         self.rig: Rig | None = None

@@ -20,7 +20,7 @@ RISE = 0.9  # share of the baseline's rise that counts as learned, if gate.thres
 TAIL = 0.2  # the last fifth of a training curve; its mean depends less on chance than one final policy
 EVERY_BYTE = 10**12  # episodes.csv is read completely
 WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
-OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # these are in summary.json, others in quality
+OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # in summary.json; others are in its quality
 # Figures that are shown as the interquartile mean over seeds, with a bootstrap interval.
 FIGURES = (*OF_TRAINING, "win_rate", "mean_reward", "score_diff", "draw_rate", "mean_turns", "tail", "elo")
 

@@ -17,7 +17,7 @@ class Rates(NamedTuple):
 
     env: float | None = None
     policy: float | None = None
-    update: float | None = None  # with drawing from the replay buffer
+    update: float | None = None  # seconds of an update, with drawing from the replay buffer
     replay: float | None = None  # part of `update`
     transport: float | None = None  # part of `env`: time of worker processes besides the slowest one's work
     logging: float | None = None

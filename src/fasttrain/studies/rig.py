@@ -90,7 +90,7 @@ class Rig:
     """A built run whose parts can be measured.
 
     Args:
-        plan: the run's plan; it is trained as in the middle of a training (`steady`).
+        plan: the run's plan. The run is put into the state of the middle of a training (`steady`).
         folder: a new folder for the run's files and output (`said.txt`).
         torch_threads: torch's own number of threads, for a configuration that does not set it.
     """
@@ -185,7 +185,7 @@ class Rig:
                 model.collector.schedule = schedule
 
     def engines(self, seconds: float) -> tuple[str, list[str]] | None:
-        """What limits games with external engines during training, and overrides to try. None without engines."""
+        """The bottleneck of games with external engines during training, and overrides to try. None without engines."""
         if self.games is None:
             return None
         self.train(0.0)  # the pause before it must not count as waiting of the games

@@ -31,7 +31,7 @@ REWARD_MARGIN = 0.05  # share of the baseline's mean reward
 NEAR_ZERO, SPREAD_MARGIN = 1.0, 1.5
 TINY = 1e-9  # least margin, if all values are zero
 SLIGHT = 0.05  # a smaller gain in speed is not worth a setting
-NOISE = 0.03  # by which the speeds of a few short cells on a shared machine differ without a cause
+NOISE = 0.03  # speeds of a few short runs on a shared machine differ by this share without a cause
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ class Cell:
     folder: Path
     exit_code: int
     error: str
-    seconds: float  # of the whole process
+    seconds: float  # run time of the whole process
     seed: int | None = None
     summary: dict[str, Any] = field(default_factory=dict)  # summary.json; empty if the cell wrote none
 
@@ -170,7 +170,7 @@ def why(exit_code: int, log: Path) -> str:
 STUDY_SCHEMA = 1
 # Settings of the study itself, which its cells do not get.
 OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gate", "tune", "report", "live")
-MINUTES = 10.0  # of an ablation or a search, if minutes=… is not given
+MINUTES = 10.0  # length of an ablation or a search without minutes=…
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
 CELL_OVERRIDES = ("live=off", "report=false")
 # An unfinished cell is started again, so that checkpoints would only take time. Typed overrides replace these.
@@ -183,7 +183,7 @@ class Wanted(NamedTuple):
 
     label: str
     seed: int
-    overrides: tuple[str, ...]  # without seed and folder
+    overrides: tuple[str, ...]  # overrides of the run, without seed and folder
 
 
 def base_overrides(overrides: Sequence[str]) -> list[str]:

@@ -59,7 +59,7 @@ class Sweep:
         self.console = console
         self.cells: list[Cell] = []
         self.folder: Path | None = None
-        self.stopped = False  # by a signal
+        self.stopped = False  # True after a signal
         self._stored: list[dict[str, Any]] = []  # cells of the sweep that this one continues
         self._lock = ExitStack()
         self._swept: dict[str, int] = {}

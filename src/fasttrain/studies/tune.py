@@ -33,10 +33,10 @@ from fasttrain.terminal import command, rate_text, spelt
 
 PROFILE = "profile"
 TRIAL_S = (3.0, 8.0, 16.0)  # seconds of training by rung; trials of the last run in turn with the profile
-SHARES = (0.45, 0.65)  # of the time; then no more trial of that rung begins
+SHARES = (0.45, 0.65)  # share of the time after which no trial of that rung begins
 KEPT = 3  # one in so many trials reaches the next rung
 FINALISTS, TURNS = 2, 3
-FREE_SHARE = 0.8  # of the free memory that a trial may use
+FREE_SHARE = 0.8  # share of the free memory that a trial may use
 ENDLESS = 10**12  # total_timesteps: the time ends a trial
 
 Space = dict[str, list[Any]]

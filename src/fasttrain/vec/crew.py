@@ -226,7 +226,7 @@ class Crew:
             if isinstance(part, Failure):  # the worker cannot unpickle the options
                 raise EnvError(f"reset() failed: {part.text}")
             infos += part
-        for index, state in self._unreported.items():  # of workers that failed in this call
+        for index, state in self._unreported.items():  # these workers failed in this call
             self._write_state(index, state)
         self._unreported.clear()
         return infos

@@ -30,7 +30,7 @@ class Groups(Protocol):
     """Groups of rows of a vector env. While a group steps, the env itself must not be used."""
 
     env: Any
-    rows: list[slice]  # of each group
+    rows: list[slice]  # rows of each group
 
     def rows_of(self, groups: list[int]) -> Int64Array:
         """The rows (n,) of these groups, in the order of `groups`."""

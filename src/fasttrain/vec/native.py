@@ -75,7 +75,7 @@ class NativeVecEnv(SlotVecEnv):
             getattr(self.game, method)(*arguments)
         except FastTrainError:
             raise
-        except Exception as error:  # of the user's code
+        except Exception as error:  # the user's code raised it
             raise EnvError(f"{type(self.game).__name__}.{method} failed: {blame(error)}") from error
 
     @property

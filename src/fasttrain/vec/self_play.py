@@ -138,9 +138,9 @@ class SelfPlayVecEnv(SlotVecEnv):
             OwnTurns(inner) if isinstance(inner, (NativeVecEnv, ExternalVecEnv)) else InfoTurns(inner, self.source)
         )
         self.opponent: Opponent = RandomOpponent(inner.action_space)
-        self.empty_masks = EmptyMasks()  # of opponents; a run replaces it by its own, which knows the step
+        self.empty_masks = EmptyMasks()  # for opponents' masks; a run replaces it by one that knows the step
         self.opponents_ns = 0  # time of the opponents' actions and of the env steps after them
-        self._next_rewards = np.zeros_like(inner_slots.rewards)  # of episodes that began in this step
+        self._next_rewards = np.zeros_like(inner_slots.rewards)  # rewards in episodes that began in this step
         own = {name: np.zeros_like(getattr(inner_slots, name)) for name in ("rewards", "terminations", "truncations")}
         self.slots = replace(inner_slots, finished=[], **own)
         super().__init__(inner.num_envs, inner.observation_space, inner.action_space)

@@ -26,7 +26,7 @@ from fasttrain.vec.process import Scout, WorkerTraceback
 from fasttrain.vec.worker_envs import Failure, Record
 from fasttrain.vec.worker_memory import BOOL, BUSY_NS, FLOAT, INT, OPPONENTS_NS, STEP_NS
 
-NUMBER_TYPES: dict[int, type] = {FLOAT: float, INT: int, BOOL: bool}  # of values in `info_values`
+NUMBER_TYPES: dict[int, type] = {FLOAT: float, INT: int, BOOL: bool}  # types of the values in `info_values`
 
 
 class SharedMemoryVecEnv(SlotVecEnv):
@@ -75,7 +75,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         if on_env_error not in ("raise", "restart"):
             raise EnvSpecError(f"on_env_error={on_env_error!r}: expected 'raise' or 'restart'")
         self._info_keys = None if info_keys is None else tuple(dict.fromkeys(info_keys))
-        self._records: list[Record] = []  # of the last step
+        self._records: list[Record] = []  # records of the last step
         self._warned: set[str] = set()
         self._closed = False
         self.lost_steps = 0  # env steps of episodes that a failure ended

@@ -184,7 +184,7 @@ class GymVecEnv(SlotVecEnv):
             return call()
         except FastTrainError:
             raise
-        except Exception as error:  # of the user's code
+        except Exception as error:  # the user's code raised it
             raise kind(f"{self._what}: {what} failed: {blame(error)}") from error
 
     def set_options(self, options: list[dict[str, Any]] | dict[str, Any] | None = None) -> None:

@@ -53,7 +53,7 @@ class Failure(NamedTuple):
     env_index: int
     text: str  # "RuntimeError: the board fell (bad.py:17, in step)"
     traceback: str
-    seed: int | None = None  # of its last seeded reset
+    seed: int | None = None  # seed of the env's last seeded reset
     action: str = ""
     step: int = 0  # steps of this env, over all episodes
     is_spec_error: bool = False  # an EnvSpecError: the user's input is wrong
@@ -80,7 +80,7 @@ class Packed(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What one env sends after a step besides the arrays."""
+    """The message of one env after a step, besides the arrays."""
 
     env_index: int
     info: bytes = b""  # pickled. At an episode's end the whole info, else the wanted entries that are not numbers

@@ -57,7 +57,7 @@ class Arrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Where each array lies in the block. Trainer and workers compute the same offsets from it."""
+    """The sizes from which trainer and workers compute the same offsets of all arrays in the block."""
 
     num_envs: int
     num_workers: int
@@ -142,7 +142,7 @@ class SharedBlock:
         os.ftruncate(self._handle, size_bytes)
         self.memory = mmap.mmap(self._handle, size_bytes)
 
-    def __del__(self) -> None:  # of a vector env that was deleted without close()
+    def __del__(self) -> None:  # called if a vector env was deleted without close()
         self.close()
 
     def send(self, connection: Connection) -> None:

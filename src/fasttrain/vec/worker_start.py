@@ -74,7 +74,7 @@ def hold_signals() -> Any:
 
 
 SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11: files in the working directory cannot hide Python's own modules
-OURS = "fasttrain"  # its value if the user has set none; Python accepts any text
+OURS = "fasttrain"  # the value that fasttrain sets; Python accepts any text
 
 
 def safe_path() -> AbstractContextManager[None]:
@@ -261,7 +261,7 @@ class Bell:
         if sys.platform != "win32":
             self._poller = select.poll()  # Connection.poll makes one in each call, which takes 10 µs
             self._poller.register(self._reader.fileno(), select.POLLIN)
-            os.set_blocking(self._writer.fileno(), False)  # in all processes
+            os.set_blocking(self._writer.fileno(), False)  # for all processes that release
 
     def release(self) -> None:
         """Add one. It is dropped if the pipe is full, that is, if thousands are waiting."""

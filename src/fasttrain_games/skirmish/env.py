@@ -72,12 +72,12 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
         return self._game.view(0)
 
     def describe_action(self, action: object) -> str:
-        """What `action` would do now."""
+        """A text that says what `action` would do now."""
         values = head_values(self._game.options, action).tolist()
         return action_in_words(self._game.options, self.view(), values, self.peek()["cursor"])
 
     def describe_choice(self, part: int, value: int) -> str:
-        """What a value of one head would do now."""
+        """A text that says what a value of one head would do now."""
         return choice_in_words(self._game.options, self.view(), part, value, self.peek()["cursor"])
 
     def render(self) -> Any:

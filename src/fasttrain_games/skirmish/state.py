@@ -43,7 +43,7 @@ GAME = np.dtype(
         ("distance_known", "i8"),  # which entries of `distance` are valid
         ("progress", "f8"),  # inches that units came nearer to markers, this episode
         ("paid_progress", "f8"),
-        ("reward", "f8"),  # of the learner, since the last decision of either side
+        ("reward", "f8"),  # reward of the learner since the last decision of either side
         ("terms", "f8", (4,)),  # sums of the reward's terms, this episode
         ("result_terms", "f8", (4,)),
         ("legal", "i8", (MAX_UNITS,)),  # choices of the deciding side's units, as bits
@@ -51,7 +51,7 @@ GAME = np.dtype(
         ("level", "i8"),  # the opponent, an index into OPPONENTS
         ("mission", "i8"),
         ("first", "i8"),  # side that goes first
-        ("round", "i8"),  # from 1 on
+        ("round", "i8"),  # counted from 1
         ("phase", "i8"),
         ("active", "i8"),  # side whose turn it is
         ("cursor", "i8"),  # units mode: unit that decides

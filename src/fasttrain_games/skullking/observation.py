@@ -199,7 +199,7 @@ def blank_played(row: Float32Array, num_players: int) -> None:
 
 @njit
 def forget_played(game: Record, row: Float32Array) -> None:
-    """With `card_memory=False`: leave of the played cards in `row` only those of the current trick."""
+    """With `card_memory=False`: remove played cards from `row`, except those of the current trick."""
     blank_played(row, game.num_players)
     if game.phase != PLAYING:
         return

@@ -72,10 +72,10 @@ GAME = np.dtype(
         ("levels", "i4", (MAX_PLAYERS,)),  # who decides at each seat (SEAT_NAMES); drawn at the game's first decision
         ("deck", "u1", (NUM_CARDS,)),  # a permutation; a partial shuffle of any permutation is uniform
         ("plays", "u1", (MAX_PLAYS,)),  # codes of the last round in the order played, kept until the next bids
-        ("result_totals", "i4", (MAX_PLAYERS,)),  # of the last game that ended
+        ("result_totals", "i4", (MAX_PLAYERS,)),  # points per seat of the last game that ended
         ("result_bids_made", "i4"),
         ("result_turn", "i4"),
-        ("last_round", "i4"),  # of the present game
+        ("last_round", "i4"),  # last round of the present game
         ("next_rounds", "i4", (2,)),  # first and last round of the next game
     ],
     align=True,

@@ -121,7 +121,7 @@ def _write(output: Path, head: Sequence[str], found: Taken, spec: AlgorithmSpec)
 
 # --- the files and folders of rl_zoo3
 
-MOST_BYTES = 1 << 20  # of a file; 16 kB are usual
+MOST_BYTES = 1 << 20  # size limit of a file; 16 kB are usual
 MOST_VALUES = 100_000  # in a file; aliases can make more values than its length suggests
 
 

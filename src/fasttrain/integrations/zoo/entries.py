@@ -240,7 +240,7 @@ def _pairs(node: ast.AST) -> list[tuple[str, ast.AST]] | None:
 
 
 def _value(node: object) -> Any:
-    """The value of a syntax tree; a plain value stays."""
+    """The Python value that a syntax tree stands for. A value that is no syntax tree is returned unchanged."""
     if not isinstance(node, ast.AST):
         return node
     if (pairs := _pairs(node)) is not None:
