@@ -37,7 +37,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # game, and wrong files of decisions.
 # 13 for SAC's update of the entropy's weight without torch's optimizer, which took 60 µs.
 CEILINGS = {
-    "fasttrain": {"lines": 44_135, "modules": 193, ": Any": 537},
+    "fasttrain": {"lines": 44_136, "modules": 193, ": Any": 537},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
 }

@@ -133,11 +133,11 @@ def test_pauses_double_from_failure_to_failure(tmp_path: Path, monkeypatch: pyte
 
     async def talk(pool: Pool) -> None:
         daemon, other = pool.daemons
-        for _ in range(3):
+        for number in range(1, 4):
             await came(lambda: daemon.ready)
             pool.game_finished(Seat(other, Any, None))  # says nothing of this one
             daemon.end("ended with exit code 1")
-        await came(lambda: len(pauses) == 3)
+            await came(lambda: len(pauses) == number)  # noqa: B023 - it is awaited here
 
     pooled(talk, tmp_path)
     assert pauses == [0.11, 0.22, 0.44]

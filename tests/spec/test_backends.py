@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from conftest import configured
 from fasttrain.errors import ConfigError
 from fasttrain.spec import backends, plugins
 from fasttrain.spec.backends import (
@@ -21,7 +23,7 @@ from fasttrain.spec.backends import (
     option_of,
     without_unused_engines,
 )
-from fasttrain.spec.config import EnvConfig
+from fasttrain.spec.config import Config, EnvConfig
 from installed import install
 
 THIRD = """
@@ -175,3 +177,9 @@ def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path:
         "the engine 'lost' of the package faults has settings or files that are not as they must be: "
         "NotADirectoryError: nowhere …",
     ]  # fmt: skip
+
+
+def test_a_configuration_can_be_pickled_whatever_engines_add():
+    assert Config.__module__ == "fasttrain.spec.config", "Python 3.12 names the module that makes the class"
+    assert {type(config).__module__ for config in (configured(), configured().algo)} == {Config.__module__}
+    assert pickle.loads(pickle.dumps(configured())) == configured()
