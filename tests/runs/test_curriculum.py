@@ -59,6 +59,14 @@ def test_stages_of_a_schedule_follow_env_steps() -> None:
     assert draws.stage == 1
 
 
+def test_a_stage_begins_at_its_step_where_the_mean_before_it_was_never_reached() -> None:
+    draws = sampler(schedule=([0, ["a"]], [{"win_rate": 0.6}, ["b"]], [1000, ["c"]], [{"reward": 3}, ["a", "c"]]))
+    draws.on_step(999)
+    assert draws.stage == 0
+    draws.on_step(1000)
+    assert draws.stage == 2
+
+
 def test_a_stage_begins_by_a_mean_and_ends_where_it_falls_below_another() -> None:
     draws = sampler(schedule=([0, ["a"]], [{"win_rate": 0.6, "back": 0.3}, ["b"]]))
 

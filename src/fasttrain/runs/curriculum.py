@@ -100,15 +100,15 @@ class TaskSampler:
         return self._names[drawn]
 
     def on_step(self, env_steps: int) -> None:
-        following = self._stage + 1
-        if following < len(self._stages):
-            stage = self._stages[following]
+        for number in range(len(self._stages) - 1, self._stage, -1):
+            stage = self._stages[number]
             if stage.metric is None:
-                reached = env_steps >= stage.begins
+                reached = env_steps >= stage.begins  # also where a mean before it was never reached
             else:
-                reached = (mean := self._mean(stage.metric)) is not None and mean >= stage.begins
+                next_one, mean = number == self._stage + 1, self._mean(stage.metric)
+                reached = next_one and mean is not None and mean >= stage.begins
             if reached:
-                self._enter(following)
+                self._enter(number)
                 return
         present = self._stages[self._stage]
         if present.metric is not None and (mean := self._mean(present.metric)) is not None and mean < present.back:
