@@ -42,8 +42,7 @@ def test_the_example_env_trains_with_masks(fasttrain: RunCommand, tmp_path: Path
     assert example("class Collect") == (ROOT / "examples" / "collect.py").read_text(encoding="utf-8")
     page = PAGES[ROOT / "docs" / "start" / "own_env.md"]
     (command,) = re.findall(r"^fasttrain (\+.*collect:Collect.*)$", page, flags=re.MULTILINE)
-    done = fasttrain(*command.split(), "total_timesteps=16000", "algo.rollout_size=3000", "batch_size=300")
-    assert done.exit_code == 0, done.err
+    done = fasttrain(*command.split(), "total_timesteps=16000", "algo.rollout_size=3000", "batch_size=300").ok()
     quality = done.json("summary.json")["quality"]
     assert [problem for name in SCHEMAS for problem in misfits(SCHEMAS[name], done.json(f"{name}.json"), name)] == []
     assert quality["mean_length"] == 4.0, "an illegal pick would end no episode after four steps"
@@ -71,8 +70,7 @@ def misfits(schema: dict[str, Any], value: Any, place: str) -> Iterator[str]:
 def test_the_files_of_an_off_policy_run_with_workers_fit_their_schemas(fasttrain: RunCommand):
     short = ("total_timesteps=600", "warmup_steps=100", "eval.episodes=2", "eval_every=300", "prefetch=on")
     shared = ("num_envs=2", "workers=1", "vec_env=shared")
-    done = fasttrain("+profile=balance", "env.id=CartPole-v1", "algo=dqn", *shared, *short)
-    assert done.exit_code == 0, done.err
+    done = fasttrain("+profile=balance", "env.id=CartPole-v1", "algo=dqn", *shared, *short).ok()
     files = {name: done.json(f"{name}.json") for name in SCHEMAS}
     assert files["summary"]["perf"]["workers"]["num_workers"] == 1
     assert files["summary"]["replay"]["prefetch"]["hits"] >= 0

@@ -117,12 +117,11 @@ def hits(kernel: Any) -> int:
 
 def test_it_says_what_need_not_be_compiled_and_code_without_checks_is_not_taken_for_code_with_them(kept, monkeypatch):
     """NUMBA_BOUNDSCHECK=1 looks for a fault: machine code of other days would hide it."""
-    arguments = (numba.typeof(5),)
-    kernel = compiled()
-    assert not kernel._cache.holds(arguments)
-    kernel.compile(arguments)
-    assert compiled()._cache.holds(arguments)
-    assert not compiled()._cache.holds((numba.typeof(0.5),))
+    call = KernelCall(compiled(), (5,))
+    assert not call.is_kept
+    call.kernel.compile(call.signature)
+    assert KernelCall(compiled(), (5,)).is_kept
+    assert not KernelCall(compiled(), (0.5,)).is_kept
     monkeypatch.setattr(numba.config, "BOUNDSCHECK", 1)
     assert [hits(compiled()), hits(compiled())] == [0, 1]
     monkeypatch.setattr(numba.config, "BOUNDSCHECK", None)

@@ -54,30 +54,24 @@ def test_moving_changes_no_number(kind: Any):
     assert all(bool((parameter == 1.0).all()) for parameter in policy.q_net.parameters())
 
 
-@pytest.mark.parametrize("kind", [DQNPolicy, DuelingDQNPolicy])
-def test_acting_equals_the_policys_own_layers(kind: Any):
-    policy = make_policy(kind, action=spaces.Discrete(5), net_arch=[7, 33])
+FIVE, SUB_ACTIONS = spaces.Discrete(5), spaces.MultiDiscrete([3, 5, 2])
+
+
+@pytest.mark.parametrize(
+    ("kind", "action"),
+    [(DQNPolicy, FIVE), (DuelingDQNPolicy, FIVE), (BranchingDQNPolicy, SUB_ACTIONS), (DuelingDQNPolicy, SUB_ACTIONS)],
+)
+def test_values_and_actions_are_those_of_the_policy(kind: Any, action: Any):
+    policy = make_policy(kind, action=action, net_arch=[7, 33])
     observations = np.random.default_rng(0).standard_normal((141, 4)).astype(np.float32)
-    masks = np.random.default_rng(1).random((141, 5)) < 0.4
+    masks = np.random.default_rng(1).random((141, 5 if action is FIVE else 10)) < 0.5
+    masks[:, [0] if action is FIVE else [0, 3, 8]] = True  # whoever calls the engine opens masks that allow nothing
     kernels = KernelQEngine(policy, EngineSettings())
     with torch.no_grad():
         expected = policy.q_net(torch.from_numpy(observations)).numpy()
-    values, actions = kernels.q_values(observations)
-    np.testing.assert_allclose(values, expected, atol=1e-5)
-    np.testing.assert_array_equal(actions, expected.argmax(1))
-    legal = np.where(masks, expected, -np.inf).argmax(1)
-    np.testing.assert_array_equal(kernels.act(observations, masks).actions, legal)
-    assert kernels.act(observations[:0], None).actions.shape == (0,)
-
-
-@pytest.mark.parametrize("kind", [BranchingDQNPolicy, DuelingDQNPolicy])
-def test_sub_actions_are_those_of_the_policy(kind: Any):
-    policy = make_policy(kind, action=spaces.MultiDiscrete([3, 5, 2]), net_arch=[7, 33])
-    observations = np.random.default_rng(0).standard_normal((141, 4)).astype(np.float32)
-    masks = np.random.default_rng(1).random((141, 10)) < 0.5
-    masks[:, [0, 3, 8]] = True  # whoever calls the engine opens masks that allow nothing
-    kernels = KernelQEngine(policy, EngineSettings())
+    np.testing.assert_allclose(kernels.q_values(observations)[0], expected, atol=1e-5)
     np.testing.assert_array_equal(kernels.act(observations, None).actions, policy.predict(observations)[0])
+    assert len(kernels.act(observations[:0], None).actions) == 0
     legal = TorchQEngine(policy, EngineSettings()).act(observations, masks).actions
     np.testing.assert_array_equal(kernels.act(observations, masks).actions, legal)
 

@@ -17,14 +17,8 @@ from fasttrain.accelerators.kernels_recurrent import SequenceKernelEngine, kerne
 from fasttrain.algos.engine import EngineSettings
 from fasttrain.algos.recurrent import RecurrentEngine
 from fasttrain.algos.step import PPOWork
-from fasttrain.errors import ConfigError
 from fasttrain.threads import ThreadChoice
 from recurrent_cases import CASES, WORK, policy_of, rollout_of
-
-
-def test_settings_that_do_not_go_with_memory_are_refused():
-    with pytest.raises(ConfigError, match="a policy that remembers computes in float32, uncompiled"):
-        SequenceKernelEngine(policy_of(), EngineSettings(kind="kernels", gradient_accumulation=2))
 
 
 def updated(engine_class: Any, policy: Any, storage: Any, work: PPOWork, threads: int = 1, **settings: Any) -> Any:

@@ -62,9 +62,9 @@ def test_data_come_before_weights_before_what_was_made_of_them():
         model.policy.mlp_extractor.policy_net[-2].bias[:] = 100.0  # all features are 1
         model.policy.action_net.weight[:] = 3e38  # finite, but not what comes of it
     assert why().startswith("the logits of env 0 in row 0 of the rollout, with finite weights")
-    storage._returns[2, 1] = np.inf
+    storage.returns[2, 1] = np.inf
     assert why() == "the return of env 1 in row 2 of the rollout is inf"
-    storage._log_probs[4, 3] = np.nan
+    storage.log_probs[4, 3] = np.nan
     assert why() == "the log prob of env 3 in row 4 of the rollout is nan"
     with torch.no_grad():
         model.policy.value_net.bias[0] = np.nan

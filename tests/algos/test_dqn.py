@@ -6,7 +6,6 @@ import inspect
 import itertools
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import stable_baselines3
@@ -25,12 +24,13 @@ from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.envs.masks import ActionMasks
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.vec.base import EmptyMasks
+from plain_env import PlainEnv
 from toys import RandomEnv, ToyGame, seeded_vec
 
 PER: dict[str, Any] = {"double_q": True, "n_steps": 3, "prioritized": {}}
 
 
-class Forbidding(gymnasium.Env[Any, Any]):
+class Forbidding(PlainEnv):
     """Ten steps; only action 2 is legal, or none at all."""
 
     observation_space, action_space = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(4)
@@ -41,22 +41,19 @@ class Forbidding(gymnasium.Env[Any, Any]):
     def action_masks(self) -> Any:
         return np.isin(np.arange(4), self.legal)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.steps = 0
-        return np.zeros(3, np.float32), {}
+    def seen(self) -> Any:
+        return np.full(3, self.time / 10, np.float32)
 
-    def step(self, action: Any) -> Any:
-        self.steps += 1
+    def paid(self, action: Any) -> Any:
         self.chosen.append(int(action))
-        return np.full(3, self.steps / 10, np.float32), 1.0, self.steps == 10, False, {}
+        return 1.0
 
 
 class Cut(Forbidding):
     """As `Forbidding`, cut after ten steps instead of ended; the legal action is the number of the step modulo 4."""
 
     def action_masks(self) -> Any:
-        return np.arange(4) == self.steps % 4
+        return np.arange(4) == self.time % 4
 
     def step(self, action: Any) -> Any:
         observation, reward, ended, _, info = super().step(action)

@@ -88,7 +88,7 @@ def test_an_update_that_stops_says_so(kind: str):
 def test_who_is_to_blame_is_named_and_the_weights_stay(kind: str):
     model = model_of(kind)
     before = weights(model)
-    model.rollout_buffer.storage._returns[:] = np.nan
+    model.rollout_buffer.storage.returns[:] = np.nan
     done = model.update()
     assert (done.steps, done.skipped, done.blamed) == (0, 8, "the loss")
     assert (model.engine.gradient_updates, model.engine.skipped_steps) == (0, 8)

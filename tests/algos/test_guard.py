@@ -38,7 +38,9 @@ def test_skipped_updates_are_counted_and_told_whenever_they_have_doubled():
     guard, lines = a_guard()
     for norms in (GOOD, np.zeros(0)):
         guard.note(a_model(), norms, why)
-    assert (lines, guard.skipped, guard.in_a_row, guard._copies) == ([], 0, 0, []), "copies are for a rollback"
+    assert (lines, guard.skipped, guard.in_a_row, guard.state()[0]["copies"]) == ([], 0, 0, 0), (
+        "copies are for a rollback"
+    )
     for _ in range(9):
         guard.note(a_model(), HALF, why)
     assert guard.skipped == 9
@@ -78,7 +80,7 @@ def test_a_copy_brings_back_weights_and_optimizer_in_place():
     before = [tensor.clone() for tensor in (*policy.parameters(), *policy.optimizer.state[policy.weight].values())]
     policy(torch.ones(1, 2)).sum().backward()
     policy.optimizer.step()
-    restore(SimpleNamespace(policy=policy), guard._copies[0])
+    restore(SimpleNamespace(policy=policy), [torch.from_numpy(array) for array in guard.state()[1].values()])
     after = (*policy.parameters(), *policy.optimizer.state[policy.weight].values())
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert addresses == [parameter.data_ptr() for parameter in policy.parameters()]

@@ -237,7 +237,6 @@ def test_the_latest_and_a_sample_of_all_before():
     model, met = learner(), set[int]()
     for seed in range(20):
         pool = pool_of(model, seed=seed)
-        pool._players.clear()
         for step in range(1, 11):
             mark(model, step)
             pool.take(step)

@@ -133,7 +133,7 @@ def test_parts_of_a_batch_weigh_as_much_as_their_rows():
 @pytest.mark.parametrize("parts", [2, 7, 90])
 def test_micro_batches_give_gradients_and_statistics_of_the_whole(parts: int):
     model = filled(masked_model(EngineSettings(), ent_coef=0.01, clip_range_vf=0.1))
-    model.rollout_buffer.storage._log_probs += 0.3 * torch.randn(16, 5)  # so that ratios are clipped
+    model.rollout_buffer.storage.log_probs[:] += 0.3 * torch.randn(16, 5).numpy()  # so that ratios are clipped
     whole, expected = one_step(model)
     model.use_engine(EngineSettings(gradient_accumulation=parts))
     summed, found = one_step(model)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 import threading
 import traceback
 from collections.abc import Iterator
@@ -222,15 +221,6 @@ def test_a_copy_begins_without_a_thread(clone: Any, sampler: Prefetching):
     sampler.close()
     assert threads() == []
     assert sampler.block(storage, 2, 4).batches.rows.shape == (2, 4), "a closed one starts again"
-
-
-@pytest.fixture
-def busy_threads() -> Iterator[None]:
-    """Python changes threads every 10 µs, not every 5 ms: within each `put`, not once in a thousand."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize(("kind", "flat"), [(ReplayStorage, True), (PrioritizedReplayBuffer, False)])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -228,15 +227,6 @@ def test_misuse_is_refused_and_changes_nothing():
     with pytest.raises(ValueError, match="generation must be"):
         buffer.update_priorities([0, 1, 2], [9.0] * 3, np.array([1, 2]))
     np.testing.assert_array_equal(buffer.priorities, before)
-
-
-@pytest.fixture
-def busy_threads() -> Iterator[None]:
-    """Python changes threads every 10 µs, not every 5 ms: within each operation, not once in a thousand."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
 
 
 def test_three_threads_leave_no_torn_row_and_a_sound_tree(busy_threads: None):

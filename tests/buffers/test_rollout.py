@@ -70,7 +70,7 @@ def test_gae_over_rests_by_hand(starts_anew: bool, rests: bool, expected: dict[i
 
 def test_one_row_leaves_the_device_not_all_of_them(monkeypatch: pytest.MonkeyPatch):
     ours, read = storage_for(), []
-    ours._values[:], ours._log_probs[:] = torch.rand(4, 3), torch.rand(4, 3)
+    ours.values[:], ours.log_probs[:] = np.random.rand(4, 3), np.random.rand(4, 3)
     for name in ("actions", "values", "log_probs"):
         assert np.array_equal(ours.row(name, 2), getattr(ours, name)[2])
     monkeypatch.setattr("fasttrain.buffers.rollout._host", lambda tensor: read.append(tensor.shape))

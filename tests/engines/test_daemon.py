@@ -51,15 +51,21 @@ def python(code: str, *arguments: str) -> tuple[str, ...]:
 
 
 def test_the_command_is_filled_in(made: Any, tmp_path: Path):
-    daemon = made(plain("engine", "--port={port}", "{index}", "{threads}", "{folder}/x", "{other}", "{}"))
-    command = daemon._command()
-    assert command == ["engine", f"--port={daemon.address[1]}", "3", "2", f"{tmp_path}/x", "{other}", "{}"]
-    assert made(plain("engine"))._command() == ["engine"]
+    def filled(*command: str, **changed: Any) -> list[str]:
+        daemon = made(plain(*command, **changed))
+        texts = daemon._command()
+        return (
+            [text.replace(f"port={daemon.address[1]}", "port=its own") for text in texts] if daemon.address else texts
+        )
+
+    command = filled("engine", "--port={port}", "{index}", "{threads}", "{folder}/x", "{other}", "{}")
+    assert command == ["engine", "--port=its own", "3", "2", f"{tmp_path}/x", "{other}", "{}"]
+    assert filled("engine") == ["engine"]
     assert made(plain("engine"))._environment()["PATH"].endswith(f"{os.pathsep}/usr/games"), "where Debian has games"
-    java = made(plain("java", "-Xmx1g", "Engine", jvm_flags=("-XX:ActiveProcessorCount={threads}",)))._command()
+    java = filled("java", "-Xmx1g", "Engine", jvm_flags=("-XX:ActiveProcessorCount={threads}",))
     assert java[:2] == ["java", "-XX:ActiveProcessorCount=2"]
     assert java[-4:] == ["-Xlog:disable", "-Xlog:all=warning:stderr", "-Xmx1g", "Engine"], "a clean stdout under pipes"
-    assert "-Xlog:disable" not in made(plain("java", "Engine", "{port}"))._command()
+    assert "-Xlog:disable" not in filled("java", "Engine", "{port}")
 
 
 def test_ports_that_are_taken_are_passed_over():

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -232,13 +233,21 @@ def test_observations_of_another_space(observation: Any, space: Any):
 
 
 def test_a_game_names_what_its_connections_speak():
-    class Own(Asks):
-        framing, codec, id_key = "length", "text", "number"
+    class Numbered(Asks):
+        framing, id_key = "length", "number"
 
-    async def made(game: EngineGame) -> Any:
-        return game.channel()
+    class Plain(Asks):
+        codec = "text"
 
-    channel = asyncio.run(made(Own()))
-    assert type(channel._framing).__name__ == "Lengths"
-    assert type(channel._codec).__name__ == "Text"
-    assert channel._id_key == "number"
+    async def sent(game: EngineGame, message: Any) -> bytes:
+        channel, engine = game.channel(), Mock()
+        channel.writes_to(engine)
+        if isinstance(message, dict):
+            with pytest.raises(GameLostError):
+                await channel.ask(message, 0.001)
+        else:
+            channel.send(message)
+        return bytes(engine.write.call_args[0][0])
+
+    assert asyncio.run(sent(Numbered(), {"a": 2})) == b'\0\0\0\x12{"a":2,"number":1}'
+    assert asyncio.run(sent(Plain(), "hello")) == b"hello\n"

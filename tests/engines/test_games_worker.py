@@ -67,45 +67,46 @@ class Loop:
             what()
 
 
-def worker_of(folder: Path, wait_s: float = 0.004) -> Any:
-    """One daemon's eight rows, of which all are under way; `sent` is what the trainer is told."""
+def worker_of(folder: Path, wait_s: float = 0.004) -> tuple[Any, Loop, list[list[int]]]:
+    """The table of one daemon's eight rows, of which all are under way; its loop, and what the trainer is told."""
     no_arrays: Any = SimpleNamespace()
     settings = given("pig:Pig", {}, str(folder), rows=8)
     made: Any = Worker(settings, no_arrays, np.zeros(16, np.int64), spaces.Discrete(2))
-    made._loop, made.sent, made._under_way, made.wait_s = Loop(), [], {*range(8)}, wait_s
-    made._send = lambda kind, rows: made.sent.append([row for row, *_ in rows])
-    return made
+    loop, sent = Loop(), list[list[int]]()
+    made._loop, made._under_way, made.wait_s = loop, {*range(8)}, wait_s
+    made._send = lambda kind, rows: sent.append([row for row, *_ in rows])
+    return made.table, loop, sent
 
 
 def test_news_wait_for_others_until_their_time_is_up(tmp_path: Path):
-    worker = worker_of(tmp_path)
-    worker.table.tell(3, STEP)
-    worker.table.tell(5, STEP)
-    worker._loop.round()
-    assert (worker.sent, [timer.delay_s for timer in worker._loop.timers]) == ([], [0.004])
-    worker._loop.timers[0].what()
-    assert worker.sent == [[3, 5]]
-    worker.table.tell(0, STEP)
-    assert len(worker._loop.timers) == 1, "the next wait their own time"
+    table, loop, sent = worker_of(tmp_path)
+    table.tell(3, STEP)
+    table.tell(5, STEP)
+    loop.round()
+    assert (sent, [timer.delay_s for timer in loop.timers]) == ([], [0.004])
+    loop.timers[0].what()
+    assert sent == [[3, 5]]
+    table.tell(0, STEP)
+    assert len(loop.timers) == 1, "the next wait their own time"
 
 
 def test_news_go_out_when_fewer_than_two_games_are_under_way(tmp_path: Path):
-    worker = worker_of(tmp_path)
+    table, loop, sent = worker_of(tmp_path)
     for row in range(6):
-        worker.table.tell(row, STEP)
-    worker._loop.round()
-    assert (worker.sent, len(worker._loop.timers)) == ([], 1)
-    worker.table.tell(6, STEP)
-    worker.table.tell(7, STEP)
-    worker._loop.round()
-    assert (worker.sent, worker._loop.timers) == ([[*range(8)]], []), "one message, and no timer that is left"
+        table.tell(row, STEP)
+    loop.round()
+    assert (sent, len(loop.timers)) == ([], 1)
+    table.tell(6, STEP)
+    table.tell(7, STEP)
+    loop.round()
+    assert (sent, loop.timers) == ([[*range(8)]], []), "one message, and no timer that is left"
 
 
 def test_without_a_wait_a_round_of_the_loop_is_one_message(tmp_path: Path):
-    worker = worker_of(tmp_path, wait_s=0.0)
+    table, loop, sent = worker_of(tmp_path, wait_s=0.0)
     for row in range(3):
-        worker.table.tell(row, STEP)
-    worker._loop.round()
-    worker.table.tell(3, STEP)
-    worker._loop.round()
-    assert (worker.sent, worker._loop.timers) == ([[0, 1, 2], [3]], [])
+        table.tell(row, STEP)
+    loop.round()
+    table.tell(3, STEP)
+    loop.round()
+    assert (sent, loop.timers) == ([[0, 1, 2], [3]], [])

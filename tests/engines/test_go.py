@@ -14,6 +14,8 @@ from fasttrain_engines.go import Go, Replies
 from fasttrain_engines.wire import GameLostError
 
 EVERYWHERE = " ".join(f"{letter}{number}" for number in (5, 4, 3, 2, 1) for letter in "ABCDE")
+POINTS = [*EVERYWHERE.split(), "PASS"]
+LAST, BLACK = slice(6 * 25, 7 * 25), -2  # of an observation: the last move, and whether one plays Black
 
 
 class Recorded:
@@ -47,8 +49,7 @@ def begun(game: Go, channel: Any, seed: int = 4) -> Any:
 
 
 def played(game: Go, channel: Any, move: str) -> Any:
-    names = [*game._names, "PASS"]
-    return asyncio.run(game.play(channel, names.index(move)))
+    return asyncio.run(game.play(channel, POINTS.index(move)))
 
 
 def test_a_frame_is_a_reply_up_to_an_empty_line():
@@ -82,15 +83,13 @@ def test_colours_come_in_turn_and_white_is_moved_against_first():
     second = begun(game, channel)
     assert channel.writes[-1][5:7] == ["genmove black", "all_legal white"]
     assert isinstance(second, Decision)
-    assert row_of(second.observation, game.observation_space)[6 * 25 : 7 * 25].argmax() == 12, "its move in the centre"
-    assert second.observation[-2] == 0, "White is played"
-    begun(other := Go(size=5), Recorded(genmove="C3"), seed=5)
-    assert other._mine == "white", "half of the boards begin with White"
+    assert row_of(second.observation, game.observation_space)[LAST].argmax() == 12, "its move in the centre"
+    assert second.observation[BLACK] == 0, "White is played"
+    assert begun(Go(size=5), channel, seed=5).observation[BLACK] == 0, "half of the boards begin with White"
     for colour in ("black", "white"):
         one = Go(size=5, colour=colour)
         for _ in range(2):
-            begun(one, channel)
-            assert one._mine == colour
+            assert begun(one, channel).observation[BLACK] == (colour == "black")
 
 
 @pytest.mark.parametrize(("score", "reward", "ahead"), [("B+3.5", 1.0, 3.5), ("W+12", -1.0, -12.0), ("0", 0.0, 0.0)])
@@ -117,8 +116,15 @@ def test_a_resignation_is_a_win():
     begun(game, channel)
     over = played(game, channel, "C3")
     assert (over.reward, over.info["result"], over.info["is_win"]) == (1.0, "B+R", True)
-    assert Go(size=9)._names[7:9] == ["H9", "J9"], "letters skip I"
     assert game.record() == "(;GM[1]FF[4]SZ[5]KM[24.5]RU[Chinese]PB[fasttrain]PW[GNU Go level 1]RE[B+R];B[cc])"
+
+
+def test_the_letters_of_points_skip_i():
+    game, channel = Go(size=9), Recorded(genmove="A1")
+    begun(game, channel)
+    for action, point in ((7, "H9"), (8, "J9")):
+        asyncio.run(game.play(channel, action))
+        assert channel.writes[-1][0] == f"play black {point}"
 
 
 def test_a_game_without_end_is_cut():
@@ -133,18 +139,17 @@ def test_an_opponent_may_err():
     own, at_random = 0, set[str]()
     for seed in range(40):
         game, channel = Go(size=5, errs=0.5, colour="white"), Recorded(genmove="C3")
-        begun(game, channel, seed)
+        last = begun(game, channel, seed).observation[LAST].argmax()
         again = Recorded(genmove="C3")
         begun(Go(size=5, errs=0.5, colour="white"), again, seed)
         assert again.writes == channel.writes, "the seed says when, and which move"
         if "genmove black" in channel.writes[0]:
             own += 1
-            assert game._moves == ["C3"]
+            assert POINTS[last] == "C3"
         else:
-            (move,) = game._moves
             assert channel.writes[0][-1] == "all_legal black"
-            assert channel.writes[1][0] == f"play black {move}"
-            at_random.add(move)
+            assert channel.writes[1][0] == f"play black {POINTS[last]}"
+            at_random.add(POINTS[last])
     assert 8 < own < 32
     assert len(at_random) > 10
     game, channel = Go(size=5, errs=1.0, colour="white"), Recorded(all_legal="")
@@ -152,20 +157,16 @@ def test_an_opponent_may_err():
     assert "play black PASS" in channel.writes[1], "where nothing else is legal"
 
 
-@pytest.mark.parametrize(("score", "errs"), [("B+0.5", [1.0, 0.975, 0.95]), ("W+0.5", [1.0, 1.0, 1.0])])
-def test_it_errs_less_with_each_win_of_that_colour_and_more_with_each_loss(score: str, errs: list[float]):
-    game, found = Go(size=5, errs=1.0), list[float]()
-    for _ in errs:
-        found.append(game._shares["black"])
-        for colour in ("black", "white"):
-            begun(game, channel := Recorded(genmove="PASS", all_legal="", final_score=score))
-            assert game._mine == colour
-            end = played(game, channel, "PASS")
-            assert isinstance(end, Over)
-            if colour == "black":
-                assert end.info["errs"] == found[-1], "as it was in this game"
-    assert found == pytest.approx(errs)
-    assert game._shares["white"] == pytest.approx(1.0 if score == "B+0.5" else 0.925)
+@pytest.mark.parametrize(("score", "winner", "loser"), [("B+0.5", "black", "white"), ("W+0.5", "white", "black")])
+def test_it_errs_less_with_each_win_of_that_colour_and_more_with_each_loss(score: str, winner: str, loser: str):
+    game, found = Go(size=5, errs=1.0), list[dict[str, Any]]()
+    for played_score in [score] * 6 + [{"B+0.5": "W+0.5", "W+0.5": "B+0.5"}[score]] * 4:
+        begun(game, channel := Recorded(genmove="PASS", all_legal="", final_score=played_score))
+        found.append(played(game, channel, "PASS").info)
+    assert [one["colour"] for one in found] == ["black", "white"] * 5
+    errs = {colour: [one["errs"] for one in found if one["colour"] == colour] for colour in ("black", "white")}
+    assert errs[winner] == pytest.approx([1.0, 0.975, 0.95, 0.925, 0.925 + 0.025 / 3]), "as it was in each game"
+    assert errs[loser] == pytest.approx([1.0, 1.0, 1.0, 1.0, 0.975])
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_what_is_seen_of_a_board():
     channel = Recorded(**{"list_stones black": "B4 B3 E2", "list_stones white": "C3 D2 A1", "genmove": "B3"})
     game = Go(size=5, colour="white")
     seen = begun(game, channel).observation[: 7 * 25].reshape(7, 25)
-    found = [{game._names[point] for point in np.flatnonzero(plane)} for plane in seen]
+    found = [{POINTS[point] for point in np.flatnonzero(plane)} for plane in seen]
     assert found == [set(), {"A1"}, {"C3", "D2"}, set(), {"E2"}, {"B4", "B3"}, {"B3"}]
 
 

@@ -12,32 +12,23 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from plain_env import PlainEnv
+
 LENGTH = 5
 
 
-class Plain(gymnasium.Env[Any, Any]):
+class Plain(PlainEnv):
     """Five steps; each pays its action."""
 
     observation_space: Any = spaces.Box(-1, 1, (3,), np.float32)
     action_space: Any = spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.time = 0
-        return self.seen(), {}
-
-    def step(self, action: Any) -> Any:
-        self.time += 1
-        return self.seen(), self.paid(action), self.time == LENGTH, False, self.told()
+    length = LENGTH
 
     def seen(self) -> Any:
         return self.np_random.uniform(-1, 1, 3).astype(np.float32)
 
     def paid(self, action: Any) -> Any:
         return float(action)
-
-    def told(self) -> dict[str, Any]:
-        return {}
 
 
 # --- masks under other names, in other places, of other kinds

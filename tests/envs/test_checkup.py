@@ -19,6 +19,7 @@ from fasttrain.envs import checkup as checkups
 from fasttrain.envs.checkup import CheckupResult, checkup
 from fasttrain.envs.make import EnvFactory, EnvSpec
 from fasttrain.envs.masks import ActionMasks, find_mask_convention
+from plain_env import PlainEnv
 
 UNHURRIED_S = 60.0  # of a checkup in these tests: how much is played must not depend on how busy the machine is
 
@@ -323,17 +324,13 @@ def test_lunar_lander_is_passed() -> None:
         assert checkup(EnvFactory(EnvSpec(id=env_id)), max_seconds=UNHURRIED_S).findings == ()
 
 
-class Bandit(gymnasium.Env[Any, Any]):
+class Bandit(PlainEnv):
     """One-step episodes without anything to see; action 3 pays most often."""
 
-    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(4)
+    action_space, length = spaces.Discrete(4), 1
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action: Any) -> Any:
-        return np.zeros(1, np.float32), float(self.np_random.random() < 0.1 + 0.2 * action), True, False, {}
+    def paid(self, action: Any) -> Any:
+        return float(self.np_random.random() < 0.1 + 0.2 * action)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from gymnasium import spaces
 from fasttrain.envs import probe as probing
 from fasttrain.envs.probe import PROBE_SECONDS, PROBE_STEPS, SEED, Play, PlayError, ProbeResult
 from fasttrain.errors import EnvSpecError
+from plain_env import PlainEnv
 
 
 def probe(build: Callable[[], Any], max_seconds: float = PROBE_SECONDS, max_steps: int = PROBE_STEPS) -> ProbeResult:
@@ -23,31 +23,23 @@ def probe(build: Callable[[], Any], max_seconds: float = PROBE_SECONDS, max_step
     return play.costs()
 
 
-class Watched(gymnasium.Env[Any, Any]):
-    """Allows one action per state, ends after `length` steps, draws from the global streams, notes what happens."""
+class Watched(PlainEnv):
+    """Allows one action per state, ends after `length` steps, and notes what happens."""
 
-    observation_space = spaces.Box(0, 1, (1,))
-    action_space = spaces.Discrete(4)
+    observation_space, action_space = spaces.Box(0, 1, (1,)), spaces.Discrete(4)
 
     def __init__(self, length: int = 3, masked: bool = True) -> None:
-        self.length, self.count, self.closed, self.illegal, self.seeds = length, 0, False, 0, list[int | None]()
+        self.length, self.illegal, self.seeds = length, 0, list[int | None]()
         if masked:
-            self.action_masks = lambda: np.arange(4) == self.count % 4
+            self.action_masks = lambda: np.arange(4) == self.time % 4
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self.seeds.append(seed)
-        self.count = 0
-        random.random()
-        np.random.random()
-        return np.zeros(1, np.float32), {}
+        return super().reset(seed=seed)
 
     def step(self, action: Any) -> tuple[Any, ...]:
-        self.illegal += int(action != self.count % 4)
-        self.count += 1
-        return np.zeros(1, np.float32), 0.0, self.count >= self.length, False, {}
-
-    def close(self) -> None:
-        self.closed = True
+        self.illegal += int(action != self.time % 4)
+        return super().step(action)
 
 
 def test_shares_of_zeros_and_of_legal_actions() -> None:

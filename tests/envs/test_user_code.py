@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium
-import numpy as np
 import pytest
 
 import fasttrain
@@ -22,7 +20,6 @@ from fasttrain.envs.user_code import (
     _is_ours,
     blame,
     import_user_module,
-    preserve_random_state,
 )
 
 
@@ -64,24 +61,6 @@ def test_blame_of_a_librarys_error_points_at_the_users_call() -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whichever Gymnasium raises
         calls_gymnasium()
     assert ", in calls_gymnasium)" in blame(caught.value)
-
-
-def test_random_state_is_put_back_even_after_an_error() -> None:
-    random.seed(3)
-    np.random.seed(3)
-    expected = random.random(), np.random.random()
-    random.seed(3)
-    np.random.seed(3)
-
-    def draws_and_fails() -> None:
-        with preserve_random_state():
-            random.random()
-            np.random.random(5)
-            raises_with_text()
-
-    with pytest.raises(ValueError, match="bad deck"):
-        draws_and_fails()
-    assert (random.random(), np.random.random()) == expected
 
 
 def test_an_import_of_a_module_that_was_moved_finds_it(tmp_path: Path):

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from fasttrain.saving.checkpoints import MANIFEST, CheckpointFolder
+from plain_env import PlainEnv
 
 BOMB_BYTES = 150 << 20
 RUN = (
@@ -31,29 +32,19 @@ MODEL, STATISTICS, PICKLED, NEWEST = "model.zip", "vecnormalize.npz", "vecnormal
 Spoil = Callable[[Path, Path], Any]  # of a run's folder; a canary lies outside of it
 
 
-class Corridor(gymnasium.Env[Any, Any]):
+class Corridor(PlainEnv):
     """Ten steps; an env that is quick, shows itself as text and can be normalised."""
 
     metadata = {"render_modes": ["ansi"]}  # noqa: RUF012 - as Gymnasium has it
     observation_space = gymnasium.spaces.Box(-10.0, 10.0, (4,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, render_mode: str | None = None) -> None:
         self.render_mode = render_mode
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._observation(), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.steps += 1
-        return self._observation(), float(action), self.steps >= 10, False, {}
-
     def render(self) -> str:  # type: ignore[override]
-        return f"step {self.steps}"
+        return f"step {self.time}"
 
-    def _observation(self) -> Any:
+    def seen(self) -> Any:
         return self.np_random.normal(size=4).astype(np.float32)
 
 

@@ -53,8 +53,7 @@ def test_everything_that_is_missing_is_named_once(fasttrain: RunCommand, monkeyp
 def test_what_could_be_written_later_is_not_missing(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     append, calls = EpisodeLog._append, iter([full])
     monkeypatch.setattr(EpisodeLog, "_append", lambda log: next(calls, append)(log))
-    done = fasttrain(*SMALL)
-    assert done.exit_code == 0, done.err
+    done = fasttrain(*SMALL).ok()
     assert "warning: episodes.csv could not be written" in done.out
     episodes = (done.folder / "episodes.csv").read_text().splitlines()
     assert len(episodes) == 1 + done.json("summary.json")["episodes"]

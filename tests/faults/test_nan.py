@@ -186,7 +186,7 @@ def test_a_gradient_that_overflows_is_named(kind: str, fused: bool):
 @both_ways
 def test_bad_rows_cost_their_minibatches_alone(fused: bool, value: float):
     model, lines = trained("maskable_ppo" if fused else "ppo", fused, batch_size=10)
-    model.rollout_buffer.storage._advantages[3, 2] = value
+    model.rollout_buffer.storage.advantages[3, 2] = value
     before, updates = fingerprint(model), model.engine.gradient_updates
     model.train()
     assert model.engine.gradient_updates == updates + 6
@@ -291,9 +291,8 @@ def test_a_run_stops_with_the_place(fasttrain: RunCommand, algo: tuple[str, ...]
 
 @pytest.mark.parametrize("engine", ["stock", "fast"])
 def test_nan_guard_false_looks_for_nothing(fasttrain: RunCommand, engine: str):
-    done = fasttrain(*SMALL, "algo=dqn", "warmup_steps=3000", f"engine={engine}", "nan_guard=false",
-                     "env.kwargs.fault=nan_reward", "env.kwargs.at=5", "total_timesteps=40")  # fmt: skip
-    assert done.exit_code == 0, done.err
+    fasttrain(*SMALL, "algo=dqn", "warmup_steps=3000", f"engine={engine}", "nan_guard=false",
+                     "env.kwargs.fault=nan_reward", "env.kwargs.at=5", "total_timesteps=40").ok()  # fmt: skip
 
 
 def test_a_run_that_diverged_leaves_its_last_good_weights(fasttrain: RunCommand):

@@ -21,6 +21,7 @@ from fasttrain_games import SKIRMISH
 from fasttrain_games.skirmish.env import SkirmishEnv
 from fasttrain_games.skirmish.options import make_options
 from fasttrain_games.skirmish.words import action_in_words, choice_in_words, move_in_words, target_in_words
+from fasttrain_games.skullking.env import SkullKingEnv
 from reference.skirmish_python.env import SkirmishPythonEnv
 
 
@@ -28,20 +29,35 @@ def draw(env: Any, rng: np.random.Generator) -> Any:
     return random_legal_action(env.action_space, env.action_masks(), rng)
 
 
-def test_registered_once_and_made_by_id() -> None:
+SKULL_KING = "fasttrain/SkullKing-v0"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "kwargs", "kind", "size"),
+    [
+        (SKIRMISH.id, {"action_mode": "units", "mission": "take_and_hold", "opponent": "random"}, SkirmishEnv, 163),
+        (SKULL_KING, {"num_players": 3, "opponents": ["easy", "hard"]}, SkullKingEnv, 228),
+    ],
+)
+def test_games_are_registered_once_and_made_by_id(env_id: str, kwargs: dict[str, Any], kind: Any, size: int) -> None:
     before = dict(gymnasium.registry)
     importlib.reload(fasttrain_games.envs)
     assert dict(gymnasium.registry) == before
-    env = gymnasium.make(SKIRMISH.id, action_mode="units", mission="take_and_hold", opponent="random")
-    assert isinstance(env.unwrapped, SkirmishEnv)
+    env = gymnasium.make(env_id, **kwargs)
+    assert isinstance(env.unwrapped, kind)
     observation, info = env.reset(seed=1)
-    assert observation.shape == (163,)
-    assert info == {}
+    assert (observation.shape, info) == ((size,), {})
 
 
-@pytest.mark.parametrize("action_mode", ["heads", "units"])
-def test_passes_both_checkers_without_a_warning(action_mode: str) -> None:
-    env = gymnasium.make(SKIRMISH.id, render_mode="rgb_array", action_mode=action_mode, rounds=2).unwrapped
+@pytest.mark.parametrize(
+    ("env_id", "kwargs"),
+    [
+        *((SKIRMISH.id, {"render_mode": "rgb_array", "action_mode": mode, "rounds": 2}) for mode in ("heads", "units")),
+        *((SKULL_KING, {"num_players": players, "render_mode": "ansi"}) for players in (2, 8)),
+    ],
+)
+def test_games_pass_both_checkers_without_a_warning(env_id: str, kwargs: dict[str, Any]) -> None:
+    env = gymnasium.make(env_id, **kwargs).unwrapped
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gymnasium_check_env(env)

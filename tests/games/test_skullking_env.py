@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
-
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env as gymnasium_check_env
-from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 from test_skullking_game import make, reset
 
-import fasttrain_games.envs
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain_games.skullking.env import SkullKingEnv
 from fasttrain_games.skullking.render import card_name
@@ -23,26 +16,6 @@ MIXED = {"random": 1.0, "easy": 1.0, "medium": 1.0, "hard": 1.0, "self": 1.0}
 
 def draw_action(mask: np.ndarray, rng: np.random.Generator) -> int:
     return int(rng.choice(np.flatnonzero(mask)))
-
-
-def test_registered_once_and_made_by_id() -> None:
-    before = dict(gymnasium.registry)
-    importlib.reload(fasttrain_games.envs)
-    assert dict(gymnasium.registry) == before
-    env = gymnasium.make("fasttrain/SkullKing-v0", num_players=3, opponents=["easy", "hard"])
-    assert isinstance(env.unwrapped, SkullKingEnv)
-    observation, info = env.reset(seed=1)
-    assert observation.shape == (228,)
-    assert info == {}
-
-
-@pytest.mark.parametrize("num_players", [2, 8])
-def test_passes_both_checkers_without_a_warning(num_players: int) -> None:
-    env = gymnasium.make("fasttrain/SkullKing-v0", num_players=num_players, render_mode="ansi").unwrapped
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        gymnasium_check_env(env)
-        sb3_check_env(env, warn=True, skip_render_check=False)
 
 
 @pytest.mark.parametrize(("num_players", "card_memory"), [(2, True), (4, False)])

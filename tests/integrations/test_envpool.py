@@ -212,12 +212,10 @@ def test_a_training_from_the_command_line(fasttrain: RunCommand) -> None:
     done = fasttrain(
         "+profile=speed", "env.id=CartPole-v1", "env.backend=envpool", "algo=ppo", "total_timesteps=960",
         "eval.episodes=6", "env.max_episode_steps=8", "algo.rollout_size=480", "batch_size=48",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.err
+    ).ok()  # fmt: skip
     row = next(row for row in done.json("plan.json")["flags"] if row["flag"] == "vec_env")
     assert (row["effective"], row["reason"]) == ("native", "EnvPool steps all envs in its own threads")
     assert done.json("summary.json")["quality"]["mean_length"] <= 8
-    again = fasttrain("eval", f"run={done.folder}")
-    assert again.exit_code == 0, again.err
+    again = fasttrain("eval", f"run={done.folder}").ok()
     greedy = again.json("eval.json")["quality"]["greedy"]
     assert greedy["mean_reward"] == done.json("summary.json")["quality"]["mean_reward"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -192,16 +191,15 @@ def test_it_is_learned_from_the_command_line(game: str, fasttrain: RunCommand, m
     typed = ("env.backend=pettingzoo", f"env.id={game}", "env.kwargs.sharing=true", "num_envs=6", *loss)
     assert configured(*typed).env.entry_point == "fasttrain.integrations.pettingzoo:Rows"
     short = ("total_timesteps=600", "eval.episodes=6", "algo.rollout_size=384", "batch_size=64")
-    done = fasttrain("+profile=speed", *typed, *short)
-    assert done.exit_code == 0, done.err
-    with (done.folder / "episodes.csv").open() as file:
-        rows = [*csv.DictReader(file)]
+    done = fasttrain("+profile=speed", *typed, *short).ok()
+    rows = done.table("episodes.csv")
     assert "rests" not in rows[0]
     returns = [float(row["return"]) for row in rows]
     assert min(returns) <= -0.5, "a loser's"
     assert max(returns) >= 1.0, "a winner's"
-    done = fasttrain("+profile=speed", *typed, "algo=dqn", "total_timesteps=300", "warmup_steps=50", "eval.episodes=6")
-    assert done.exit_code == 0, done.err
+    done = fasttrain(
+        "+profile=speed", *typed, "algo=dqn", "total_timesteps=300", "warmup_steps=50", "eval.episodes=6"
+    ).ok()
 
 
 def test_every_agent_is_a_row_and_rests_until_its_game_is_over():
@@ -264,12 +262,9 @@ def test_sharing_is_learned_from_the_command_line(fasttrain: RunCommand, monkeyp
     typed = ("env.backend=pettingzoo", "env.id=herd", "env.kwargs.sharing=true", "algo=ppo", "num_envs=6")
     config = configured(*typed)
     assert (config.env.backend, config.env.entry_point) == ("vector", "fasttrain.integrations.pettingzoo:Rows")
-    done = fasttrain("+profile=speed", *typed, "total_timesteps=1500", "eval.episodes=6", "algo.rollout_size=384")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("+profile=speed", *typed, "total_timesteps=1500", "eval.episodes=6", "algo.rollout_size=384").ok()
     assert done.json("summary.json")["quality"]["mean_reward"] == 3.0  # 2, 3 and 4 steps of eating
-    refused = fasttrain("engine=stock", *typed, "total_timesteps=300")
-    assert refused.exit_code == 2
-    assert "would learn from these steps" in refused.err
+    fasttrain("engine=stock", *typed, "total_timesteps=300").refused("would learn from these steps")
 
 
 @pytest.mark.filterwarnings("ignore")

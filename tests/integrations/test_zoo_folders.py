@@ -58,13 +58,11 @@ def test_a_folder_is_evaluated_without_running_what_is_pickled_in_it(fasttrain: 
     model = trained()
     folder = lay_out(tmp_path / "CartPole-v1_1", model, {**PPO_ENTRY, "env_kwargs": {"sutton_barto_reward": False}},
                      "ppo", env_kwargs=(), tags=("a", 1))  # fmt: skip
-    done = fasttrain("eval", f"run={folder}", "eval.episodes=4")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("eval", f"run={folder}", "eval.episodes=4").ok()
     assert done.json("eval.json")["quality"]["greedy"]["mean_reward"] == mean_reward(
         model, make_vec_env("CartPole-v1", 4)
     )
-    exported = fasttrain("export", f"run={folder}", "format=torchscript")
-    assert exported.exit_code == 0, exported.err
+    fasttrain("export", f"run={folder}", "format=torchscript").ok()
     found = zoo_run(folder, "model.zip")
     assert (found.config.num_envs, found.config.algo.net_arch, found.config.total_timesteps) == (2, (16,), 256)
 
@@ -72,11 +70,9 @@ def test_a_folder_is_evaluated_without_running_what_is_pickled_in_it(fasttrain: 
 def test_statistics_of_observations_take_trust(fasttrain: RunCommand, tmp_path: Path):
     model = trained(norm=True)
     folder = lay_out(tmp_path / "CartPole-v1_2", model, {**PPO_ENTRY, "normalize": True}, "ppo")
-    done = fasttrain("eval", f"run={folder}", "eval.episodes=4")
-    assert done.exit_code == 2
-    assert "only vecnormalize.pkl, a pickle; --trust loads it" in done.err
-    trusted = fasttrain("eval", f"run={folder}", "eval.episodes=4", "--trust")
-    assert trusted.exit_code == 0, trusted.err
+    told = "only vecnormalize.pkl, a pickle; --trust loads it"
+    fasttrain("eval", f"run={folder}", "eval.episodes=4").refused(told)
+    trusted = fasttrain("eval", f"run={folder}", "eval.episodes=4", "--trust").ok()
     env = VecNormalize.load(str(folder / "CartPole-v1" / "vecnormalize.pkl"), make_vec_env("CartPole-v1", 4))
     env.training = env.norm_reward = False
     assert trusted.json("eval.json")["quality"]["greedy"]["mean_reward"] == pytest.approx(mean_reward(model, env))
@@ -84,8 +80,7 @@ def test_statistics_of_observations_take_trust(fasttrain: RunCommand, tmp_path: 
 
 def test_statistics_of_rewards_are_not_needed(fasttrain: RunCommand, tmp_path: Path):
     entry = {**PPO_ENTRY, "normalize": "{'norm_obs': False, 'norm_reward': True}"}
-    done = fasttrain("eval", f"run={lay_out(tmp_path / 'x', trained(), entry, 'ppo')}", "eval.episodes=2")
-    assert done.exit_code == 0, done.err
+    fasttrain("eval", f"run={lay_out(tmp_path / 'x', trained(), entry, 'ppo')}", "eval.episodes=2").ok()
 
 
 def test_a_dqn_whose_last_model_is_missing_is_its_best(fasttrain: RunCommand, tmp_path: Path):
@@ -95,8 +90,7 @@ def test_a_dqn_whose_last_model_is_missing_is_its_best(fasttrain: RunCommand, tm
     folder = lay_out(tmp_path / "CartPole-v1_1", model, entry, "dqn")
     assert "no best_model.zip there" in fasttrain("play", f"run={folder}", "model=best").err
     (folder / "CartPole-v1.zip").rename(folder / "best_model.zip")
-    done = fasttrain("eval", f"run={folder}", "eval.episodes=2")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("eval", f"run={folder}", "eval.episodes=2").ok()
     assert "CartPole-v1.zip is not there: best_model.zip is taken" in done.err
     (folder / "best_model.zip").unlink()
     assert (
@@ -128,10 +122,7 @@ def test_a_package_that_registers_the_env_is_named(tmp_path: Path):
 def test_what_is_no_run_is_told_in_one_line(fasttrain: RunCommand, tmp_path: Path, name: str, text: str, told: str):
     folder = lay_out(tmp_path / "x", trained(), PPO_ENTRY, "ppo")
     (folder / "CartPole-v1" / f"{name}.yml").write_text(text)
-    done = fasttrain("eval", f"run={folder}")
-    assert done.exit_code == 2
-    assert told in done.err
-    assert done.err.count("\n") == 1
+    fasttrain("eval", f"run={folder}").refused(told)
     assert not Path("pwned").exists()
 
 

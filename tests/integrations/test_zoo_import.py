@@ -53,8 +53,7 @@ def test_the_command_it_prints_trains(fasttrain: RunCommand, capfd: pytest.Captu
     assert lines[4].startswith("differs: env_wrapper: episodes are told")
     text = Path("conf/profile/zoo_ppo_CartPole-v1.yaml").read_text()
     assert "# Not taken over: vec_env_wrapper: there" in text
-    done = fasttrain(*lines[1].split()[1:], "total_timesteps=32", "batch_size=32", "eval.episodes=2")
-    assert done.exit_code == 0, done.err
+    done = fasttrain(*lines[1].split()[1:], "total_timesteps=32", "batch_size=32", "eval.episodes=2").ok()
     config = done.json("plan.json")["config"]
     assert (config["env"]["id"], config["algo"]["n_steps"], config["num_envs"]) == ("CartPole-v1", 16, 2)
     assert config["algo"]["learning_rate"] == "linear_0.001"

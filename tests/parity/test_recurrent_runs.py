@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ import fasttrain as ours
 from conftest import Finished, RunCommand
 from fasttrain.algos.recurrent_policies import GRU
 from fasttrain.runs.evaluate import evaluate
+from plain_env import PlainEnv
 from toys import RandomEnv
 
 CART = ("env.id=CartPole-v1", "algo=recurrent_ppo", "algo.lstm_hidden_size=16", "eval.episodes=4")
@@ -30,10 +30,8 @@ def rows_of(done: Finished) -> dict[str, Any]:
 
 def trained(fasttrain: RunCommand, *arguments: str) -> Finished:
     """A run whose stored policy is evaluated once more, to the same figures."""
-    done = fasttrain("+profile=speed", *arguments)
-    assert done.exit_code == 0, done.err
-    again = fasttrain("eval", f"run={done.folder}")
-    assert again.exit_code == 0, again.err
+    done = fasttrain("+profile=speed", *arguments).ok()
+    again = fasttrain("eval", f"run={done.folder}").ok()
     greedy = again.json("eval.json")["quality"]["greedy"]
     assert greedy == {key: done.json("summary.json")["quality"][key] for key in greedy}
     return done
@@ -59,25 +57,21 @@ def test_how_sequences_are_made_is_told(fasttrain: RunCommand):
 
 def test_a_masked_game_is_played_and_exported(fasttrain: RunCommand):
     done = trained(fasttrain, *SKULL, *SHORT)
-    exported = fasttrain("export", f"run={done.folder}", "format=torchscript")
-    assert exported.exit_code == 0, exported.err
+    exported = fasttrain("export", f"run={done.folder}", "format=torchscript").ok()
     assert "next_vf_c float32 (batch, 1, 16)" in exported.out
 
 
 def test_masks_and_inputs_take_a_native_game_in_its_single_form(fasttrain: RunCommand):
-    done = fasttrain("+profile=speed", *SKULL, *SHORT, "algo.cell=gru", "algo.memory_inputs=[reward]")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("+profile=speed", *SKULL, *SHORT, "algo.cell=gru", "algo.memory_inputs=[reward]").ok()
     row = rows_of(done)["vec_env"]
     assert row["effective"] in ("dummy", "shared")
     assert row["reason"].startswith("algo.memory_inputs needs single envs, not the native batch; ")
-    played = fasttrain("play", f"run={done.folder}", "play.speed=1000", "play.seed=1", "opponent=random")
-    assert played.exit_code == 0, played.err
+    fasttrain("play", f"run={done.folder}", "play.speed=1000", "play.seed=1", "opponent=random").ok()
 
 
 def test_groups_of_workers(fasttrain: RunCommand):
     groups = ("vec_env=shared", "num_workers=2", "schedule=first_ready")
-    done = fasttrain("+profile=speed", *CART, *SHORT, *groups, "algo.cell=gru", "algo.memory_inputs=[action]")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("+profile=speed", *CART, *SHORT, *groups, "algo.cell=gru", "algo.memory_inputs=[action]").ok()
     assert rows_of(done)["schedule"]["effective"] == "first_ready"
     assert done.json("perf.json")["total"]["updates"] == 8
 
@@ -95,8 +89,7 @@ def test_another_cell_with_inputs_and_wrappers(fasttrain: RunCommand):
     model = ours.RecurrentPPO.load(done.folder / "model.zip", device="cpu")
     assert isinstance(model.policy.lstm_actor, GRU)
     assert model.observation_space.shape == (2 * (4 + 2 + 1),)  # CartPole's, two actions, a reward; stacked
-    exported = fasttrain("export", f"run={done.folder}", "format=torchscript")
-    assert exported.exit_code == 0, exported.err
+    exported = fasttrain("export", f"run={done.folder}", "format=torchscript").ok()
     assert "pi_h float32 (batch, 1, 16), vf_h float32 (batch, 1, 16)" in exported.out
     assert "pi_c" not in exported.out
 
@@ -138,26 +131,20 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_go_with_memory_is_refused_by_name(fasttrain: RunCommand, case: str):
     typed, message = REFUSED[case]
-    done = fasttrain(*typed, "checkup=off", "total_timesteps=2048")
-    assert done.exit_code == 2, done.err
-    assert done.err.startswith("fasttrain: error: ")
-    assert done.err.count("\n") == 1
-    assert message in done.err
+    fasttrain(*typed, "checkup=off", "total_timesteps=2048").refused(message)
 
 
-class FirstTold(gym.Env[Any, Any]):
+class FirstTold(PlainEnv):
     """Only the first observation says which action pays; episodes of 4 steps."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (1,), np.float32), spaces.Discrete(2)
+    observation_space, length = spaces.Box(-1, 1, (1,), np.float32), 4
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
-        super().reset(seed=seed)
-        self.steps, self.right = 0, int(self.np_random.integers(2))
-        return np.array([2 * self.right - 1], np.float32), {}
+    def seen(self) -> Any:
+        self.right = self.right if self.time else int(self.np_random.integers(2))
+        return np.array([0 if self.time else 2 * self.right - 1], np.float32)
 
-    def step(self, action: int):
-        self.steps += 1
-        return np.zeros(1, np.float32), float(action == self.right), self.steps == 4, False, {}
+    def paid(self, action: Any) -> Any:
+        return float(action == self.right)
 
 
 def test_evaluation_hands_states_on_and_resets_them_where_episodes_begin():

@@ -135,9 +135,7 @@ def test_a_second_report_takes_the_place_of_the_first(no_pictures: None, tmp_pat
 def test_bad_input(fasttrain: RunCommand, tmp_path: Path, arguments: list[str], message: str):
     (tmp_path / "empty").mkdir()
     (write_run(tmp_path / "full") / "report").write_text("a file where the pictures should go")
-    done = fasttrain("report", *arguments)
-    done.refused(f"fasttrain: error: {message}")
-    assert len(done.err.splitlines()) == 1
+    fasttrain("report", *arguments).refused(f"error: {message}")
 
 
 def test_a_training_ends_with_its_report(trained: RunCommand, monkeypatch: pytest.MonkeyPatch):

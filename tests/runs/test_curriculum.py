@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from typing import Any
 
@@ -114,12 +113,11 @@ def test_a_stored_state_goes_on_with_the_same_draws() -> None:
 
 
 def episodes(run: Finished) -> list[tuple[str, str]]:
-    rows = csv.DictReader((run.folder / "episodes.csv").read_text().splitlines())
-    return [(row["task"], row["return"]) for row in rows]
+    return [(row["task"], row["return"]) for row in run.table("episodes.csv")]
 
 
-def test_all_vectorized_environments_play_the_same_tasks(fasttrain: RunCommand, trained: RunCommand) -> None:
-    whole = trained(*CORRIDOR, "vec_env=dummy")
+def test_all_vectorized_environments_play_the_same_tasks(fasttrain: RunCommand) -> None:
+    whole = fasttrain(*CORRIDOR, "vec_env=dummy").ok()
     told = episodes(whole)
     assert {task for task, _ in told} == {"short", "long"}
     assert episodes(fasttrain(*CORRIDOR, "vec_env=shared", "workers=2")) == told
@@ -127,17 +125,14 @@ def test_all_vectorized_environments_play_the_same_tasks(fasttrain: RunCommand, 
     assert sum(each["episodes"] for each in figures.values()) == len(told)
     assert figures["short"]["value_error"] > 0
     assert "tasks: short " in whole.out
+    # Evaluations play without tasks: the untrained policy rarely walks 8 cells in 16 steps, where most episodes end.
+    quality = whole.json("summary.json")["quality"]
+    assert quality["mean_length"] == 16 or quality["win_rate"] > 0
 
 
 def test_the_progress_line_names_the_stage(fasttrain: RunCommand) -> None:
     run = fasttrain(*CORRIDOR, "vec_env=dummy", "curriculum.schedule=[[0, [short]], [256, [long]]]")
     assert "tasks: stage 2 of 2, short " in run.ok().out
-
-
-def test_evaluations_play_without_tasks(trained: RunCommand) -> None:
-    """The untrained policy walks at random: 8 cells in 16 steps are rarely reached, 16 steps is what most take."""
-    quality = trained(*CORRIDOR, "vec_env=dummy").json("summary.json")["quality"]
-    assert quality["mean_length"] == 16 or quality["win_rate"] > 0
 
 
 class Nothing:
@@ -166,8 +161,7 @@ class EveryOther:
 def test_a_curriculum_of_the_users_own_draws(fasttrain: RunCommand) -> None:
     run = fasttrain(
         *CORRIDOR, "vec_env=dummy", "num_envs=1", "curriculum.by={curriculum: 'test_curriculum:EveryOther', first: 1}"
-    )
-    assert run.exit_code == 0, run.err
+    ).ok()
     played = [task for task, _ in episodes(run)]
     assert played == ["short" if index % 2 == 0 else "long" for index in range(len(played))]
 
@@ -183,20 +177,15 @@ def test_a_curriculum_of_the_users_own_draws(fasttrain: RunCommand) -> None:
     ],
 )
 def test_wrong_curricula_end_in_one_line(settings: tuple[str, ...], message: str, fasttrain: RunCommand) -> None:
-    run = fasttrain(*CORRIDOR, "vec_env=dummy", *settings)
-    assert run.exit_code == 2
-    assert message in run.err
-    assert "Traceback" not in run.err
+    fasttrain(*CORRIDOR, "vec_env=dummy", *settings).refused(message)
 
 
 def test_a_native_game_takes_its_own_options(fasttrain: RunCommand) -> None:
     small = ("+profile=speed", "num_envs=8", "algo.rollout_size=128", "batch_size=64", "algo.net_arch=[8]",
              "report=false", "total_timesteps=1500", "eval.episodes=4", "checkup=off")  # fmt: skip
     run = fasttrain(*small, "curriculum.tasks={early: {rounds: [1, 3]}, late: {rounds: [10, 10]}}")
-    rows = list(csv.DictReader((run.folder / "episodes.csv").read_text().splitlines()))
-    turns = {row["task"]: row["length"] for row in rows}
+    turns = {row["task"]: row["length"] for row in run.table("episodes.csv")}
     assert turns == {"early": str(3 + 1 + 2 + 3), "late": "11"}  # a bid a round, and its cards
     both = fasttrain(*small, "opponent=self", "curriculum.tasks={late: {rounds: [10, 10]}}").ok()
     assert both.json("summary.json")["tasks"]["late"]["episodes"] > 0
-    wrong = fasttrain(*small, "curriculum.tasks={early: {round: 3}}")
-    assert (wrong.exit_code, "no reset option 'round'" in wrong.err) == (2, True)
+    fasttrain(*small, "curriculum.tasks={early: {round: 3}}").refused("no reset option 'round'")

@@ -137,7 +137,9 @@ def test_reward_per_hour_is_last_fifth_minus_first_fifth_and_memory_is_bounded()
 
 @pytest.fixture
 def file(tmp_path: Path) -> StatusFile:
-    return StatusFile(tmp_path, Progress(4000, PhaseClock(), env_steps=1000), lambda: "one\nline \x1b[31m")
+    progress = Progress(4000, PhaseClock(), env_steps=1000)
+    progress.add_episode(float("nan"), {})
+    return StatusFile(tmp_path, progress, lambda: "one\nline \x1b[31m")
 
 
 def content(folder: Path) -> Any:
@@ -152,7 +154,6 @@ def test_status_says_what_the_live_line_knows(file: StatusFile, tmp_path: Path, 
     assert said["eta_s"] > 0 < said["steps_per_s"]
     assert said["said"] == "one line \N{REPLACEMENT CHARACTER}[31m"
     assert os.listdir(tmp_path) == [STATUS], "nothing half written is left"
-    file._progress.add_episode(float("nan"), {})
     with file.doing(EVALUATING):
         assert content(tmp_path)["phase"] == "evaluating"
         assert content(tmp_path)["eta_s"] is None

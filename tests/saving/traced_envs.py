@@ -9,19 +9,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from plain_env import PlainEnv
 
-class Hidden(gymnasium.Env[Any, Any]):
+
+class Hidden(PlainEnv):
     """Shows a number that comes from nowhere."""
 
-    observation_space = spaces.Box(-9, 9, (1,), np.float32)
-    action_space = spaces.Discrete(2)
+    observation_space, length = spaces.Box(-9, 9, (1,), np.float32), 10**9
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return self.np_random.random(1, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.random.default_rng().random(1, np.float32), 1.0, False, False, {}
+    def seen(self) -> Any:
+        return (np.random.default_rng() if self.time else self.np_random).random(1, np.float32)
 
 
 class Parts(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -44,6 +41,6 @@ class Parts(gymnasium.Wrapper[Any, Any, Any, Any]):
 class Slow(Hidden):
     """An episode without an end, 20 ms a step."""
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(0.02)
-        return self.np_random.random(1, np.float32), 1.0, False, False, {}
+    def seen(self) -> Any:
+        time.sleep(0.02 if self.time else 0.0)
+        return self.np_random.random(1, np.float32)

@@ -49,8 +49,7 @@ def env_of(algo: str) -> str:
 
 def train(fasttrain: RunCommand, algo: str, *more: str) -> Finished:
     small = (f"total_timesteps={steps_of(algo)}", *SMALL, *less(algo))
-    done = fasttrain("+profile=speed", f"algo={algo}", f"env.id={env_of(algo)}", *small, *more)
-    assert done.exit_code == 0, done.err
+    done = fasttrain("+profile=speed", f"algo={algo}", f"env.id={env_of(algo)}", *small, *more).ok()
     return done
 
 
@@ -106,8 +105,7 @@ def test_a_stock_algorithm_trains_is_timed_loads_by_its_stock_class_and_resumes(
     if algo not in RESUMED:
         return
     part = train(fasttrain, algo, f"checkpoint_every={steps // 2}", f"total_timesteps={steps // 2}", "eval.episodes=0")
-    resumed = fasttrain("resume", f"run={part.folder}", f"total_timesteps={steps}")
-    assert resumed.exit_code == 0, resumed.err
+    fasttrain("resume", f"run={part.folder}", f"total_timesteps={steps}").ok()
     first, second = (load_from_zip_file(run.folder / "model.zip", device="cpu")[1] for run in (done, part))
     for part_name, state in first.items():
         for name, tensor in state.items() if not part_name.endswith("optimizer") else ():
@@ -115,9 +113,8 @@ def test_a_stock_algorithm_trains_is_timed_loads_by_its_stock_class_and_resumes(
 
 
 def test_spaces_that_do_not_suit_are_told(fasttrain: RunCommand):
-    done = fasttrain("algo=sac", "env.id=CartPole-v1")
-    assert done.exit_code == 2
-    assert "has Discrete(2) actions, algo=sac needs Box; use another algo: maskable_ppo, ppo," in done.err
+    told = "has Discrete(2) actions, algo=sac needs Box; use another algo: maskable_ppo, ppo,"
+    fasttrain("algo=sac", "env.id=CartPole-v1").refused(told)
 
 
 def test_keys_of_other_algorithms_are_told():

@@ -112,21 +112,6 @@ def test_rollout_size_is_kept_to_whole_steps_and_a_short_last_minibatch_is_said(
     assert typed.config.algo.rollout_size == 2048
 
 
-@pytest.mark.parametrize(
-    ("arguments", "size"),
-    [
-        ((SPEED,), 16384),  # Skull King names its own
-        ((SPEED, "env.id=CartPole-v1"), 4096),
-        (("+profile=balance", "env.id=CartPole-v1"), 16384),
-        ((SPEED, "env.id=CartPole-v1", "algo.rollout_size=2400"), 2400),
-        (("+profile=debug", "env.id=CartPole-v1"), 512),
-        ((SPEED, "env.id=CartPole-v1", "algo=recurrent_ppo"), 1024),
-    ],
-)
-def test_rollout_size_by_tier(arguments: tuple[str, ...], size: int):
-    assert configured(*arguments).algo.rollout_size == size
-
-
 def test_a_rollout_that_nobody_chose_is_stocks_or_no_longer_than_the_training():
     assert plan_of("+profile=baseline", *CART, "num_envs=1").config.algo.rollout_size == 2048
     row = plan_of(SPEED, *CART, "total_timesteps=1200").row("algo.rollout_size")

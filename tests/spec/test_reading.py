@@ -76,6 +76,9 @@ def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
     assert own("+profile=speed") == (1024, 1e-3, 4, 16_384, 256), "Skull King's"
     assert own("+profile=speed", "env.id=CartPole-v1", "algo=ppo") == (256, 1e-3, 10, 4_096, None), "PPO's"
     assert own("env.id=CartPole-v1", "algo=a2c") == (None, 7e-4, None, 40, None), "no minibatches, no epochs"
+    tiers = (("balance", "ppo", 16_384), ("debug", "ppo", 512), ("speed", "recurrent_ppo", 1024))
+    for profile, algo, size in tiers:
+        assert configured(f"+profile={profile}", "env.id=CartPole-v1", f"algo={algo}").algo.rollout_size == size
     assert configured("+profile=speed", "algo.learning_rate=linear_1e-4").algo.learning_rate == "linear_1e-4"
 
 

@@ -61,9 +61,8 @@ def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda va
 def test_what_pays_is_kept_and_becomes_a_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = measured().use(monkeypatch)
     monkeypatch.setattr("fasttrain.studies.statistics.compare", partial(compare, min_pairs=2))
-    done = fasttrain("compare", "+profile=speed", "report=false",
-                     "candidates={ablate: [engine, fused_update, lean_info, n_epochs, learning_rate]}")  # fmt: skip
-    assert done.exit_code == 0, done.err
+    flags = "candidates={ablate: [engine, fused_update, lean_info, n_epochs, learning_rate]}"
+    done = fasttrain("compare", "+profile=speed", "report=false", flags).ok()
     rows = {row["name"]: row for row in done.json("study.json")["rows"]}
     assert list(rows) == ["engine", "fused_update", "lean_info", "learning_rate", "n_epochs"]
     assert rows["engine"]["added"]["value"] == pytest.approx(2.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 from collections.abc import Mapping
@@ -79,8 +78,9 @@ def test_all_candidates_train_with_the_same_seeds_in_turn(fasttrain: RunCommand,
 
 def test_equal_candidates_pass_and_are_said_to_bring_nothing(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = Fakes(learns).use(monkeypatch)
-    done = fasttrain("compare", "candidates=[baseline,{name: again, overrides: [profile=baseline]}]", "report=false")
-    assert done.exit_code == 0
+    done = fasttrain(
+        "compare", "candidates=[baseline,{name: again, overrides: [profile=baseline]}]", "report=false"
+    ).ok()
     assert len(fakes.ran) == 10, "each runs by itself, so that speeds differ by noise alone"
     (_, again) = done.json("study.json")["rows"]
     assert (again["verdict"], again["faster"], again["speed_up"]["value"]) == ("pass", False, 1.0)
@@ -122,9 +122,8 @@ def test_a_failed_cell_is_shown_and_loses_nothing(fasttrain: RunCommand, monkeyp
 )  # fmt: skip
 def test_what_cannot_run_is_said_before_anything_does(fasttrain, monkeypatch, typed, told):
     fakes = Fakes(learns).use(monkeypatch)
-    done = fasttrain("compare", *typed)
-    assert (done.exit_code, fakes.ran) == (2, [])
-    assert told in done.err
+    fasttrain("compare", *typed).refused(told)
+    assert fakes.ran == []
 
 
 def test_minutes_instead_of_steps(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
@@ -139,15 +138,13 @@ def test_a_real_comparison(fasttrain: RunCommand):
     done = fasttrain("compare", candidates, "seeds=1",
                      "env.id=CartPole-v1", "algo=ppo", "total_timesteps=256", "algo.rollout_size=128", "batch_size=64",
                      "algo.n_epochs=1", "eval.episodes=2", "torch_threads=1", "num_envs=4",
-                     "vec_env=dummy")  # fmt: skip
-    assert done.exit_code == 0, done.out
+                     "vec_env=dummy").ok()  # fmt: skip
     rows = done.json("study.json")["rows"]
     assert [row["name"] for row in rows] == ["stock", "speed"]
     assert rows[0]["env_steps"]["value"] == rows[1]["env_steps"]["value"] == 256
     assert rows[1]["verdict"] == "not enough seeds"
     cell = done.folder / done.json("study.json")["cells"][1]["folder"]
-    with (cell / "episodes.csv").open() as file:
-        assert len(list(csv.DictReader(file))) > 4
+    assert len((cell / "episodes.csv").read_text().splitlines()) > 5
     assert "[PERF]" in (cell / "log.txt").read_text()
     assert (done.folder / "report.html").is_file()
     assert not (cell / "report.html").exists()

@@ -40,8 +40,7 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_it_measures_advises_tries_and_stores(fasttrain: RunCommand, cells: list[list[str]]):
-    done = fasttrain("doctor", *SMALL, "total_timesteps=999", "stop.max_minutes=5")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("doctor", *SMALL, "total_timesteps=999", "stop.max_minutes=5").ok()
     stored = done.json("doctor.json")
     assert stored["status"] == "done"
     assert set(stored["alone_steps_per_s"]) == {"env", "policy", "update", "storing", "logging"}
@@ -61,8 +60,7 @@ def test_it_measures_advises_tries_and_stores(fasttrain: RunCommand, cells: list
 
 def test_advice_comes_from_measuring_again(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "TRIED", 0)
-    done = fasttrain("doctor", *SMALL)
-    assert done.exit_code == 0, done.err
+    done = fasttrain("doctor", *SMALL).ok()
     for advice in done.json("doctor.json")["advice"]:
         assert advice["expected_gain"] >= 0.05
         assert advice["real_gain"] is None
@@ -71,8 +69,7 @@ def test_advice_comes_from_measuring_again(fasttrain: RunCommand, monkeypatch: p
 
 @pytest.mark.parametrize("test", ["policy", "update", "logging"])
 def test_one_part_alone(fasttrain: RunCommand, test: str):
-    done = fasttrain("doctor", *SMALL, "--test", test)
-    assert done.exit_code == 0, done.err
+    done = fasttrain("doctor", *SMALL, "--test", test).ok()
     stored = done.json("doctor.json")
     assert test in stored["alone_steps_per_s"]
     assert (stored["limit_steps_per_s"], stored["advice"]) == (None, [])
@@ -80,8 +77,7 @@ def test_one_part_alone(fasttrain: RunCommand, test: str):
 
 
 def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCommand, cells: list[list[str]]):
-    run = fasttrain(*SMALL, "total_timesteps=128", "eval.episodes=0", "report=false", "live=off")
-    assert run.exit_code == 0, run.err
+    run = fasttrain(*SMALL, "total_timesteps=128", "eval.episodes=0", "report=false", "live=off").ok()
     summary, plan = run.json("summary.json"), run.json("plan.json")
     summary["overrides"] += ["env.name=x", "checkpoint_every_minutes=5"]
     next(row for row in plan["flags"] if row["flag"] == "nan_guard")["requested"] = False  # as it was once
@@ -89,8 +85,7 @@ def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCom
         write_json(run.folder / name, content)
     asked = _case(configured("env.id=CartPole-v1", f"run={run.folder}"), {}, [])
     assert (asked.config.nan_guard, asked.overrides[-1]) == ("off", "checkpoint_every=5min")
-    done = fasttrain("doctor", f"run={run.folder}")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("doctor", f"run={run.folder}").ok()
     stored = done.json("doctor.json")
     assert stored["steps_per_s"] == pytest.approx(run.json("summary.json")["steps_per_s"])
     assert stored["of_run"] == str(run.folder)
@@ -99,8 +94,7 @@ def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCom
     assert "The run: " in done.out
     for content, told in (("{", "plan.json is no JSON"), ("[]", "holds no configuration")):
         (run.folder / "plan.json").write_text(content)
-        done = fasttrain("doctor", f"run={run.folder}")
-        assert (done.exit_code, told in done.err) == (2, True)
+        fasttrain("doctor", f"run={run.folder}").refused(told)
 
 
 @pytest.mark.parametrize(
@@ -113,8 +107,7 @@ def test_a_finished_run_brings_its_configuration_and_its_speed(fasttrain: RunCom
     ],
 )
 def test_what_cannot_be_measured_is_told(fasttrain: RunCommand, typed: list[str], told: str):
-    done = fasttrain("doctor", *typed)
-    assert (done.exit_code, told in done.err) == (2, True)
+    fasttrain("doctor", *typed).refused(told)
 
 
 def test_ctrl_c_leaves_what_was_measured(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

@@ -35,8 +35,7 @@ def rate(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
 
 def test_the_fastest_legal_setting_wins_beside_the_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = Fakes(rate, PLAN).use(monkeypatch)
-    done = fasttrain("tune", "+profile=speed", SPACE, "report=false")
-    assert done.exit_code == 0, done.err
+    done = fasttrain("tune", "+profile=speed", SPACE, "report=false").ok()
     study = done.json("study.json")
     assert study["best"] == {"num_envs": 512}
     assert study["result"]["value"] == pytest.approx(1.5, abs=0.001)
@@ -80,8 +79,7 @@ def test_what_breaks_a_limit_is_not_taken(fasttrain, monkeypatch, more, said):
 
     Fakes(hungry, PLAN).use(monkeypatch)
     monkeypatch.setattr("fasttrain.studies.tune.free_memory", lambda: 2.5 * 2**30)
-    done = fasttrain(*TWO)
-    assert done.exit_code == 0
+    done = fasttrain(*TWO).ok()
     assert said in done.out
     assert done.json("study.json").get("best", {}) == {}
 
@@ -107,9 +105,7 @@ def test_what_was_typed_is_not_searched_and_a_profile_that_cannot_run_ends_it(fa
     ],
 )
 def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
-    done = fasttrain("tune", "+profile=speed", *typed)
-    assert done.exit_code == 2
-    assert message in done.err
+    fasttrain("tune", "+profile=speed", *typed).refused(message)
 
 
 # --- the space around a plan, and which points are worth a trial

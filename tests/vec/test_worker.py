@@ -161,9 +161,3 @@ NAN = float("nan")
 )  # fmt: skip
 def test_read_back(found: Any, value: Any, same: bool):
     assert _same(found, value) is same
-
-
-def test_pack_names_what_cannot_travel():
-    assert pickle.loads(pack({"a": 1})) == {"a": 1}
-    with pytest.raises(TypeError, match="function cannot be sent to another process"):
-        pack(lambda: 0)

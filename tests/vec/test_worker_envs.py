@@ -138,44 +138,6 @@ def test_masks_of_each_convention_and_dtype(masks: str, dtype: str, actions: str
         rows.step(zero, zero)
 
 
-class Heads(Walker):
-    """A mask as a list with one array per head, as sb3-contrib's own example has it."""
-
-    def legal(self) -> Any:
-        return [np.array([1, 0]), np.array([0, 1, 1, 0]), np.array([1, 1, 1])]
-
-
-def test_masks_per_head_are_laid_flat():
-    rows = Rows([lambda: Heads(0, "multi_discrete")])
-    rows.reset()
-    assert rows.arrays.action_masks.tolist() == [[True, False, False, True, True, False, True, True, True]]
-
-
-class Given(Walker):
-    """Says `mask`, whatever the state."""
-
-    def __init__(self, actions: str, mask: Any, masks: str = "method") -> None:
-        self.given = mask
-        super().__init__(0, actions, masks)
-
-    def legal(self) -> Any:
-        return self.given
-
-
-@pytest.mark.parametrize(
-    ("actions", "mask", "message"),
-    [
-        ("discrete", np.ones(4, np.bool_), "wrong length: expected 5 entries, got 4"),
-        ("discrete", [0.0, -1.0, 0, 0, 0], "must hold booleans, 0 and 1"),
-        ("discrete", ["a"] * 5, "must hold booleans, 0 and 1"),
-    ],
-)
-def test_masks_that_are_refused(actions: str, mask: Any, message: str):
-    rows = Rows([lambda: Given(actions, mask)])
-    with pytest.raises(NeedsRestartError, match=message):
-        rows.reset()
-
-
 def test_a_mask_that_is_missing():
     class Forgetful(Walker):
         def _with_mask(self, info: dict[str, Any]) -> dict[str, Any]:
