@@ -49,6 +49,13 @@ def test_a_callback_with_arguments_logs_and_one_of_sb3s_ends_the_training(runs: 
     assert "curriculum/mean_length" in done.table("progress.csv")[-1]
 
 
+def test_bidding_and_playing_are_two_policies(runs: RunCommand):
+    done = runs(*RUN[:1], "algo=ppo", "vec_env=dummy", *RUN[4:], "env.entry_point=bidding:Bidding",
+                "policies={manager: {decides: bid, batch_size: 64, algo.n_epochs: 8}, worker: {decides: play}}")  # fmt: skip
+    told = done.json("summary.json")["policies"]
+    assert 4.5 < told["worker"]["decisions"] / told["manager"]["decisions"] < 5.5
+
+
 def test_a_curriculum_makes_the_environments_harder(runs: RunCommand):
     wanted = ("+profile=balance", "env.entry_point=levels:Corridor", "algo=ppo", "callbacks=[levels:Harder]",
               "eval.env_kwargs.length=16", "total_timesteps=40000", "checkup=off", "fused_update=off", "batch_size=256",

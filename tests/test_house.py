@@ -36,10 +36,12 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 76 for tasks in self-play, stages that are shown and wait for their own episodes, clones of runs as they saw their
 # game, and wrong files of decisions.
 # 13 for SAC's update of the entropy's weight without torch's optimizer, which took 60 µs.
+# 557 and two modules for several policies in one game: their settings, the rows that each decides and learns from, how
+# they act together, and their files.
 CEILINGS = {
-    "fasttrain": {"lines": 44_136, "modules": 193, ": Any": 537},
+    "fasttrain": {"lines": 44_696, "modules": 195, ": Any": 585},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
-    "fasttrain_games": {"lines": 4_783, "modules": 33, ": Any": 12},
+    "fasttrain_games": {"lines": 4_784, "modules": 33, ": Any": 12},
 }
 
 
@@ -65,7 +67,7 @@ def test_scripts_and_benchmarks_are_not_above_their_ceilings() -> None:
     assert {room: size for room, size in weighs.items() if size > LABORATORY[room]} == {}, weighs
 
 
-MOST_SETTINGS = 108  # outside `algo.`; four are the curriculum's, seven of what a training begins with
+MOST_SETTINGS = 109  # outside `algo.`; four are the curriculum's, seven of what a training begins with, one `policies`
 
 
 def test_settings_are_not_above_their_ceiling() -> None:

@@ -24,6 +24,7 @@ SKULLKING = GameSpec(
     own={"total_timesteps": 3_000_000, **FAST},
     opponent_key="opponents",
     eval_opponent="medium",
+    phases={"bid": 175, "play": None},
     conf=CONF,
 )
 SKIRMISH = GameSpec(

@@ -329,6 +329,7 @@ class Fast(BaseAlgorithm):
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
     _updates_often: ClassVar[bool] = False  # True: `unsupported_reason` is asked again only after a change
+    bootstrap_truncated = bootstrap_truncated  # a method: with several policies each has values of its own
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
         self.engine = engine  # type: ignore[assignment]  # replaced in `_setup_model`; `load` may set another name

@@ -13,7 +13,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from fasttrain.algos.causes import check_actions
-from fasttrain.algos.engine import bootstrap_truncated, note_episodes
+from fasttrain.algos.engine import note_episodes
 from fasttrain.algos.policy_view import clip_actions
 from fasttrain.batch import Int64Array, each_array, select_rows
 from fasttrain.buffers.recurrent import Memory
@@ -122,7 +122,7 @@ class GroupedRollout:
             if any(episode.truncated or episode.lost for episode in finished):  # reading values waits for the device
                 after = None if self.next_memory is None else self.next_memory.states
                 values = storage.row("values", step)
-                bootstrap_truncated(self.model, finished, storage.rewards[step], values, step, after)
+                self.model.bootstrap_truncated(finished, storage.rewards[step], values, step, after)
         each_array(lambda seen, now: seen.__setitem__(rows, now), self.observations, outcome.observations)
         if self.memory is not None:
             self.memory.put(rows, self.next_memory.of(rows).states)

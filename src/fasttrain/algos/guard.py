@@ -169,5 +169,7 @@ def _is_whole(model: Any) -> bool:
 
 
 def optimizers_of(policy: Any) -> list[torch.optim.Optimizer]:
-    """The policy's optimizer; SAC's policy has one for the actor and one for the critics."""
+    """The policy's optimizer; SAC's policy has one for the actor and one for the critics, a joint one one a member."""
+    if hasattr(policy, "members"):
+        return [each.optimizer for each in policy.members.children()]
     return [policy.optimizer] if hasattr(policy, "optimizer") else [policy.actor.optimizer, policy.critic.optimizer]

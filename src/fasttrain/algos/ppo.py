@@ -24,11 +24,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from fasttrain.algos.causes import check_actions, check_rollout, check_step, why_rollout
-from fasttrain.algos.engine import Fast, Statistics, TorchEngine, bootstrap_truncated, note_episodes
+from fasttrain.algos.engine import Fast, Statistics, TorchEngine, note_episodes
 from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
 from fasttrain.algos.step import PPOStep, PPOWork, Terms, check_terms, faster_adam, micro_batches
-from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import ConfigError, EnvError, NoMasksError
@@ -43,6 +42,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     """The code that PPO and MaskablePPO share."""
 
     _torch_engine = TorchEngine
+    _storage: ClassVar[type[RolloutStorage]] = RolloutStorage
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
     _masked: ClassVar[bool]  # whether it takes action masks
     dims: list[int]  # sizes of the sub-actions, which masks have side by side
@@ -157,7 +157,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """A `Memory` of the LSTM states before the next step; None for a policy without an LSTM."""
 
     def remembered(self) -> dict[str, Any]:
-        """Further arguments of the rollout storage, for a recurrent policy."""
+        """Further arguments of `_storage`."""
         return {}
 
 
@@ -234,8 +234,7 @@ def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
     wanted = (num_steps, num_envs, model.gamma, model.gae_lambda)
     if current is not None and current.settings == wanted:
         return current
-    kind: Any = RecurrentStorage if (further := model.remembered()) else RolloutStorage
-    storage: RolloutStorage = kind(
+    storage: RolloutStorage = model._storage(
         num_steps,
         num_envs,
         model.observation_space,
@@ -244,7 +243,7 @@ def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
         gamma=model.gamma,
         gae_lambda=model.gae_lambda,
         mask_width=sum(model.dims) if model._masked else None,
-        **further,
+        **model.remembered(),
     )
     model.rollout_buffer = as_stock(storage)
     return storage
@@ -340,7 +339,7 @@ def _in_lockstep(
         if finished:
             note_episodes(model, infos, dones)
         if cut:
-            bootstrap_truncated(model, cut, rewards, stored.values, step, after)
+            model.bootstrap_truncated(cut, rewards, stored.values, step, after)
         rollout.add(stored, rewards, model._last_episode_starts)
         if resets is not None:
             rollout.leave_out(step, resets)

@@ -35,7 +35,7 @@ from fasttrain.algos.recurrent_policies import (
     MaskableRecurrentMultiInputActorCriticPolicy,
 )
 from fasttrain.batch import each_array
-from fasttrain.buffers.recurrent import Memory, rows_of_states
+from fasttrain.buffers.recurrent import Memory, RecurrentStorage, rows_of_states
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.errors import ConfigError
 from fasttrain.spec.computing import check_last_minibatch
@@ -189,6 +189,7 @@ class _Recurrent:
     """Adds LSTM states to `_PPO`. A subclass names it before `_PPO`."""
 
     _torch_engine: Any = RecurrentEngine
+    _storage: Any = RecurrentStorage
     unsquashes = False  # SB3's loop clips squashed actions of gSDE and does not unscale them
     _last_lstm_states: Any  # `RNNStates` after the last step
 

@@ -54,24 +54,26 @@ def advantages_of(
     episode_starts: Float32Array,  # (T, N) 1.0 where an episode begins at that step
     last_values: Float32Array,  # (N,) values of the observations after the last step
     last_dones: BoolArray,  # (N,)
-    gamma: float,
+    gamma: float | Float32Array,  # or (T, N)
     gae_lambda: float,
     left_out: BoolArray | None = None,  # (T, N) in and out: True where a step is no transition
     rests: BoolArray | None = None,  # (N,) True where the env's next step is no decision
+    cut: BoolArray | None = None,  # (T, N) True where an episode ends with a decision of another policy
 ) -> Float32Array:  # (T, N)
     """Generalised advantage estimation (Schulman et al. 2016), in float32 by SB3's operations in SB3's order.
 
     All but the sum over time is computed for the whole rollout at once: 64 steps of 256 envs take 0.1 ms.
 
     Rewards and the episode's end in steps that are left out belong to the transition before them. Where an env rests
-    when the rollout ends, the outcome of its last transition is not known yet, so that one is left out as well.
+    when the rollout ends, the outcome of its last transition is not known yet, so that one is left out as well. So is
+    the last transition of an episode that is `cut`.
     """
     one = np.float32(1.0)
     next_values = np.concatenate([values[1:], last_values[None]])
     non_terminal = one - np.concatenate([episode_starts[1:], np.asarray(last_dones, np.float32)[None]])
     if left_out is not None:
-        rewards, unknown = rewards.copy(), np.zeros_like(left_out)
-        unknown[-1] = rests is not None and rests & ~np.asarray(last_dones, np.bool_)
+        rewards, unknown = rewards.copy(), np.zeros_like(left_out) if cut is None else cut.copy()
+        unknown[-1] |= rests is not None and rests & ~np.asarray(last_dones, np.bool_)
         for step in range(len(rewards) - 1, 0, -1):
             over, within = left_out[step], left_out[step] & (episode_starts[step] == 0)
             rewards[step - 1, within] += rewards[step, within]

@@ -44,6 +44,9 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         doing.now("loading the model")
         trained = load_run(where, f"{stem}.zip", config.trust)
         spec = trained.config.algo.spec
+        if trained.config.policies:
+            files = " and ".join(f"{name}.zip" for name in trained.config.policies)
+            raise ConfigError(f"a model of several policies cannot be exported as one; SB3 loads {files} of this run")
         if spec.exports == "no":
             way_out = f"load model.zip by {spec.stock.replace(':', '.')}"
             raise ConfigError(

@@ -56,6 +56,7 @@ def run_page(folder: Path) -> Page:
             _videos(folder),
             Section("Self-play", charts=[elo_chart(self_play)], tables=[_pool_table(self_play)]),
             Section("Tasks", tables=[_task_table(as_mapping(summary.get("tasks")))]),
+            Section("Policies", tables=[_policy_table(as_mapping(summary.get("policies")))]),
             Section("Phases", tables=[_phase_table(as_mapping(summary.get("phases")))]),
             Section("Where the time went", _limits(as_mapping(summary.get("limits"))),
                     time_charts(total, as_rows(perf.get("windows"))), [_perf_table(total)]),
@@ -163,6 +164,14 @@ def _phase_table(phases: Mapping[str, Any]) -> Table:
     ]  # fmt: skip
     names = ["phase", ">steps", ">share", ">reward per step", ">value", ">value error", ">log-probability"]
     return Table(names, rows, "Phases of the game", "All but the steps are means of the last rollout.")
+
+
+def _policy_table(policies: Mapping[str, Any]) -> Table:
+    rows: list[list[Cell | str]] = [
+        [one_line(name), *(number(one.get(key)) for key in ("decisions", "updates", "update_s"))]
+        for name, one in ((name, as_mapping(each)) for name, each in policies.items())
+    ]
+    return Table(["policy", ">decisions", ">gradient updates", ">seconds of updating"], rows, "Policies")
 
 
 def _pool_table(self_play: Mapping[str, Any]) -> Table:

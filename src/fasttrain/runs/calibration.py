@@ -41,6 +41,7 @@ from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.computing import MEASURED
 from fasttrain.spec.config import MAX_TORCH_THREADS, Config
 from fasttrain.spec.plan import RunSpec
+from fasttrain.spec.policies import own_config
 from fasttrain.vec.base import slots_of
 
 PAYS_FROM_S = 30.0  # a run whose updates take less in all is not measured: the plan's rule decides
@@ -265,6 +266,7 @@ def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]
 def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
     """Build a small model that computes that way. Each call of the result trains it briefly and returns the time."""
     config, clock = way.config, PhaseClock()
+    config = own_config(config, [*config.policies][-1]) if config.policies else config  # one stands for all
     algo, num_envs = config.algo, config.num_envs
     on_policy = algo.spec.on_policy
     size = config.batch_size or algo.rollout_size

@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_wrapper
 
 from fasttrain.algos.causes import check_step
 from fasttrain.algos.engine import Collector, Fast
+from fasttrain.algos.joint import Joint
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.buffers.prefetch import Prefetching
@@ -257,6 +258,13 @@ def replay_words(model: BaseAlgorithm) -> str:
     prefetch = facts.get("prefetch")
     more = "" if prefetch is None else f" prefetch_hits {prefetch['hits']} prefetch_waits {prefetch['waits']}"
     return f"buffer {100 * facts['transitions'] / facts['capacity']:.0f}%{more}"
+
+
+def policies_words(model: BaseAlgorithm) -> str:
+    """For the [PERF] line: `manager_update_ms 8.1 worker_update_ms 30.2` per 1,000 env steps of the run so far."""
+    figures: dict[str, Any] = model.figures() if isinstance(model, Joint) else {}
+    thousands = max(1, model.num_timesteps) / 1000
+    return " ".join(f"{name}_update_ms {1000 * own['update_s'] / thousands:.1f}" for name, own in figures.items())
 
 
 def replay_line(facts: dict[str, Any]) -> str:

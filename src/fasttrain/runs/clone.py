@@ -46,6 +46,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         raise ConfigError(f"clone with algo={config.algo.name}: it learns policies of ppo, maskable_ppo, a2c and trpo")
     if config.env.normalize:
         raise ConfigError("clone with env.normalize: it needs statistics of a training, and there are none; remove it")
+    if config.policies:
+        raise ConfigError("clone learns one policy: leave policies out, and begin with it by policies.NAME.init_from")
     if config.curriculum.tasks:
         raise ConfigError("curriculum.tasks has no effect in clone, which records whole games; remove it")
     with open_run(config, sources, folder, overrides) as run:

@@ -23,6 +23,7 @@ from fasttrain.saving.files import holder, read_json
 from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
+from fasttrain.spec.policies import member_file
 from fasttrain.spec.removed import without_removed
 from fasttrain.terminal import command as typed
 
@@ -37,6 +38,7 @@ CELLS = "cells"  # folder of a study's cells; a sweep's cells lie in the folder 
 GROUP = "FASTTRAIN_GROUP"  # environment variable: the folder of a cell's sweep or study
 PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; the cell ends with it
 TRACKER_FILES = ("mlflow.db", "mlartifacts", "trackio")  # trackers write them, for all runs of a group together
+STEMS = ("model", "best_model", "last_good")
 WRITTEN = {  # the files that fasttrain itself writes
     "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKER_FILES),
     "sweep": ("sweep.json", "sweep.csv", *TRACKER_FILES),
@@ -44,7 +46,7 @@ WRITTEN = {  # the files that fasttrain itself writes
             "evaluations.csv", "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz",
             "vecnormalize.pkl", "checkpoints/step_*", "videos/step_*.mp4", "trackers.json", "tensorboard", "wandb",
             "daemons", "evaluating", "eval.json", "export.json", *TRACKER_FILES,
-            *(f"{stem}{end}" for stem in ("model", "best_model", "last_good") for end in
+            *(f"{stem}{end}" for stem in STEMS for end in
               (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl", ".onnx", ".torchscript.pt"))),
 }  # fmt: skip
 PAGE = ("report.html", "report")
@@ -81,7 +83,9 @@ def clear(folder: Path, kind: str = "run", but: str = "") -> None:
         for cell in (folder / CELLS if kind == "study" else folder).glob("*"):
             if cell.is_dir() and contents_of(cell) is not None:
                 clear(cell)
-    names = (*WRITTEN[kind], *(PAGE if (folder / PAGE[0]).exists() else ()))
+    policies = read_json(folder / "plan.json").get("config", {}).get("policies", {})
+    members = [member_file(stem, name) for name in policies for stem in STEMS]
+    names = (*WRITTEN[kind], *members, *(PAGE if (folder / PAGE[0]).exists() else ()))
     for path in [file for name in names if name != but for file in folder.glob(name)]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -24,6 +24,7 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from fasttrain.algos.engine import Fast
+from fasttrain.algos.joint import JointMaskablePPO, JointPPO, Owners
 from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame
@@ -39,6 +40,7 @@ from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import Config
+from fasttrain.spec.policies import by_steps_of, columns_of, member_file, own_config
 from fasttrain.spec.reading import uses_masks, with_fixed_opponent
 
 
@@ -66,7 +68,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
             given["prioritized"] = {"alpha": algo.per_alpha, "beta": algo.per_beta} if algo.prioritized else None
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
-        ours: Any = _made(config, fast, policy, env, given)
+        ours: Any = _joint(config, env, clock, given) if config.policies else _made(config, fast, policy, env, given)
     ours.time_with(clock)
     ours.collector.lends_observations = True  # the run's own callback keeps no observations
     if spec.on_policy:
@@ -74,6 +76,20 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     if spec.off_policy and config.prefetch == "on":
         ours.prefetch_batches(config.deterministic)
     return ours  # type: ignore[no-any-return]
+
+
+def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]) -> BaseAlgorithm:
+    """Several policies as one algorithm. Their weights are drawn one after the other from the run's seed."""
+    space: Any = env.unwrapped.observation_space  # without stacked frames
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise ConfigError(f"policies read columns of an observation that is a Box with one axis; this one is {space}")
+    unseeded: dict[str, Any] = {"seed": None}
+    own = {name: dataclasses.replace(own_config(config, name), **unseeded) for name in config.policies}
+    kind: Any = JointMaskablePPO if config.algo.spec.masks == "must" else JointPPO
+    return kind(  # type: ignore[no-any-return]
+        env, make=lambda env: {name: build_algorithm(each, env, clock) for name, each in own.items()},
+        owners=Owners([*own], columns_of(config, space.shape[0])), by_steps=by_steps_of(config), **given,
+    )  # fmt: skip
 
 
 def algorithm_class(config: Config, fast: bool) -> Any:
@@ -147,6 +163,8 @@ MEMBERS = frozenset(
     ("data", "policy.pth", "policy.optimizer.pth", "actor.optimizer.pth", "critic.optimizer.pth",
      "ent_coef_optimizer.pth", "pytorch_variables.pth", "tensors.pth", "_stable_baselines3_version", "system_info.txt")
 )  # fmt: skip
+OPTIMIZERS = re.compile(r"policy\.members\.\w+\.optimizer\.pth")  # of several policies
+MOST_MEMBERS = 100
 MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; it contains the last observations of all envs
 MOST_WEIGHT_BYTES = 8 << 30
 POLICY_PACKAGES = ("stable_baselines3", "sb3_contrib", "fasttrain")
@@ -163,8 +181,8 @@ def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
 
     Returns SB3's `data`, whose pickled values stay text, and the policy's state dict on the CPU.
     """
-    with open_archive(path, str(path), most_members=len(MEMBERS)) as archive:
-        foreign = sorted(set(archive.namelist()) - MEMBERS)
+    with open_archive(path, str(path), most_members=MOST_MEMBERS) as archive:
+        foreign = sorted(name for name in archive.namelist() if name not in MEMBERS and not OPTIMIZERS.fullmatch(name))
         if foreign:
             raise ConfigError(f"{path}: {foreign[0][:100]!r} in it is no part of a model")
         data = read_member(archive, "data", MOST_DATA_BYTES, str(path))
@@ -183,6 +201,8 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
     """The model in `file` on the CPU, for acting only. Raises ConfigError if the zip holds another network than the
     configuration builds. `trust`: SB3 loads it.
     """
+    if trust and config.policies:
+        raise ConfigError(f"{file} holds several policies, which SB3 cannot load: leave out --trust")
     if trust:
         # Acting needs no replay buffer, which may be too large for this machine.
         small: dict[str, int] = {"buffer_size": 1} if config.algo.spec.off_policy else {}
@@ -211,6 +231,8 @@ def bare_model(config: Config) -> BaseAlgorithm:
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {}
     small |= {"buffer_size": 1, "n_steps": 1} if spec.off_policy else {}
     engine: Literal["stock", "fast"] = "fast" if getattr(config.algo, "cell", "lstm") != "lstm" else "stock"
+    if config.policies:
+        engine = "fast"
     if _plays_as_ours(config):
         small |= {"prioritized": False, "use_masking": uses_masks(config)} if "prioritized" in spec.extras else {}
         engine = "fast"
@@ -326,6 +348,8 @@ def save_model(model: BaseAlgorithm, path: Path) -> None:
             array_writer({name: np.asarray(value) for name, value in moments(statistics).items()})(file)
         statistics.save(str(statistics_of(path, pickled=True)))
     model.save(path)
+    for name, member in getattr(model, "members", {}).items():  # which SB3 and sb3-contrib load
+        member.save(path.with_name(member_file(path.stem, name)))
 
 
 def statistics_of(path: Path, pickled: bool = False) -> Path:

@@ -195,7 +195,7 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
     return Snapshot(int(model.num_timesteps), found, arrays, zip_writer(model), statistics)
 
 
-LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "curriculum", "num_envs", "batch_size",
+LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "curriculum", "policies", "num_envs", "batch_size",
               "updates_per_step", "warmup_steps", "action_repeat")  # fmt: skip
 
 

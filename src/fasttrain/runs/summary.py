@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from fasttrain import __version__
 from fasttrain.algos.engine import Fast
+from fasttrain.algos.joint import Joint
 from fasttrain.errors import FastTrainError
 from fasttrain.perf.report import PerfWindow, limits_dict, perf_dict
 from fasttrain.runs.callbacks import replay_dict, replay_line, sequences_line
@@ -115,6 +116,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
         **({"evaluation": why} if why else {}),
         **({} if run.pool is None else {"self_play": run.pool.summary()}),
         **({} if run.curriculum is None else {"tasks": run.curriculum.to_dict()}),
+        **({"policies": run.model.figures()} if isinstance(run.model, Joint) else {}),
         **({} if run.phases is None else {"phases": run.phases.to_dict()}),
         "evaluations": run.evaluator.log.rows,
         **({"eval_beside_s": round(seconds, 3)} if (seconds := run.evaluator.beside_s) else {}),

@@ -21,6 +21,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import load_run
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import Config
+from fasttrain.spec.policies import own_config
 
 
 def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
@@ -29,7 +30,9 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
     Raises:
         ConfigError: there is no such run, or its policy has other observations or actions.
     """
-    source = getattr(config.algo, "teacher", None)
+    for name, member in getattr(model, "members", {}).items():
+        follow_teacher(own_config(config, name), member)
+    source = None if config.policies else getattr(config.algo, "teacher", None)
     if source is None:
         return
     try:

@@ -243,7 +243,9 @@ def _complete(run: Parts, config: Config) -> None:
         note=lambda quality, env_steps: log_figures(run.model.logger, "eval", lambda: quality, env_steps),
         film=lambda file: recorded(config, run.model, run.model.get_vec_normalize_env(), file),
     )  # fmt: skip
-    run.meter = PerfMeter(run.clock, times, lambda: callbacks.replay_words(run.model))
+    run.meter = PerfMeter(
+        run.clock, times, lambda: callbacks.replay_words(run.model) + callbacks.policies_words(run.model)
+    )
     saved = CheckpointFolder(run.folder / "checkpoints", config.checkpoint.keep)
     saved.clean()
     settings = Settings(every, config.checkpoint_async, config.checkpoint.grace_s, every_s)

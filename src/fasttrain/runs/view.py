@@ -209,6 +209,8 @@ def show_plan(console: Console, plan: RunSpec) -> None:
         table.add_row(row.flag, requested, effective, row.flag_class, row.source, row.reason, style=style)
     console.print(table)
     console.print(f"  ({len(plan.rows)} flags in all: plan.json)", style="dim", highlight=False)
+    for name, own in plan.config.policies.items():
+        say(console, f"  policy {name}: {', '.join(f'{key}={spelt(value)}' for key, value in own.items())}")
 
 
 def _cell(value: object) -> str:

@@ -13,11 +13,12 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from fasttrain.errors import ConfigError
 from fasttrain.runs.envs import MOST_STATISTICS_BYTES
-from fasttrain.runs.models import MEMBERS, MOST_WEIGHT_BYTES, read_model_file, statistics_of
+from fasttrain.runs.models import MOST_MEMBERS, MOST_WEIGHT_BYTES, read_model_file, statistics_of
 from fasttrain.saving.archives import open_archive, read_arrays, read_member, read_tensors
 from fasttrain.saving.env_state import load_moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.config import Config
+from fasttrain.spec.policies import own_config
 
 MODEL = "model.zip"  # the file in a run's folder
 MOST_NAMED = 4  # a message names at most so many tensors that do not fit
@@ -31,6 +32,8 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
         ConfigError: the file cannot be read, has other spaces, no tensor fits, or only some fit and `init_from_strict`
             is on.
     """
+    for name, member in getattr(model, "members", {}).items():
+        warm_start(own_config(config, name), member, say)
     if config.init_from is None:
         return
     file = Path(config.init_from)
@@ -99,7 +102,7 @@ def _take_more(config: Config, model: BaseAlgorithm, file: Path, whole: bool) ->
         if not whole:
             raise ConfigError("init_from_also=[optimizer]: its state does not fit, the networks differ; remove it")
         names = [f"{name}.pth" for name in model._get_torch_save_params()[0] if name.endswith("optimizer")]
-        with open_archive(file, str(file), most_members=len(MEMBERS)) as archive:
+        with open_archive(file, str(file), most_members=MOST_MEMBERS) as archive:
             for name in names:
                 state = read_tensors(read_member(archive, name, MOST_WEIGHT_BYTES, str(file)), f"{file}: its {name}")
                 optimizer: Any = recursive_getattr(model, name.removesuffix(".pth"))

@@ -17,6 +17,7 @@ from fasttrain.spec.algorithms import RANGES
 from fasttrain.spec.backends import backend_of, check_backend
 from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import check_curriculum
+from fasttrain.spec.policies import check_policies, own_config
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
 
@@ -66,6 +67,13 @@ def check(config: Config) -> None:
             "curriculum.tasks are options for the reset of single environments, and here one object resets all "
             f"(env.backend={config.env.backend}, vec_env={config.vec_env}): use single environments, or a native game"
         )
+    check_policies(config)
+    for name in config.policies:
+        own = own_config(config, name)
+        try:
+            check(own)
+        except ConfigError as error:
+            raise ConfigError(f"policies.{name}: {error}") from error
     _ = config.checkpoint_interval  # raises if the format is wrong
 
 

@@ -102,6 +102,9 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
     """
     if requested == "off":
         return "off", ""
+    if context.config.policies:
+        why = "each of the policies acts for another number of rows in each step"
+        return context.instead("use_compile", "off", why, f"use_compile={requested} with policies: {why}; remove it")
     if context.config.fused_update == "on":
         if requested != "auto":
             raise ConfigError(

@@ -338,6 +338,9 @@ class Config:
     video: VideoConfig = VideoConfig()
     self_play: SelfPlayConfig = SelfPlayConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
+    policies: dict[str, dict[str, Any]] = setting(
+        {}, "Several policies, each with its phase and settings: {manager: {decides: bid}, worker: {decides: play}}."
+    )
     checkup: Literal["off", "warn", "strict"] = setting(
         "off",
         "Plays the environment before training and looks for faults. warn prints them. strict ends the run "

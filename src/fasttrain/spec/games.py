@@ -38,6 +38,8 @@ class GameSpec:
         eval_opponent: str | None. A fixed opponent for evaluations in self-play.
         result: Mapping[str, Any]. Entries of an episode's last info that say how it ended: keys of `env.result`.
         reward_debug_key: str | None. The entry of env.kwargs that makes the env report the terms of its reward.
+        phases: Mapping[str, int | None]. Phases of the game, which `policies` can name: the column of the observation
+            that is 1 in each; None: all decisions outside of the others.
         conf: Path | None. A folder of YAML files with env/NAME.yaml, which has `game: NAME` and its kwargs; None: the
             game is made with the defaults of its constructor.
     """
@@ -50,6 +52,7 @@ class GameSpec:
     eval_opponent: str | None = None
     result: Mapping[str, Any] = field(default_factory=dict)
     reward_debug_key: str | None = None
+    phases: Mapping[str, int | None] = field(default_factory=dict)
     conf: Path | None = None
 
 

@@ -15,6 +15,7 @@ from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import DEFAULT
+from fasttrain.spec.policies import with_one_hot
 from fasttrain.spec.removed import first_removed_key, lookup, present_path, removal_message, set_key
 from fasttrain.spec.setting import Named, build, named, settings_of
 
@@ -51,6 +52,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
         values["total_timesteps"] = own.total_timesteps
     config = build(Config, values, known=all_keys())
     config = config if config.opponent is None else with_opponent(config, config.opponent)
+    config = with_one_hot(config)
     check(config)
     return config
 

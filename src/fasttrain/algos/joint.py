@@ -1,0 +1,348 @@
+"""Several policies in one game: each decides in its own rows of one rollout, and learns from these rows alone.
+
+The members are models of PPO or MaskablePPO, each with a network, an optimizer, an engine and settings of its own. The
+container collects one rollout of T × N rows. A transition of a member goes from one of its decisions to its next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from stable_baselines3.common.policies import BasePolicy
+from torch import Tensor, nn
+
+from fasttrain.algos.devices import EngineSettings
+from fasttrain.algos.engine import Engine, PolicyStep, TorchEngine, find_kernels, to_device
+from fasttrain.algos.policy_view import action_dims
+from fasttrain.algos.ppo import PPO, MaskablePPO, storage_of
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, with_prefix, without_prefix
+from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
+from fasttrain.buffers.stock import as_stock
+from fasttrain.errors import ConfigError
+
+NOBODY, SEVERAL = -1, -2  # in place of a policy's number
+ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # in which every policy must have decided once
+
+
+class Owners:
+    """Tells whose decision an observation is.
+
+    Args:
+        names: of the policies.
+        columns: for each policy the columns of the observation whose 1 claims a decision, counted from the end, so that
+            with stacked frames they are columns of the newest one. None: every decision that no other policy claims.
+    """
+
+    def __init__(self, names: Sequence[str], columns: Sequence[Sequence[int] | None]) -> None:
+        self.names, self.columns = [*names], [None if own is None else [*own] for own in columns]
+
+    def __call__(self, observations: Any) -> Int64Array:  # (..., D) → (...)
+        """The number of the policy that decides, NOBODY or SEVERAL."""
+        claims = np.zeros((*observations.shape[:-1], len(self.columns)), np.bool_)
+        for number, own in enumerate(self.columns):
+            if own is not None:
+                claims[..., number] = (observations[..., own] > 0.5).any(axis=-1)
+        if None in self.columns:
+            claims[..., self.columns.index(None)] = ~claims.any(axis=-1)
+        count = claims.sum(axis=-1)
+        owners: Int64Array = np.where(count == 1, claims.argmax(axis=-1), np.where(count == 0, NOBODY, SEVERAL))
+        return owners
+
+    def rows(self, observations: Any) -> list[tuple[int, Any]]:
+        """Each policy that decides in some of these rows (n, D), with their numbers; a slice where it decides in all.
+
+        Rows of nobody, such as those of an env that only resets, are the first policy's.
+        """
+        owners = np.maximum(self(observations), 0)
+        found = [(number, rows) for number in range(len(self.names)) if len(rows := np.flatnonzero(owners == number))]
+        return [(found[0][0], slice(None))] if len(found) == 1 else found
+
+    def check(self, owners: Int64Array) -> None:
+        """Raises ConfigError: a decision is nobody's, or that of several policies."""
+        if (owners < 0).any():
+            how = "several" if (owners == SEVERAL).any() else "none"
+            raise ConfigError(
+                f"policies: a decision belongs to {how} of {', '.join(self.names)}; the phases in decides must exclude "
+                "each other, and decides: others takes what is left"
+            )
+
+
+def in_order(parts: list[tuple[int, Any]]) -> Any:
+    """An index that brings the rows of these parts, put one behind the other, in their order."""
+    return slice(None) if len(parts) == 1 else np.argsort(np.concatenate([rows for _, rows in parts]))
+
+
+class JointPolicy(BasePolicy):
+    """The members' policies as one. Its state dict has the weights of all."""
+
+    def __init__(self, observation_space: Any, action_space: Any, members: Mapping[str, Any], owners: Owners) -> None:
+        super().__init__(observation_space, action_space)
+        if taken := [name for name in members if hasattr(nn.ModuleDict(), name)]:
+            raise ConfigError(f"policies: torch takes no network of the name {taken[0]}; use another name")
+        self.members, self.owners = nn.ModuleDict(members), owners
+
+    def predict(
+        self, observation: Any, state: Any = None, starts: Any = None, deterministic: bool = False,
+        action_masks: Any = None,
+    ) -> tuple[Any, Any]:  # fmt: skip
+        """As of SB3's policies: actions for one observation or for several, each by the policy that decides there."""
+        seen, policies, chosen = np.atleast_2d(observation), list[Any](self.members.values()), []
+        parts = self.owners.rows(seen)
+        for number, own in parts:
+            masks = {} if action_masks is None else {"action_masks": np.atleast_2d(action_masks)[own]}
+            chosen.append(policies[number].predict(seen[own], deterministic=deterministic, **masks)[0])
+        actions = np.concatenate(chosen)[in_order(parts)]
+        return (actions if np.ndim(observation) > 1 else actions[0]), state
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
+        return torch.as_tensor(self.predict(observation.cpu().numpy(), deterministic=deterministic)[0])
+
+
+class JointEngine(Engine):
+    """Acts by the engine of the policy that decides in each row.
+
+    Args:
+        members: the models by name, whose engines act. None: engines of its own, for an opponent in self-play.
+    """
+
+    kind: ClassVar[str] = "torch"
+
+    def __init__(self, policy: Any, settings: EngineSettings, previous: Any = None, members: Any = None) -> None:
+        super().__init__(policy, settings, previous)
+        self.models = members or {}
+        self.engines: list[Any] = [each.engine for each in self.models.values()]
+        for own in () if members else policy.members.children():
+            eligible: Any = find_kernels()[0] if settings.kind == "kernels" else None
+            kernels = eligible is not None and not eligible.policy_reason(own)
+            self.engines.append(eligible.KernelEngine(own, settings) if kernels else TorchEngine(own, EngineSettings()))
+
+    def begin(self, rollout: RolloutStorage | None = None) -> None:
+        for engine in self.engines:
+            engine.begin()  # only at each step is known how many rows a policy has
+
+    def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
+        parts, steps = self.policy.owners.rows(observations), list[PolicyStep]()
+        for number, rows in parts:
+            masks = None if action_masks is None else action_masks[rows]
+            steps.append(self.engines[number].act(observations[rows], masks))
+        if len(steps) == 1:
+            return steps[0]
+        order = torch.from_numpy(in_order(parts)).to(self.device)
+        seen, stored_masks = to_device(observations, action_masks, self.device, self.pinned)
+        actions, values, log_probs = (
+            torch.cat([getattr(step.stored, name) for step in steps])[order] for name in RolloutRow._fields[1:4]
+        )
+        return PolicyStep(actions.cpu().numpy(), RolloutRow(seen, actions, values, log_probs, stored_masks))
+
+    def values(self, observations: Any, memory: Any = None) -> Float32Array:
+        values = np.empty(len(observations), np.float32)
+        for number, rows in self.policy.owners.rows(observations):
+            values[rows] = self.engines[number].values(observations[rows])
+        return values
+
+    def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        state, arrays = super().state()
+        state["members"] = {}
+        for name, model in self.models.items():
+            own, copies = model.engine.state()
+            state["members"][name] = {**own, "n_updates": model._n_updates}
+            arrays |= with_prefix(f"member/{name}", copies)
+        return state, arrays
+
+    def load(self, state: Mapping[str, Any], arrays: Mapping[str, Any], model: Any) -> None:
+        super().load(state, {}, model)
+        for name, member in self.models.items():
+            member.engine.load(state["members"][name], without_prefix(arrays, f"member/{name}"), member)
+            member._n_updates = int(state["members"][name]["n_updates"])
+
+
+class JointStorage(RolloutStorage):
+    """One rollout of all policies of a `model`. The members' storages share its tensors, and leave out other rows."""
+
+    def __init__(self, *args: Any, model: Any, **further: Any) -> None:
+        super().__init__(*args, **further)
+        # Of each cut episode: step, env, whose decision its last observation is (None: of this step's), and its value.
+        self.finals: list[tuple[int, int, int | None, np.float32]] = []
+        self.model, shared = model, dict(vars(self))
+        for member in model.members.values():
+            storage = RolloutStorage.__new__(RolloutStorage)
+            vars(storage).update(shared, gamma=member.gamma, gae_lambda=member.gae_lambda)
+            member.rollout_buffer = as_stock(storage)
+
+    def reset(self) -> None:
+        super().reset()
+        self.finals = []
+
+    def compute_returns_and_advantages(
+        self, last_values: Float32Array, last_dones: BoolArray, rests: BoolArray | None = None
+    ) -> None:
+        """Fill `advantages` and `returns`: of each row those of the policy that decided there.
+
+        A transition is left out if its outcome is not known: the rollout or a truncated episode ends before the
+        policy's next decision, with a decision of another one. Its own value network has not learned such states.
+        """
+        model, values, owners = self.model, self.values, self.model.policy.owners(self.observations)
+        absent = np.zeros_like(owners, np.bool_) if self._left_out is None else self._left_out
+        model.policy.owners.check(owners[~absent])
+        following, advantages = model.policy.owners(model._last_obs), np.zeros_like(values)
+        self._left_out = np.ones_like(absent)
+        for number, (name, member) in enumerate(model.members.items()):
+            own: Any = member.rollout_buffer.storage
+            left_out, rewards, unknown = absent | (owners != number), self.rewards.copy(), np.zeros_like(absent)
+            model.decisions[name] += int(np.count_nonzero(~left_out))
+            for step, env, policy, value in self.finals:
+                if number == (owners[step, env] if policy is None else policy):
+                    rewards[step, env] += np.float32(own.gamma) * value
+                else:
+                    unknown[step, env] = True
+            gamma = own.gamma
+            if name in model.by_steps:
+                rewards, gamma = by_env_steps(rewards, left_out, gamma)
+            away = (following != number) if rests is None else rests | (following != number)
+            given = rewards, values, self.episode_starts, last_values.reshape(-1), last_dones, gamma, own.gae_lambda
+            with np.errstate(over="ignore", invalid="ignore"):  # the guard tells what is not finite
+                advantages = np.where(left_out, advantages, advantages_of(*given, left_out, away, unknown))
+            self._left_out &= left_out
+            own._left_out, own.pos, own.full = left_out, self.pos, True
+        self._advantages.copy_(torch.from_numpy(advantages))
+        self._returns.copy_(torch.from_numpy(advantages + values))
+
+
+def by_env_steps(rewards: Float32Array, left_out: BoolArray, gamma: float) -> tuple[Float32Array, Float32Array]:
+    """Rewards and discounts (T, N) with which `advantages_of` discounts each env step between two decisions."""
+    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # steps since the last decision; until the next one
+    for step in range(1, len(rewards)):
+        since[step] = np.where(left_out[step], since[step - 1] + 1, 0)
+        gap[-1 - step] = np.where(left_out[-step], gap[-step] + 1, 1)
+    return rewards * (gamma**since).astype(np.float32), (gamma**gap).astype(np.float32)
+
+
+class _NamedLogger:
+    """A logger whose keys begin with the name of a policy."""
+
+    def __init__(self, logger: Any, name: str) -> None:
+        self._logger, self._name, self.info = logger, name, logger.info
+
+    def record(self, key: str, value: Any, exclude: Any = None) -> None:
+        self._logger.record(f"{self._name}/{key}", value, exclude)
+
+
+class Joint:
+    """What `JointPPO` and `JointMaskablePPO` share.
+
+    Args:
+        make: builds the members by name for an env. It draws their weights from the random state of the moment.
+        owners: tells whose decision an observation is.
+        by_steps: names of the policies whose `gamma` discounts env steps, not decisions.
+        further: as of the stock class.
+    """
+
+    _storage: ClassVar[type[RolloutStorage]] = JointStorage
+    policy: Any
+    rollout_buffer: Any
+
+    def __init__(
+        self: Any, *args: Any, make: Callable[[Any], dict[str, Any]], owners: Owners, by_steps: Sequence[str] = (),
+        **further: Any,
+    ) -> None:  # fmt: skip
+        self.make, self.owners, self.by_steps, self.rollouts = make, owners, by_steps, 0
+        self.decisions, self.update_s = dict.fromkeys(owners.names, 0), dict.fromkeys(owners.names, 0.0)
+        super().__init__(JointPolicy, *args, **further)  # type: ignore[call-arg]
+
+    def _setup_model(self: Any) -> None:
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        self.members, self.rollout_buffer = self.make(self.env), None
+        self.dims = action_dims(self.action_space) if self._masked else []
+        policies = {name: member.policy for name, member in self.members.items()}
+        self.policy = JointPolicy(self.observation_space, self.action_space, policies, self.owners)
+        storage_of(self, self.n_steps, self.n_envs)
+        self._attach()
+
+    def remembered(self: Any) -> dict[str, Any]:
+        return {"model": self}
+
+    def unsupported_reason(self: Any) -> str | None:
+        """None if kernels can compute one of the policies: each has an engine of its own."""
+        reasons = [(name, member.unsupported_reason()) for name, member in self.members.items()]
+        return "; ".join(f"{name}: {reason}" for name, reason in reasons) if all(each for _, each in reasons) else None
+
+    def _new_engine(self: Any, settings: EngineSettings, previous: Engine | None) -> Engine:
+        for member in self.members.values():
+            member.use_engine(settings)
+        return JointEngine(self.policy, settings, previous, self.members)
+
+    def engine_now(self: Any) -> Engine:
+        engine, guard = self.engine, self.engine.guard
+        engine.engines = [member.engine_now() for member in self.members.values()]
+        for each in engine.engines:
+            each.guard = None if guard is None else each.guard
+            if each.guard is not None:
+                each.guard.at_limit, each.guard.say = guard.at_limit, guard.say
+        return engine  # type: ignore[no-any-return]
+
+    def time_with(self: Any, clock: Any) -> None:
+        super().time_with(clock)  # type: ignore[misc]
+        for member in self.members.values():
+            member.time_with(clock)
+
+    def bootstrap_truncated(
+        self: Any, finished: Any, rewards: Float32Array, values: Any, step: int, lstm_states: Any = None
+    ) -> None:
+        """Note whose decision the last observation of each truncated episode is, and its value. A lost step is left out
+        of the rollout, and the observation before it counts as the last one."""
+        storage = self.rollout_buffer.storage
+        for episode in finished:
+            env, last = episode.env_index, episode.final_observation
+            if episode.lost:
+                storage.leave_out(step, [env])
+                rewards[env] = 0.0
+                storage.finals.append((step, env, None, values.reshape(-1)[env]))
+            elif episode.truncated and last is not None:
+                storage.finals.append((step, env, int(self.owners(last)), self.engine.values(last[None])[0]))
+
+    def train(self: Any) -> None:
+        """Update each policy that decided in this rollout, by its own settings, on its own rows."""
+        self.rollouts += 1
+        idle = [name for name, count in self.decisions.items() if not count]
+        if idle and (self.rollouts >= ENOUGH_ROLLOUTS or len(self.ep_info_buffer) >= ENOUGH_EPISODES):
+            raise ConfigError(f"policies.{idle[0]} has decided nothing in {self.num_timesteps:,} env steps; look at "
+                              "its decides, or remove it")  # fmt: skip
+        self.engine_now()
+        for name, member in self.members.items():
+            member._logger, member.num_timesteps = _NamedLogger(self.logger, name), self.num_timesteps
+            member._current_progress_remaining = self._current_progress_remaining
+            begun = time.perf_counter()
+            if len(member.rollout_buffer.storage.rows):
+                member.train()
+            self.update_s[name] += time.perf_counter() - begun
+        for counter in ("gradient_updates", "skipped_steps"):
+            setattr(self.engine, counter, sum(getattr(each, counter) for each in self.engine.engines))
+        self._n_updates = sum(member._n_updates for member in self.members.values())
+
+    def figures(self: Any) -> dict[str, dict[str, Any]]:
+        """For summary.json: decisions, gradient updates and seconds of updating of each policy, and by what it acts."""
+        updates = {name: (member.engine.gradient_updates, member.engine.kind) for name, member in self.members.items()}
+        return {
+            name: {"decisions": self.decisions[name], "updates": count, "update_s": round(self.update_s[name], 3),
+                   "engine": kind}
+            for name, (count, kind) in updates.items()
+        }  # fmt: skip
+
+    def _excluded_save_params(self: Any) -> list[str]:
+        return [*super()._excluded_save_params(), "make", "members", "owners"]  # type: ignore[misc]
+
+    def _get_torch_save_params(self: Any) -> tuple[list[str], list[str]]:
+        return ["policy", *(f"policy.members.{name}.optimizer" for name in self.members)], []
+
+
+class JointPPO(Joint, PPO):
+    """Several PPO models in one game."""
+
+
+class JointMaskablePPO(Joint, MaskablePPO):
+    """Several MaskablePPO models in one game."""

@@ -1,0 +1,254 @@
+"""Several policies in one game: whose decision a row is, what each learns from, and how they act together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import fasttrain
+from fasttrain.algos.joint import NOBODY, SEVERAL, JointMaskablePPO, JointPPO, JointStorage, Owners, by_env_steps
+from fasttrain.batch import FinishedEpisode
+from fasttrain.errors import ConfigError
+from toys import MaskedEnv, RandomEnv, seeded_vec
+
+A, B = 0, 1
+TURNS = [A, B, B, A, B, B]  # whose decision each step is; after the last one it is B's
+NAMES = ["a", "b"]
+
+
+class Turns(RandomEnv):
+    """The first column of the observation is 1 in every third step of an episode: a decision of the first policy."""
+
+    def _draw(self) -> Any:
+        drawn = super()._draw()
+        self.turn = getattr(self, "turn", -1) + 1
+        drawn[0] = self.turn % 3 == 0
+        return drawn
+
+
+class MaskedTurns(MaskedEnv, Turns):
+    pass
+
+
+def members_of(kind: Any, **settings: Any) -> Any:
+    """What builds two models, of which the first differs in its settings."""
+    given = {"n_steps": 12, "batch_size": 16, "n_epochs": 2, "device": "cpu"}
+    own = ({"policy_kwargs": {"net_arch": [8]}, "n_epochs": 3, "gamma": 0.8}, {})
+    return lambda env: {
+        name: kind("MlpPolicy", env, **{**given, **settings, **more}) for name, more in zip(NAMES, own, strict=True)
+    }
+
+
+def joint_model(kind: Any = JointPPO, cut: bool = True, engine: str = "torch", columns: Any = ([-3], None)) -> Any:
+    box, masked = spaces.Box(-1, 1, (3,), np.float32), kind is JointMaskablePPO
+    env = seeded_vec(lambda: (MaskedTurns if masked else Turns)(box, spaces.Discrete(4), cut))
+    member = fasttrain.MaskablePPO if masked else fasttrain.PPO
+    model = kind(
+        env, make=members_of(member), owners=Owners(NAMES, columns), n_steps=12, batch_size=16, seed=1, device="cpu"
+    )
+    model.use_engine(engine)
+    return model
+
+
+def storage(turns: list[int] = TURNS, following: int = B, **settings: Any) -> tuple[JointStorage, Any]:
+    """Steps with rewards 1, 2, … and values 10, 20, …, of policy a with gamma 0.5 and lambda 1, b with 0.9 and 0.5."""
+    shown = np.array(turns, np.float32).reshape(-1, 1, 1)
+    members = {
+        "a": SimpleNamespace(gamma=0.5, gae_lambda=1.0),
+        "b": SimpleNamespace(gamma=0.9, gae_lambda=0.5),
+    }
+    model: Any = SimpleNamespace(
+        members=members, policy=SimpleNamespace(owners=Owners(NAMES, [None, [-1]])), by_steps=(),
+        decisions=dict.fromkeys(NAMES, 0), _last_obs=np.full((1, 1), following, np.float32),
+    )  # fmt: skip
+    vars(model).update(settings)
+    made = JointStorage(
+        len(turns), 1, spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2), device=torch.device("cpu"), gamma=1.0,
+        gae_lambda=1.0, model=model,
+    )  # fmt: skip
+    made.assign("observations", shown)
+    made.rewards[:, 0] = np.arange(1, len(turns) + 1)
+    made._values[:, 0] = torch.arange(10.0, 10.0 * len(turns) + 1, 10.0)
+    made.complete()
+    return made, model
+
+
+def finished(made: JointStorage, last_done: bool = False) -> list[float]:
+    made.compute_returns_and_advantages(np.array([70.0], np.float32), np.array([last_done]))
+    return [round(float(value), 4) for value in made.advantages[:, 0]]
+
+
+def rows_of(model: Any, name: str) -> list[int]:
+    return list(model.members[name].rollout_buffer.storage.rows)
+
+
+def test_a_transition_goes_from_a_policys_decision_to_its_next_one() -> None:
+    made, model = storage()
+    # a: 1 + 2 + 3 + 0.5 · 40 - 10. Its decision at step 3 is left out, because its next one is not known.
+    # b, by δ of 9, 22, 9 and 9 and decay 0.45: rewards 2; 3 + 4; 5; 6 and next values 30, 50, 60, 70.
+    assert finished(made) == [16.0, 21.5426, 27.8725, 0.0, 13.05, 9.0]
+    assert (rows_of(model, "a"), rows_of(model, "b")) == ([0], [1, 2, 4, 5])
+    assert list(made.rows) == [0, 1, 2, 4, 5]
+    assert made.returns[0, 0] == 26.0
+    assert model.decisions == {"a": 2, "b": 4}
+
+
+def test_an_episode_that_ends_with_the_decision_of_another_one_ends_for_both() -> None:
+    made, model = storage()
+    made.episode_starts[3] = 1.0
+    # a: 1 + 2 + 3 - 10; b at step 2: 3 - 30, and at step 1: 2 + 0.9 · 30 - 20 + 0.45 · -27
+    assert finished(made)[:3] == [-4.0, -3.15, -27.0]
+    assert rows_of(model, "b") == [1, 2, 4, 5]
+
+
+def test_a_rollout_that_ends_with_an_episode_leaves_nothing_out() -> None:
+    made, model = storage()
+    assert finished(made, last_done=True)[3] == 4 + 5 + 6 - 40
+    assert rows_of(model, "a") == [0, 3]
+
+
+def test_a_truncated_episode_has_the_value_of_who_would_decide_next() -> None:
+    made, model = storage()
+    made.episode_starts[3] = 1.0
+    made.finals.append((2, 0, A, np.float32(8.0)))
+    # a: 1 + 2 + 3 + 0.5 · 8 - 10; b has left its step 2 out, whose value is the end of the transition before.
+    assert finished(made)[:3] == [0.0, 9.0, 0.0]
+    assert (rows_of(model, "a"), rows_of(model, "b")) == ([0], [1, 4, 5])
+
+
+def test_a_step_that_a_fault_ended_is_left_out_of_its_own_policy() -> None:
+    made, model = storage()
+    made.episode_starts[3] = 1.0
+    made.rewards[2] = 0.0
+    made.leave_out(2, [0])
+    made.finals.append((2, 0, None, np.float32(30.0)))
+    # b: 2 + 0.9 · 30 - 20 at step 1, whose episode is cut there; a cannot know what its decision was worth.
+    assert finished(made)[:3] == [0.0, 9.0, 0.0]
+    assert (rows_of(model, "a"), rows_of(model, "b")) == ([], [1, 4, 5])
+
+
+def test_gamma_can_discount_env_steps() -> None:
+    made, _ = storage(by_steps=["a"])
+    assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 40 - 10
+    made, _ = storage(by_steps=["a"])
+    made.episode_starts[3] = 1.0
+    made.finals.append((2, 0, A, np.float32(8.0)))
+    assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 8 - 10
+    rewards, gammas = by_env_steps(np.ones((4, 1), np.float32), np.array([[False], [True], [True], [False]]), 0.5)
+    assert rewards[:, 0].tolist() == [1.0, 0.5, 0.25, 1.0]
+    assert gammas[:, 0].tolist() == [0.125, 0.25, 0.5, 0.5]
+
+
+def test_each_observation_has_one_owner() -> None:
+    owners = Owners(["a", "b", "c"], [[-1], [-3, -2], None])
+    shown = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 1, 1]], np.float32)
+    assert owners(shown).tolist() == [0, 1, 1, 2, SEVERAL]
+    assert owners(np.stack([shown, shown])).shape == (2, 5)
+    two = Owners(NAMES, [[0], [1]])
+    assert two(shown[:, :2]).tolist() == [NOBODY, 0, 1, NOBODY, 1]
+    assert [(number, rows) for number, rows in two.rows(np.zeros((2, 2)))] == [(0, slice(None))]
+    with pytest.raises(ConfigError, match="belongs to several of a, b, c"):
+        owners.check(owners(shown))
+    with pytest.raises(ConfigError, match="belongs to none of a, b"):
+        two.check(two(shown[:, :2]))
+
+
+@pytest.mark.parametrize("kind", [JointPPO, JointMaskablePPO])
+def test_both_policies_learn_each_by_its_own_settings(kind: Any) -> None:
+    model = joint_model(kind)
+    before = {name: value.clone() for name, value in model.policy.state_dict().items()}
+    model.learn(96)
+    a, b = model.members.values()
+    assert (a._n_updates, b._n_updates) == (2 * 3, 2 * 2)
+    assert all(not torch.equal(before[name], value) for name, value in model.policy.state_dict().items())
+    assert model.decisions["a"] + model.decisions["b"] == 96
+    logged = model.logger.name_to_value
+    assert {"a/train/loss", "b/train/loss", "a/train/learning_rate"} <= {*logged}
+    assert logged["a/train/n_updates"] == 6
+    figures = model.figures()
+    assert figures["b"]["updates"] == b.engine.gradient_updates > 0
+    assert model.engine.gradient_updates == a.engine.gradient_updates + b.engine.gradient_updates
+
+
+def test_a_rollout_holds_what_its_own_policy_did() -> None:
+    model = joint_model(JointMaskablePPO).learn(48)
+    stored = model.rollout_buffer.storage
+    seen, masks = (torch.from_numpy(each.reshape(48, -1)) for each in (stored.observations, stored.masks))
+    owners = model.owners(seen.numpy())
+    assert {*owners} == {A, B}
+    fresh = joint_model(JointMaskablePPO)  # acted with these weights
+    for number, member in enumerate(fresh.members.values()):
+        own = owners == number
+        actions = torch.from_numpy(stored.actions.reshape(48)[own])
+        values, log_probs, _ = member.policy.evaluate_actions(seen[own], actions, masks[own])
+        np.testing.assert_allclose(stored.values.reshape(48)[own], values.detach().flatten(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(stored.log_probs.reshape(48)[own], log_probs.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_kernels_give_what_torch_gives() -> None:
+    shown = np.random.default_rng(0).random((9, 3), np.float32)
+    plain, fast = joint_model(), joint_model(engine="kernels")
+    assert fast.unsupported_reason() is None
+    assert [engine.kind for engine in fast.engine_now().engines] == ["kernels", "kernels"]
+    fast.engine.begin()
+    np.testing.assert_allclose(fast.engine.values(shown), plain.engine_now().values(shown), rtol=1e-5, atol=1e-6)
+    fast.learn(96)
+    assert fast.figures()["a"]["updates"] > 0
+
+
+def test_only_a_member_that_kernels_support_uses_them() -> None:
+    model = joint_model(engine="kernels")
+    first = model.members["a"]
+    first.policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: None)
+    assert [engine.kind for engine in model.engine_now().engines] == ["torch", "kernels"]
+    assert model.unsupported_reason() is None
+    model.members["b"].policy.mlp_extractor.policy_net.register_forward_hook(lambda *_: None)
+    assert model.unsupported_reason().startswith("a: mlp_extractor.policy_net has a hook")
+
+
+def test_predict_asks_the_policy_that_decides() -> None:
+    model = joint_model(JointMaskablePPO)
+    shown = np.random.default_rng(1).uniform(-1, 0.4, (7, 3)).astype(np.float32)
+    shown[[0, 4], 0] = 1.0
+    masks = np.ones((7, 4), np.bool_)
+    masks[:, 0] = False
+    actions, _ = model.predict(shown, deterministic=True, action_masks=masks)
+    for row in range(7):
+        own = model.members["a" if row in (0, 4) else "b"]
+        assert actions[row] == own.predict(shown[row], deterministic=True, action_masks=masks[row])[0]
+        assert model.predict(shown[row], deterministic=True, action_masks=masks[row])[0] == actions[row]
+
+
+def test_a_policy_that_never_decides_is_named() -> None:
+    model = joint_model(columns=([-3, -2, -1], None))
+    model.owners.columns = model.policy.owners.columns = [[0], None]
+    model.env.envs[0].unwrapped.turn = 0
+    for env in model.env.envs:
+        env.unwrapped._draw = lambda: np.zeros(3, np.float32)
+    with pytest.raises(ConfigError, match=r"policies\.a has decided nothing in \d+ env steps"):
+        model.learn(4 * 12 * 20)
+
+
+def test_a_truncated_end_is_noted_with_its_owner() -> None:
+    model = joint_model()
+    rewards = np.ones(4, np.float32)
+    last = np.array([1.0, 0.2, 0.3], np.float32)
+    ends = [FinishedEpisode(2, 1.0, 3, last, True, {}), FinishedEpisode(1, 1.0, 3, None, True, {})]
+    model.bootstrap_truncated(ends, rewards, np.zeros(4, np.float32), 5)
+    ((step, env, owner, value),) = model.rollout_buffer.storage.finals
+    assert (step, env, owner) == (5, 2, A)
+    with torch.no_grad():
+        expected = model.members["a"].policy.predict_values(torch.from_numpy(last[None]))
+    assert value == pytest.approx(float(expected))
+    assert rewards.tolist() == [1.0] * 4
+
+
+def test_guards_of_all_policies_follow_the_models() -> None:
+    model = joint_model()
+    model.engine.guard = None
+    assert [engine.guard for engine in model.engine_now().engines] == [None, None]

@@ -1,0 +1,86 @@
+"""The settings of several policies: what they say, and which of them are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from conftest import configured
+from fasttrain.errors import ConfigError
+from fasttrain.spec.policies import by_steps_of, columns_of, member_file, own_config, with_one_hot
+from fasttrain_games.skullking.observation import IS_BIDDING
+
+FAST = "engine=fast"
+CART = ("env.id=CartPole-v1", "algo=ppo", FAST)
+TWO = "policies={manager: {decides: bid, algo.n_epochs: 25, algo: {net_arch: [8]}}, worker: {decides: play}}"
+
+
+def test_each_policy_has_the_runs_settings_and_its_own() -> None:
+    config = configured(FAST, TWO, "algo.gamma=0.9", "init_from=somewhere")
+    manager, worker = (own_config(config, name) for name in ("manager", "worker"))
+    assert (manager.algo.n_epochs, manager.algo.net_arch, manager.algo.gamma) == (25, (8,), 0.9)
+    assert worker.algo == config.algo
+    assert (manager.init_from, manager.policies) == (None, {})
+    own = configured(FAST, "policies={a: {decides: bid, batch_size: 8, init_from: x}, b: {decides: play}}")
+    assert (own_config(own, "a").batch_size, own_config(own, "a").init_from) == (8, "x")
+    assert own_config(own, "b").batch_size == own.batch_size
+
+
+def test_a_games_phases_are_columns_of_its_observation() -> None:
+    assert columns_of(configured(FAST, TWO), 248) == [[IS_BIDDING - 248], None]
+    swapped = configured(FAST, "policies={worker: {decides: others}, manager: {decides: [bid, last]}}",
+                         "env.phases={last: 162}")  # fmt: skip
+    assert columns_of(swapped, 248) == [None, [IS_BIDDING - 248, 162 - 248]]
+
+
+def test_without_columns_the_info_says_whose_decision_it_is() -> None:
+    config = configured(*CART, "policies={a: {decides: [x, y]}, b: {decides: z, discount: steps}}")
+    (wrapper,) = config.env.wrappers
+    assert wrapper == {"wrapper": "fasttrain.envs.wrappers:InfoOneHot", "key": "policy", "values": ["x", "y", "z"]}
+    assert columns_of(config, 7) == [[-3, -2], [-1]]
+    assert with_one_hot(config) is config, "a stored configuration has the wrapper already"
+    assert by_steps_of(config) == ["b"]
+    assert configured(*CART).env.wrappers == ()
+
+
+def test_files_of_the_policies_stand_beside_the_models() -> None:
+    assert [member_file(stem, "worker") for stem in ("model", "best_model")] == ["worker.zip", "best_model_worker.zip"]
+
+
+def policies(text: str, *more: str) -> tuple[str, ...]:
+    return (FAST, f"policies={{{text}}}", *more)
+
+
+REFUSED: list[tuple[tuple[str, ...], str]] = [
+    (policies("a: {decides: bid}"), "one policy alone"),
+    (policies("a: {decides: bid}, b: {decides: bid}"), r"policies\.b and policies\.a both decide in bid"),
+    (policies("a: {decides: play}, b: {decides: others}"), "both decide in others"),
+    (policies("a: {decides: bids}, b: {decides: play}"), r"a\.decides=bids: .*no such phase; did you mean 'bid'"),
+    (policies("a: {decides: x}, b: {decides: play}"), "no such phase; there are bid, play, others"),
+    (policies("a: {}, b: {decides: play}"), r"policies\.a needs decides"),
+    (policies("a: {decides: bid, algo.n_epoch: 3}, b: {decides: play}"), r"unknown key 'policies\.a\.algo\.n_epoch'.*"
+     r"did you mean 'algo\.n_epochs'"),
+    (policies("a: {decides: bid, algo.n_epochs: many}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=many: exp"),
+    (policies("a: {decides: bid, algo.gamma: 2}, b: {decides: play}"), r"policies\.a: algo\.gamma=2\.0: must lie"),
+    (policies("a: {decides: bid, algo.rollout_size: 8}, b: {decides: play}"), "all policies share one rollout"),
+    (policies("a: {decides: bid, discount: 3}, b: {decides: play}"), "discount=3: expected decisions or steps"),
+    (policies("model: {decides: bid}, b: {decides: play}"), "'model' cannot name a policy"),
+    (policies("a: {decides: bid}, b: {decides: play}", "algo=dqn"), "policies train by ppo or maskable_ppo"),
+    (policies("a: {decides: bid}, b: {decides: play}", "algo=maskable_recurrent_ppo"), "policies train by ppo or mask"),
+    (policies("a: {decides: bid}, b: {decides: play}", "engine=stock"), "SB3 has no such training; use engine=fast"),
+    (policies("a: {decides: bid}, b: {decides: play}", "env.normalize=[obs]"), "which env.normalize=\\[obs\\] changes"),
+    ((*CART, "policies={a: {decides: x}, b: {decides: others}}"), 'name the value of info\\["policy"\\]'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "message"), REFUSED)
+def test_wrong_settings_are_refused(settings: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configured(*settings)
+
+
+def test_a_column_outside_of_the_observation_is_refused() -> None:
+    config: Any = configured(*CART, "env.phases={x: 1, y: 9}", "policies={a: {decides: x}, b: {decides: y}}")
+    with pytest.raises(ConfigError, match=r"policies\.b: its phase is column 9; the observation has columns 0 to 3"):
+        columns_of(config, 4)
