@@ -326,11 +326,10 @@ class Joint:
 
     def figures(self: Any) -> dict[str, dict[str, Any]]:
         """For summary.json: decisions, gradient updates and seconds of updating of each policy, and by what it acts."""
-        updates = {name: (member.engine.gradient_updates, member.engine.kind) for name, member in self.members.items()}
         return {
-            name: {"decisions": self.decisions[name], "updates": count, "update_s": round(self.update_s[name], 3),
-                   "engine": kind}
-            for name, (count, kind) in updates.items()
+            name: {"decisions": self.decisions[name], "updates": member.engine.gradient_updates,
+                   "update_s": round(self.update_s[name], 3), "engine": member.engine.kind}
+            for name, member in self.members.items()
         }  # fmt: skip
 
     def _excluded_save_params(self: Any) -> list[str]:

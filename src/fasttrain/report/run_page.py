@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +55,12 @@ def run_page(folder: Path) -> Page:
                                                            "Reward terms, last training episodes")]),
             _videos(folder),
             Section("Self-play", charts=[elo_chart(self_play)], tables=[_pool_table(self_play)]),
-            Section("Tasks", tables=[_task_table(as_mapping(summary.get("tasks")))]),
-            Section("Policies", tables=[_policy_table(as_mapping(summary.get("policies")))]),
-            Section("Phases", tables=[_phase_table(as_mapping(summary.get("phases")))]),
+            Section("Tasks", tables=[_by_name(as_mapping(summary.get("tasks")), "task", TASK, "Tasks of the curriculum",
+                    "Rewards and wins are of the last 100 training episodes of each task, value errors of the last "
+                    "rollout.")]),
+            Section("Policies", tables=[_by_name(as_mapping(summary.get("policies")), "policy", POLICY, "Policies")]),
+            Section("Phases", tables=[_by_name(as_mapping(summary.get("phases")), "phase", PHASE, "Phases of the game",
+                    "All but the steps are means of the last rollout.")]),
             Section("Where the time went", _limits(as_mapping(summary.get("limits"))),
                     time_charts(total, as_rows(perf.get("windows"))), [_perf_table(total)]),
             Section("Engines", one_line(engines.get("warning") or ""), tables=_engine_tables(engines)),
@@ -145,33 +148,23 @@ def _quality_table(quality: Mapping[str, Any]) -> Table:
     return Table(["acting", *titles], rows, note="In brackets: 95 % intervals.")
 
 
-def _task_table(tasks: Mapping[str, Any]) -> Table:
+# Key of summary.json → title and form of a column, for figures by name.
+Columns = dict[str, tuple[str, Callable[[Any], str]]]
+TASK: Columns = {"episodes": (">training episodes", number), "mean_reward": (">mean reward", number),
+                 "win_rate": (">win rate", percent), "value_error": (">value error", number)}  # fmt: skip
+POLICY: Columns = {"decisions": (">decisions", number), "updates": (">gradient updates", number),
+                   "update_s": (">seconds of updating", number)}  # fmt: skip
+PHASE: Columns = {"steps": (">steps", number), "share": (">share", percent), "reward": (">reward per step", number),
+                  "value": (">value", number), "value_error": (">value error", number),
+                  "log_prob": (">log-probability", number)}  # fmt: skip
+
+
+def _by_name(figures: Mapping[str, Any], what: str, columns: Columns, title: str, note: str = "") -> Table:
     rows: list[list[Cell | str]] = [
-        [one_line(name), number(one.get("episodes")), number(one.get("mean_reward")), percent(one.get("win_rate")),
-         number(one.get("value_error"))]
-        for name, one in ((name, as_mapping(each)) for name, each in tasks.items())
-    ]  # fmt: skip
-    names = ["task", ">training episodes", ">mean reward", ">win rate", ">value error"]
-    note = "Rewards and wins are of the last 100 training episodes of each task, value errors of the last rollout."
-    return Table(names, rows, "Tasks of the curriculum", note)
-
-
-def _phase_table(phases: Mapping[str, Any]) -> Table:
-    rows: list[list[Cell | str]] = [
-        [one_line(name), number(one.get("steps")), percent(one.get("share")),
-         *(number(one.get(key)) for key in ("reward", "value", "value_error", "log_prob"))]
-        for name, one in ((name, as_mapping(each)) for name, each in phases.items())
-    ]  # fmt: skip
-    names = ["phase", ">steps", ">share", ">reward per step", ">value", ">value error", ">log-probability"]
-    return Table(names, rows, "Phases of the game", "All but the steps are means of the last rollout.")
-
-
-def _policy_table(policies: Mapping[str, Any]) -> Table:
-    rows: list[list[Cell | str]] = [
-        [one_line(name), *(number(one.get(key)) for key in ("decisions", "updates", "update_s"))]
-        for name, one in ((name, as_mapping(each)) for name, each in policies.items())
+        [one_line(name), *(form(as_mapping(one).get(key)) for key, (_, form) in columns.items())]
+        for name, one in figures.items()
     ]
-    return Table(["policy", ">decisions", ">gradient updates", ">seconds of updating"], rows, "Policies")
+    return Table([what, *(head for head, _ in columns.values())], rows, title, note)
 
 
 def _pool_table(self_play: Mapping[str, Any]) -> Table:
