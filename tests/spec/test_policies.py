@@ -8,7 +8,7 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.policies import by_steps_of, columns_of, member_file, own_config, with_one_hot
+from fasttrain.spec.policies import columns_of, member_file, own_config, with_one_hot
 from fasttrain_games.skullking.observation import IS_BIDDING
 
 FAST = "engine=fast"
@@ -40,7 +40,6 @@ def test_without_columns_the_info_says_whose_decision_it_is() -> None:
     assert wrapper == {"wrapper": "fasttrain.envs.wrappers:InfoOneHot", "key": "policy", "values": ["x", "y", "z"]}
     assert columns_of(config, 7) == [[-3, -2], [-1]]
     assert with_one_hot(config) is config, "a stored configuration has the wrapper already"
-    assert by_steps_of(config) == ["b"]
     assert configured(*CART).env.wrappers == ()
 
 

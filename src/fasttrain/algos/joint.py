@@ -285,11 +285,6 @@ class Joint:
                 each.guard.at_limit, each.guard.say = guard.at_limit, guard.say
         return engine  # type: ignore[no-any-return]
 
-    def time_with(self: Any, clock: Any) -> None:
-        super().time_with(clock)  # type: ignore[misc]
-        for member in self.members.values():
-            member.time_with(clock)
-
     def bootstrap_truncated(
         self: Any, finished: Any, rewards: Float32Array, values: Any, step: int, lstm_states: Any = None
     ) -> None:

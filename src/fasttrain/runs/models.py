@@ -40,7 +40,7 @@ from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import Config
-from fasttrain.spec.policies import by_steps_of, columns_of, member_file, own_config
+from fasttrain.spec.policies import columns_of, member_file, own_config
 from fasttrain.spec.reading import uses_masks, with_fixed_opponent
 
 
@@ -88,7 +88,8 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
     kind: Any = JointMaskablePPO if config.algo.spec.masks == "must" else JointPPO
     return kind(  # type: ignore[no-any-return]
         env, make=lambda env: {name: build_algorithm(each, env, clock) for name, each in own.items()},
-        owners=Owners([*own], columns_of(config, space.shape[0])), by_steps=by_steps_of(config), **given,
+        owners=Owners([*own], columns_of(config, space.shape[0])), **given,
+        by_steps=[name for name, each in config.policies.items() if each.get("discount") == "steps"],
     )  # fmt: skip
 
 

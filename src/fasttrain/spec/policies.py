@@ -46,11 +46,6 @@ def columns_of(config: Config, width: int) -> list[list[int] | None]:
     return found
 
 
-def by_steps_of(config: Config) -> list[str]:
-    """The policies whose gamma discounts env steps, not decisions."""
-    return [name for name, own in config.policies.items() if own.get("discount") == "steps"]
-
-
 def member_file(stem: str, name: str) -> str:
     """The file of one of several policies beside model.zip or best_model.zip."""
     return f"{name}.zip" if stem == "model" else f"{stem}_{name}.zip"
