@@ -13,6 +13,7 @@ from gymnasium import spaces
 import fasttrain
 from fasttrain.algos.joint import NOBODY, SEVERAL, JointMaskablePPO, JointPPO, JointStorage, Owners, by_env_steps
 from fasttrain.batch import FinishedEpisode
+from fasttrain.buffers.rollout import advantages_of
 from fasttrain.errors import ConfigError
 from toys import MaskedEnv, RandomEnv, seeded_vec
 
@@ -63,7 +64,7 @@ def storage(turns: list[int] = TURNS, following: int = B, **settings: Any) -> tu
         "b": SimpleNamespace(gamma=0.9, gae_lambda=0.5),
     }
     model: Any = SimpleNamespace(
-        members=members, policy=SimpleNamespace(owners=Owners(NAMES, [None, [-1]])), by_steps=(),
+        members=members, policy=SimpleNamespace(owners=Owners(NAMES, [None, [-1]])), returns={},
         decisions=dict.fromkeys(NAMES, 0), _last_obs=np.full((1, 1), following, np.float32),
     )  # fmt: skip
     vars(model).update(settings)
@@ -133,15 +134,33 @@ def test_a_step_that_a_fault_ended_is_left_out_of_its_own_policy() -> None:
 
 
 def test_gamma_can_discount_env_steps() -> None:
-    made, _ = storage(by_steps=["a"])
+    made, _ = storage(returns={"a": "steps"})
     assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 40 - 10
-    made, _ = storage(by_steps=["a"])
+    made, _ = storage(returns={"a": "steps"})
     made.episode_starts[3] = 1.0
     made.finals.append((2, 0, A, np.float32(8.0)))
     assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 8 - 10
     rewards, gammas = by_env_steps(np.ones((4, 1), np.float32), np.array([[False], [True], [True], [False]]), 0.5)
     assert rewards[:, 0].tolist() == [1.0, 0.5, 0.25, 1.0]
     assert gammas[:, 0].tolist() == [0.125, 0.25, 0.5, 0.5]
+
+
+def test_a_joint_return_goes_to_the_next_decision_of_any_policy() -> None:
+    made, model = storage(returns={"a": "joint"})
+    made.episode_starts[3] = 1.0
+    made.finals.append((2, 0, A, np.float32(8.0)))
+    # a, with gamma 0.5 and lambda 1: 1 + 0.5 · 2 + 0.25 · 3 + 0.125 · 8 - 10, 4 + 0.5 · 5 + 0.25 · 6 + 0.125 · 70 - 40
+    assert finished(made)[0] == -6.25
+    assert made.advantages[3, 0] == -23.25
+    assert rows_of(model, "a") == [0, 3]
+    both, _ = storage(returns={"a": "joint", "b": "joint"})
+    vars(both.model.members["b"]).update(gamma=0.5, gae_lambda=1.0)
+    both.model.members["b"].rollout_buffer.storage.gamma = 0.5
+    both.model.members["b"].rollout_buffer.storage.gae_lambda = 1.0
+    flat = advantages_of(both.rewards, both.values, both.episode_starts, np.array([70.0], np.float32),
+                         np.array([False]), 0.5, 1.0)  # fmt: skip
+    finished(both)
+    np.testing.assert_array_equal(both.advantages, flat)
 
 
 def test_each_observation_has_one_owner() -> None:

@@ -35,7 +35,7 @@ def test_a_games_phases_are_columns_of_its_observation() -> None:
 
 
 def test_without_columns_the_info_says_whose_decision_it_is() -> None:
-    config = configured(*CART, "policies={a: {decides: [x, y]}, b: {decides: z, discount: steps}}")
+    config = configured(*CART, "policies={a: {decides: [x, y]}, b: {decides: z, returns: steps}}")
     (wrapper,) = config.env.wrappers
     assert wrapper == {"wrapper": "fasttrain.envs.wrappers:InfoOneHot", "key": "policy", "values": ["x", "y", "z"]}
     assert columns_of(config, 7) == [[-3, -2], [-1]]
@@ -63,7 +63,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid, algo.n_epochs: many}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=many: exp"),
     (policies("a: {decides: bid, algo.gamma: 2}, b: {decides: play}"), r"policies\.a: algo\.gamma=2\.0: must lie"),
     (policies("a: {decides: bid, algo.rollout_size: 8}, b: {decides: play}"), "all policies share one rollout"),
-    (policies("a: {decides: bid, discount: 3}, b: {decides: play}"), "discount=3: expected decisions or steps"),
+    (policies("a: {decides: bid, returns: 3}, b: {decides: play}"), "returns=3: expected one of decisions, steps,"),
     (policies("model: {decides: bid}, b: {decides: play}"), "'model' cannot name a policy"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=dqn"), "policies train by ppo or maskable_ppo"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=maskable_recurrent_ppo"), "policies train by ppo or mask"),

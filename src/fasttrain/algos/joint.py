@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +26,8 @@ from fasttrain.buffers.stock import as_stock
 from fasttrain.errors import ConfigError
 
 NOBODY, SEVERAL = -1, -2  # in place of a policy's number
+STEPS, JOINT = "steps", "joint"  # kinds of returns
+NONE: Mapping[str, str] = MappingProxyType({})
 ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # in which every policy must have decided once
 
 
@@ -192,20 +195,28 @@ class JointStorage(RolloutStorage):
         self._left_out = np.ones_like(absent)
         for number, (name, member) in enumerate(model.members.items()):
             own: Any = member.rollout_buffer.storage
-            left_out, rewards, unknown = absent | (owners != number), self.rewards.copy(), np.zeros_like(absent)
-            model.decisions[name] += int(np.count_nonzero(~left_out))
+            rewards, unknown, gamma, kind = (
+                self.rewards.copy(),
+                np.zeros_like(absent),
+                own.gamma,
+                model.returns.get(name),
+            )
+            left_out, away = absent | (owners != number), following != number
+            if kind == JOINT:
+                left_out, away = absent.copy(), np.zeros_like(away)
+            model.decisions[name] += int(np.count_nonzero(~absent & (owners == number)))
             for step, env, policy, value in self.finals:
-                if number == (owners[step, env] if policy is None else policy):
-                    rewards[step, env] += np.float32(own.gamma) * value
+                if kind == JOINT or number == (owners[step, env] if policy is None else policy):
+                    rewards[step, env] += np.float32(gamma) * value
                 else:
                     unknown[step, env] = True
-            gamma = own.gamma
-            if name in model.by_steps:
+            if kind == STEPS:
                 rewards, gamma = by_env_steps(rewards, left_out, gamma)
-            away = (following != number) if rests is None else rests | (following != number)
             given = rewards, values, self.episode_starts, last_values.reshape(-1), last_dones, gamma, own.gae_lambda
             with np.errstate(over="ignore", invalid="ignore"):  # the guard tells what is not finite
-                advantages = np.where(left_out, advantages, advantages_of(*given, left_out, away, unknown))
+                found = advantages_of(*given, left_out, away if rests is None else away | rests, unknown)
+            left_out |= owners != number
+            advantages = np.where(left_out, advantages, found)
             self._left_out &= left_out
             own._left_out, own.pos, own.full = left_out, self.pos, True
         self._advantages.copy_(torch.from_numpy(advantages))
@@ -237,7 +248,9 @@ class Joint:
     Args:
         make: builds the members by name for an env. It draws their weights from the random state of the moment.
         owners: tells whose decision an observation is.
-        by_steps: names of the policies whose `gamma` discounts env steps, not decisions.
+        returns: what the return of a policy is, by name, where it does not go from decision to decision. STEPS: there
+            `gamma` discounts each env step. JOINT: it goes to the next decision of any policy, and has the value that
+            this policy gives it, as if all were one. So all must have the same rewards and discounts.
         further: as of the stock class.
     """
 
@@ -246,10 +259,10 @@ class Joint:
     rollout_buffer: Any
 
     def __init__(
-        self: Any, *args: Any, make: Callable[[Any], dict[str, Any]], owners: Owners, by_steps: Sequence[str] = (),
+        self: Any, *args: Any, make: Callable[[Any], dict[str, Any]], owners: Owners, returns: Mapping[str, str] = NONE,
         **further: Any,
     ) -> None:  # fmt: skip
-        self.make, self.owners, self.by_steps, self.rollouts = make, owners, by_steps, 0
+        self.make, self.owners, self.returns, self.rollouts = make, owners, returns, 0
         self.decisions, self.update_s = dict.fromkeys(owners.names, 0), dict.fromkeys(owners.names, 0.0)
         super().__init__(JointPolicy, *args, **further)  # type: ignore[call-arg]
 

@@ -89,7 +89,7 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
     return kind(  # type: ignore[no-any-return]
         env, make=lambda env: {name: build_algorithm(each, env, clock) for name, each in own.items()},
         owners=Owners([*own], columns_of(config, space.shape[0])), **given,
-        by_steps=[name for name, each in config.policies.items() if each.get("discount") == "steps"],
+        returns={name: str(each.get("returns")) for name, each in config.policies.items()},
     )  # fmt: skip
 
 

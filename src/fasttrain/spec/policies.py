@@ -12,9 +12,10 @@ from fasttrain.spec.setting import convert, did_you_mean
 
 OTHERS = "others"  # as a phase: every decision that no other policy takes
 ALGORITHMS = ("ppo", "maskable_ppo")
-OWN = {"decides": Any, "discount": str, "init_from": str, "batch_size": int}  # keys besides those of `algo.`
+OWN = {"decides": Any, "returns": str, "init_from": str, "batch_size": int}  # keys besides those of `algo.`
 # Keys of `algo.` about the rollout that all policies share.
 SHARED = ("name", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
+RETURNS = ("decisions", "steps", "joint")  # the first is the default
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
 TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder
 
@@ -108,8 +109,8 @@ def _phases_of(config: Config, name: str) -> list[str]:
     where, phases, decides = f"policies.{name}", phases_of(config), decides_of(config, name)
     if not decides:
         raise ConfigError(f"{where} needs decides: the phase in which it decides, as in {{decides: bid}}")
-    if (discount := config.policies[name].get("discount", "steps")) not in ("decisions", "steps"):
-        raise ConfigError(f"{where}.discount={discount}: expected decisions or steps, of which gamma discounts each")
+    if (returns := config.policies[name].get("returns", "steps")) not in RETURNS:
+        raise ConfigError(f"{where}.returns={returns}: expected one of {', '.join(RETURNS)}")
     for phase in decides:
         if not phases and phase == OTHERS:
             raise ConfigError(f'{where}.decides={OTHERS}: name the value of info["policy"], or columns by env.phases')
