@@ -21,7 +21,7 @@ Float64Array = NDArray[np.float64]
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]
 Observations = NDArray[Any] | dict[str, NDArray[Any]]
-Records = NDArray[np.void]  # states of games, of a structured dtype
+Records = NDArray[np.void]  # (N,) states of games, with a structured dtype
 OPPONENTS_TURN = "opponents_turn"  # a property of a two-sided env, and a key in its infos
 LAST_MASKS = "terminal_action_masks"  # key in the info of a truncated step: (A,) bool, legal in the last state
 
@@ -58,7 +58,7 @@ class QBatches(NamedTuple):
     discounts: Float32Array  # (U, B) gamma to the power of the number of steps; (0, 0): the algorithm's gamma
     dones: Float32Array  # (U, B) 1 where the episode ended by the rules
     next_masks: BoolArray  # (U, B, A) True = legal in the next observations; (0, 0, 0): all actions are
-    weights: Float32Array  # (U, B) of the rows' losses in prioritized replay; (0, 0): all are 1
+    weights: Float32Array  # (U, B) weights of the losses in prioritized replay; (0, 0): all are 1
 
 
 def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
@@ -163,8 +163,8 @@ class Slots:
     truncations: BoolArray  # (N,)
     action_masks: BoolArray | None = None  # (N, A), None for an env without masks
     finished: list[FinishedEpisode] = field(default_factory=list)  # one for each env whose episode ended
-    resets: BoolArray | None = None  # (N,) where the step was no transition: it only reset the env, or the env rested
-    rests: BoolArray | None = None  # (N,) where the next step will be no transition; None: nowhere
+    resets: BoolArray | None = None  # (N,) True where the step was no transition: a mere reset, or the env rested
+    rests: BoolArray | None = None  # (N,) True where the next step will be no transition; None: nowhere
 
     @property
     def num_envs(self) -> int:

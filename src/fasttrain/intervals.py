@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Z = 1.959963984540054  # the normal distribution's 97.5 %
+Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 
 def student(values: NDArray[np.float64]) -> tuple[Any, Any]:

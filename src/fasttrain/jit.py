@@ -13,7 +13,7 @@ from fasttrain.errors import ConfigError
 
 try:
     import numba
-except ValueError as error:  # NUMBA_NUM_THREADS=0
+except ValueError as error:  # for example NUMBA_NUM_THREADS=0
     raise ConfigError(f"numba does not start: {error} Look at the variables NUMBA_… of the environment") from error
 import numba.extending
 from llvmlite import ir
@@ -42,7 +42,7 @@ def njit(function: F) -> F:
 
 
 def _kernel(function: F, **options: object) -> F:
-    compiled: Any = numba.njit  # its annotations lack some options
+    compiled: Any = numba.njit  # Any, because its annotations lack some options
     dispatcher = compiled(nogil=True, no_cfunc_wrapper=True, **options)(function)
     if KEEPS:
         dispatcher._cache = KernelCache(dispatcher)  # where `cache=True` would set numba's own cache
@@ -112,7 +112,7 @@ def fetch(typing: Any, x: types.Type, begin: types.Type, end: types.Type) -> Cod
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         with cgutils.for_range_slice(builder, begin, end, ir.Constant(ir.IntType(64), 16)) as (index, _):
             address = builder.bitcast(builder.gep(data, [index]), byte)
-            builder.call(function, [address, number(0), number(3), number(1)])  # to be read, into every cache, data
+            builder.call(function, [address, number(0), number(3), number(1)])  # for reading, all cache levels, data
         return context.get_dummy_value()
 
     return types.void(x, types.int64, types.int64), write

@@ -50,9 +50,9 @@ except (ImportError, AttributeError):  # another version of numba: there is no c
 logging.getLogger("numba").setLevel(logging.WARNING)  # else 61,255 records where an env sets DEBUG for all loggers
 
 KEPT = 2  # versions of one kernel for one processor, so that a change of the branch and back compiles nothing
-DEAD_S = 3600  # a file that is written for longer has no writer any more
+DEAD_S = 3600  # after so many seconds an unfinished file counts as abandoned
 _DIGEST_SIZE = 32  # bytes
-_CHOICES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")  # NUMBA_… of the environment
+_CHOICES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")  # variables NUMBA_…
 _VERSIONS = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag)
 
 
@@ -66,7 +66,7 @@ def folders() -> list[Path]:
         return [Path(chosen) / "fasttrain"]
     users = Path(_AppDirs(appname="fasttrain", appauthor=False).user_cache_dir if KEEPS else "")
     own = Path(__file__).parent / "__pycache__"
-    return [folder / "kernels" for folder in (users, own) if folder.is_absolute()]  # "~/.cache" if there is no home
+    return [folder / "kernels" for folder in (users, own) if folder.is_absolute()]  # no home: "~/.cache"
 
 
 class KernelCache(NullCache):
@@ -90,18 +90,18 @@ class KernelCache(NullCache):
         return None if payload is None else _rebuild(target_context, *pickle.loads(payload))
 
     def save_overload(self, sig: object, data: Any) -> None:
-        """Store it. If no folder can be written to, a warning says so once."""
+        """Store the compiled kernel. If no folder can be written to, there is one warning."""
         if data.library.has_dynamic_globals or any(not loop.can_cache for loop in data.lifted):
             return  # the machine code has addresses of this process
         if not remember(*self._name(sig, self._dispatcher.targetctx), _dumps(data._reduce())):
             _cannot_keep(folders()[0])
 
     def file(self, sig: object) -> str:
-        """The name of its file."""
+        """The name of the file with the kernel for this signature."""
         return "".join(self._name(sig, self._dispatcher.targetctx))
 
     def holds(self, sig: object) -> bool:
-        """Whether there is a file for it."""
+        """Whether there is a file with the kernel for this signature."""
         return any((folder / self.file(sig)).is_file() for folder in folders())
 
     def _name(self, sig: object, target_context: Any) -> tuple[str, str]:

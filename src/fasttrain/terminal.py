@@ -78,7 +78,7 @@ def fitting(text: str, stream: TextIO) -> str:
     """`text`, in lines that fit if `stream` is a terminal."""
     try:
         return folded(text, os.get_terminal_size(stream.fileno()).columns or 80)
-    except (OSError, ValueError):  # a file; or closed
+    except (OSError, ValueError):  # `stream` is a file, or closed
         return text
 
 

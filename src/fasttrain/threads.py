@@ -45,7 +45,7 @@ R = TypeVar("R")
 # line of its own.
 CALL, INSIDE, ENTRY, ARGUMENTS, PIECES, DONE, NOTE, SIZE, NEXT = range(9)
 LINE = 8  # int64 in a cache line
-NOTHING = 1 << 40  # the next piece where none is open: larger than any piece
+NOTHING = 1 << 40  # number of the next piece if none is open; larger than any piece
 CHUNK = 32  # games in a piece: 15 µs of bots' play
 SPINS = 4000  # checks before a waiting thread offers its core to others: about 50 µs
 STAYS = SPINS + 2000  # checks before a thread without work goes to sleep: about 2 ms
@@ -110,7 +110,7 @@ def publish(typing: Context, team: types.Type) -> Code:
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kernel = builder.function
-        result, error, *own_arguments, _ = kernel.args  # numba's calling convention; the last argument is replaced
+        result, error, *own_arguments, _ = kernel.args  # by numba's calling convention; the thread's number is replaced
         stored = cgutils.alloca_once(builder, ir.LiteralStructType([value.type for value in own_arguments]))
         for number, value in enumerate(own_arguments):
             builder.store(value, cgutils.gep_inbounds(builder, stored, 0, number))
@@ -146,7 +146,7 @@ def enter(typing: Context, entry: types.Type, arguments: types.Type, me: types.T
 
 @intrinsic
 def pause(typing: Context) -> Code:
-    """Leave the core to its other hyperthread for a moment."""
+    """Let the other hyperthread of this core run for a moment."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         if _IS_X86:
@@ -343,8 +343,8 @@ class ThreadChoice:
     that a run does not depend on timing.
 
     Args:
-        trial: number of runs in a row for which the slower mode is tried. The first runs on threads that must be woken
-            say nothing: acting for 256 envs takes 0.27 ms, then 0.11; without threads 0.19.
+        trial: number of runs in a row for which the slower mode is tried. One run is not enough, because threads must
+            first be woken: acting for 256 envs takes 0.27 ms, then 0.11; without threads 0.19.
     """
 
     TRY_OTHER_EVERY = 50  # the slower mode gets one of that many trials

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from fasttrain_engines.wire import Codec, Framing, GameLostError
 
 MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # limits of messages that no one has read
-TRACED = 40  # newest frames in the record of a failed game
+TRACED = 40  # the record of a failed game has so many of the newest frames
 TRACED_BYTES = 400  # bytes of each frame that a trace keeps
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class Channel(asyncio.Protocol):
         self._framing, self._codec, self._id_key = framing, codec, id_key
         self._loop = asyncio.get_running_loop()
         self._writer: Any = None
-        self._transports: list[Any] = []  # two for pipes
+        self._transports: list[Any] = []  # pipes have two: one per direction
         self._unread: deque[tuple[Any, int]] = deque()  # messages and their sizes
         self._unread_bytes = 0
         self._reader: asyncio.Future[Any] | None = None
@@ -80,13 +80,13 @@ class Channel(asyncio.Protocol):
         if type(number) is int:  # bool is no id
             answer = self._asked.pop(number, None)
             if answer is None:
-                raise GameLostError("wrong answer", f"it answers request {number}, which nobody made")
+                raise GameLostError("wrong answer", f"the engine answered request {number}, which was not sent")
             if not answer.done():
                 answer.set_result(message)
         elif self._reader is not None and not self._reader.done():
             self._reader.set_result(message)
         elif len(self._unread) >= MOST_UNREAD or self._unread_bytes + size > MOST_UNREAD_BYTES:
-            raise GameLostError("flood", f"{len(self._unread) + 1:,} messages that nobody asked for")
+            raise GameLostError("flood", f"{len(self._unread) + 1:,} messages that the game has not read")
         else:
             self._unread.append((message, size))
             self._unread_bytes += size

@@ -1,7 +1,7 @@
 """Daemon: one process of an engine. It is started by the user's command and reached over TCP, a unix socket or pipes.
 
-It belongs to the process group of its worker, which is killed when the trainer ends in any way. It inherits the pipe
-whose closing triggers that, so that it also ends if the worker has died before.
+It belongs to the process group of its worker, which is killed when the trainer ends. The closing of a pipe triggers
+this. The daemon inherits the pipe, so that it also ends if the worker has died before.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from fasttrain_engines.wire import GameLostError
 
 HOST = "127.0.0.1"
 GAMES = "/usr/games"  # Debian's folder of programs like gnugo, which is often not on PATH
-LOOK_S = 0.02  # between two looks whether a process listens or has ended
+LOOK_S = 0.02  # seconds between two checks whether a process listens or has ended
 CLOSE_S = 3.0  # seconds from SIGTERM to SIGKILL; a JVM writes its recording in this time
 LOG_MB, KEPT_LOGS = 16.0, 3  # size at which a log is rotated, and number of older logs
 SAID_LINES = 8  # lines of the log in error messages
-PROBE_TIMEOUT_S = 30.0  # for a JVM that is started to try its flags
+PROBE_TIMEOUT_S = 30.0  # timeout of a JVM that is started to try its flags
 # A JVM logs to stdout, which carries the messages if an engine is connected by pipes.
 QUIET_STDOUT = ("-Xlog:disable", "-Xlog:all=warning:stderr")
-TEMPORARY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)  # errors that another try may pass
+TEMPORARY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)  # another try may succeed
 # Program → its package in Debian and Ubuntu.
 PACKAGES = {"java": "default-jre-headless", "node": "nodejs", "npm": "npm", "gnugo": "gnugo"}
 
@@ -66,7 +66,7 @@ class Daemon:
         self.heard_ns = 0  # time of its last message
         self._waiting, self._since_ns, self.busy_ns = 0, 0, 0
         self._cpu_before_s = 0.0  # CPU time of earlier processes of this daemon
-        self._family: list[psutil.Process] = []  # its child processes at the last look
+        self._family: list[psutil.Process] = []  # its child processes when `look` was called last
         self._piped: Channel | None = None  # the only connection, if it is reached over its pipes
 
     @property
@@ -74,7 +74,7 @@ class Daemon:
         return f"daemon {self.index}"
 
     def end(self, why: str) -> None:
-        """Have the process restarted. It gives no seats until then."""
+        """Request a restart of the process. Until then it gives no seats."""
         self.ready = False
         if self.over is not None and not self.over.done():
             self.over.set_result(why)
@@ -137,7 +137,7 @@ class Daemon:
         if java := place_after_java(command):
             uses_pipes = not any("{port}" in part or "{socket}" in part for part in command)
             flags = [*self.settings.jvm_flags, *(QUIET_STDOUT if uses_pipes else ())]
-            command[java:java] = flags  # before the command's own flags, which take precedence
+            command[java:java] = flags  # first, because the command's own flags must win
         values = {"{index}": str(self.index), "{threads}": str(self._threads), "{folder}": str(self.folder)}
         values["{daemons}"] = str(Path(__file__).parent)
         self.address = None

@@ -34,10 +34,10 @@ class Decision(NamedTuple):
 
     observation: Any
     legal: Legal = None  # numbers of legal actions, or a mask (A,); None: all
-    reward: float = 0.0  # since the last decision
+    reward: float = 0.0  # reward since the last decision
     engine_ms: float | None = None  # time that the engine thought, if it reports it
     tag: Any = None  # for `answer`: for example the id of the question, or the engine's own list of options
-    theirs: bool = False  # the opponent decides (opponent=self): observation and legal actions are its, the reward ours
+    theirs: bool = False  # the opponent decides (opponent=self): its observation and actions, our reward
 
 
 class Over(NamedTuple):
@@ -53,7 +53,7 @@ class Over(NamedTuple):
 class Refused(NamedTuple):
     """The engine refuses the last action. The same decision is asked again; no step was made."""
 
-    legal: Legal = None  # None: as before, without the refused action
+    legal: Legal = None  # None: the legal actions of before, without the refused one
 
 
 Outcome = Union[Decision, Over, Refused]  # noqa: UP007
@@ -64,14 +64,14 @@ class EngineGame(ABC):
 
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
-    masked: bool = True  # decisions name the legal actions
-    skip_forced: bool = False  # decisions with one legal action are taken without the policy
-    framing: str | type[Framing] = "lines"  # or "length", or the user's class
-    codec: str | type[Codec] = "json"  # or "msgpack", "text", or the user's class
+    masked: bool = True  # whether decisions name the legal actions
+    skip_forced: bool = False  # True: decisions with one legal action are taken without the policy
+    framing: str | type[Framing] = "lines"  # "lines", "length", or the user's class
+    codec: str | type[Codec] = "json"  # "json", "msgpack", "text", or the user's class
     id_key: str = "id"
-    timeout_s: float = 30.0  # of each request; set from daemons.timeouts_s.request
-    # Games that are ready wait so long for others, so that the policy decides for all together, while each engine has
-    # two more games to play. For engines that play many games on one core.
+    timeout_s: float = 30.0  # timeout of each request; set from daemons.timeouts_s.request
+    # A game that is ready waits so long for others, so that the policy decides for several in one batch. It waits only
+    # while each engine has two other games to play. For engines that play many games on one core.
     wait_ms: float = 0.0
 
     def channel(self) -> Channel:
@@ -140,14 +140,14 @@ class RequestEngine(MessageGame):
         outcome = read_message(self, await channel.ask(request, self.timeout_s))
         channel.unread()  # drops messages without an id
         if outcome is None:
-            raise GameLostError("bad message", "the answer to a request means nothing")
+            raise GameLostError("bad message", "read() returned None for the answer to a request")
         return outcome
 
 
 class DecisionServer(MessageGame):
     """An engine that asks for decisions. Between them it may send messages that need no answer."""
 
-    decision: Decision  # the open one
+    decision: Decision  # the decision that waits for an answer
 
     @abstractmethod
     def new_game(self, game: int, seed: int) -> Any:
@@ -165,9 +165,9 @@ class DecisionServer(MessageGame):
         return await self._next(channel)
 
     async def play(self, channel: Channel, action: Any) -> Outcome:
-        # A decision that came before our answer cannot be its result.
+        # A decision that arrived before the action was sent cannot be the result of the action.
         if any(read_message(self, message) is not None for message in channel.unread()):
-            raise GameLostError("wrong answer", "more came than the decision that was open, before it was answered")
+            raise GameLostError("wrong answer", "the engine asked again before the open decision was answered")
         channel.send(self.answer(self.decision, action))
         return await self._next(channel)
 

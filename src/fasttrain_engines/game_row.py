@@ -39,11 +39,11 @@ from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import GameTimes, Tally
 from fasttrain_engines.wire import GameLostError
 
-PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # before a row tries again after a game that did not begin
-MOST_FORCED = 10_000  # forced decisions in a row
+PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # pauses before a row tries again to begin a game
+MOST_FORCED = 10_000  # limit of forced decisions in a row
 MOST_WITHOUT = 1000  # games in a row without a decision for the policy; more end the run
-MOST_REFUSED = 100  # refused actions at one decision
-KEPT_MB = 64.0  # size of each file of records at which it is started anew
+MOST_REFUSED = 100  # limit of refused actions at one decision
+KEPT_MB = 64.0  # a file of records that reaches this size is started anew
 SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # name of a time or count → its index in `words`
 
 READY, STEP, AGAIN = range(3)  # news of a row: first decision, result of an action, the same decision again
@@ -99,7 +99,7 @@ class Row:
         self.table, self.row, self.seed, self.game = table, row, seed, game
         self.pool, self.settings = table.pool, table.settings
         self.number = -1
-        self.seat: Any = None  # a Seat, while a game is under way
+        self.seat: Any = None  # the `Seat` of the running game
         self.carried = 0.0  # rewards of forced decisions before the policy's first one
         self.shown_ns = self.asked_ns = 0
 
@@ -152,7 +152,7 @@ class Row:
     async def _played(self, asked: Awaitable[Outcome]) -> Outcome:
         """The engine's next decision for the policy, checked. Forced decisions before it are made here."""
         reward = 0.0
-        decision: Any = None  # the last forced one
+        decision: Any = None  # the last forced decision
         for _ in range(MOST_FORCED):
             outcome = await self._timed(asked)
             if self.spent_ns > 1e9 * self.settings.timeouts_s.game and not isinstance(outcome, Over):
@@ -180,7 +180,7 @@ class Row:
         """Store observation and mask for `_show`. Returns the action of a forced decision, else None."""
         self.observation = row_of(outcome.observation, self.game.observation_space)
         if isinstance(outcome, Decision) and outcome.theirs and not self.table.two_sided:
-            raise EnvError(f"{type(self.game).__name__} asks for the other side's decision: that is for opponent=self")
+            raise EnvError(f"{type(self.game).__name__} asks for the opponent's decision, which needs opponent=self")
         if isinstance(outcome, Over) or self.table.arrays.action_masks is None:
             return None
         self.mask = mask_of(outcome.legal, self.table.arrays.action_masks.shape[1])
@@ -330,7 +330,7 @@ class Row:
         self._leave()
 
     def _record(self) -> dict[str, Any]:
-        record = None if self.seat is None else self.game.record()  # without a seat the game has not begun
+        record = None if self.seat is None else self.game.record()  # without a seat no game has begun
         return {
             **({} if record is None else {"record": record}),
             "row": self.row,

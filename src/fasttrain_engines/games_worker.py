@@ -37,8 +37,8 @@ from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import Lengths
 
-FIRST_GUEST = 1 << 30  # first number of evaluations' games
-TELL_EVERY_S = 1.0  # between two tallies to the trainer
+FIRST_GUEST = 1 << 30  # the games of evaluations have numbers from this one on
+TELL_EVERY_S = 1.0  # seconds between two messages with counts to the trainer
 
 
 @dataclass(frozen=True)

@@ -56,11 +56,11 @@ class Go(EngineGame):
     `errs`.
 
     Args:
-        size: of the board, 5 to 19.
+        size: size of the board, 5 to 19.
         level: GNU Go's strength, 1 to 10.
-        komi: points that White gets; None: from KOMI, half a point less than Black wins by with perfect play, else 7.5.
-        colour: the learner's; both: in turn, beginning as the first game's seed says.
-        most_moves: of both sides, after which the game is truncated; None: 3 size².
+        komi: points that White gets; None: half a point less than Black's lead in perfect play (KOMI), else 7.5.
+        colour: the learner's colour; both: in turn, the first by the first game's seed.
+        most_moves: moves of both sides after which the game is truncated; None: 3 size².
         errs: share of the opponent's moves that are random at the beginning, because a learner that never wins cannot
             learn. Each win with a colour reduces it by a fortieth, each loss raises it by a third of that, so that a
             quarter of the games is won until it is 0.
@@ -99,7 +99,7 @@ class Go(EngineGame):
         self._result = ""
 
     async def hello(self, channel: Channel) -> None:
-        for command in ("all_legal", "set_random_seed"):  # other engines lack them
+        for command in ("all_legal", "set_random_seed"):  # only GNU Go has both
             if await self._asked(channel, f"known_command {command}") != ["true"]:
                 raise GameLostError("start", f"the engine knows no {command}: is it GNU Go 3.8?")
 
@@ -131,7 +131,7 @@ class Go(EngineGame):
         return await self._answered(channel, f"play {self._theirs} {move}")
 
     async def _answered(self, channel: Channel, *commands: str) -> Decision | Over:
-        """The decision that follows commands, the last of which lets the opponent move where it is its turn."""
+        """Send commands and return the decision that follows. The last one lets the opponent move if it is its turn."""
         seen = (f"all_legal {self._mine}", "list_stones black", "list_stones white")
         *_, last, legal, black, white = await self._asked(channel, *commands, *seen)
         if self._theirs in commands[-1].split():
@@ -165,13 +165,13 @@ class Go(EngineGame):
         return Over(observation, reward, info=told)
 
     async def _asked(self, channel: Channel, *commands: str) -> list[str]:
-        """What the engine answers to commands that go out in one write.
+        """Send commands in one write and return the engine's replies, without their heads.
 
         Raises:
-            GameLostError: it does not take one of them, or its answers are none.
+            GameLostError: the engine refuses a command, or sends something else than replies.
         """
         if channel.unread():
-            raise GameLostError("wrong answer", "more came than was asked for")
+            raise GameLostError("wrong answer", "the engine sent more replies than there were commands")
         first, self._id = self._id + 1, self._id + len(commands)
         channel.send("\n".join(f"{first + place} {command}" for place, command in enumerate(commands)))
         until, replies = time.monotonic() + self.timeout_s, []
@@ -232,7 +232,7 @@ def liberties(stones: Mapping[int, int], size: int) -> dict[int, int]:
         if start in found:
             continue
         group, free = [start], set[int]()
-        for point in group:  # which grows
+        for point in group:  # `group` grows in this loop
             for other in beside[point]:
                 if other not in stones:
                     free.add(other)

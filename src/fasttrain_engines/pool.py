@@ -2,9 +2,9 @@
 
 A daemon that ends, hangs or is stopped is restarted, after a pause that doubles with each failure. A daemon that has
 played enough games or uses too much memory is recycled: its successor starts, then it gets no new games and ends with
-its last one. It plays on until then, because games step together, so that one without a seat would stop the others.
+its last one. It plays until its successor is ready, because games step together: one without a seat would stop others.
 
-If a daemon plays on some connections and refuses or ignores further ones, each daemon gets only so many games from then
+If a daemon plays on some connections and refuses or ignores further ones, each daemon gets only as many games from then
 on, and more daemons are started if daemons.count=auto.
 
 Guests are the games of an evaluation. They are played by the same daemons, beside the training's games. If the daemons
@@ -33,12 +33,12 @@ from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import GameLostError
 
-LOOK_EVERY_S = 0.2  # between two looks whether daemons live
-SAMPLE_EVERY_S = 2.0  # between two measurements of memory, CPU time and logs
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # before a failed daemon is restarted
+LOOK_EVERY_S = 0.2  # seconds between two checks whether daemons live
+SAMPLE_EVERY_S = 2.0  # seconds between two measurements of memory, CPU time and logs
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # seconds before a failed daemon is restarted
 STARTS_IN_A_ROW = 5  # failed starts after which the pool gives up
-TURNED_AWAY = 2  # refused connections in a row that show that a daemon takes no more
-SURE_S = 0.2  # the connections of a dying process are closed before its end can be seen
+TURNED_AWAY = 2  # after so many refused connections in a row a daemon counts as full
+SURE_S = 0.2  # seconds from closed connections to the visible end of a dying process
 
 
 class Seat(NamedTuple):
@@ -46,7 +46,7 @@ class Seat(NamedTuple):
 
     daemon: Daemon
     channel: Channel
-    since_start: object  # the daemon's `over` when the seat was taken; a restarted daemon has another one
+    since_start: object  # object that identifies the start of the daemon; a restart has another one
     guest: bool = False
 
 
@@ -195,8 +195,8 @@ class Pool:
     async def turned_away(
         self, daemon: Daemon, channel: Channel | None, since_start: object, guest: bool, error: GameLostError
     ) -> bool:
-        """Whether the failure of a seat is no lost game, because none has begun: the connection was closed before the
-        first answer of a game, or the daemon takes no more connections.
+        """Handle a failed seat. Returns True if no game is lost, because none has begun: the connection was closed
+        before the first answer of a game, or the daemon takes no more connections.
         """
         closed, fresh = error.cause == "closed", channel not in daemon.served
         if not fresh or since_start is not daemon.over or error.cause not in ("closed", "timeout", "no connection"):
@@ -249,12 +249,12 @@ class Pool:
     def leave(self, seat: Seat) -> None:
         seat.channel.close()
         seat.daemon.served.pop(seat.channel, None)
-        if seat.daemon.address is None and seat.daemon.over is seat.since_start:  # pipes cannot be opened again
+        if seat.daemon.address is None and seat.daemon.over is seat.since_start:  # its pipes cannot be reopened
             seat.daemon.end("recycled" if seat.daemon.draining else "its pipes were closed")
         self._free(seat.daemon)
 
     def stays(self, seat: Seat) -> bool:
-        """Whether another game may begin on a seat; counts the game. Starts recycling, of one daemon at a time."""
+        """Count a finished game. Returns whether another game may begin on the seat. May start recycling."""
         daemon, limit = seat.daemon, self.settings.recycle
         if seat.channel.failure is not None or seat.since_start is not daemon.over:
             return False

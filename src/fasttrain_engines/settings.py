@@ -13,7 +13,7 @@ from fasttrain.spec.setting import setting
 if TYPE_CHECKING:
     from fasttrain.spec.config import Config
 
-ROWS_PER_WORKER = 128  # games of a worker process; above it another one pays if there are cores
+ROWS_PER_WORKER = 128  # with more games another worker process is faster, if there are cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ class Showdown(DecisionServer):
     `score_diff` (Pokémon left, ahead) and `turns`.
 
     Args:
-        generation: of the rules and teams, one of GENERATIONS.
+        generation: generation of the rules and teams, one of GENERATIONS.
         opponent: `random`: any legal action; `max_damage`: the move with the largest expected damage; `self`: the
             caller decides for both sides. Each side gets its own observation; lead and result are the first side's.
         shaping: reward for a lead of all life points of a team. It is paid when the lead grows and taken back when it
@@ -45,7 +45,7 @@ class Showdown(DecisionServer):
 
     observation_space = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
     action_space = spaces.Discrete(ACTIONS)
-    wait_ms = 4.0  # because a process plays all its battles on one core
+    wait_ms = 4.0  # a process plays all its battles on one core
 
     def __init__(
         self, generation: int = 9, opponent: Literal["random", "max_damage", "self"] = "random", shaping: float = 0.0

@@ -39,10 +39,10 @@ class GameTimes(NamedTuple):
     decode_ns: int = 0
     queue_ns: int = 0
     idle_ns: int = 0
-    decisions: int = 0  # made by the policy
+    decisions: int = 0  # decisions of the policy
     forced: int = 0  # decisions with one legal action, taken without the policy (`EngineGame.skip_forced`)
     refused: int = 0
-    games: int = 0  # ended by their rules or limits
+    games: int = 0  # games that ended by their rules or limits
     lost: int = 0
     lost_decisions: int = 0  # decisions in lost games
     restarts: int = 0
@@ -101,7 +101,7 @@ class Tally:
         self.lost_steps: Counter[str] = Counter()
         self.steps = 0  # steps of the games that ended
         self.restarts: Counter[str] = Counter()
-        self.daemons: list[dict[str, Any]] = []  # each with shares of its `seconds`
+        self.daemons: list[dict[str, Any]] = []  # one entry per daemon; shares are of its `seconds`
 
     def daemons_since(self, before: Tally) -> list[dict[str, Any]]:
         """`daemons`, with `seconds` and shares for the time since the earlier tally `before`."""

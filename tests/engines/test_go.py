@@ -194,7 +194,7 @@ def test_what_is_not_understood_loses_the_game(answers: dict[str, str], cause: s
 def test_an_engine_that_says_more_than_it_was_asked_is_not_trusted():
     game, channel = Go(size=5), Recorded()
     channel.more = ["=3 C3"]
-    with pytest.raises(GameLostError, match="more came than was asked for"):
+    with pytest.raises(GameLostError, match="more replies than there were commands"):
         begun(game, channel)
 
 

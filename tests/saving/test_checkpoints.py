@@ -156,7 +156,7 @@ def test_damage_is_found_and_the_one_before_taken(tmp_path: Path):
         shutil.rmtree(work)
 
 
-OTHER = "is none of this version's"
+OTHER = "is of another version"
 
 
 @pytest.mark.parametrize(

@@ -164,17 +164,17 @@ def test_an_engine_with_a_fault_is_left_out_and_told_where_it_is_named(tmp_path:
     assert no_env.count(" of the package faults ") == 7
     told = [line.replace("; install faults again, or uninstall it", " …") for line in lines]
     assert told == [
-        "the engine 'unset' of the package faults has settings or files that are not as they must be: TypeError: "
+        "the engine 'unset' of the package faults has wrong settings or files: TypeError: "
         "Part.__init__() missing 1 required positional argument: 'size' …",
         "the engine 'stop' of the package faults has a name that means something else in a configuration …",
-        "the engine 'renamed' of the package faults calls itself 'chess': its entry point must have the same name …",
+        "the engine 'renamed' of the package faults has the name 'chess': its entry point must have the same name …",
         "the engine 'none' of the package faults is no fasttrain.spec.backends.Backend but "
         "<class 'fasttrain.spec.backends.Backend'> …",
         "the engine 'broken' of the package faults cannot be loaded from broken:X: "
         "ZeroDivisionError: division by zero …",
-        "the engine 'odd' of the package faults has settings or files that are not as they must be: TypeError: "
+        "the engine 'odd' of the package faults has wrong settings or files: TypeError: "
         "builtin_function_or_method is no plain value …",
-        "the engine 'lost' of the package faults has settings or files that are not as they must be: "
+        "the engine 'lost' of the package faults has wrong settings or files: "
         "NotADirectoryError: nowhere …",
     ]  # fmt: skip
 

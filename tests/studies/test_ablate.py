@@ -128,7 +128,7 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ([], "needs the profile that is to be taken apart: fasttrain compare candidates=ablate +profile=speed"),
+        ([], "needs the profile whose settings are measured: fasttrain compare candidates=ablate +profile=speed"),
         (["+profile=baseline"], "candidates=ablate needs the profile"),
         (["+profile=speed", "candidates={ablate: [x]}"], "candidates={ablate: […]}: x makes no difference here"),
         (["+profile=speed", "seeds=3"], "seeds has no effect with candidates=ablate, which takes minutes=…"),

@@ -174,7 +174,7 @@ def test_verdicts_are_sentences():
     assert "NOT ENOUGH SEEDS, 1.05× as fast, less than the 1.1× that trade-offs are worth" in said
     assert "+0 [?, ?] points" in said
     assert said.endswith("; use at least 5 seeds")
-    assert sentence(row(None, None, None), GATE) == "speed: no seed finished that the baseline finished too"
+    assert sentence(row(None, None, None), GATE) == "speed: no seed finished in both this candidate and the baseline"
     said = sentence(row(None, Ratio(2.0, 1.9, 2.1, 5), True), GATE)
     assert said.startswith("speed: no verdict, 2"), "eval.episodes=0"
     assert said.endswith("as fast; no win rate of a seed is known on both sides")

@@ -52,7 +52,7 @@ def test_the_fastest_legal_setting_wins_beside_the_profile(fasttrain: RunCommand
     values = yaml.safe_load(text)
     assert (values["num_envs"], values["batch_size"]) == (512, 1024)
     assert "num_envs: 512 # best steps/s by value: 512 1,500, 64 500" in text
-    assert "num_envs changes what is learned: fasttrain compare with it before you rely on it" in done.out
+    assert "num_envs changes what is learned: check the learning by fasttrain compare before you rely on it" in done.out
 
 
 def test_where_nothing_is_clearly_faster_the_profile_stays(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

@@ -200,7 +200,7 @@ class Composer:
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
         ConfigStore.instance().repo.pop("env", None)  # they are those of an earlier call
-        if DEFAULT not in plugins.names(plugins.GAMES):  # `game_of` refuses it; a finished run has its own env
+        if DEFAULT not in plugins.names(plugins.GAMES):  # not installed: `game_of` says so, if the run needs it
             placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, placeholder, group="env")
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])

@@ -143,7 +143,7 @@ def show(console: Console, text: str, style: str = "") -> None:
 def _seated(trained: Config, opponent: Named | None) -> Config:
     """The configuration with the players: the training's, the requested opponent, or the agent against a person."""
     if opponent is not None and (not isinstance(opponent, str) or ":" in opponent):
-        raise ConfigError(f"opponent={opponent}: a class of yours decides in training; here take one of the game's own")
+        raise ConfigError(f"opponent={opponent}: a class is only for training; name an opponent of the game")
     if trained.play.human and opponent is not None:
         raise ConfigError(f"opponent={opponent} contradicts play.human=true: there the agent plays the other side")
     if trained.play.human and trained.env.spec.opponent_key is None:

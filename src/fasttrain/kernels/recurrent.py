@@ -121,7 +121,7 @@ def lay_out(
         places[SIZES, t] = 0
     for s in range(count):
         places[SIZES, places[LENGTHS, s] - 1] += 1
-    for t in range(longest - 2, -1, -1):  # from sequences of t + 1 steps to those that have a step t
+    for t in range(longest - 2, -1, -1):  # sequences with a step t: those of t + 1 steps and all longer ones
         places[SIZES, t] += places[SIZES, t + 1]
     row = 0
     for t in range(longest):

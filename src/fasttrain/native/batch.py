@@ -22,7 +22,7 @@ from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.threads import ThreadChoice
 
-GAMES_PER_THREAD = 64  # fewer games are stepped before a second thread has woken up
+GAMES_PER_THREAD = 64  # fewer games take less time than it takes to wake a second thread
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -59,7 +59,7 @@ class GameBatch(ABC):
         self.action_space = action_space
         self.mask_width = mask_width
         self.final_observations: Float32Array = np.zeros((num_envs, width), np.float32)
-        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)  # the opponent must act
+        self.opponents_turn: BoolArray = np.zeros(num_envs, np.bool_)  # (N,) True where the opponent must act
         self.opponents_ns = 0
         self.max_threads = 1
         self._title = title
@@ -99,8 +99,8 @@ class GameBatch(ABC):
     def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         """Start a new game in each listed env and write its first observation and mask.
 
-        A game depends only on its seed, neither on its index nor on the number of envs. An env whose seed is None goes
-        on with its random generator, or gets one with a random seed if it has none.
+        A game depends only on its seed, neither on its index nor on the number of envs. An env whose seed is None
+        continues its random generator. If it has none it gets one with a random seed.
         """
         self._bound()
         listed = np.asarray(indices, np.int64)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 # In the order of the [PERF] table, which has milliseconds per 1,000 env steps.
 PHASES = (
     "action",  # policy forward and sampling
-    "env_step",  # stepping the envs, masks included; opponents' turns lie inside
+    "env_step",  # stepping the envs and reading masks, with opponents' turns
     "buffer",  # storing transitions, episode bookkeeping, bootstraps, advantages
     "replay_sample",  # drawing minibatches from a replay buffer
     "train_fwd",  # losses, forward

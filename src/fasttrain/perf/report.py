@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fasttrain.perf.clock import PHASES, UPDATE_PHASES
 from fasttrain.terminal import rate_text
 
-PER_STEP_BELOW = 20.0  # steps/s
+PER_STEP_BELOW = 20.0  # slower runs (steps/s) show times per step instead of per 1,000
 
 
 class EnvTimes(NamedTuple):
@@ -29,7 +29,7 @@ class EnvTimes(NamedTuple):
     restarts: int = 0
     lost_steps: int = 0
     games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, the mean over running games
-    episodes: int = 0  # ended ones
+    episodes: int = 0  # episodes that ended
     ticks: float = 0  # ticks of the games' own clocks, if the env reports them
 
     def since(self, before: EnvTimes) -> EnvTimes:
@@ -46,7 +46,7 @@ class PerfWindow:
 
     env_steps: int
     updates: int  # gradient updates
-    phases_ns: Mapping[str, int]  # main thread, disjoint
+    phases_ns: Mapping[str, int]  # phase → time of the main thread
     envs: EnvTimes
     cpu_share: float | None  # CPU time of the process and its children ÷ (wall × cores), 0..1
     gpu_share: float | None  # 0..1, None without a GPU or without its library
@@ -233,7 +233,7 @@ def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) ->
         return f"the environment is the bottleneck: a cheaper step{ways}"
     if parts.get("transport", 0) > 0.4 * window.phases_ns.get("env_step", 1):
         ways = "more envs per worker (num_envs); or one process (vec_env=dummy)"
-        return f"the way to the workers costs more than their work: {ways}"
+        return f"sending data to the workers takes longer than their work: {ways}"
     mean = envs.envs_ns / envs.num_workers
     if envs.in_step and envs.slowest_ns > 1.4 * mean:
         return (
@@ -241,7 +241,7 @@ def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) ->
             "schedule=first_ready (not repeatable); or more envs per worker, which evens out"
         )
     if envs.num_workers < cores:
-        return f"the envs are the wall and {envs.num_workers} of {cores} cores step them: raise workers"
+        return f"the envs are the bottleneck and {envs.num_workers} of {cores} cores step them: raise workers"
     if envs.in_step and 0.3 * envs.slowest_ns < window.phases_ns.get("action", 0):
-        return "the envs are the wall and wait while the policy acts: schedule=first_ready (not repeatable)"
-    return "the envs are the wall and every core steps them: a native batch or a cheaper step is what is left"
+        return "the envs are the bottleneck and wait while the policy acts: schedule=first_ready (not repeatable)"
+    return "the envs are the bottleneck and every core steps them: try a native batch or a cheaper step"

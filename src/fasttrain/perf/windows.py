@@ -33,7 +33,7 @@ class Mark(NamedTuple):
     phases_ns: Mapping[str, int] = dict.fromkeys(PHASES, 0)
     envs: EnvTimes = EnvTimes()
     cpu_s: float = 0.0  # CPU time of the process and its children ÷ cores
-    gpu_busy_ns: float | None = 0.0  # measured shares × the time between; None without a GPU
+    gpu_busy_ns: float | None = 0.0  # busy time of the GPU so far; None without a GPU
     memory_bytes: int = 0
 
     @property

@@ -143,7 +143,7 @@ def _verdict(study: Comparison, row: Mapping[str, Any]) -> Banner:
         margin = margin_text(study.margin, study.is_rate)
         facts.append(f"{study.title} {difference_text(change, study.is_rate)}, margin {margin}")
     if needed := as_number(row.get("seeds_needed")):
-        facts.append(f"about {needed:.0f} seeds would tell, if the two are alike")
+        facts.append(f"about {needed:.0f} seeds are enough for a verdict, if the two are equal")
     tone = TONES.get(verdict, "")
     slow = tone == "good" and row.get("faster") is False
     return Banner(f"{label(row.get('name'))}: {verdict}", "; ".join(facts), "open" if slow else tone)

@@ -145,7 +145,7 @@ class Evaluator:
         self.close()
 
 
-MOST_WAITING = 2  # snapshots, with the one that is being played
+MOST_WAITING = 2  # snapshots that may wait, with the one that is being played
 NAME, SERVE = "the process that evaluates", "fasttrain.runs.evaluator:serve"
 PATIENCE_S = 600.0  # time limit for running evaluations when training is over
 

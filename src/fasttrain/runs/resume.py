@@ -93,7 +93,7 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Par
         run.model.logger.close()
         run.env.close()
         if isinstance(error, WRONG):
-            raise ConfigError(f"{folder}: what it says of the run's files is wrong ({error})") from error
+            raise ConfigError(f"{folder}: its entries about the run's files are wrong ({error})") from error
         raise
     steps = run.model.num_timesteps
     run.checkpoints.at = steps

@@ -26,7 +26,7 @@ from fasttrain.errors import ConfigError
 MOST_MEMBERS = 100_000
 BYTES_PER_ENTRY = 1000  # of the zip's central directory: 46 bytes, the name, zip64 numbers
 ENCRYPTED = 0x1 | 0x40 | 0x2000
-DIRECTORY_SIZE = 5  # place in what zipfile's _EndRecData returns
+DIRECTORY_SIZE = 5  # index in the result of zipfile's _EndRecData
 READ_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError)
 
 
@@ -78,7 +78,7 @@ def check_arrays(archive: zipfile.ZipFile, what: str) -> None:
             raise ConfigError(f"{what}: its {info.filename!r} holds objects (pickles), which are never read")
         count = math.prod(shape)  # Python's numbers: NumPy's product may overflow
         if min(shape, default=0) < 0 or count * dtype.itemsize != info.file_size - begin:
-            raise ConfigError(f"{what}: its {info.filename!r} says it has shape {shape}, which it does not hold")
+            raise ConfigError(f"{what}: its {info.filename!r} has another size than its shape {shape} needs")
 
 
 def read_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
@@ -103,7 +103,7 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     try:
         shape, _, dtype = reads(member)
     except (SyntaxError, TypeError, RecursionError, MemoryError, OverflowError, TokenError) as error:  # of its parser
-        raise ValueError(f"its header is none: {type(error).__name__}") from error
+        raise ValueError(f"its header is not NumPy's: {type(error).__name__}") from error
     if not all(type(size) is int for size in shape):
         raise ValueError("its shape is none")
     return shape, dtype, member.tell()
@@ -130,7 +130,7 @@ def _check_members(members: list[zipfile.ZipInfo], length: int, what: str, most_
         raise ConfigError(f"{what} has {twice!r} twice")
     for info in members:
         if fault := _fault_of(info):
-            raise ConfigError(f"{what}: its member {info.orig_filename[:100]!r} {fault}, which no file of ours is")
+            raise ConfigError(f"{what}: its member {info.orig_filename[:100]!r} {fault}; no file of fasttrain does")
     if sum(info.file_size for info in members) > length:
         raise ConfigError(f"{what} is damaged: its members are larger than the file")
 
@@ -162,7 +162,7 @@ def is_plain_path(name: str) -> bool:
 
 MOST_PICKLE_BYTES = 1 << 20  # a tensor takes 100 to 200 bytes; policies have 10 to 100, a pool of opponents more
 MOST_STORAGES = 10_000
-MOST_TUPLES = 20_000  # four a tensor
+MOST_TUPLES = 20_000  # a tensor has four
 KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 NAMES = {
     "torch._utils _rebuild_tensor_v2",
@@ -204,13 +204,13 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
         raise
     except Exception as error:  # for a senseless pickle torch's reader can raise anything
         reason = str(error).strip().split("\n")[0][:200]
-        raise ConfigError(f"{what} is not what torch.save writes of tensors: {reason}") from error
+        raise ConfigError(f"{what} is not a torch.save file of tensors only: {reason}") from error
     return value
 
 
 def _check_pickle(pickled: bytes, what: str) -> None:
     tuples, last = 0, ""
-    of_tuples: set[int] = set()  # places in the memo: a tuple twice in another, and so on, would be hashed for hours
+    of_tuples: set[int] = set()  # memo indices; hashing a tuple twice in another, and so on, takes hours
     argument: Any
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name not in INSTRUCTIONS:

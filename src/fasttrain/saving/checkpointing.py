@@ -59,14 +59,14 @@ class Checkpoints:
         self._held: Snapshot | None = None  # a copy in memory of the last rest, or of an earlier one
         self._holds = 0  # number of copies so far
         self._hold_s, self._held_at = 0.0, 0.0  # how long the last copy took, and when it was made
-        self._too_large = False  # whether the state is too large for that
-        self._write_s, self._written_at = 0.0, time.perf_counter()  # the same for the last written one
+        self._too_large = False  # whether the state is too large to be copied
+        self._write_s, self._written_at = 0.0, time.perf_counter()  # likewise for the last written checkpoint
         self._published = -1  # env steps of the last checkpoint that this process has written
         self._rest_at = -1  # env steps at the last rest
-        self._stopping = False  # whether the run had to end there
+        self._stopping = False  # whether the run had to end at the last rest
         self._rested = 0.0  # the time of the last rest
-        self._cycle_s: float | None = None  # seconds from rest to rest; None before the second
-        self._asked: float | None = None  # the time of the first wish to stop
+        self._cycle_s: float | None = None  # seconds between the last two rests of the run; None before the second rest
+        self._asked: float | None = None  # when the run first wanted to stop
 
     def at_rest(self, env_steps: int, due: bool, stopping: bool) -> None:
         """Handle a rest of the run, which ends here if it is `stopping`."""
@@ -98,7 +98,7 @@ class Checkpoints:
         now = time.perf_counter()
         if self._asked is None:
             self._asked = now
-        if self.at == self._rest_at and (self._stopping or not self.failed):  # it was written, or tried, at that rest
+        if self.at == self._rest_at and (self._stopping or not self.failed):  # that rest was saved, or failed to be
             return True
         held = self._held if self._held is not None and self._held.env_steps == self._rest_at else None
         if held is None and not self._too_large:  # rollouts were short so far
@@ -161,14 +161,14 @@ class Checkpoints:
             self._thread = None
 
     def _by_time(self) -> bool:
-        """Whether checkpoints are written by time. A large replay buffer would fill the disk, so it is not."""
+        """Whether checkpoints are written by time. Not with a large replay buffer, which would fill the disk."""
         if self.settings.every_s and (size := self._take().size_bytes) > TIMED_MOST_BYTES:
             self.settings = self.settings._replace(every_s=0.0)
-            self._say(f"the run's state takes {size / 1e9:.1f} GB: none is written by time; checkpoint_every=… does")
+            self._say(f"its state takes {size / 1e9:.1f} GB, too large for timed checkpoints; set checkpoint_every")
         return self.settings.every_s > 0
 
     def _may_be_held(self, now: float) -> bool:
-        """Whether to copy the state: always with long rollouts; else at the first two rests, and seldom later."""
+        """Whether to copy the state now: always with long rollouts, else at the first two rests and rarely later."""
         if self._too_large:
             return False
         if self._cycle_s is not None and self._cycle_s > self.settings.grace_s / 2:
@@ -185,7 +185,7 @@ class Checkpoints:
             self._note(self._rest_at, error)
 
     def _write(self, snapshot: Snapshot | None, background: bool) -> None:
-        self.wait()  # for the checkpoint before, so that there is only one copy at a time
+        self.wait()  # wait for the previous checkpoint, so that there is only one copy at a time
         self.at = self._rest_at
         try:
             taken = snapshot or self._take()

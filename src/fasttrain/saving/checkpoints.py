@@ -176,7 +176,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
             return f"{MANIFEST} is too large"
         manifest = json.loads(text := path.read_bytes())
         if not _is_manifest(manifest):
-            return f"{MANIFEST} is none of this version's"
+            return f"{MANIFEST} is of another version"
     except OSError as error:
         return f"{MANIFEST} " + (f"cannot be read ({error.strerror})" if path.exists() else "is missing")
     except (ValueError, RecursionError):

@@ -37,7 +37,7 @@ class NewEpisodes(NamedTuple):
 
     rows: list[int]
     observations: Any  # (N, ...) as the policy gets them; only the listed rows count
-    original: Any  # the same before VecNormalize
+    original: Any  # observations before VecNormalize
 
 
 def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, Arrays]:

@@ -62,7 +62,7 @@ def _finite(value: object) -> object:
 def parse_json(text: bytes, what: str) -> Any:
     """The value of a JSON text. Raises ConfigError if it is no JSON, or would take far more memory than its length."""
     if sum(map(text.count, (b"[", b"{"))) > MOST_CONTAINERS or text.count(b",") > MOST_VALUES:
-        raise ConfigError(f"{what} has too many parts for what it should be")
+        raise ConfigError(f"{what} has too many values or lists")
     try:
         return json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
@@ -80,7 +80,7 @@ def yaml_values(text: bytes) -> int:
 
     def count(node: Any) -> int:
         if id(node) not in counts:
-            counts[id(node)] = 1  # while its parts are counted, since it may be one of them
+            counts[id(node)] = 1  # preliminary: a node may contain itself
             parts = node.value if isinstance(node, yaml.CollectionNode) else ()
             counts[id(node)] += sum(sum(map(count, part)) if isinstance(part, tuple) else count(part) for part in parts)
         return counts[id(node)]
@@ -180,7 +180,7 @@ def into_place(file: Path) -> Iterator[Path]:
 
 LOCK = ".lock"
 ENDS = ("done", "stopped", "crashed")  # phases of a run after which nothing follows
-TAKEN = (errno.EAGAIN, errno.EACCES)  # the latter on Windows
+TAKEN = (errno.EAGAIN, errno.EACCES)  # EACCES is Windows's
 LOOK_S = 0.02  # `holder` has the lock for a moment, after which the lock is tried again
 BEYOND = 1 << 20  # position of the byte that Windows locks, which cannot be read then; the process id is before it
 

@@ -37,7 +37,7 @@ COUNTERS = (
     "num_timesteps", "_total_timesteps", "_episode_num", "_n_updates", "_n_calls", "_current_progress_remaining",
     "exploration_rate",
 )  # fmt: skip
-OPTIMIZER = "policy.optimizer"  # the one that most algorithms have
+OPTIMIZER = "policy.optimizer"  # most algorithms have only this optimizer
 SHARED = "shared"  # in place of a parameter's number, for an optimizer's state that belongs to all parameters
 SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 
@@ -82,7 +82,7 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
     """Load the state into a new model of the same configuration, with env and logger. ConfigError: it does not fit."""
     for name, value in state["counters"].items():
         if name not in COUNTERS or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ConfigError(f"the checkpoint's counter {name}={value!r} is none of this version")
+            raise ConfigError(f"the checkpoint's counter {name}={value!r} is not of this version")
         setattr(model, name, value)
     model.ep_info_buffer = deque(state["episodes"], maxlen=model._stats_window_size)
     model.ep_success_buffer = deque(state["successes"], maxlen=model._stats_window_size)
@@ -311,7 +311,7 @@ def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Ma
 
 
 def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
-    """End the n-step windows of these envs at the row written last, since their episodes break off there."""
+    """End the n-step windows of these envs at the row written last: their episodes do not continue after it."""
     if not isinstance(buffer, ReplayStorage) or not buffer.size():
         return
     with buffer.lock:

@@ -58,17 +58,17 @@ class AlgorithmSpec:
     zoo: str = ""  # its name in rl_zoo3, if that differs
     stock: str  # module:Class
     fast: str | None = None  # fasttrain's own class, if there is one
-    ours_alone: bool = False  # there is no stock class; `stock` is the class with the same arguments
+    ours_alone: bool = False  # True: there is no stock class, and `stock` is a class with the same arguments
     on_policy: bool = False  # learns from rollouts
     off_policy: bool = False  # learns from a replay buffer
     recurrent: bool = False
-    masks: Literal["no", "may", "must"] = "no"  # may: only fasttrain's class reads masks
+    masks: Literal["no", "may", "must"] = "no"  # whether it uses action masks; may: only in fasttrain's class
     actions: tuple[str, ...]  # names of Gymnasium's spaces
     stock_actions: tuple[str, ...] | None = None  # action spaces of the stock class, if it supports fewer
     greedy: bool = False  # sampled and greedy evaluation are the same, and the quality jumps from update to update
     policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
     exports: Literal["logits", "q_values", "no"] = "no"
-    # Its own values by tier: batch_size, learning_rate, rollout_size, … A missing name means that it has no such thing.
+    # Defaults by tier: batch_size, learning_rate, rollout_size, … The algorithm has no setting whose name is missing.
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)  # defaults of flags for this algorithm
     extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # the fast class only: name → (type, default)
@@ -134,7 +134,7 @@ def every_tier(**values: object) -> Mapping[str, Mapping[str, Any]]:
 
 
 def in_short(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Own values for a run of a few thousand steps: rollouts are short, so that there are some updates."""
+    """Defaults for a run of a few thousand steps: rollouts are short, so that there are some updates."""
     return {name: min(value, 512) if name == "rollout_size" else value for name, value in values.items()}
 
 
@@ -322,12 +322,12 @@ def argument_message(key: str) -> str:
     return f"{key} is no setting here: {advice}" if advice else ""
 
 
-# --- own values of a game (`GameSpec.own`) and of an algorithm, for settings that nobody has set
+# --- defaults of a game (`GameSpec.own`) and of an algorithm, for settings that the user does not set
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnValues:
-    """The game's or the algorithm's own values. None: the algorithm has no minibatches, epochs or rollouts."""
+    """The defaults of the game or the algorithm. None: the algorithm has no minibatches, epochs or rollouts."""
 
     total_timesteps: int = setting(100_000, "of a training", least=1)
     eval_episodes: int = setting(100, "of an evaluation", least=2)
@@ -342,14 +342,14 @@ OWN_NAMES = tuple(one.name for one in fields(OwnValues))
 
 
 def own_values(games: Mapping[str, Any], spec: AlgorithmSpec, tier: str) -> OwnValues:
-    """The game's own values in a tier, else the algorithm's. Raises ConfigError: a value of the game is wrong."""
+    """The game's defaults in a tier, else the algorithm's. Raises ConfigError: a value of the game is wrong."""
     of_algorithm = {name: value for name, value in spec.tiers[tier].items() if name in OWN_NAMES}
     own: OwnValues = convert({**of_algorithm, **games_own(games, spec.name, tier)}, OwnValues, "GameSpec.own")
     return own
 
 
 def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
-    """A game's own values for an algorithm and a tier. A more specific entry wins.
+    """A game's defaults for an algorithm and a tier. A more specific entry wins.
 
     Raises ConfigError: a key is neither a value's name nor a tier nor an algorithm.
     """
@@ -360,7 +360,7 @@ def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
             wrong = next(iter(places - {*TIERS, *ALGORITHMS}), words[-1])
             raise ConfigError(
                 f"GameSpec.own has no {'.'.join(words)!r}{did_you_mean(wrong, (*OWN_NAMES, *TIERS, *ALGORITHMS))}; "
-                f"there are {', '.join(OWN_NAMES)}, each for a tier or an algorithm alone too, "
+                f"it may have {', '.join(OWN_NAMES)}, also by tier or algorithm, "
                 'as in GameSpec(env="my_game:MyEnv", own={"num_envs": {"speed": 16}}) (docs/guides/native_games.md)'
             )
         if places <= {algo, tier}:

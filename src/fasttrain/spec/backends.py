@@ -54,8 +54,8 @@ class Backend:
     name: str = ""  # name of its entry point and of its group of settings
     vec_env: str = "vector"  # shown in the plan; native: steps all envs at once, daemons: each env has its own pace
     why: str = "a VectorEnv steps all envs"  # reason in the plan
-    what: str = ""  # who steps the envs, for the message about a setting in `refuses`
-    instead: str = "env.backend=gymnasium"  # what supports that setting, for the same message
+    what: str = ""  # says who steps the envs, in messages about a setting in `refuses`
+    instead: str = "env.backend=gymnasium"  # what supports that setting, in the same messages
     refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that have no effect with it
     masked: bool = True  # whether its envs can have action masks
     lends: bool = False  # its vectorized env is an `ExternalVecEnv`, which lends games to evaluations and the checkup
@@ -134,7 +134,7 @@ def _checked(group: str, name: str) -> Backend:
     if not isinstance(backend, Backend):
         raise plugins.plugin_error(group, name, f"is no fasttrain.spec.backends.Backend but {backend!r:.80}")
     if backend.name != name:
-        what = f"calls itself {backend.name!r}: its entry point must have the same name"
+        what = f"has the name {backend.name!r}: its entry point must have the same name"
         raise plugins.plugin_error(group, name, what)
     try:
         if backend.settings:
@@ -143,7 +143,7 @@ def _checked(group: str, name: str) -> Backend:
         if backend.conf and not Path(backend.conf).is_dir():
             raise NotADirectoryError(backend.conf)
     except Exception as error:  # a class that is no frozen dataclass with plain defaults may raise anything
-        what = f"has settings or files that are not as they must be: {type(error).__name__}: {error}"
+        what = f"has wrong settings or files: {type(error).__name__}: {error}"
         raise plugins.plugin_error(group, name, what) from error
     return backend
 

@@ -22,7 +22,7 @@ from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
 
 MAX_N_STEPS = 128  # limit of buffers/n_step.py
-METRICS = ("win_rate", "mean_reward", "tail")  # choices of gate.metric
+METRICS = ("win_rate", "mean_reward", "tail")  # choices of gate.metric besides env.result.scores
 QUALITY_NAMES = ("episodes", "mean_reward", "win_rate", "draw_rate", "score_diff", "end_reason", "mean_length",
                  "mean_turns", "scores", "untold", "distinct_episodes", "ci95", "tail", "auto", "sampled")  # fmt: skip
 NAMED = ("loggers", "callbacks")  # settings that may have arguments of any name
@@ -352,8 +352,8 @@ class EnvFacts(NamedTuple):
     cpu_share: float = 1.0  # share of a step in which the env computes; in the rest it waits for an engine or a socket
     images: bool = False  # the policy is convolutional
     tried: tuple[float, ...] | None = None  # measured seconds of a step of all envs: in one process, in workers
-    vector: tuple[float, float] | None = None  # measured seconds: of the other choice, of the env's own vector form
-    shares: str = ""  # "process" or "machine": copies in one process, or on one machine, influence each other
+    vector: tuple[float, float] | None = None  # measured seconds of a step: without and with the env's own VectorEnv
+    shares: str = ""  # "process" or "machine": copies of the env in one of it influence each other
     vector_form: bool = False  # the env has a vector form
     density: tuple[float, float] = (1.0, 1.0)  # shares of non-zero numbers in observations, and of legal actions
 

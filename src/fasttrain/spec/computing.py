@@ -174,7 +174,7 @@ def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> R
     if algo.normalize_advantage:
         check_last_minibatch(size, num_envs, num_steps, "algo.")
     padding = (
-        "padded to the longest, as in stock" if exact else "without padding in kernels, else in groups of like length"
+        "padded to the longest, as in stock" if exact else "without padding in kernels, else in groups of equal length"
     )
     least = -(-min(size or total, total) // num_steps)
     return num_steps, f"at most; {least} sequences per minibatch, and one more for each end of an episode, {padding}"

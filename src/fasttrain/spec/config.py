@@ -383,7 +383,7 @@ class Config:
 
     @property
     def own(self) -> OwnValues:
-        """The game's or algorithm's own values in this tier, for settings that nobody has set."""
+        """The defaults of the game or algorithm in this tier, for settings that the user does not set."""
         return own_values(self.env.spec.own, self.algo.spec, self.tier)
 
 

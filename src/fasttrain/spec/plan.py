@@ -62,7 +62,7 @@ class RunSpec(NamedTuple):
     def after(self, flag: str, effective: Any, reason: str) -> RunSpec:
         """The RunSpec after a change of a flag, for this reason."""
         rows = tuple(row._replace(effective=effective, reason=reason) if row.flag == flag else row for row in self.rows)
-        event = Event(flag, effective, reason)  # a resumed run has it already
+        event = Event(flag, effective, reason)  # a resumed run already has this event
         events = self.events if event in self.events else (*self.events, event)
         return self._replace(config=dataclasses.replace(self.config, **{flag: effective}), rows=rows, events=events)
 

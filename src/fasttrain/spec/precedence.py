@@ -29,7 +29,7 @@ OPTIONS_WITH_VALUE = (
     "--info", "-i", "--test",
 )  # fmt: skip
 SETTINGS = dict(settings_of(Config))
-FREE = tuple(key for key, one in SETTINGS.items() if one.default_factory is not MISSING)  # may have any keys below them
+FREE = tuple(key for key, one in SETTINGS.items() if one.default_factory is not MISSING)  # mappings with any keys
 # Text that Hydra's grammar reads without quotes: escaped characters, references, plain letters.
 BARE_TEXT = re.compile(r"(?:\\[\\()\[\]{}:=,\s]|\$\{[^}]*\}|[\w/\-+.$%*@?|:\s\\])*", re.ASCII)
 PIECES = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:\$\{[^}]*\}|[^,\[\]{}()'"])+|.""", re.DOTALL)
@@ -41,7 +41,7 @@ class Alias(NamedTuple):
     key: str
     values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting; None: they are equal
     usual: tuple[str, ...] = ()  # values of the alias that change nothing
-    refines: bool = False  # the setting is a switch; the alias sets its value where it is on or auto
+    refines: bool = False  # the setting is a switch; the alias names the value that "on" or "auto" stands for
 
 
 # SB3's names, and names that are in use on users' systems.
@@ -61,7 +61,7 @@ ALIASES = {
     "amp_dtype": Alias("use_amp", usual=("bfloat16",), refines=True),
     "compile_mode": Alias("use_compile", usual=("default",), refines=True),
 }
-COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # set for runs that are compared or measured
+COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # kernels are compiled first, for comparisons
 PREFIX = "FASTTRAIN_"  # environment variables of flags and aliases begin with it
 # Variables that users' systems export are read without the prefix too. Others, such as ENGINE, may mean anything.
 BARE = (

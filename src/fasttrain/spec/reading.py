@@ -196,7 +196,7 @@ def _build_env(env: Any) -> EnvConfig:
     return config if backend is None else backend.adapted(config)
 
 
-@functools.cache  # a command reads its configuration more than once, and tells this once
+@functools.cache  # cached: a command reads its configuration several times, but prints this once
 def _tell_moved(typed: str, now: str) -> None:
     terminal.tell(f"fasttrain: {typed} is {now} now")
 

@@ -55,7 +55,7 @@ DECLARED = (
 )
 RECORDING = "'-XX:StartFlightRecording:filename={folder}/{index}.jfr,dumponexit=true'"
 CONSTANT = "its default is always used; remove it"
-REMOVED = {  # removed setting → what to use instead
+REMOVED = {  # removed setting → what to use now
     **{key: f"use {place}=…" for key, place in MOVED.items()},
     "engine_switch_at": "kernels are used once they are compiled; deterministic=true waits for them; remove it",
     "checkpoint_every_minutes": "use checkpoint_every=5min",
@@ -134,7 +134,7 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     _name_the_game(result)
     for key in REMOVED:
         if key in LEARNED_WITH and lookup(result, key) not in (None, False, "off", 0, {}):
-            continue  # stays, so that resume refuses it by name
+            continue  # it stays, so that resume refuses it by name
         value = pop_key(result, key)
         if key in MOVED and value is not None:
             set_key(result, MOVED[key], value)

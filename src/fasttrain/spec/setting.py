@@ -33,7 +33,7 @@ class Setting(NamedTuple):
     most: float | None = None
     may_change: bool = False  # whether it may change when a run is resumed
     classes: Mapping[Any, FlagClass] = {}  # classes of values that differ from `flag_class`
-    hidden: bool = False  # for shipped files only
+    hidden: bool = False  # only for fasttrain's own YAML files
     name: str = ""  # the flag's name; empty for settings that are no flags
 
     def class_of(self, value: object) -> FlagClass:
@@ -154,7 +154,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "", known: Itera
 
 def convert(value: object, hint: object, key: str) -> Any:
     """Convert `value` to the type `hint`. Raises ConfigError: it does not fit; names `key`, the value and the type."""
-    if is_dataclass(value) and not isinstance(value, type):  # built already, because its class had to be chosen
+    if is_dataclass(value) and not isinstance(value, type):  # it is already built, because its class had to be chosen
         return value
     value, origin = import_path_or_number(value, key), get_origin(hint)
     if is_dataclass(hint) and isinstance(hint, type):

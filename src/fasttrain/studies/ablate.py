@@ -29,7 +29,7 @@ BASELINE, WHOLE, MEASURED = "baseline", "profile", "measured"
 FIRST_S = 6.0  # seconds of training of the first two cells, which measure the speed of baseline and profile
 SHARE_OF_CELLS = 0.8  # share of the time for cells; in the rest the result is compared with the profile
 ROUNDS = 2
-CHECKS = 3  # pairs of result and profile
+CHECKS = 3  # the result and the profile run in turn, so many times each
 LONGEST_S, SHORTEST_S = 60.0, 2.0  # seconds of training of a cell
 MOST_OVERTIME = 1.5  # slow cells end after this many times the profile's time
 # Name → settings that form one lever. Every other setting is a lever by itself.
@@ -121,7 +121,7 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
     profiles = [key for key in overrides if key_of(key) == "profile"]
     if not profiles or profiles[-1].partition("=")[2] == BASELINE:
         example = f"{command()} compare candidates=ablate +profile=speed"
-        raise ConfigError(f"candidates=ablate needs the profile that is to be taken apart: {example}")
+        raise ConfigError(f"candidates=ablate needs the profile whose settings are measured: {example}")
     if wrong := next((key for key in sources if key == "seeds" or key.startswith("stop.")), ""):
         raise ConfigError(f"{wrong} has no effect with candidates=ablate, which takes minutes=…; remove it")
     base = [text for text in base_overrides(overrides) if key_of(text) != "profile"]
@@ -174,13 +174,13 @@ class Ablation:
         self.levers = chosen_levers(effective_levers(self.all_levers, *plans), asked_of(self.config))
         self.study.say(f"levers: {', '.join(lever.name for lever in self.levers)}")
         if skipped := [lever.name for lever in self.all_levers if lever not in self.levers]:
-            self.study.say(f"without effect here, or not asked for: {', '.join(skipped)}")
+            self.study.say(f"not measured, because it has no effect here or was not named: {', '.join(skipped)}")
         self.speed = cells[1].rate
         self.overhead_s = sum(cell.seconds - cell.summary["wall_s"] for cell in cells) / 2
         return True
 
     def _plan_cells(self) -> list[Wanted]:
-        """Two rounds of all cells in turn. The length of a cell is chosen so that all fit into the time."""
+        """The cells: two rounds of all levers in turn. Their length is chosen so that all fit into the time."""
         names = [lever.name for lever in self.levers]
         fixed = [name for name in self._names if name not in names]  # levers not asked for stay as in the profile
         ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names)]  # the cells that decide come first
@@ -213,13 +213,13 @@ class Ablation:
 
     @property
     def episodes(self) -> int:
-        """Enough for a rough comparison of quality: the whole study takes minutes."""
+        """Episodes of an evaluation: few, for a rough comparison of quality, because the study takes only minutes."""
         return min(self.config.eval.episodes, 300 if self.config.env.spec.native else 20)
 
     def conclude(self, written: bool) -> None:
         """Print and store the findings. `written`: also write the profile."""
         findings = self.findings()
-        if findings:  # else the findings of an earlier part of the study stay
+        if findings:  # without findings those of an earlier part of the study stay
             self.study.notes["rows"] = [_row(finding) for finding in findings]
             self.study.console.print()
             self.study.console.print(_table(findings))
@@ -243,7 +243,7 @@ class Ablation:
         return found
 
     def _quality(self, lever: Lever, whole: Mapping[int, Cell], without: Mapping[int, Cell]) -> Comparison | None:
-        """Quality of the profile − without the lever, over cells that made the same number of steps."""
+        """Quality of the profile minus quality without the lever, over cells with the same number of steps."""
         if lever.flag_class == "exact":
             return None
         ours, theirs = (

@@ -39,14 +39,14 @@ class Situation(NamedTuple):
 
     requested: Config
     sources: Mapping[str, str]
-    overrides: Sequence[str]  # start a training of this configuration
+    overrides: Sequence[str]  # overrides with which `fasttrain` trains this configuration
     facts: EnvFacts
     machine: Machine
     effective: Config
     rates: Rates
     flow: Flow
     trained_s: float | None = None  # seconds per env step of a short training here
-    slowest_over_mean: float | None = None  # work of the slowest worker ÷ mean of all
+    slowest_over_mean: float | None = None  # slowest worker's work ÷ mean of all workers
     finished_s: float | None = None  # seconds per env step of the finished run in `run=FOLDER`
     engines: tuple[str, list[str]] | None = None  # the limit of games with engines, and overrides to try
 
@@ -115,7 +115,7 @@ def candidates(now: Situation) -> list[Candidate]:
 
 
 def logging_advice(now: Situation) -> list[Advice]:
-    """Advice about logging. It needs no second measurement: with ten times the interval a tenth of the cost remains."""
+    """Advice about logging, without a second measurement: ten times the interval leaves a tenth of the cost."""
     cost, config = now.rates.logging or 0.0, now.effective
     gain = gain_of(now.present_s, now.present_s - 0.9 * cost)
     if gain < WORTH:
@@ -163,7 +163,7 @@ def _sizes(now: Situation) -> Iterator[Candidate]:
     """More envs per vector step, with the same number of updates per env step."""
     config = now.effective
     off_policy = config.algo.spec.off_policy
-    if off_policy and train_frequency(config.algo.train_freq)[1] == "episode":  # SB3 allows one env only
+    if off_policy and train_frequency(config.algo.train_freq)[1] == "episode":  # SB3 allows only one env
         return
     changes = {
         "num_envs": 2 * config.num_envs,

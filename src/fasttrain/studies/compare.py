@@ -172,7 +172,7 @@ def sentence(row: Row, gate: Mapping[str, Any]) -> str:
     """`speed: PASS, 12.1× [11.8, 12.5] as fast; win rate +0.4 [-1.2, +2.0] points, margin 3 (5 seeds)`."""
     found, metric = row.comparison, TITLES.get(gate["metric"], gate["metric"])
     if row.speed_up is None:
-        return f"{row.name}: no seed finished that the baseline finished too"
+        return f"{row.name}: no seed finished in both this candidate and the baseline"
     if found is None:
         return f"{row.name}: no verdict, {row.speed_up.text()} as fast; no {metric} of a seed is known on both sides"
     scale, unit = (100.0, " points") if is_rate(gate["metric"], gate["curve_of"]) else (1.0, "")
@@ -185,7 +185,7 @@ def sentence(row: Row, gate: Mapping[str, Any]) -> str:
     if found.verdict == OPEN and found.seeds_needed is None:
         facts += f"; use at least {gate['min_pairs']} seeds"
     elif found.verdict == OPEN:
-        facts += f"; about {found.seeds_needed} would tell, if the two learn alike"
+        facts += f"; about {found.seeds_needed} are enough for a verdict, if the two learn equally well"
     return f"{row.name}: {found.verdict.upper()}, {speed}; {facts}"
 
 

@@ -33,7 +33,7 @@ from fasttrain.studies.rig import WITH, Rig, Samples, measure, rates_of, ratios_
 from fasttrain.studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
-SHOWN, TRIED = 2, 1  # advices
+SHOWN, TRIED = 2, 1  # number of suggestions
 SECONDS = 3.0  # seconds for measuring each part
 AGAIN_ROUNDS = 7  # rounds in which a changed part and the present one are measured in turn
 TRY_S = 4.0  # least seconds of each training that tries a change
@@ -65,7 +65,7 @@ class Case(NamedTuple):
 
     config: Config  # the requested configuration
     sources: Mapping[str, str]
-    overrides: list[str]  # start a training of this configuration
+    overrides: list[str]  # overrides with which `fasttrain` trains this configuration
     run: str | None = None  # folder of the finished run
     finished_s: float | None = None  # the run's seconds per env step
 
@@ -119,7 +119,7 @@ class Doctor:
             )
         if test == "transport" and planned.vec_env != "shared":
             raise ConfigError(
-                f"doctor.test=transport with vec_env={planned.vec_env}: no workers of fasttrain's to reach"
+                f"doctor.test=transport with vec_env={planned.vec_env}: this run has no workers of fasttrain"
             )
 
     def examine(self) -> None:
@@ -146,7 +146,7 @@ class Doctor:
             self.samples = {part: values for part, values in self.samples.items() if part in shown}
             return
         show.parts(self.console, self.situation)
-        with activity(self.console, "looking for what would pay") as doing:
+        with activity(self.console, "looking for changes that pay") as doing:
             self.advices = advise(self.situation, self._measure_again, doing.now)
         self.advised = True
         rig.close()

@@ -21,10 +21,10 @@ class Rates(NamedTuple):
     replay: float | None = None  # part of `update`
     transport: float | None = None  # part of `env`: time of worker processes besides the slowest one's work
     logging: float | None = None
-    storing: float | None = None  # transitions, episodes, advantages
+    storing: float | None = None  # storing transitions, ending episodes, computing advantages
 
     def scaled(self, ratios: Mapping[str, float]) -> Rates:
-        """The rates after a change, of which each part was measured as changed ÷ present."""
+        """The rates after a change. `ratios`: changed ÷ present time, for each part that was measured."""
         pairs = zip(self._fields, self, strict=True)
         return Rates(*(None if value is None else value * ratios.get(part, 1.0) for part, value in pairs))
 
@@ -57,7 +57,7 @@ def composed_limit(rates: Rates, flow: Flow) -> float:
 
 
 def expected_s(present_s: float, before: tuple[Rates, Flow], after: tuple[Rates, Flow]) -> float:
-    """Seconds per env step after a change. Time that the parts do not explain stays, and the new limit is the least."""
+    """Seconds per env step after a change, at least the new limit. Time that the parts do not explain stays."""
     changed = present_s + limit_s(*after, whole=True) - limit_s(*before, whole=True)
     return max(changed, limit_s(*after))
 

@@ -41,8 +41,8 @@ from fasttrain.vec.shared import SharedMemoryVecEnv
 FILLED = 20_000  # transitions in a replay buffer before its updates are timed: they must not fit into the cache
 BUFFER = 50_000  # largest replay buffer, because two configurations are in memory
 WARMUP = 1_000
-ROUNDS = 12  # the first is not counted; other programs disturb the short windows of all parts alike
-LEAST_ROUNDS, SLACK = 2, 1.5  # a part with long iterations gets so many rounds, or this times the seconds asked for
+ROUNDS = 12  # rounds of short windows, so that other programs disturb all parts alike; the first is not counted
+LEAST_ROUNDS, SLACK = 2, 1.5  # limits for a part with long iterations: rounds, and time ÷ `seconds`
 Window = dict[str, float]  # part → seconds per env step
 Samples = dict[str, list[float]]  # part → seconds per env step of each window
 
@@ -108,12 +108,12 @@ class Rig:
         self.model, self.stock = model, is_stock(model)
         self.off_policy, self.num_envs = self.config.algo.spec.off_policy, self.config.num_envs
         stepping = self.run.env if self.stock else model.collector.source_of(model.env)
-        self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # the workers, where there are any
+        self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # with worker processes
         self.games = stepping if isinstance(stepping, ExternalVecEnv) else None
         self._threads = torch.get_num_threads()
         self._callbacks = callbacks_of(self.run, users=False)
         self._begun = False
-        self.slow_update = False  # one takes longer than a window
+        self.slow_update = False  # True if one update takes longer than a window
 
     def activate(self) -> None:
         """Set this run's number of torch threads: two runs are built at the same time."""
@@ -296,7 +296,7 @@ WINDOWS: dict[str, Callable[[Rig, float], Window]] = {
     "train": Rig.train,
 }
 OF_WINDOW = {"env": "collect", "transport": "collect", "policy": "collect", "storing": "collect", "logging": "train"}
-WITH = {"env": "transport", "policy": "storing"}  # part → part that is shown with it
+WITH = {"env": "transport", "policy": "storing"}  # part → another part that the same window measures
 
 
 def windows_of(rig: Rig, wanted: Sequence[str]) -> list[str]:
@@ -316,7 +316,7 @@ def measure(
     """Run the windows in turn: round by round, part by part, configuration by configuration.
 
     Args:
-        seconds: for each part and configuration, all rounds together.
+        seconds: time for each part and configuration, all rounds together.
         samples: configuration → part → measured values. They are added here, so that an interrupted measurement leaves
             its values. The first round is not stored.
         tell: is called with the name of the next window.
@@ -333,7 +333,7 @@ def measure(
                 found = WINDOWS[name](rig, seconds / rounds)
                 took = time.perf_counter() - begun
                 spent[name, key] += took
-                if turn or took > seconds / 2:  # such a long window needs no warm-up
+                if turn or took > seconds / 2:  # a long window needs no warm-up round
                     for part, value in found.items():
                         samples[key].setdefault(part, []).append(value)
 
@@ -347,7 +347,7 @@ def typical(values: Sequence[float]) -> float:
 
 
 def rates_of(samples: Samples) -> Rates:
-    """The typical value of each part; of logging the mean of the middle half, because only some windows log."""
+    """The typical value of each part. For logging the mean of the middle half, because only some windows log."""
     found = {part: typical(values) for part, values in samples.items() if part in Rates._fields}
     if "logging" in samples:
         found["logging"] = float(interquartile_mean(np.array(samples["logging"])))

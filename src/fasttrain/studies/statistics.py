@@ -21,7 +21,7 @@ from fasttrain.terminal import with_interval
 Floats = NDArray[np.float64]
 MIN_PAIRS = 5  # fewer seeds prove no equality, whatever their interval is
 MIN_SPEED_UP = 1.1  # below it a candidate is not worth its trade-offs
-MOST_PAIRS = 1000  # largest answer of seeds_needed
+MOST_PAIRS = 1000  # largest result of seeds_needed
 RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
 WIN_RATE_MARGIN = 0.03
@@ -142,7 +142,7 @@ def t_interval(values: Floats) -> tuple[float, float]:
 
 
 def interquartile_mean(values: Floats, axis: int = -1) -> Any:
-    """Mean of the middle half, which one failed seed hardly changes (Agarwal et al. 2021, "statistical precipice")."""
+    """Mean of the middle half. One failed seed hardly changes it (Agarwal et al. 2021, "statistical precipice")."""
     return stats.trim_mean(values, 0.25, axis=axis)
 
 
@@ -210,9 +210,9 @@ def trail(values: Sequence[float], window: int = 100, levels: int = 100) -> list
 
 
 def median_time(times: Sequence[float | None], seed: int = 0) -> Interval:
-    """The time at which half of the runs had reached something, with a 95 % bootstrap interval. None: never.
+    """The time at which half of the runs had reached a threshold, with a 95 % bootstrap interval. None: never reached.
 
-    It uses order statistics only, because the infinite time of such a run cannot be averaged.
+    It uses only order statistics, because an infinite time cannot be averaged.
     """
     values = np.sort(np.array([math.inf if time is None else time for time in times], dtype=np.float64))
     middle = (len(values) - 1) // 2

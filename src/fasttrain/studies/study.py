@@ -38,7 +38,7 @@ from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.terminal import command, one_line, rate_text
 
-LEAST_WINDOWS = 3  # with fewer the first window is not left out of a rate
+LEAST_WINDOWS = 3  # a rate leaves out the first window if a run has at least so many
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 
 
@@ -127,8 +127,8 @@ def last_line(folder: Path) -> str:
 
 @contextmanager
 def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Catch SIGINT and SIGTERM inside the block and yield the list of those received. The first makes the cell save and
-    stop, the second kills it. Ctrl-C at a terminal reaches the cell by itself, so that only SIGTERM is passed on.
+    """Catch SIGINT and SIGTERM inside the block and yield a list of received signals. After the first the cell saves
+    and stops, after the second it is killed. Ctrl-C at a terminal also reaches the cell, so only SIGTERM is passed on.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -195,9 +195,9 @@ class Study:
     """The cells of one folder. `study.json` is written after each of them; `notes` are its other entries.
 
     Args:
-        folder: of the study. Its finished cells are not run again.
+        folder: the study's folder. Its finished cells are not run again.
         overrides: the typed overrides, stored so that `run=FOLDER` alone continues the study.
-        anew: remove what the folder holds of a study.
+        anew: remove an earlier study from the folder.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Study:
         self.notes: dict[str, Any] = {key: value for key, value in stored.items() if key not in FIXED}
         self.cells = [Cell.from_dict(cell, self.folder) for cell in stored.get("cells", [])]
         self.begun = time.perf_counter()
-        self.store()  # from now on the folder is a study's
+        self.store()  # with study.json the folder counts as a study
 
     def find(self, wanted: Wanted) -> Cell | None:
         """The finished cell with this label and these overrides, or None."""
@@ -238,7 +238,7 @@ class Study:
         return self.finished(todo)
 
     def finished(self, cells: Iterable[Wanted]) -> dict[str, dict[int, Cell]]:
-        """The finished ones of `cells` by label and seed. Labels without a finished cell have an empty entry."""
+        """The finished cells among `cells`, by label and seed. Labels without a finished cell have an empty entry."""
         found: dict[str, dict[int, Cell]] = {}
         for wanted in cells:
             by_seed = found.setdefault(wanted.label, {})
@@ -247,7 +247,7 @@ class Study:
         return found
 
     def failed(self, cells: Iterable[Wanted] | None = None) -> list[Cell]:
-        """The ones of `cells` that ended with an error; None: all, also of former candidates."""
+        """The cells among `cells` that ended with an error. None: all cells, also those of removed candidates."""
         asked = None if cells is None else list(cells)
         failures = [cell for cell in self.cells if cell.exit_code not in (EXIT_DONE, EXIT_STOPPED)]
         return [cell for cell in failures if asked is None or any(self._is(cell, wanted) for wanted in asked)]
@@ -328,7 +328,7 @@ class Study:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """The settings that a profile may choose, by dotted key: all flags, and the own values of algorithm and game."""
+    """The settings that a profile may choose, by dotted key: all flags, and the defaults of algorithm and game."""
     found = {flag.name: getattr(config, flag.name) for flag in FLAGS}
     natives = config.own.num_envs if config.algo.spec.on_policy else None
     if natives is not None and config.vec_env in ("auto", "native"):

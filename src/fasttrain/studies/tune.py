@@ -34,7 +34,7 @@ from fasttrain.terminal import command, rate_text, spelt
 PROFILE = "profile"
 TRIAL_S = (3.0, 8.0, 16.0)  # seconds of training by rung; trials of the last run in turn with the profile
 SHARES = (0.45, 0.65)  # share of the time after which no trial of that rung begins
-KEPT = 3  # one in so many trials reaches the next rung
+KEPT = 3  # one of so many trials reaches the next rung
 FINALISTS, TURNS = 2, 3
 FREE_SHARE = 0.8  # share of the free memory that a trial may use
 ENDLESS = 10**12  # total_timesteps: the time ends a trial
@@ -188,7 +188,7 @@ class Search:
         changed = [key for key in chosen if key not in BY_NAME or BY_NAME[key].class_of(chosen[key]) == "trade-off"]
         if changed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
-            self.study.say(f"{said}: {command()} compare with it before you rely on it")
+            self.study.say(f"{said}: check the learning by {command()} compare before you rely on it")
         self.study.say_profile("tuned", path)
 
     def _evidence(self, key: str) -> str:
