@@ -37,7 +37,8 @@ WRAPPED = ("env.normalize=[obs,reward]", "env.frame_stack=3")
 CORRIDOR = ("env.entry_point=toys:Corridor", "algo=ppo", "num_envs=4", "curriculum.by=learnability",
             "curriculum.tasks={short: {length: 3}, long: {length: 15}}")  # fmt: skip
 ROUNDS = ("curriculum.tasks={early: {rounds: [1, 2]}, late: {rounds: [4, 5]}}", "curriculum.weights={late: 4}")
-TWO = ("policies={manager: {decides: bid, algo.n_epochs: 3}, worker: {decides: play, algo.gamma: 0.9}}",)
+TWO = ("policies={manager: {decides: bid, algo.n_epochs: 3, returns: steps},"
+       " worker: {decides: play, algo.gamma: 0.9, returns: decisions}}",)  # fmt: skip
 PYTHON_GAME = "env.entry_point=reference.skirmish_python.env:SkirmishPythonEnv"
 CASES = {
     "maskable-native": SMALL_PPO,

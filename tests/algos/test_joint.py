@@ -64,8 +64,9 @@ def storage(turns: list[int] = TURNS, following: int = B, **settings: Any) -> tu
         "b": SimpleNamespace(gamma=0.9, gae_lambda=0.5),
     }
     model: Any = SimpleNamespace(
-        members=members, policy=SimpleNamespace(owners=Owners(NAMES, [None, [-1]])), returns={},
-        decisions=dict.fromkeys(NAMES, 0), _last_obs=np.full((1, 1), following, np.float32),
+        members=members, policy=SimpleNamespace(owners=Owners(NAMES, [None, [-1]])),
+        returns=dict.fromkeys(NAMES, "decisions"), decisions=dict.fromkeys(NAMES, 0),
+        _last_obs=np.full((1, 1), following, np.float32),
     )  # fmt: skip
     vars(model).update(settings)
     made = JointStorage(
@@ -134,9 +135,9 @@ def test_a_step_that_a_fault_ended_is_left_out_of_its_own_policy() -> None:
 
 
 def test_gamma_can_discount_env_steps() -> None:
-    made, _ = storage(returns={"a": "steps"})
+    made, _ = storage(returns={"a": "steps", "b": "decisions"})
     assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 40 - 10
-    made, _ = storage(returns={"a": "steps"})
+    made, _ = storage(returns={"a": "steps", "b": "decisions"})
     made.episode_starts[3] = 1.0
     made.finals.append((2, 0, A, np.float32(8.0)))
     assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 8 - 10
@@ -146,14 +147,14 @@ def test_gamma_can_discount_env_steps() -> None:
 
 
 def test_a_joint_return_goes_to_the_next_decision_of_any_policy() -> None:
-    made, model = storage(returns={"a": "joint"})
+    made, model = storage(returns={"b": "decisions"})
     made.episode_starts[3] = 1.0
     made.finals.append((2, 0, A, np.float32(8.0)))
     # a, with gamma 0.5 and lambda 1: 1 + 0.5 · 2 + 0.25 · 3 + 0.125 · 8 - 10, 4 + 0.5 · 5 + 0.25 · 6 + 0.125 · 70 - 40
     assert finished(made)[0] == -6.25
     assert made.advantages[3, 0] == -23.25
     assert rows_of(model, "a") == [0, 3]
-    both, _ = storage(returns={"a": "joint", "b": "joint"})
+    both, _ = storage(returns={})
     vars(both.model.members["b"]).update(gamma=0.5, gae_lambda=1.0)
     both.model.members["b"].rollout_buffer.storage.gamma = 0.5
     both.model.members["b"].rollout_buffer.storage.gae_lambda = 1.0

@@ -1,7 +1,7 @@
 """Several policies in one game: each decides in its own rows of one rollout, and learns from these rows alone.
 
 The members are models of PPO or MaskablePPO, each with a network, an optimizer, an engine and settings of its own. The
-container collects one rollout of T × N rows. A transition of a member goes from one of its decisions to its next one.
+container collects one rollout of T × N rows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fasttrain.buffers.stock import as_stock
 from fasttrain.errors import ConfigError
 
 NOBODY, SEVERAL = -1, -2  # in place of a policy's number
-STEPS, JOINT = "steps", "joint"  # kinds of returns
-NONE: Mapping[str, str] = MappingProxyType({})
+JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
+USUAL: Mapping[str, str] = MappingProxyType({})
 ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # in which every policy must have decided once
 
 
@@ -195,12 +195,8 @@ class JointStorage(RolloutStorage):
         self._left_out = np.ones_like(absent)
         for number, (name, member) in enumerate(model.members.items()):
             own: Any = member.rollout_buffer.storage
-            rewards, unknown, gamma, kind = (
-                self.rewards.copy(),
-                np.zeros_like(absent),
-                own.gamma,
-                model.returns.get(name),
-            )
+            rewards, unknown = self.rewards.copy(), np.zeros_like(absent)
+            gamma, kind = own.gamma, model.returns.get(name, JOINT)
             left_out, away = absent | (owners != number), following != number
             if kind == JOINT:
                 left_out, away = absent.copy(), np.zeros_like(away)
@@ -248,9 +244,9 @@ class Joint:
     Args:
         make: builds the members by name for an env. It draws their weights from the random state of the moment.
         owners: tells whose decision an observation is.
-        returns: what the return of a policy is, by name, where it does not go from decision to decision. STEPS: there
-            `gamma` discounts each env step. JOINT: it goes to the next decision of any policy, and has the value that
-            this policy gives it, as if all were one. So all must have the same rewards and discounts.
+        returns: the kind of each policy's return, by name. JOINT, the default: it goes from each decision to the next
+            one of any policy, with the value that this policy gives it, as if all were one policy. DECISIONS: it goes
+            to the next decision of the same policy. STEPS: so it does, and `gamma` discounts each env step between.
         further: as of the stock class.
     """
 
@@ -259,8 +255,8 @@ class Joint:
     rollout_buffer: Any
 
     def __init__(
-        self: Any, *args: Any, make: Callable[[Any], dict[str, Any]], owners: Owners, returns: Mapping[str, str] = NONE,
-        **further: Any,
+        self: Any, *args: Any, make: Callable[[Any], dict[str, Any]], owners: Owners,
+        returns: Mapping[str, str] = USUAL, **further: Any,
     ) -> None:  # fmt: skip
         self.make, self.owners, self.returns, self.rollouts = make, owners, returns, 0
         self.decisions, self.update_s = dict.fromkeys(owners.names, 0), dict.fromkeys(owners.names, 0.0)

@@ -40,7 +40,7 @@ from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import Config
-from fasttrain.spec.policies import columns_of, member_file, own_config
+from fasttrain.spec.policies import RETURNS, columns_of, member_file, own_config
 from fasttrain.spec.reading import uses_masks, with_fixed_opponent
 
 
@@ -89,7 +89,7 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
     return kind(  # type: ignore[no-any-return]
         env, make=lambda env: {name: build_algorithm(each, env, clock) for name, each in own.items()},
         owners=Owners([*own], columns_of(config, space.shape[0])), **given,
-        returns={name: str(each.get("returns")) for name, each in config.policies.items()},
+        returns={name: str(each.get("returns", RETURNS[0])) for name, each in config.policies.items()},
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ ALGORITHMS = ("ppo", "maskable_ppo")
 OWN = {"decides": Any, "returns": str, "init_from": str, "batch_size": int}  # keys besides those of `algo.`
 # Keys of `algo.` about the rollout that all policies share.
 SHARED = ("name", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
-RETURNS = ("decisions", "steps", "joint")  # the first is the default
+RETURNS = ("joint", "decisions", "steps")  # the first is the default
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
 TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder
 
@@ -93,8 +93,9 @@ def check_policies(config: Config) -> None:
         raise ConfigError("policies with engine=stock: SB3 has no such training; use engine=fast, or +profile=speed")
     if "obs" in config.env.normalize:
         raise ConfigError("policies read columns of the observation, which env.normalize=[obs] changes; remove one")
-    claimed = dict[str, str]()
+    claimed, gammas = dict[str, str](), set[float]()
     for name in config.policies:
+        gammas.add(own_config(config, name).algo.gamma)
         if not name.isidentifier() or name in TAKEN:
             raise ConfigError(f"policies: {name!r} cannot name a policy: use letters, and not {', '.join(TAKEN)}")
         for phase in _phases_of(config, name):
@@ -102,6 +103,9 @@ def check_policies(config: Config) -> None:
                 raise ConfigError(f"policies.{name} and policies.{claimed[phase]} both decide in {phase}; let one do "
                                   "so")  # fmt: skip
             claimed[phase] = name
+    kinds = {own.get("returns", RETURNS[0]) for own in config.policies.values()}
+    if RETURNS[0] in kinds and len(gammas) > 1:
+        raise ConfigError("policies with different algo.gamma have no joint returns; give each returns: decisions")
 
 
 def _phases_of(config: Config, name: str) -> list[str]:
@@ -109,7 +113,7 @@ def _phases_of(config: Config, name: str) -> list[str]:
     where, phases, decides = f"policies.{name}", phases_of(config), decides_of(config, name)
     if not decides:
         raise ConfigError(f"{where} needs decides: the phase in which it decides, as in {{decides: bid}}")
-    if (returns := config.policies[name].get("returns", "steps")) not in RETURNS:
+    if (returns := config.policies[name].get("returns", RETURNS[0])) not in RETURNS:
         raise ConfigError(f"{where}.returns={returns}: expected one of {', '.join(RETURNS)}")
     for phase in decides:
         if not phases and phase == OTHERS:
