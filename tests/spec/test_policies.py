@@ -64,7 +64,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid, algo.n_epochs: many}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=many: exp"),
     (policies("a: {decides: bid, algo.n_epochs: 0}, b: {decides: play}"), r"policies\.a: algo\.n_epochs=0: must be at"),
     (policies("a: {decides: bid, algo.rollout_size: 8}, b: {decides: play}"), "all policies share one rollout"),
-    (policies("a: {decides: bid, returns: 3}, b: {decides: play}"), "returns=3: expected one of joint, decisions"),
+    (policies("a: {decides: bid, returns: far}, b: {decides: play}"), "returns=far: expected one of joint, decisions"),
     (policies("a: {decides: bid, algo.gamma: 0.9}, b: {decides: play}"), "different algo.gamma have no joint returns"),
     (policies("model: {decides: bid}, b: {decides: play}"), "'model' cannot name a policy"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=dqn"), "policies train by ppo or maskable_ppo"),
