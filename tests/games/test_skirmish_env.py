@@ -16,7 +16,7 @@ from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 import fasttrain_games.envs
 from fasttrain.envs.masks import random_legal_action
-from fasttrain.errors import ConfigError, EnvError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain_games import SKIRMISH
 from fasttrain_games.skirmish.env import SkirmishEnv
 from fasttrain_games.skirmish.options import make_options
@@ -297,3 +297,35 @@ def test_every_legal_action_has_words():
         assert all(choice_in_words(options, env.view(), part, int(value)) for part, value in enumerate(action))
         if env.step(action)[2]:
             env.reset()
+
+
+def test_reset_options_choose_mission_length_and_opponent_of_the_next_game_alone() -> None:
+    env = SkirmishEnv(mission=["only_war", "take_and_hold"], roster="duel", enemy_roster="duel", rounds=3)
+    rng = np.random.default_rng(0)
+
+    def played(**options: Any) -> dict[str, Any]:
+        observation, _ = env.reset(seed=4, options=options)
+        over = False
+        while not over:
+            before = observation
+            observation, _, over, _, info = env.step(draw(env, rng))
+        assert before[0] <= 1.0, "the round as a share of this game's rounds"
+        return info
+
+    for mission in ("only_war", "take_and_hold"):
+        ends = [played(mission=mission, rounds=1) for _ in range(5)]
+        assert {end["mission"] for end in ends} == {mission}
+        assert {end["turn"] for end in ends} == {1}
+    env.reset(options={"opponent": "planner"})
+    assert env.peek()["level"] == 2
+    env.reset()
+    assert env.peek()["level"] == 1, "greedy again"
+    assert max(played()["turn"] for _ in range(5)) == 3, "whole games again"
+    for wrong, told in (
+        ({"size": 3}, "no reset option 'size': it takes mission, rounds, opponent"),
+        ({"mission": "peace"}, "mission=peace: env.kwargs.mission has only_war, take_and_hold"),
+        ({"rounds": 4}, "rounds=4: expected 1 to 3"),
+        ({"opponent": "self"}, "a task cannot have opponent=self"),
+    ):
+        with pytest.raises(EnvSpecError, match=told):
+            env.reset(options=wrong)

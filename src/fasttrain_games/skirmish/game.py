@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasttrain.batch import Int64Array, Slots
-from fasttrain.errors import ConfigError, EnvError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.native.batch import GAMES_PER_THREAD, GameBatch
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
@@ -20,6 +20,8 @@ from fasttrain_games.skirmish.layout import observation_width
 from fasttrain_games.skirmish.options import OpponentMix, Options, make_options, opponents_for
 from fasttrain_games.skirmish.render import BoardView
 from fasttrain_games.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
+
+RESET_OPTIONS = ("mission", "rounds", "opponent")
 
 
 class SkirmishGame(GameBatch):
@@ -64,7 +66,9 @@ class SkirmishGame(GameBatch):
         )
         self.records["phase"] = UNSTARTED
         self.setup = make_setup(self.options)
+        self.records["next_rounds"] = self.options.rounds
         self._mix[:] = self.options.opponent
+        self._usual = self._mix.copy()  # opponents of games without the reset option `opponent`
         self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
 
     def bind(self, slots: Slots) -> None:
@@ -156,8 +160,29 @@ class SkirmishGame(GameBatch):
         Raises:
             ConfigError: see `options.opponents_for`.
         """
-        cumulative = opponents_for(mix, self.options.rosters)
-        self._mix[slice(None) if indices is None else np.asarray(indices, np.int64)] = cumulative
+        listed = slice(None) if indices is None else np.asarray(indices, np.int64)
+        self._mix[listed] = self._usual[listed] = opponents_for(mix, self.options.rosters)
+
+    def set_options(self, options: Mapping[str, Any], indices: Int64Array) -> None:
+        """Choose the next games: {"mission": "only_war", "rounds": 2, "opponent": "greedy"}. {} plays as configured.
+
+        Raises:
+            EnvSpecError: another option, a mission or a number of rounds that these games were not built with.
+            ConfigError: see `options.opponents_for`.
+        """
+        most, missions = self.options.rounds, [each.name for each in self.options.missions]
+        mission, rounds, opponent = (options.get(key) for key in RESET_OPTIONS)
+        if unknown := [key for key in options if key not in RESET_OPTIONS]:
+            raise EnvSpecError(f"Skirmish has no reset option {unknown[0]!r}: it takes {', '.join(RESET_OPTIONS)}")
+        if mission not in (None, *missions):
+            raise EnvSpecError(f"Skirmish: mission={mission}: env.kwargs.mission has {', '.join(missions)}")
+        if rounds is not None and (type(rounds) is not int or not 1 <= rounds <= most):
+            raise EnvSpecError(f"Skirmish: rounds={rounds}: expected 1 to {most}, the value of env.kwargs.rounds")
+        mix = self._usual[indices] if opponent is None else opponents_for(opponent, self.options.rosters)
+        if opponent is not None and mix[-2] < 1.0:
+            raise EnvSpecError("Skirmish: a task cannot have opponent=self; use opponent=self on the command line")
+        self._mix[indices], self.records["next_rounds"][indices] = mix, rounds or most
+        self.records["next_mission"][indices] = 0 if mission is None else 1 + missions.index(mission)
 
     def peek(self, index: int) -> dict[str, Any]:
         """A copy of every field of game `index` (`state.GAME`), for tests and tools."""
@@ -175,7 +200,7 @@ class SkirmishGame(GameBatch):
         return BoardView(
             mission=self.options.missions[int(game["mission"])],
             round=int(game["round"]),
-            rounds=self.options.rounds,
+            rounds=int(game["rounds"]),
             phase=min(int(game["phase"]), OVER),
             active=int(game["active"]),
             vp=(int(game["vp"][0]), int(game["vp"][1])),

@@ -52,7 +52,7 @@ def write_observation(game: Record, setup: Record, side: int, row: Float32Array)
     other = 1 - side
     for index in range(row.shape[0]):
         row[index] = 0.0
-    row[0] = game.round / setup.rounds
+    row[0] = game.round / game.rounds
     if game.phase < OVER:
         row[1 + game.phase] = 1.0
     row[4] = game.first == side

@@ -52,6 +52,9 @@ GAME = np.dtype(
         ("mission", "i8"),
         ("first", "i8"),  # side that goes first
         ("round", "i8"),  # counted from 1
+        ("rounds", "i8"),  # length of this game
+        ("next_rounds", "i8"),  # length of the next game
+        ("next_mission", "i8"),  # 1 + the mission of the next game; 0: one is drawn
         ("phase", "i8"),
         ("active", "i8"),  # side whose turn it is
         ("cursor", "i8"),  # units mode: unit that decides
@@ -129,7 +132,9 @@ def impossible(games: NDArray[Any], setup: np.void) -> str:
     last = MAX_UNITS - 1
     ranges = {
         "phase": (0, UNSTARTED), "active": (0, 1), "first": (0, 1), "cursor": (-1, MAX_UNITS), "reroll": (-1, last),
-        "mission": (0, int(setup["num_missions"]) - 1), "level": (0, len(OPPONENTS) - 1),
+        "next_mission": (0, int(setup["num_missions"])), "next_rounds": (1, int(setup["rounds"])),
+        "rounds": (0, int(setup["rounds"])), "mission": (0, int(setup["num_missions"]) - 1),
+        "level": (0, len(OPPONENTS) - 1),
         "result_mission": (0, int(setup["num_missions"]) - 1), "cp": (0, MAX_CP),
         "x": (-1, int(setup["width"])), "y": (-1, int(setup["height"])), "plan_known": (0, 2 * MAX_UNITS),
     }  # fmt: skip

@@ -40,7 +40,9 @@ def start_game(game: Record, setup: Record, mix: Float64Array) -> None:
     while draw >= mix[level]:
         level += 1
     game.level = level
-    game.mission = random_below(game, setup.num_missions)
+    mission = random_below(game, setup.num_missions)
+    game.mission = game.next_mission - 1 if game.next_mission > 0 else mission
+    game.rounds = game.next_rounds
     game.first = random_below(game, 2)
     for side in range(2):
         for unit in range(setup.num_units[side]):
@@ -188,7 +190,7 @@ def end_phase(game: Record, setup: Record) -> None:
     if game.phase == OVER:
         return
     if game.active != game.first:
-        if game.round == setup.rounds:
+        if game.round == game.rounds:
             game.phase = OVER
             return
         game.round += 1
