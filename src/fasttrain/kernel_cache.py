@@ -47,7 +47,7 @@ except (ImportError, AttributeError):  # another version of numba: there is no c
     KEEPS = False
     NullCache: Any = object  # type: ignore[no-redef]
 
-logging.getLogger("numba").setLevel(logging.WARNING)  # else 61,255 records where an env sets DEBUG for all loggers
+logging.getLogger("numba").setLevel(logging.WARNING)  # otherwise 61,255 records if an env sets DEBUG for all loggers
 
 KEPT = 2  # versions of one kernel for one processor, so that a change of the branch and back compiles nothing
 DEAD_S = 3600  # after so many seconds an unfinished file counts as abandoned
@@ -153,7 +153,7 @@ def _write(folder: Path, kernel: str, version: str, payload: bytes) -> bool:
 
 
 def _outdated(folder: Path, kernel: str) -> list[Path]:
-    """All versions but the last `KEPT` ones, and drafts that have no writer any more."""
+    """The files to remove: all versions of the kernel except the last `KEPT` ones, and abandoned drafts."""
     with suppress(OSError):
         written = {file: file.stat().st_mtime for file in folder.glob(f"{kernel}.*")}
         versions = sorted((file for file in written if file.suffix == ".nbc"), key=written.__getitem__, reverse=True)
@@ -171,7 +171,7 @@ def _cannot_keep(folder: Path) -> None:
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
 _CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_exceptiontable")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # not read: files' names have the versions
+_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # not hashed: file names have their versions
 
 
 def digest_of(value: object) -> bytes:
@@ -191,10 +191,10 @@ def digest_of(value: object) -> bytes:
 
 
 class _Walk:
-    """Walks through everything once, in an order that depends on the code alone."""
+    """Visits all parts of a value once, in an order that depends only on the code."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, Any]] = {}  # id → number, and the object, so that no id is used twice
+        self._seen: dict[int, tuple[int, Any]] = {}  # id → number, and the object, so that its id is not reused
 
     def of(self, value: object, names: Iterable[str] = ()) -> Iterator[str | bytes]:
         """The parts of a value; of a module only these `names`, which the code may read from it."""
@@ -319,12 +319,12 @@ class KernelCall(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of its file in the cache."""
+        """The name of the kernel's file in the cache."""
         return str(self.kernel._cache.file(self.signature))
 
     @property
     def is_kept(self) -> bool:
-        """Whether its machine code is on disk or in this process."""
+        """Whether the kernel's machine code is on disk or in this process."""
         signature = self.signature
         return signature in self.kernel.overloads or (KEEPS and self.kernel._cache.holds(signature))
 

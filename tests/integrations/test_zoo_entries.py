@@ -160,7 +160,7 @@ def test_what_has_no_place_is_told_with_the_reason():
 )
 def test_noise(kind: str, deviation: float, meant: str):
     assert settings("td3", "Pendulum-v1", noise_type=kind, noise_std=deviation)["algo.action_noise"] == meant
-    assert left("ppo", noise_type=kind, noise_std=deviation)[0] == "noise_type: ppo explores otherwise"
+    assert left("ppo", noise_type=kind, noise_std=deviation)[0] == "noise_type: ppo explores without action noise"
     assert "is no noise of the zoo" in left("td3", noise_type="pink", noise_std=deviation)[0]
 
 

@@ -50,7 +50,7 @@ def test_the_command_it_prints_trains(fasttrain: RunCommand, capfd: pytest.Captu
     assert lines[1].split() == ["fasttrain", "--config-dir", "conf", "+profile=zoo_ppo_CartPole-v1"]
     assert lines[2].split()[4:] == ["engine=fast", "vec_env=auto", "fused_update=auto", "faster"]
     assert lines[3].startswith("not taken over: vec_env_wrapper: there is no place")
-    assert lines[4].startswith("differs: env_wrapper: episodes are told")
+    assert lines[4].startswith("differs: env_wrapper: results are those")
     text = Path("conf/profile/zoo_ppo_CartPole-v1.yaml").read_text()
     assert "# Not taken over: vec_env_wrapper: there" in text
     done = fasttrain(*lines[1].split()[1:], "total_timesteps=32", "batch_size=32", "eval.episodes=2").ok()

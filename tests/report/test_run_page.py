@@ -80,7 +80,7 @@ def test_the_plan_has_what_is_notable_first(tmp_path: Path):
     (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "flags": [*PLAN["flags"], own]}))
     (table,) = tables_of(run_page(tmp_path), "Plan")
     assert table.folded
-    assert table.title == "3 flags, the first 2 differ from a plain script, were typed or measured, or ended off"
+    assert table.title == "3 flags, the first 2 differ from a plain script, were typed or measured, or are off"
     assert [row[0] for row in texts(table)] == ["vec_env", "algo.n_epochs", "num_workers"]
 
 

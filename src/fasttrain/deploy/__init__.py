@@ -1,1 +1,1 @@
-"""A trained policy put to use: played, filmed, exported."""
+"""What to do with a trained policy: watch it play, film it, export it."""

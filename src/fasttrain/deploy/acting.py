@@ -108,7 +108,7 @@ class ActingPath(nn.Module):
         for number, part in enumerate(self.inputs):
             value = tensors[number]
             mean = getattr(self, f"mean_{number}", None)
-            if mean is not None:  # in float64, like VecNormalize
+            if mean is not None:  # normalize in float64, like VecNormalize
                 value = (value.double() - mean) / getattr(self, f"std_{number}")
                 value = value.clamp(-self.clip_obs, self.clip_obs).float()
             if part.channels_last:

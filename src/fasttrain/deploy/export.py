@@ -32,7 +32,7 @@ STEMS = {"final": "model", "best": "best_model"}
 SUFFIXES = {"onnx": ".onnx", "torchscript": ".torchscript.pt"}
 ONNX_PACKAGES = ("onnx", "onnxscript")
 BATCH_SIZES = (1, 2, 33)
-TOLERANCE = 1e-5  # a few roundings of float32
+TOLERANCE = 1e-5  # allowed difference: a few roundings of float32
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -194,7 +194,7 @@ def _write_onnx(acting: ActingPath, path: Path) -> None:
                 input_names=acting.input_names,
                 output_names=acting.output_names,
                 dynamic_shapes=(tuple({0: batch} for _ in example),),
-                external_data=False,  # one file
+                external_data=False,  # write a single file
                 dynamo=True,
                 verbose=False,
             )

@@ -49,7 +49,7 @@ from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
 
-MOST_LINES = 60  # legal actions in words, one per line; more are listed as numbers
+MOST_LINES = 60  # up to so many legal actions are shown in words, one per line; else as numbers
 IN_OUTCOME = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # info entries that `_outcome` shows
 
 
@@ -207,7 +207,7 @@ class Play:
             masks = np.stack(self.env.env_method("action_masks")) if self.has_masks else None
             if opponents_decide(self.played):
                 actions = self.seats.actions(observations, masks)
-                if not self.played.tells:  # else `describe_step` tells it before the learner's next decision
+                if not self.played.tells:  # otherwise `describe_step` says it before the learner's next decision
                     self._show(f"opponent: {self.played.words(actions[0])}")
             else:
                 decisions += 1

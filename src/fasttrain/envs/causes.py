@@ -258,7 +258,7 @@ def always_one_seed(play: Play) -> Iterator[Finding]:
         number, generator = (getattr(inner, name, None) for name in ("_np_random_seed", "_np_random"))
         if number in (None, -1, seed) or not isinstance(generator, np.random.Generator):
             return
-        states.append((number, str(generator.bit_generator.state)))  # some generators have arrays in their state
+        states.append((number, str(generator.bit_generator.state)))  # as text, because some states hold arrays
         generator.random()  # so that the state differs the second time if reset() does not seed it
     unused = str(seeding.np_random(number)[0].bit_generator.state)
     if states[0] == states[1] != (number, unused):
@@ -297,7 +297,7 @@ def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
         if not in_time():
             break
         tried += 1
-        alike += [half] if half else []  # 0: the action has no effect here, or only its sign has
+        alike += [half] if half else []  # 0: the action has no effect here, or only its sign matters
         if min(alike, default=2) < 2:
             break
     if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:

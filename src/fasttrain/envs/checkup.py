@@ -31,9 +31,9 @@ DECISIVE = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
     "bad_mask", "mask_not_respected", "done_for_ever",
 })  # fmt: skip
-PATIENCE_STEPS = 20_000  # more steps, if time allows, to wait for an end or a reward that may be rare
+PATIENCE_STEPS = 20_000  # limit of further steps, if time allows, to wait for an end or a rare reward
 ENOUGH_ENDLESS_STEPS = 1_000
-MOST_FRAMES_BESIDE = 100  # compared while another process plays
+MOST_FRAMES_BESIDE = 100  # limit of frames that are compared while another process plays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,9 +93,9 @@ def checkup(
     The global random state of Python and NumPy is restored.
 
     Args:
-        max_steps: of the first play.
-        max_seconds: of all plays together. Building the env is not counted: it is built twice, or up to six times if
-            the same seed gives different trajectories.
+        max_steps: limit of the first play.
+        max_seconds: limit of all plays together. Building the env is not counted: it is built twice, or up to six times
+            if the same seed gives different trajectories.
         use_masks: draw only legal actions. False: draw from the whole space, as an algorithm without masks does.
         lent: is played in place of the first env.
         place: receives which call of the env is running.
@@ -124,7 +124,7 @@ class _Checkup:
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     steps: int = 0
-    spent_s: float = 0.0  # playing, without builds and without the first step, which may compile
+    spent_s: float = 0.0  # seconds of playing, without builds and the first step, which may compile
     recorder: Recorder = field(default_factory=Recorder)
     costs: ProbeResult | None = None
     failed: bool = False  # the first play ended with an error
@@ -142,7 +142,7 @@ class _Checkup:
             elif self._repeats():
                 if self.copies:
                     shares = self._independent()
-                if shares != "machine":  # otherwise a second env has broken the first one
+                if shares != "machine":  # with "machine" the second env has disturbed the first one
                     self._other_actions(self.costs)
         lent = self.lent
         return CheckupResult(
@@ -231,7 +231,7 @@ class _Checkup:
         return answers
 
     def _wait_for_an_end(self, play: Play, moment: Moment) -> None:
-        if 0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s:  # fewer steps would prove nothing
+        if 0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s:  # enough steps to prove it
             self._play_on(play, moment, lambda: bool(play.lengths))
         if not play.lengths and play.length >= ENOUGH_ENDLESS_STEPS:
             text = f"no episode ended in {play.length:,} steps of random play, and no limit is set"
@@ -286,7 +286,7 @@ class _Checkup:
                 branches = Branches(play, costs, deadline)
                 branches.run(self.recorder.frames[0])
                 if not branches.in_time or any(not pair.rewards_identical for pair in branches.pairs):
-                    # Although all returns are the same; without enough comparisons nobody knows.
+                    # All returns are the same, but there were too few comparisons for this finding.
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
                 unused = [*causes.unused_range(play, deadline)]

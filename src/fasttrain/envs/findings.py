@@ -23,9 +23,9 @@ WARNINGS = frozenset({
     "reward_ignores_action", "unseeded_randomness", "one_step_episodes", "reused_array", "odd_shape", "unused_range",
     "state_left_over", "renumbered", "copies_not_independent", "empty_mask", "lost_games", "changed_action",
 })  # fmt: skip
-ENOUGH_OBSERVATIONS = 50  # for "constant": an env may not change for some steps
+ENOUGH_OBSERVATIONS = 50  # needed for the finding "constant": an env may not change for some steps
 ENOUGH_EPISODES = 10
-ENOUGH_ONES = 30  # episodes of one step in a row, after several longer ones: no coincidence
+ENOUGH_ONES = 30  # so many episodes of one step in a row, after longer ones, are no coincidence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -32,7 +32,7 @@ KEYS = ("action_mask", METHOD)  # names of masks in an info or a Dict observatio
 KEY = KEYS[0]
 MASKABLE_SPACES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 LOOKED_FOR = f"a method {METHOD}(), info[{KEY!r}], a key {KEY!r} in a Dict observation"
-ADDED = -1e3  # a mask of numbers to add to logits: this or less forbids an action, as -inf does
+ADDED = -1e3  # in a mask of numbers to add to logits, this or less forbids an action
 _SOUNDS_LIKE = re.compile(r"mask|(valid|legal|available|avail|possible|allowed|feasible)_?(action|move)", re.IGNORECASE)
 
 

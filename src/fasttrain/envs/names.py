@@ -1,6 +1,6 @@
 """Python objects in a configuration: `module:Name` names one, `{call: "module:Name", …}` calls one.
 
-They mean the same in every argument of a configuration. Before anything is called, it is checked.
+Both forms mean the same in every argument of a configuration. It is checked before anything is called.
 """
 
 from __future__ import annotations

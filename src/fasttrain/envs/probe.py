@@ -71,7 +71,7 @@ class ProbeResult:
     resets: int  # number of measured resets
     episode_steps: float | None  # mean length of the episodes that ended; None if none did
     has_masks: bool
-    cpu_share: float  # CPU time / wall time of this process inside `step`: near 0 the env waits, near 1 it computes
+    cpu_share: float  # CPU time ÷ wall time inside `step`: near 0 the env waits, near 1 it computes
     info_bytes: float  # mean pickled size of a step's info, 0 if it cannot be pickled
     density: tuple[float, float]  # mean share of non-zero numbers in an observation, and of legal actions
 
@@ -109,7 +109,7 @@ class Play:
         self.rng = np.random.default_rng(ACTIONS_SEED)
         self.faults: dict[str, str] = {}  # text of the first fault by code
         self.lengths: list[int] = []  # lengths of the episodes that ended
-        self.steps_s: list[float] = []  # without the time in which other processes used the core
+        self.steps_s: list[float] = []  # seconds of each step, without the time in which other processes used the core
         self.resets_s: list[float] = []
         self.total_steps = 0
         self.length = 0  # number of steps of this episode, including one that raises

@@ -29,7 +29,7 @@ from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plugins import OURS
 
 MOST_ACTIONS = 100_000  # actions of one episode; more would take much memory, and minutes to repeat
-MOST_S = 60.0  # time to repeat the actions of one env; the envs do so one after the other
+MOST_S = 60.0  # seconds to repeat the actions of one env; envs do so one after the other
 LIBRARIES = ("gymnasium.", "stable_baselines3.", *(f"{name}." for name in OURS))
 MOST_PARTS, MOST_DEPTH = 20_000, 12  # limits for reading an env's attributes, in about 10 ms
 SKIPPED = ("env", "spec", "_np_random", "_np_random_seed")

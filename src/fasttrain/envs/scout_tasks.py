@@ -38,7 +38,7 @@ class BuildResult(NamedTuple):
     build_s: float
     mask_error: str  # empty, or why an algorithm that needs masks cannot use the env
     old_gym: bool  # it has the old gym interface, which is adapted
-    normalizer: str = ""  # the user's wrapper that normalizes by running statistics of its own
+    normalizer: str = ""  # name of a user's wrapper that normalizes by its own running statistics
 
 
 class MeasureResult(NamedTuple):
@@ -58,7 +58,7 @@ class Build:
     def __call__(self, memory: mmap.mmap | None, envs: Envs) -> BuildResult:
         place, spec = Place(memory), self.spec
         place.enter(BUILDING)
-        import_env(spec, self.folder)  # not counted: it happens once per process and may take longer than to build
+        import_env(spec, self.folder)  # not timed: it happens once per process and may take longer than building
         began = time.perf_counter()
         envs.append(core_env(spec, self.folder))
         build_s = time.perf_counter() - began
@@ -84,7 +84,7 @@ class Check:
     stays: bool  # a training may continue the env that this process plays
     limits: dict[str, Any] = field(default_factory=dict)
     folder: str = field(default_factory=os.getcwd)
-    copies: bool = True  # training uses several envs
+    copies: bool = True  # whether the training uses several envs
 
     def __call__(self, memory: mmap.mmap, envs: Envs) -> CheckupResult:
         place = Place(memory)

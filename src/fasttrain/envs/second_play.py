@@ -19,7 +19,7 @@ from fasttrain.envs.findings import ENOUGH_EPISODES, Finding, fingerprint, make_
 from fasttrain.envs.masks import is_legal
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult
 
-HORIZON = 200  # steps of an episode that are compared
+HORIZON = 200  # at most so many steps of an episode are compared
 RECORDED_STEPS = 300
 MAX_PAIRS, MAX_SHORT_PAIRS = 60, 80
 MIN_EPISODES = 30  # episodes with an unusual reward; with fewer an effect in one of ten is missed too often
@@ -61,7 +61,7 @@ class Recorder:
 class Difference:
     """The first difference of a second play from the same seed."""
 
-    index: int  # among the recorded frames
+    index: int  # index of the recorded frame
     part: str  # "observation", "reward", "end of the episode" or "action mask"
     episode: int
     step: int
@@ -157,10 +157,10 @@ class Branches:
 
     def __init__(self, play: Play, costs: ProbeResult, deadline: float) -> None:
         self.pairs: list[Pair] = []
-        self.short_pairs: list[Pair] = []  # end two steps after the common actions; for masks
+        self.short_pairs: list[Pair] = []  # pairs that end two steps after the common actions, to compare masks
         self.episodes: list[list[Frame]] = []  # the first episode of each pair, and episodes without a choice
         self.wrong_mask = ""  # text about two equal states with different masks
-        self.carries_over: Difference | None = None  # of an episode played again: earlier episodes influence it
+        self.carries_over: Difference | None = None  # difference of a replayed episode: earlier episodes influence it
         self.in_time = True
         self._play, self._costs, self._deadline = play, costs, deadline
         self._rng = np.random.default_rng(SEED)
@@ -218,11 +218,11 @@ class Branches:
     def _pair(self, seed: int, horizon: int, short: bool) -> Pair | None:
         """Play one pair; None if the episode had no choice, or differed before the different action."""
         usual = min((len(pair.one) for pair in self.pairs), default=0)
-        latest = int(self._rng.integers(max(1, min(20, usual // 2))))  # early, so that many steps come after it
+        latest = int(self._rng.integers(max(1, min(20, usual // 2))))  # early: many steps follow
         moments, one = list[Moment](), list[Frame]()
         for moment in self._play.episode(seed, min(horizon, latest + 2) if short else horizon):
             moments.append(moment)
-            one.append(frame_of(moment))  # now: the env may write into the returned array later
+            one.append(frame_of(moment))  # taken now, because the env may write into the returned array later
         self.episodes.append(one)
         different = None
         for common in range(min(latest, len(one) - 2), -1, -1):
@@ -233,7 +233,7 @@ class Branches:
         moment = self._play.step(different)
         other.append(frame_of(moment))
         same_next = False
-        while not moment.ended and len(other) <= min(len(one), horizon):  # one step longer, to see whether it goes on
+        while not moment.ended and len(other) <= min(len(one), horizon):  # to see if it continues
             action = self._play.draw(moment.mask)
             if len(other) == common + 2 < len(one):
                 same_action = one[common + 2].action

@@ -36,7 +36,7 @@ _OUR_FOLDERS = (
 _LIBRARY_FOLDERS = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-MAX_MESSAGE = 2000  # letters of an exception's message, which may print a whole array
+MAX_MESSAGE = 2000  # characters of an exception's message, which may contain a whole array
 PYTHONS_FOLDERS = _LIBRARY_FOLDERS[:2]
 
 
@@ -100,7 +100,7 @@ def blame(error: BaseException) -> str:
     message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, SyntaxError):
-        return text  # it has file and line already
+        return text  # the text already has file and line
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     if not frames:
         return text
@@ -149,7 +149,7 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
 
 
 BASE = "stable_baselines3.common.base_class"
-LEARNS = ("learn", "_setup_learn")  # the latter is called by `PPO.learn(model)` too
+LEARNS = ("learn", "_setup_learn")  # `PPO.learn(model)` calls the second one too
 TRAINS = 'trains a model: put what trains under `if __name__ == "__main__":`'
 
 
@@ -203,7 +203,7 @@ class _TrainingForbidden(MetaPathFinder):
 
     def _guard(self, module: object) -> None:
         base = getattr(module, "BaseAlgorithm", None)
-        if base is None or base.__getattribute__ is not object.__getattribute__:  # guarded already, by an outer import
+        if base is None or base.__getattribute__ is not object.__getattribute__:  # already guarded, by an outer import
             return
 
         def refuse_to_learn(*_: object, **__: object) -> None:

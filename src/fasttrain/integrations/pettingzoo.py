@@ -279,7 +279,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True}
-        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # in the checkup more than rows
+        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # more than the row of a checkup
         self._rows = {key: row for row, key in enumerate(keys)}
         self._seen: list[Any] = [None] * len(keys)
         self._masks: list[Any] = [None] * len(keys)

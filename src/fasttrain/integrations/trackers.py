@@ -45,8 +45,8 @@ class TensorBoard(TensorBoardOutputFormat, Tracker):
         return self._look
 
 
-MOST_ROWS = 100  # in a request to MLflow, whose servers allow no more parameters
-EVERY_S = 20.0  # between two requests to MLflow: a request takes its store 46 ms
+MOST_ROWS = 100  # rows in a request to MLflow; its servers allow no more parameters
+EVERY_S = 20.0  # seconds between two requests to MLflow, whose store takes 46 ms for one
 STATES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 

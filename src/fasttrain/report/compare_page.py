@@ -221,5 +221,5 @@ def _figure_table(study: Comparison) -> Table:
             Cell(str(each), tone=TONES.get(str(each), "")) if each else Cell("baseline", tone="dim")
             for each in verdicts
         )])  # fmt: skip
-    note = "In brackets: 95 % intervals over seeds; of the time to the threshold, ∞ means that not all runs came there."
+    note = "In brackets: 95 % intervals over seeds. ∞: not all runs reached the threshold."
     return Table(["", *(f">{label(row.get('name'))}" for row in study.rows)], rows, note=note)

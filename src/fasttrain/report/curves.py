@@ -24,9 +24,9 @@ POINTS = 80  # points of a mean curve over seeds
 SEED_BINS = 40  # points of a seed's curve; fewer than in a run's report: the band shows the noise
 QUANTILES = (0.1, 0.9)
 MOST_REASONS, MOST_TERMS = 6, 6
-MOST_WINDOWS = 120  # a run of hours writes twice as many, and a chart shows no more
+MOST_WINDOWS = 120  # perf.json may have twice as many, but a chart shows no more
 TINY_SHARE = 0.01  # smaller phases are shown together as "rest"
-PHASE_LOOK = {  # name, colour
+PHASE_LOOK = {  # phase → its name and colour
     "action": ("choose actions", 5), "env_step": ("step envs", 1), "buffer": ("store", 4),
     "replay_sample": ("draw batches", 2), "train_fwd": ("forward", 0), "train_bwd": ("backward", 6),
     "train": ("update", 0), "optim": ("optimizer", 3), "log": ("log", 8), "eval": ("evaluate", 9),
@@ -291,11 +291,11 @@ def window_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     def mean(name: str) -> Floats:
         values = column(name)
         known = lasted * np.isfinite(values)
-        with np.errstate(invalid="ignore"):  # 0 / 0 where the value is not known
+        with np.errstate(invalid="ignore"):  # 0 / 0 if the value is not known
             return summed(known * np.nan_to_num(values)) / summed(known)
 
     def curve(values: Floats, name: str = "", color: int = 0) -> list[Series]:
-        known = np.isfinite(values).mean() > 0.5  # else the line would have mostly gaps
+        known = np.isfinite(values).mean() > 0.5  # otherwise the line would consist mostly of gaps
         return [Series(name=name, x=ends, y=values, color=color, stepped=True)] if known else []
 
     used = {phase: summed(np.nan_to_num(column(f"{phase}_ms")) * steps) for phase in PHASES}

@@ -197,7 +197,7 @@ def write_page(page: Page, folder: Path, name: str = FILE) -> Path:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: one_line(value, 4000) if type(value) is str else value,  # no markup
+        finalize=lambda value: one_line(value, 4000) if type(value) is str else value,  # no control characters
     )
     template = environment.get_template("report.html.j2")
     more = {"pictures": pictures, "folder": file.stem, "light": LIGHT, "version": __version__}
@@ -217,13 +217,13 @@ def _draw(charts: Sequence[Chart], folder: Path) -> dict[str, str]:
     return drawn
 
 
-# --- ink
+# --- drawing
 
 BY_HEX = {value: f"var(--{name})" for name, value in LIGHT.items()}
 PNG_DPI = 144
 TITLE_INCHES = 0.33
 STYLE: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # comes with matplotlib; the page replaces it
+    "font.family": ["DejaVu Sans"],  # this font comes with matplotlib; the page replaces it
     "font.size": 9.5,
     "text.parse_math": False,  # names of envs may contain $
     "text.color": INK,
@@ -253,7 +253,7 @@ STYLE: dict[str, Any] = {
 @contextmanager
 def style() -> Iterator[None]:
     """matplotlib's settings for figures that are made inside the block; a user's matplotlibrc is ignored."""
-    logger = logging.getLogger("matplotlib")  # logs that it builds its font cache, at its first use
+    logger = logging.getLogger("matplotlib")  # at its first use it logs that it builds its font cache
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

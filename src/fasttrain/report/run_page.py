@@ -71,7 +71,7 @@ def run_page(folder: Path) -> Page:
 
 
 def _videos(folder: Path) -> Section:
-    """The videos made during training, the newest first; of many the newest and an even choice of the others."""
+    """The videos made during training, the newest first. If there are many, only some, at even distances."""
     made = {int(found[1]): file for file in folder.glob("videos/*.mp4") if (found := VIDEO.fullmatch(file.name))}
     steps = sorted(made)
     shown = dict.fromkeys(
@@ -264,5 +264,5 @@ def _plan_table(flags: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -
         asked = Cell(values[0], tone="dim" if row.get("requested") != row.get("effective") else dim)
         rows.append([Cell(texts[0], tone=dim), asked, *(Cell(text, tone=dim) for text in (values[1], *texts[1:]))])
     names = ["flag", "requested", "effective", "class", "source", "why"]
-    title = f"{len(flags)} flags, the first {notable} differ from a plain script, were typed or measured, or ended off"
+    title = f"{len(flags)} flags, the first {notable} differ from a plain script, were typed or measured, or are off"
     return Table(names, rows, title, folded=True)

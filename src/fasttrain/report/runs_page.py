@@ -1,4 +1,4 @@
-"""The report over several runs. Runs that differ in the seed only form a group, with intervals over its seeds."""
+"""The report over several runs. Runs that differ only in the seed form a group, with intervals over its seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
 from fasttrain.terminal import one_line
 
-RUN_BYTES, RUN_BLOCKS = 2_000_000, 32  # read of each episodes.csv, because there may be a hundred runs
+RUN_BYTES, RUN_BLOCKS = 2_000_000, 32  # limits for reading each episodes.csv, because there may be a hundred runs
 # Settings that influence neither learning nor speed; groups may differ in them.
 IGNORED = (*NOT_COMPARED, "seed", "live", "report", "loggers", "callbacks", "checkup", "video", "checkpoint")
 MOST_IN_NAME = 3  # settings in a group's name; if more differ, only the table shows them
@@ -111,7 +111,7 @@ def runs_page(folders: Sequence[Path], above: Path) -> Page:
             Tile("Settings", number(len(groups)), f"{seeds} runs of each"),
         ],
         sections=[
-            Section("Learning", "Runs of the same settings but seed are one curve: their mean, and its 95 % interval.",
+            Section("Learning", "Runs that differ only in the seed are one curve: their mean with its 95 % interval.",
                     curves),
             Section("Quality and speed", charts=[_figure_chart(groups, colors, name) for name in FIGURES],
                     tables=[_group_table(groups)]),
@@ -163,6 +163,6 @@ def _link(run: Path, above: Path) -> str:
     """A link to the run's page, or to its folder."""
     try:
         target = os.path.relpath((run / FILE) if (run / FILE).is_file() else run, above)
-    except ValueError:  # on another drive
+    except ValueError:  # the run is on another drive
         return ""
     return "./" + quote(target.replace(os.sep, "/"))

@@ -83,7 +83,7 @@ def _study_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Estimate]]:
-    """Names and values to draw; of trials the mean over turns of each setting's highest rung, the best first."""
+    """Names and values to draw. For trials: the mean over turns in each setting's highest rung, the best first."""
     named = [(_plain(row.get("name", row.get("point"))), row, Estimate.of(row.get(key))) for row in rows]
     named = [each for each in named if each[2].value is not None]
     if not any("rung" in row for row in rows):

@@ -33,13 +33,13 @@ from fasttrain.terminal import one_line, rate_text
 
 USUAL = ("outputs", "multirun", "studies")
 EVERY_S = 1.0
-RECENT_S = 2.0  # a folder that changed later than this may change again with the same time stamp
+RECENT_S = 2.0  # a folder that changed within this time may change again with the same time stamp
 SILENT_S = 120.0  # if the lock cannot be read, a run with an older status counts as dead
 MOST_BYTES = 16 << 20  # larger files are not read
 DEAD = "dead"
 STYLES = {"done": "dim", "stopped": "yellow", "crashed": "red", DEAD: "red"}
 NAMES = ("run", "state", "steps", "steps/s", "reward", "win", "age", "last message")
-LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # columns; PLAIN_WIDTH: without a terminal
+LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # in columns; PLAIN_WIDTH: the table without a terminal
 
 
 class Row(NamedTuple):
@@ -175,7 +175,7 @@ def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any]
     """The row of a run from its files, each of which may be missing or wrong. `process`: works on it now, or empty."""
     phase, ended = str(status.get("phase") or ""), summary.get("status")
     changed = max((as_number(part.get("written")) or 0.0 for part in (status, summary, plan)), default=0.0)
-    newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # it was resumed
+    newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # the run was resumed
     if process:  # the status may be of an earlier process
         state = "starting" if status and (phase in ENDS or str(status.get("pid")) != process) else phase or TRAINING
     elif phase in ENDS or newer or not isinstance(ended, str):

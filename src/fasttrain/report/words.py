@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fasttrain.report.values import Estimate, as_number
 from fasttrain.terminal import one_line
 
-LABEL_CHARACTERS = 34  # what fits beside a bar
+LABEL_CHARACTERS = 34  # so many characters fit beside a bar
 NOTHING = "–"
 
 Form = Callable[..., str]

@@ -25,7 +25,7 @@ SHARED_MUST_GAIN, TRIED_MUST_GAIN = 1.25, 1.1
 SLOW_S = 1e-3
 WAITS_BELOW = 0.5  # an env that computes less than this share of a step waits for an engine or a socket
 MOST_WORKERS_PER_CORE = 16
-EVALUATIONS = 10  # during a run in self-play without eval_every
+EVALUATIONS = 10  # number of evaluations in a self-play run without eval_every
 ONE_GAME = "copies of the env in one process influence each other (checkup): each needs a process of its own"
 
 
@@ -114,7 +114,7 @@ def step_costs(num_envs: int, env: EnvFacts, machine: Machine) -> tuple[float, f
     env_s = (env.step_s or 0.0) + PER_ENV_S
     workers = _auto_workers(num_envs, env, machine)
     longest = math.ceil(num_envs / workers) * env_s
-    in_workers = max(longest, num_envs * env_s * env.cpu_share / machine.cores)  # at least the computing of all envs
+    in_workers = max(longest, num_envs * env_s * env.cpu_share / machine.cores)  # at least all envs' computing time
     return num_envs * env_s, PER_SHARED_STEP_S + in_workers, workers
 
 
@@ -284,13 +284,13 @@ STOCK_ENVS = 8  # `rollout_size` of the tier `baseline` is for so many envs: PPO
 
 
 def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:
-    """`algo` with a rollout size that nobody has chosen, and the size before it was reduced (0: it was not).
+    """`algo` with the rollout size that is used if the user sets none, and the size before a reduction (0: none).
 
     In the tier `baseline` it is stock's `n_steps` per env. In other tiers it is not longer than the training.
     """
     num_envs, size = effective["num_envs"], algo.rollout_size
     if config.tier == "baseline":
-        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # not from the game or a file of the user's
+        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # stock's, not a game's or a user's
         return (dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS) if stock else algo), 0
     most = max(config.total_timesteps, batch_size, num_envs, 2)
     if size <= most or effective["engine"] != "fast" or algo.spec.recurrent:

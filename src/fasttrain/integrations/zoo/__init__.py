@@ -1,5 +1,5 @@
-"""`fasttrain zoo import FILE.yml --env ID --algo NAME` makes a profile from an entry of rl_zoo3's hyperparameters. And
-folders of rl_zoo3's runs are read, so that they can be played. Nothing in these files is executed.
+"""`fasttrain zoo import FILE.yml --env ID --algo NAME` makes a profile from an entry of rl_zoo3's hyperparameters. This
+module also reads folders of rl_zoo3's runs, so that they can be played. Nothing in these files is executed.
 
 The YAML has tags of Python. Tuples and OrderedDicts are read as lists and mappings; any other tag is refused.
 """
@@ -122,7 +122,7 @@ def _write(output: Path, head: Sequence[str], found: Taken, spec: AlgorithmSpec)
 # --- the files and folders of rl_zoo3
 
 MOST_BYTES = 1 << 20  # size limit of a file; 16 kB are usual
-MOST_VALUES = 100_000  # in a file; aliases can make more values than its length suggests
+MOST_VALUES = 100_000  # limit for a file: aliases can make more values than its length suggests
 
 
 class ZooRun(NamedTuple):
@@ -197,9 +197,9 @@ def _configuration(where: Path, folder: Path) -> Config:
         found = taken({**entry, **({"env_kwargs": given} if isinstance(given, Mapping) else {})}, env, spec)
         config = configuration(found.settings, spec)
     except ConfigError as error:
-        raise ConfigError(f"run={folder}: its args.yml and config.yml make no run of fasttrain ({error})") from error
+        raise ConfigError(f"run={folder}: its args.yml and config.yml cannot be used ({error})") from error
     # Evaluations report the env's own rewards, so that statistics of rewards are not needed.
     normalize = tuple(name for name in config.env.normalize if name == "obs")
     if normalize and config.env.frame_stack > 1:
-        raise ConfigError(f"run={folder}: frame_stack over normalised observations is the other way round here")
+        raise ConfigError(f"run={folder}: it stacks frames after normalising; fasttrain can only normalise the stack")
     return dataclasses.replace(config, env=dataclasses.replace(config.env, normalize=normalize))

@@ -24,13 +24,13 @@ CLASSES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like
 PLAIN = {"n_timesteps": "total_timesteps", "n_envs": "num_envs", "frame_stack": "env.frame_stack",
          "env_kwargs": "env.kwargs"}  # fmt: skip
 LISTS = {"env_wrapper": ("env.wrappers", "wrapper"), "callback": ("callbacks", "callback")}
-STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_steps")  # our defaults differ from SB3's
+STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_steps")  # fasttrain's defaults differ
 NORMALIZE = {"training": True, "clip_obs": 10.0, "clip_reward": 10.0, "epsilon": 1e-8}  # VecNormalize's defaults
 NO_PLACE = {
     "vec_env_wrapper": "there is no place for wrappers of all envs at once, but env.frame_stack and env.normalize",
     "monitor_kwargs": "is_success is found by itself; env.result.scores=[…] names other entries of the last info",
-    "replay_buffer_class": "the engine chooses its buffer; hindsight replay (HER) is not there",
-    "replay_buffer_kwargs": "the engine chooses its buffer; hindsight replay (HER) is not there",
+    "replay_buffer_class": "the engine chooses its buffer; hindsight replay (HER) is not supported",
+    "replay_buffer_kwargs": "the engine chooses its buffer; hindsight replay (HER) is not supported",
 }
 MOST_CHARACTERS = 20_000
 
@@ -39,8 +39,8 @@ class Taken(NamedTuple):
     """The translation of an entry."""
 
     settings: Settings
-    left: list[str]  # `key: why it could not be taken over`
-    notes: list[str]  # differences from the zoo in what was taken over
+    left: list[str]  # texts `key: why it was not translated`
+    notes: list[str]  # texts about differences from the zoo in translated keys
 
 
 def zoo_name(spec: AlgorithmSpec) -> str:
@@ -142,17 +142,17 @@ def _settings(key: str, value: object, entry: Mapping[str, Any], spec: Algorithm
 
 
 def _fitted(found: Settings, left: list[str], spec: AlgorithmSpec) -> Iterator[str]:
-    """Adjust settings that depend on each other, in `found`; yields notes about differences from the zoo."""
+    """Adjust settings in `found` that depend on each other. Yields notes about differences from the zoo."""
     if "num_envs" in spec.flags and found["num_envs"] != spec.flags["num_envs"]:
         left.append(f"n_envs: {spec.name} plays in {spec.flags['num_envs']} env here, candidates one after the other")
         found["num_envs"] = spec.flags["num_envs"]
     sizes: list[Any] = [found.get(name) for name in ("batch_size", "num_envs", "algo.n_steps")]
     if spec.on_policy and all(isinstance(size, int) for size in sizes) and sizes[0] > sizes[1] * sizes[2]:
-        found["batch_size"] = sizes[1] * sizes[2]  # SB3 cuts it so, with a warning
+        found["batch_size"] = sizes[1] * sizes[2]  # SB3 does so too, with a warning
     if found.get("env.frame_stack", 1) != 1 and "obs" in found.get("env.normalize", ()):
         yield "frame_stack: the zoo stacks what is normalised already; here the stack is normalised"
     if found.get("env.wrappers"):
-        yield "env_wrapper: episodes are told as the wrapped env has them; the zoo tells those of the env inside"
+        yield "env_wrapper: results are those of the wrapped env; the zoo reports those of the env inside the wrapper"
 
 
 def _dotted(value: object) -> str:
@@ -187,7 +187,7 @@ def _normalize(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _noise(entry: Mapping[str, Any], spec: AlgorithmSpec) -> tuple[str, Any]:
     if "action_noise" not in spec.extras:
-        raise ConfigError(f"{spec.name} explores otherwise")
+        raise ConfigError(f"{spec.name} explores without action noise")
     kind, deviation = str(entry.get("noise_type")).strip(), entry.get("noise_std")
     if kind == "None":
         return "algo.action_noise", None
@@ -208,7 +208,7 @@ def _network(name: str, node: object, spec: AlgorithmSpec) -> tuple[str, Any]:
             return "algo.activation_fn", ACTIVATIONS[kind]
         value = _value(node)
         if name == "net_arch" and isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
-            value = value[0]  # as SB3 before 1.8 had it
+            value = value[0]  # the form of SB3 before 1.8
     except ConfigError as error:
         return f"policy_kwargs.{name}", error
     own = name == "net_arch" or (spec.recurrent and name in LSTM)
