@@ -162,7 +162,7 @@ class DaemonVecEnv(ExternalVecEnv):
         firsts = [worker * self.num_daemons // self.num_workers for worker in range(self.num_workers + 1)]
         return [range(*(place * count // self.num_daemons for place in ends)) for ends in itertools.pairwise(firsts)]
 
-    # --- all together
+    # --- all rows step together
 
     def reset(self) -> VecEnvObs:
         self._pending_actions = None
@@ -221,7 +221,7 @@ class DaemonVecEnv(ExternalVecEnv):
         last = each_array(np.array, select_rows(self.arrays.final_observations, row))
         return self.end_episode(row, last, info, lost=bool(self.arrays.lost[row]))
 
-    # --- each row by itself (groups.Groups)
+    # --- each row steps by itself (the interface `groups.Groups`)
 
     @property
     def env(self) -> DaemonVecEnv:

@@ -213,7 +213,7 @@ class TorchEngine(Engine):
         return values.cpu().numpy().reshape(-1)
 
 
-# --- the env's side
+# --- the side of the env: the collector
 
 
 class EnvStep(NamedTuple):

@@ -25,19 +25,19 @@ from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
 from fasttrain.buffers.stock import as_stock
 from fasttrain.errors import ConfigError
 
-NOBODY, SEVERAL = -1, -2  # in place of a policy's number
+NOBODY, SEVERAL = -1, -2  # used instead of a policy's number
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
 USUAL: Mapping[str, str] = MappingProxyType({})
-ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # in which every policy must have decided once
+ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # every policy must decide at least once in so many rollouts or episodes
 
 
 class Owners:
-    """Tells whose decision an observation is.
+    """Says which policy decides at an observation.
 
     Args:
-        names: of the policies.
-        columns: for each policy the columns of the observation whose 1 claims a decision, counted from the end, so that
-            with stacked frames they are columns of the newest one. None: every decision that no other policy claims.
+        names: the names of the policies.
+        columns: for each policy the columns of the observation that are 1 at its decisions, counted from the end, so
+            that with stacked frames they are columns of the newest one. None: all decisions that no other policy takes.
     """
 
     def __init__(self, names: Sequence[str], columns: Sequence[Sequence[int] | None]) -> None:
@@ -56,16 +56,16 @@ class Owners:
         return owners
 
     def rows(self, observations: Any) -> list[tuple[int, Any]]:
-        """Each policy that decides in some of these rows (n, D), with their numbers; a slice where it decides in all.
+        """For each policy that decides in some rows of (n, D): its number, and the rows (a slice if they are all rows).
 
-        Rows of nobody, such as those of an env that only resets, are the first policy's.
+        Rows in which nobody decides, such as those of an env that only resets, are given to the first policy.
         """
         owners = np.maximum(self(observations), 0)
         found = [(number, rows) for number in range(len(self.names)) if len(rows := np.flatnonzero(owners == number))]
         return [(found[0][0], slice(None))] if len(found) == 1 else found
 
     def check(self, owners: Int64Array) -> None:
-        """Raises ConfigError: a decision is nobody's, or that of several policies."""
+        """Raises ConfigError: no policy takes a decision, or several do."""
         if (owners < 0).any():
             how = "several" if (owners == SEVERAL).any() else "none"
             raise ConfigError(
@@ -75,7 +75,7 @@ class Owners:
 
 
 def in_order(parts: list[tuple[int, Any]]) -> Any:
-    """An index that brings the rows of these parts, put one behind the other, in their order."""
+    """An index that sorts the concatenated rows of these parts into their original order."""
     return slice(None) if len(parts) == 1 else np.argsort(np.concatenate([rows for _, rows in parts]))
 
 
@@ -92,7 +92,7 @@ class JointPolicy(BasePolicy):
         self, observation: Any, state: Any = None, starts: Any = None, deterministic: bool = False,
         action_masks: Any = None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """As of SB3's policies: actions for one observation or for several, each by the policy that decides there."""
+        """As SB3's `predict`, for one observation or several. The policy that decides at an observation acts."""
         seen, policies, chosen = np.atleast_2d(observation), list[Any](self.members.values()), []
         parts = self.owners.rows(seen)
         for number, own in parts:
@@ -109,7 +109,7 @@ class JointEngine(Engine):
     """Acts by the engine of the policy that decides in each row.
 
     Args:
-        members: the models by name, whose engines act. None: engines of its own, for an opponent in self-play.
+        members: the models by name, whose engines act. None: it makes engines, for an opponent in self-play.
     """
 
     kind: ClassVar[str] = "torch"
@@ -125,7 +125,7 @@ class JointEngine(Engine):
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
         for engine in self.engines:
-            engine.begin()  # only at each step is known how many rows a policy has
+            engine.begin()  # without a rollout: the number of a policy's rows is known only at each step
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
         parts, steps = self.policy.owners.rows(observations), list[PolicyStep]()
@@ -168,7 +168,7 @@ class JointStorage(RolloutStorage):
 
     def __init__(self, *args: Any, model: Any, **further: Any) -> None:
         super().__init__(*args, **further)
-        # Of each cut episode: step, env, whose decision its last observation is (None: of this step's), and its value.
+        # Of truncated episodes: step, env, policy at the last observation (None: that of the step), value of it.
         self.finals: list[tuple[int, int, int | None, np.float32]] = []
         self.model, shared = model, dict(vars(self))
         for member in model.members.values():
@@ -183,10 +183,10 @@ class JointStorage(RolloutStorage):
     def compute_returns_and_advantages(
         self, last_values: Float32Array, last_dones: BoolArray, rests: BoolArray | None = None
     ) -> None:
-        """Fill `advantages` and `returns`: of each row those of the policy that decided there.
+        """Fill `advantages` and `returns`. Each row has those of the policy that decided in it.
 
-        A transition is left out if its outcome is not known: the rollout or a truncated episode ends before the
-        policy's next decision, with a decision of another one. Its own value network has not learned such states.
+        A transition is left out if its outcome is not known: the rollout or a truncated episode ends at a decision of
+        another policy. The value network of the policy has not learned such states.
         """
         model, values, owners = self.model, self.values, self.model.policy.owners(self.observations)
         absent = np.zeros_like(owners, np.bool_) if self._left_out is None else self._left_out
@@ -239,15 +239,15 @@ class _NamedLogger:
 
 
 class Joint:
-    """What `JointPPO` and `JointMaskablePPO` share.
+    """The code that `JointPPO` and `JointMaskablePPO` share.
 
     Args:
-        make: builds the members by name for an env. It draws their weights from the random state of the moment.
-        owners: tells whose decision an observation is.
-        returns: the kind of each policy's return, by name. JOINT, the default: it goes from each decision to the next
-            one of any policy, with the value that this policy gives it, as if all were one policy. DECISIONS: it goes
-            to the next decision of the same policy. STEPS: so it does, and `gamma` discounts each env step between.
-        further: as of the stock class.
+        make: builds the members by name for an env. It draws their weights from the present random state.
+        owners: says which policy decides at an observation.
+        returns: the kind of each policy's return, by name. JOINT, the default: from each decision to the next one of
+            any policy, with the value that this policy gives, as if all were one policy. DECISIONS: to the next
+            decision of the same policy. STEPS: as DECISIONS, and `gamma` discounts each env step in between.
+        further: arguments of the stock class.
     """
 
     _storage: ClassVar[type[RolloutStorage]] = JointStorage
@@ -276,7 +276,7 @@ class Joint:
         return {"model": self}
 
     def unsupported_reason(self: Any) -> str | None:
-        """None if kernels can compute one of the policies: each has an engine of its own."""
+        """None if kernels can compute at least one of the policies, because each has its own engine."""
         reasons = [(name, member.unsupported_reason()) for name, member in self.members.items()]
         return "; ".join(f"{name}: {reason}" for name, reason in reasons) if all(each for _, each in reasons) else None
 
@@ -297,8 +297,8 @@ class Joint:
     def bootstrap_truncated(
         self: Any, finished: Any, rewards: Float32Array, values: Any, step: int, lstm_states: Any = None
     ) -> None:
-        """Note whose decision the last observation of each truncated episode is, and its value. A lost step is left out
-        of the rollout, and the observation before it counts as the last one."""
+        """Store which policy decides at the last observation of each truncated episode, and its value. A lost step is
+        left out of the rollout, and the observation before it counts as the last one."""
         storage = self.rollout_buffer.storage
         for episode in finished:
             env, last = episode.env_index, episode.final_observation
@@ -329,7 +329,7 @@ class Joint:
         self._n_updates = sum(member._n_updates for member in self.members.values())
 
     def figures(self: Any) -> dict[str, dict[str, Any]]:
-        """For summary.json: decisions, gradient updates and seconds of updating of each policy, and by what it acts."""
+        """For summary.json: decisions, gradient updates, seconds of updating and the engine of each policy."""
         return {
             name: {"decisions": self.decisions[name], "updates": member.engine.gradient_updates,
                    "update_s": round(self.update_s[name], 3), "engine": member.engine.kind}

@@ -272,7 +272,7 @@ def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
 
 
 def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, Int64Array]:  # (S,), (S,) → (B,), (S,)
-    """Order of the rows in which the longest sequence comes first, and that order of the sequences."""
+    """The rows sorted so that the longest sequence comes first, and the sequences in this order."""
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
     rows = np.arange(int(sizes.sum())) + np.repeat(firsts[order] - (np.cumsum(sizes) - sizes), sizes)

@@ -26,7 +26,7 @@ from fasttrain.buffers.n_step import MAX_N_STEPS, NONE, Envs, FlatViews, bytes_o
 from fasttrain.errors import ConfigError
 
 TensorObservations = Tensor | dict[str, Tensor]
-Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype of a transition's share
+Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype of one transition in it
 
 PACK_ABOVE = 32  # wider masks are stored as bits: 8 times less memory; unpacking 256 rows of 200 takes 5 µs
 

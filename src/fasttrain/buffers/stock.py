@@ -34,7 +34,7 @@ from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage
 from fasttrain.errors import ConfigError, EnvSpecError
 
-# --- a rollout
+# --- rollout buffers
 
 _LIVE = (  # attributes of SB3's buffers that a view reads from the storage
     "pos", "full", "gamma", "gae_lambda", "rewards", "episode_starts", "values", "log_probs", "advantages", "returns",
@@ -173,7 +173,7 @@ def as_stock(storage: RolloutStorage) -> Any:
     return _VIEWS[2 * kind + isinstance(storage.observation_space, spaces.Dict)](storage)
 
 
-# --- replay
+# --- replay buffers
 
 STOCK_REPLAYS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
 

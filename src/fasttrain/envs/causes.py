@@ -167,7 +167,7 @@ def _play_another(play: Play, seed: int, moments: Sequence[Moment], refused_acti
         return None
 
 
-# --- copies
+# --- do two copies influence each other?
 
 
 def interference(playing: Playing, recorded: Sequence[Frame], deadline: float, streams_apart: bool = False) -> str:

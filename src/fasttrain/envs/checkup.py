@@ -281,7 +281,7 @@ class _Checkup:
 
     def _other_actions(self, costs: ProbeResult) -> None:
         try:
-            with self._playing(3, 3, self.lent) as play:  # the lent env saves a build
+            with self._playing(3, 3, self.lent) as play:  # the lent env, so that none must be built
                 deadline = self._deadline()
                 branches = Branches(play, costs, deadline)
                 branches.run(self.recorder.frames[0])

@@ -47,7 +47,7 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
         raise EnvSpecError(f"{option}: expected a class{'' if only else ' or function'}, it is {target!r:.80}")
     if base is not None and is_class and not issubclass(target, base):
         raise EnvSpecError(f"{option} must be derived from {base.__module__}.{base.__qualname__}")
-    has_module = isinstance(target, (type, FunctionType, BuiltinFunctionType))  # other objects have that of their class
+    has_module = isinstance(target, (type, FunctionType, BuiltinFunctionType))  # not of the class
     top = str((has_module and target.__module__) or entry).partition(":")[0].partition(".")[0]
     if top not in DATA_TYPES and _is_pythons(top):
         raise EnvSpecError(

@@ -265,7 +265,7 @@ class Heat(_Chart):
 Chart = XY | Rows | Split | Heat  # `draw` makes the figure without its title, which the page and the PNG add
 
 
-# --- drawing that the kinds share
+# --- drawing that all kinds of charts share
 
 
 def _figure(height: float = HEIGHT) -> tuple[Figure, Axes]:

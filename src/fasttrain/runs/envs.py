@@ -292,7 +292,7 @@ def game_calls(config: Config) -> list[KernelCall]:
     return []
 
 
-# --- what the vectorized env knows of a run
+# --- times and engines of the vectorized env
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:

@@ -123,7 +123,7 @@ def flat(node: object, prefix: str = "") -> dict[str, Any]:
     return {k: v for key, part in node.items() for k, v in flat(part, f"{prefix}.{key}" if prefix else key).items()}
 
 
-# --- how it is named
+# --- how a command line names a folder
 
 
 def how_to_continue(folder: Path) -> str:

@@ -164,7 +164,7 @@ MEMBERS = frozenset(
     ("data", "policy.pth", "policy.optimizer.pth", "actor.optimizer.pth", "critic.optimizer.pth",
      "ent_coef_optimizer.pth", "pytorch_variables.pth", "tensors.pth", "_stable_baselines3_version", "system_info.txt")
 )  # fmt: skip
-OPTIMIZERS = re.compile(r"policy\.members\.\w+\.optimizer\.pth")  # of several policies
+OPTIMIZERS = re.compile(r"policy\.members\.\w+\.optimizer\.pth")  # optimizers of a model with several policies
 MOST_MEMBERS = 100
 MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; it contains the last observations of all envs
 MOST_WEIGHT_BYTES = 8 << 30

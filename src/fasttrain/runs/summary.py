@@ -166,7 +166,7 @@ def check_saved(run: Parts) -> None:
         raise FastTrainError(text + resume)
 
 
-# --- its quality
+# --- the quality of the final policy
 
 
 @contextmanager

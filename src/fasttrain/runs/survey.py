@@ -127,7 +127,7 @@ class Survey:
                     raise EnvError(f"{option}: {error}") from error.cause
                 raise EnvSpecError(str(error)) from error.cause
 
-    # --- what the training takes over
+    # --- the process becomes a worker of the training
 
     def first_worker(self, config: Config, spec: EnvSpec) -> Scout | None:
         """Give the process to a training with this effective configuration, as its first worker. None without workers.

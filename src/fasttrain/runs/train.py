@@ -154,7 +154,7 @@ def learn(run: Parts) -> PerfWindow:
         return window
 
 
-# --- the parts, built
+# --- building the parts of a run
 
 
 def build(

@@ -110,7 +110,7 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def _check_directory(stream: BinaryIO, what: str, most_members: int) -> None:
-    """Check the size of the directory before zipfile makes an object of every entry; zipfile's search finds it."""
+    """Check the size of the zip's directory. zipfile would make an object for each entry before it could be checked."""
     try:
         end_record = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed does not know it
     except READ_ERRORS as error:

@@ -111,7 +111,7 @@ def load_env_state(
     return None if begun is None or not begun[0] else _lifted(env, *begun)
 
 
-# --- kinds of envs
+# --- the state of each kind of env
 
 
 def _load_native(base: NativeVecEnv, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -188,7 +188,7 @@ def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
             "rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}  # fmt: skip
 
 
-# --- notes of `Retrace`
+# --- the records of `Retrace`
 
 
 def _note(index: int, notes: Mapping[str, Any] | None, arrays: Arrays) -> State | None:
@@ -210,7 +210,7 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
     return {**note, "actions": arrays["actions"], "observation": seen}
 
 
-# --- wrappers
+# --- wrappers around the vector env
 
 
 def _layers(env: VecEnv) -> Iterator[VecEnvWrapper]:

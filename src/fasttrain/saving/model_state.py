@@ -209,7 +209,7 @@ def _host(tensor: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-# --- the rest
+# --- observations, LSTM states and the log
 
 
 def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str) -> object:

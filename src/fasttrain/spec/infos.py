@@ -191,7 +191,7 @@ def candidate_entries(info: Mapping[str, Any]) -> list[str]:
     return [f"{one_line(key, 40)} ({one_line(text, 20)})" for key, text in texts]
 
 
-# --- read at every step, without warnings
+# --- entries that are read at every step, without warnings
 
 
 def enemy_turn_ms(info: Mapping[str, Any]) -> float:

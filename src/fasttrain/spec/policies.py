@@ -1,4 +1,4 @@
-"""The settings of several policies in one game: which decisions each takes, and what it sets for itself."""
+"""The setting `policies`: several policies in one game, the decisions that each takes, and its own settings."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import convert, did_you_mean
 
-OTHERS = "others"  # as a phase: every decision that no other policy takes
+OTHERS = "others"  # as a value of `decides`: every decision that no other policy takes
 ALGORITHMS = ("ppo", "maskable_ppo")
-OWN = {"decides": Any, "returns": str, "init_from": str, "batch_size": int}  # keys besides those of `algo.`
+OWN = {"decides": Any, "returns": str, "init_from": str, "batch_size": int}  # keys of a policy besides those of `algo.`
 # Keys of `algo.` about the rollout that all policies share.
 SHARED = ("name", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
 RETURNS = ("joint", "decisions", "steps")  # the first is the default
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
-TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder
+TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder, which no policy may have
 
 
 def phases_of(config: Config) -> Mapping[str, int | None]:
-    """The columns that the game or env.phases name; None: the rest. Empty: the env says `info["policy"]`."""
+    """Phase → column of the observation, from the game or env.phases; None: the rest. Empty: info["policy"] is used."""
     return {**config.env.spec.phases, **config.env.phases}
 
 
@@ -32,9 +32,9 @@ def decides_of(config: Config, name: str) -> tuple[str, ...]:
 
 
 def columns_of(config: Config, width: int) -> list[list[int] | None]:
-    """For each policy the columns of an observation of that width, counted from its end; None: what no other claims."""
+    """For each policy the columns of an observation of that width, counted from the end; None: all other decisions."""
     phases = phases_of(config)
-    if not phases:  # `with_one_hot` has appended them
+    if not phases:  # columns appended by `with_one_hot`
         names = [phase for name in config.policies for phase in decides_of(config, name)]
         phases = {phase: width - len(names) + place for place, phase in enumerate(names)}
     found = list[list[int] | None]()
@@ -53,7 +53,7 @@ def member_file(stem: str, name: str) -> str:
 
 
 def with_one_hot(config: Config) -> Config:
-    """The configuration with a wrapper that appends `info["policy"]` to the observation, where no column tells it."""
+    """The configuration with a wrapper that appends info["policy"] to the observation, if no column marks the phase."""
     values = [phase for name in config.policies for phase in decides_of(config, name)]
     wrapper = {"wrapper": WRAPPER, "key": "policy", "values": values}
     if not values or phases_of(config) or wrapper in config.env.wrappers:
@@ -109,7 +109,7 @@ def check_policies(config: Config) -> None:
 
 
 def _phases_of(config: Config, name: str) -> list[str]:
-    """The phases of one policy, where several names of `others` count as one."""
+    """The phases of one policy. All names that mean `others` count as one."""
     where, phases, decides = f"policies.{name}", phases_of(config), decides_of(config, name)
     if not decides:
         raise ConfigError(f"{where} needs decides: the phase in which it decides, as in {{decides: bid}}")

@@ -93,7 +93,7 @@ def evaluates_in_training_env(config: Config) -> bool:
 
 
 def evaluates_in_training_games(config: Config) -> bool:
-    """Whether the last evaluation may use the training's own games with engines, which end then."""
+    """Whether the final evaluation may use the training's own games with engines, because training is over."""
     other = is_self_play(config) or config.eval.env_kwargs or config.eval.num_envs not in (None, config.num_envs)
     return lends_games(config) and not other
 

@@ -210,7 +210,7 @@ class EnvRows:
         bad_rows = self._bad_rows()
         for row, reason in bad_rows:
             self._handle_failure(row, actions[row], BadDataError(reason))
-        for row, _ in self._bad_rows() if bad_rows else ():  # the rebuilt env returns bad data too
+        for row, _ in self._bad_rows() if bad_rows else ():  # the rebuilt env also returns bad data
             raise NeedsRestartError(self._failure(row, actions[row], BadDataError("bad data right after a rebuild")))
         return self._records
 

@@ -264,12 +264,12 @@ class Bell:
             os.set_blocking(self._writer.fileno(), False)  # for all processes that release
 
     def release(self) -> None:
-        """Add one. It is dropped if the pipe is full, that is, if thousands are waiting."""
+        """Add one to the count. Has no effect if the pipe is full, when the count is in the thousands."""
         with suppress(BlockingIOError):
             self._writer.send_bytes(b"\0")
 
     def acquire(self, block: bool = True, timeout_s: float = 0.0) -> bool:
-        """Take one. Returns False if there is none; with `block` after `timeout_s`."""
+        """Subtract one. Returns False if the count is 0; with `block` it first waits up to `timeout_s`."""
         wait_s = timeout_s if block else 0.0
         if not (self._reader.poll(wait_s) if self._poller is None else self._poller.poll(1000 * wait_s)):
             return False

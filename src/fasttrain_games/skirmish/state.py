@@ -109,7 +109,7 @@ SETUP = np.dtype(
         ("markers", "i8", (MAX_MISSIONS, MAX_MARKERS, 2)),
         ("images", "i8", (MAX_MISSIONS, 2, MAX_MARKERS)),  # per side: the indices of the markers in its own order
         ("num_terrain", "i8", (MAX_MISSIONS,)),
-        ("terrain", "i8", (MAX_MISSIONS, MAX_TERRAIN, 4)),  # doubled, in the half inches of markers and cell centres
+        ("terrain", "i8", (MAX_MISSIONS, MAX_TERRAIN, 4)),  # in half inches, like markers and cell centres
         ("models", "i8", _UNITS),
         ("wounds", "i8", _UNITS),
         ("move", "i8", _UNITS),

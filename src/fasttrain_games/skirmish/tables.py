@@ -36,7 +36,7 @@ ROW = (1 << MAX_UNITS) - 1  # pairs of unit 0 of side 0
 COLUMN = sum(1 << MAX_UNITS * unit for unit in range(MAX_UNITS))  # pairs of unit 0 of side 1
 
 
-# --- what invalidates what
+# --- functions that invalidate tables
 
 
 @njit
@@ -77,7 +77,7 @@ def forget_health(game: Record) -> None:
     game.plan_known = 0
 
 
-# --- readers
+# --- functions that read the tables
 
 
 @njit

@@ -113,7 +113,7 @@ def _medium_bid(game: Record, seat: int) -> Any:
 
 @njit
 def _medium_play(game: Record, numbers: int, specials: int, wants_trick: bool) -> int:
-    """Take the trick: played last with the weakest card that does, else the strongest. Or throw the strongest loser."""
+    """To take the trick, play the strongest card that can (the last player: the weakest). Else the strongest loser."""
     leading = game.played == 0
     last = game.played == game.num_players - 1
     if leading:
