@@ -38,9 +38,9 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 13 for SAC's update of the entropy's weight without torch's optimizer, which took 60 µs.
 # 557 and two modules for several policies in one game: their settings, the rows that each decides and learns from, how
 # they act together, and their files.
-# 31 of games for tasks of Skirmish.
+# 31 of games for tasks of Skirmish; 20 for a teacher that is a zip.
 CEILINGS = {
-    "fasttrain": {"lines": 44_693, "modules": 195, ": Any": 583},
+    "fasttrain": {"lines": 44_714, "modules": 195, ": Any": 583},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_816, "modules": 33, ": Any": 12},
 }

@@ -50,6 +50,8 @@ def test_the_term_is_logged_pulls_and_fades(teacher: Finished, fasttrain: RunCom
     strong = fasttrain(*CORRIDOR, f"algo.teacher={teacher.folder}", "algo.teacher_coef=5", "total_timesteps=1024").ok()
     divergences = logged(strong)
     assert divergences[-1] < 0.3 * divergences[0]
+    file = f"algo.teacher={teacher.folder / 'model.zip'}"
+    assert logged(fasttrain(*CORRIDOR, file, "algo.teacher_coef=5", "total_timesteps=1024")) == divergences
     fading = logged(fasttrain(*CORRIDOR, f"algo.teacher={teacher.folder}", "algo.learning_rate=1e-9"))
     assert len(fading) == 4
     assert fading[0] / fading[2] == pytest.approx(0.75 / 0.25, rel=0.1), "a quarter of the training is left then"
@@ -70,6 +72,9 @@ def test_kernels_step_aside_and_the_zip_stays_a_stock_one(teacher: Finished, fas
     ("settings", "message"),
     [
         (("algo.teacher=nowhere",), "no plan.json there"),
+        (("algo.teacher=nowhere.zip",), "algo.teacher=nowhere.zip: there is no such file"),
+        (("algo.teacher=FOLDER/model.zip", "algo.net_arch=[3]"), "its network is not this run's (mlp_extractor.policy"),
+        (("algo.teacher=FOLDER/model.zip", "env.normalize=[obs]"), "normalized by different statistics"),
         (("algo.teacher=FOLDER", "engine=stock"), "the stock class has no such thing"),
         (("algo.teacher=FOLDER", "env.entry_point=null", "env.id=Acrobot-v1"), "its observation_space is"),
         (("algo.teacher=FOLDER", "env.normalize=[obs]"), "normalized by different statistics"),

@@ -7,6 +7,7 @@ computes the update; compiled kernels still compute actions.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,22 @@ from fasttrain.algos.policy_view import ILLEGAL_LOGIT, Evaluated, action_dims, n
 from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import load_run
+from fasttrain.runs.models import read_model_file
+from fasttrain.runs.warm_start import differences
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import Config
 from fasttrain.spec.policies import own_config
 
+NORMALIZED = (
+    "the two policies would see observations normalized by different statistics; train both without env.normalize=[obs]"
+)
+
 
 def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
-    """Add the term to the model's loss, if `algo.teacher` names a run.
+    """Add the term to the model's loss, if `algo.teacher` names a run or the zip of a model.
 
     Raises:
-        ConfigError: there is no such run, or its policy has other observations or actions.
+        ConfigError: there is no such model, or its policy has other observations or actions.
     """
     for name, member in getattr(model, "members", {}).items():
         follow_teacher(own_config(config, name), member)
@@ -36,20 +43,11 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
     if source is None:
         return
     try:
-        finished = load_run(Path(source))
+        if "obs" in config.env.normalize:
+            raise ConfigError(NORMALIZED)
+        policy = _policy_in(Path(source), model) if source.endswith(".zip") else _policy_of(Path(source), model)
     except ConfigError as error:
         raise ConfigError(f"algo.teacher={source}: {error}") from error
-    if "obs" in (*config.env.normalize, *finished.config.env.normalize):
-        raise ConfigError(
-            f"algo.teacher={source}: the two policies would see observations normalized by different statistics; train "
-            "both without env.normalize=[obs]"
-        )
-    teacher = finished.model
-    for name in ("observation_space", "action_space"):
-        mine, its = getattr(model, name), getattr(teacher, name)
-        if mine != its:
-            raise ConfigError(f"algo.teacher={source}: its {name} is {its}, this run's is {mine}")
-    policy: Any = teacher.policy.to(model.device)
     policy.set_training_mode(False)
     view, usual = networks_of(policy, model.action_space), model.loss  # type: ignore[attr-defined]
     if view is None:
@@ -64,6 +62,29 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
         return terms | {"teacher_kl": coef * divergence(model, policy, wanted, evaluated, batch)}
 
     model.loss = loss  # type: ignore[attr-defined]
+
+
+def _policy_of(folder: Path, model: BaseAlgorithm) -> Any:
+    """The policy of a finished run."""
+    finished = load_run(folder)
+    if "obs" in finished.config.env.normalize:
+        raise ConfigError(NORMALIZED)
+    for name in ("observation_space", "action_space"):
+        mine, its = getattr(model, name), getattr(finished.model, name)
+        if mine != its:
+            raise ConfigError(f"its {name} is {its}, this run's is {mine}")
+    return finished.model.policy.to(model.device)
+
+
+def _policy_in(file: Path, model: BaseAlgorithm) -> Any:
+    """A policy like the model's, with the weights of a zip, which does not tell its layers."""
+    if not file.is_file():
+        raise ConfigError("there is no such file")
+    policy: Any = copy.deepcopy(model.policy)
+    if left := differences(policy.state_dict(), stored := read_model_file(file)[1]):
+        raise ConfigError(f"its network is not this run's ({left[0]}); name the folder of its run instead")
+    policy.load_state_dict(stored)
+    return policy
 
 
 def divergence(model: Any, teacher: Any, wanted: Tensor, evaluated: Evaluated, batch: RolloutBatch) -> Tensor:

@@ -46,7 +46,7 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
     taken = {name: tensor for name, tensor in stored.items() if name in own and own[name].shape == tensor.shape}
     if bad := next((name for name, tensor in taken.items() if not bool(torch.isfinite(tensor).all())), None):
         raise ConfigError(f"init_from: the weights in {file} are not finite ({bad[:100]}); name another model")
-    left = _differences(own, stored)
+    left = differences(own, stored)
     if not taken or (left and config.init_from_strict):
         what = "no part of it fits this run's network" if not taken else "init_from_strict=true, and not all of it fits"
         raise ConfigError(f"init_from: {file}: {what}: {_named(left)}")
@@ -84,7 +84,7 @@ def _look(space: object) -> str:
     return f"{kind} {' '.join(sizes)}"[:200]
 
 
-def _differences(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> list[str]:
+def differences(own: Mapping[str, torch.Tensor], stored: Mapping[str, torch.Tensor]) -> list[str]:
     """A text for each tensor that only one of the two networks has, or that has different shapes in them."""
     here, there = ({name: tuple(tensor.shape) for name, tensor in each.items()} for each in (own, stored))
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
