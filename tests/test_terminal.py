@@ -10,7 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from fasttrain.terminal import COMMAND_VARIABLE, command, folded, near, one_line, rate_text, speak_its_letters
+from fasttrain.terminal import (
+    COMMAND_VARIABLE,
+    command,
+    folded,
+    near,
+    one_line,
+    own_program,
+    rate_text,
+    speak_its_letters,
+    with_own_pip,
+)  # fmt: skip
 
 
 def test_a_command_and_a_rate_read_as_they_are_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +30,25 @@ def test_a_command_and_a_rate_read_as_they_are_typed(monkeypatch: pytest.MonkeyP
     assert command() == "python3 scripts/run.py"
     rates = (61_234.4, 100, 8.31, 0.0125, 0)
     assert [rate_text(rate) for rate in rates] == ["61,234", "100", "8.31", "0.0125", "0"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="programs of POSIX")
+def test_a_program_of_this_environment_is_named_where_the_path_leads_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("mine", "other"):
+        for name in ("python", "pip"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+            (tmp_path / folder / name).touch(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "mine" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "mine"))
+    assert own_program("pip") == "pip"
+    monkeypatch.setenv("PATH", str(tmp_path / "other"))
+    own = str(tmp_path / "mine" / "pip")
+    assert own_program("pip") == shlex.quote(own)
+    assert own_program("not_there") == "not_there"
+    text = "missing: pip install 'fasttrain[onnx]' or uv pip install it or python -m pip install it"
+    assert with_own_pip(text) == text.replace("pip", own, 1)
 
 
 @pytest.mark.parametrize("width", [60, 80])

@@ -8,6 +8,8 @@ import io
 import math
 import os
 import re
+import shlex
+import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -26,6 +28,17 @@ GLUE = "\N{NO-BREAK SPACE}"
 def command() -> str:
     """The command that the user must type to start fasttrain, such as `fasttrain`."""
     return os.environ.get(COMMAND_VARIABLE) or "fasttrain"
+
+
+def own_program(name: str) -> str:
+    """What the user must type for a program of this Python's environment: its path, unless the PATH leads to it."""
+    there = shutil.which(name, path=str(Path(sys.executable).parent))
+    return name if there in (None, shutil.which(name)) else shlex.quote(str(near(Path(str(there)))))
+
+
+def with_own_pip(text: str) -> str:
+    """`text` with the pip of this Python's environment. Another one would install another project named fasttrain."""
+    return re.sub(r"(?<![/\\])(?<!-m )(?<!uv )\bpip install\b", lambda _: f"{own_program('pip')} install", text)
 
 
 def near(path: Path) -> Path:

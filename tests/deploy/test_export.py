@@ -187,8 +187,9 @@ def test_what_cannot_be_exported(fasttrain: RunCommand, monkeypatch: pytest.Monk
         "by sb3_contrib.QRDQN\n"
     )
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    monkeypatch.setattr("fasttrain.terminal.own_program", lambda name: f"my/{name}")
     fasttrain("export", "run=somewhere", "format=onnx").refused(
-        "fasttrain: error: format=onnx needs onnx and onnxscript: pip install onnx onnxscript; "
+        "fasttrain: error: format=onnx needs onnx and onnxscript: my/pip install onnx onnxscript; "
         "format=torchscript needs nothing\n"
     )
 

@@ -48,7 +48,7 @@ def test_tensorboard_has_what_the_csv_has_and_more_and_a_resumed_run_writes_its_
     (quality,) = events.Scalars("quality/mean_reward")
     assert quality.value == pytest.approx(done.json("summary.json")["quality"]["mean_reward"])
     assert "_hparams_/experiment" in events.summary_metadata
-    assert f"logger: tensorboard --logdir {done.folder}" in done.out
+    assert f"tensorboard --logdir {done.folder}" in done.out
     assert not any(name.startswith("perf/") for name in (done.folder / "progress.csv").read_text().split(","))
     shutil.rmtree(max((done.folder / "checkpoints").iterdir()))
     fasttrain("resume", f"run={done.folder}", "total_timesteps=384").ok()

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from typing import Any
 
 import pytest
@@ -95,6 +96,16 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_program(kind: str):
         os.close(ours)
         assert process.stderr is not None
         assert (process.stderr.read(), process.wait(60)) == ("went on", 0)
+
+
+def test_what_a_library_prints_can_be_kept_apart_while_the_program_goes_on_telling(
+    capsys: pytest.CaptureFixture[str],
+):
+    console, kept = make_console(), io.StringIO()
+    with redirect_stdout(kept):
+        sys.stdout.write("of the library\n")
+        say(console, "of the program")
+    assert (kept.getvalue(), capsys.readouterr().out) == ("of the library\n", "of the program\n")
 
 
 @pytest.mark.parametrize("width", [60, 80])

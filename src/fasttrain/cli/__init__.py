@@ -126,7 +126,7 @@ def _report(error: BaseException, code: int, text: str = "", raised: BaseExcepti
     elif raised is not None and not isinstance(raised, (FastTrainError, MemoryError)):
         lines = "".join(traceback.format_exception(raised, limit=-LAST_FRAMES))
         print(terminal.shown(lines[:MOST_LETTERS]), file=sys.stderr)
-    terminal.tell(f"fasttrain: error: {terminal.shown(text or str(error))}")
+    terminal.tell(f"fasttrain: error: {terminal.with_own_pip(terminal.shown(text or str(error)))}")
     return code
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from stable_baselines3.common.logger import HParam, TensorBoardOutputFormat
 
 from fasttrain.runs.loggers import MOST_CHARACTERS, PROJECT, Home, Numbers, Settings, Tracker
-from fasttrain.terminal import near
+from fasttrain.terminal import near, own_program
 
 
 class TensorBoard(TensorBoardOutputFormat, Tracker):
@@ -28,7 +28,10 @@ class TensorBoard(TensorBoardOutputFormat, Tracker):
     name = "tensorboard"
 
     def __init__(self, home: Home, settings: Settings) -> None:
-        self._folder, self._look = str(home.folder / "tensorboard"), f"tensorboard --logdir {near(home.shared)}"
+        self._folder, self._look = (
+            str(home.folder / "tensorboard"),
+            f"{own_program('tensorboard')} --logdir {near(home.shared)}",
+        )
         plain = (bool, int, float)
         self._settings = {name: value if isinstance(value, plain) else str(value) for name, value in settings.items()}
         import_module("tensorboard")  # without it torch's writer fails only later
@@ -101,7 +104,7 @@ class MLflow(Tracker):
         for file in files:
             self._client.log_artifact(self._run_id, str(file))
         self.over(status)
-        return f"mlflow ui --backend-store-uri {self._uri}" if self._local else self._uri
+        return f"{own_program('mlflow')} ui --backend-store-uri {self._uri}" if self._local else self._uri
 
     def end(self, status: str) -> None:
         self._send_waiting()
@@ -141,7 +144,7 @@ class Wandb(Tracker):
         look = "" if offline else str(self._run.url)
         self.over(status)
         written = sorted(place.glob(f"offline-run-*-{self._run.id}"))  # each resume adds one
-        return f"wandb sync {' '.join(str(near(folder)) for folder in written)}" if offline else look
+        return f"{own_program('wandb')} sync {' '.join(str(near(folder)) for folder in written)}" if offline else look
 
     def end(self, status: str) -> None:
         self._run.finish(exit_code=int(status == "failed"))
@@ -172,7 +175,8 @@ class Trackio(Tracker):
     def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
         self.measure(final, step)
         self.over(status)
-        return f"TRACKIO_DIR={near(Path(self._trackio.TRACKIO_DIR))} trackio show --project {self._project}"
+        shows = f"{own_program('trackio')} show --project {self._project}"
+        return f"TRACKIO_DIR={near(Path(self._trackio.TRACKIO_DIR))} {shows}"
 
     def end(self, status: str) -> None:
         with redirect_stdout(io.StringIO()):

@@ -175,8 +175,15 @@ class LastingConsole(Console):
 
 
 def make_console() -> Console:
-    """The console on standard output. If that is no terminal, it is wide enough for the tables."""
-    plain: dict[str, Any] = {"markup": False, "emoji": False}  # the user's names are shown unchanged
+    """The console on standard output. If that is no terminal, it is wide enough for the tables.
+
+    It keeps this output where a library's own output is redirected for a while, so that activities go on moving there.
+    """
+    plain: dict[str, Any] = {
+        "markup": False,
+        "emoji": False,
+        "file": sys.stdout,
+    }  # the user's names are shown unchanged
     if not sys.stdout.isatty():  # a file, whatever FORCE_COLOR wishes
         plain |= {"width": 140, "no_color": True, "force_terminal": False}
     return LastingConsole(**plain)

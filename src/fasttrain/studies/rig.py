@@ -146,6 +146,7 @@ class Rig:
         until = time.perf_counter() + seconds
         step_s = self.train(min(0.2, seconds / 4))["train"]
         slow = time.perf_counter() > until
+        self.slow_update = slow and getattr(self.model, "target_kl", None) is None
         if self.off_policy:
             model, wanted = self.model, min(FILLED, self.config.algo.buffer_size, self.config.total_timesteps)
             starts, model.learning_starts = model.learning_starts, 2**62  # collect without updates
