@@ -76,6 +76,25 @@ def test_a_file_whose_anchors_would_fill_memory_is_refused(tmp_path: Path):
         configured([*harmless, "+profile=bomb"])
 
 
+def test_a_main_file_that_names_an_env_or_overrides_too_early_is_told_what_to_write(
+    fasttrain: RunCommand, tmp_path: Path
+):
+    own_file(tmp_path, "net/small.yaml", PACKAGE.encode() + b"algo: {net_arch: [8]}\n")
+    env, override = "env: {id: CartPole-v1}\n", "- override /env: gym\n"
+    entries = {"none": "", "early": f"{override}- net: small\n", "late": f"- net: small\n{override}"}
+    for name, between in entries.items():
+        text = f"defaults:\n- config\n- _self_\n{between}{env}"
+        options = [*own_file(tmp_path, f"{name}.yaml", text.encode()), "--config-name", name]
+        if name == "late":
+            assert configured(options).env.id == "CartPole-v1"
+            continue
+        told = {
+            "none": "use env=gym too, in a file `- override /env: gym` at the end of its defaults",
+            "early": "early: in its defaults, `override env: gym` must stand below all without override",
+        }[name]
+        fasttrain(*options).refused(told)
+
+
 def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttrain: RunCommand, tmp_path: Path):
     options = own_file(tmp_path, "algo/mine.yaml", b"gamma: 0.9\n")
     told = "its file names no algorithm; write name: ppo in it"
@@ -94,6 +113,7 @@ def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttr
         ("num_envs=${nothing}", "num_envs=${nothing}: Interpolation key 'nothing' not found"),
         ("env.kwargs=[1]", "env.kwargs=[1]: expected a mapping"),
         ("algo.name=dqn", "algo.name=dqn: choose the algorithm by algo=…"),
+        ("+algo.gamma=0.9", "+algo.gamma: it is there already: remove the +, or write ++\n"),
         ("algo=dqn", "algo=ppo algo=dqn: algo is given 2 times; remove one"),
     ],
 )

@@ -252,6 +252,10 @@ class Old:
     def step(self, action): return 0, 0.0, False, {}
 
 
+class Duel(Old):
+    possible_agents = ['a', 'b']
+
+
 class Spaceless(Game):
     action_space = 3
 
@@ -299,6 +303,7 @@ gymnasium.register('Old-v0', entry_point=Old)
         ({"entry_point": "game:Deck"}, ["not a gymnasium.Env but game.Deck;"]),
         ({"id": "game:Old-v0"}, ["not a gymnasium.Env but game.Old", "step returns 4 values"]),
         ({"entry_point": "game:Old"}, ["taken for an env of the old gym interface: 'Old' object has no attribute"]),
+        ({"entry_point": "game:Duel"}, ["for several agents: use env.backend=pettingzoo env.id=game"]),
         ({"entry_point": "game:Spaceless"}, ["action_space must be a gymnasium.spaces.Space, found builtins.int"]),
         ({"entry_point": "game:needs"}, ["missing env.kwargs.cards; needs accepts: cards"]),
         ({"entry_point": "game:chained"}, ["OSError: a (game.py:", ", in chained)"]),

@@ -13,7 +13,7 @@ import pytest
 
 import nimble
 from conftest import RunCommand, configured
-from fasttrain.errors import EnvError, EnvSpecError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.integrations.pettingzoo import Rows, Seat
 
 
@@ -175,6 +175,11 @@ def test_the_command_speaks_of_the_id_as_it_was_typed(sharing: str, fasttrain: R
     wrong = fasttrain(*typed, "env.id=nimble", "env.kwargs.colour=1")
     wrong.refused("env.id=nimble")
     assert "entry_point" not in wrong.err
+
+
+def test_a_class_in_place_of_a_module_is_answered_with_its_module():
+    with pytest.raises(ConfigError, match=r"a module with a function env\(\): env\.id=mine\.game$"):
+        configured("env.backend=pettingzoo", "env.entry_point=mine.game:Game", "algo=ppo")
 
 
 @pytest.mark.usefixtures("_without_pettingzoo")

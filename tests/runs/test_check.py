@@ -159,3 +159,16 @@ def test_what_the_checkup_measured_is_not_measured_again_and_an_error_is_no_meas
     assert "Checkup: nothing found in " in capsys.readouterr().out
     with pytest.raises(EnvSpecError, match="the board fell"):
         looked(tmp_path, "env.kwargs.faults=[raises]")
+
+
+def test_observations_that_no_algorithm_reads_are_refused_whatever_the_algorithm(fasttrain: RunCommand, tmp_path: Path):
+    (tmp_path / "nested.py").write_text(
+        "from walk import Walk, np\nfrom gymnasium import spaces\n"
+        "class Nested(Walk):\n"
+        "    observation_space = spaces.Dict({'x': spaces.Dict({'y': spaces.Box(-9, 9, (2,), np.float32)})})\n"
+        "    def seen(self):\n        return {'x': {'y': super().seen()}}\n"
+    )
+    told = ("under the key 'x' of its observation", "add gymnasium.wrappers:FlattenObservation to env.wrappers")
+    fasttrain("check", "env.entry_point=nested:Nested").refused(*told)
+    flat = "env.wrappers=[gymnasium.wrappers:FlattenObservation]"
+    assert "nothing found" in fasttrain("check", "env.entry_point=nested:Nested", flat).ok().out

@@ -361,6 +361,10 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         return _unknown_key((below or key)[1], overrides)
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"
+    if there := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
+        return f"+{there[1]}: it is there already: remove the +, or write ++"
+    if early := re.search(r"In (.+): Override '(.+?) : (.+?)' is defined before", text):
+        return f"{early[1]}: in its defaults, `override {early[2]}: {early[3]}` must stand below all without override"
     if option := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
         group, name = option[1], option[2]
         games = plugins.names(plugins.GAMES) if group == "env" else ()

@@ -215,6 +215,9 @@ def _adapted(env: Any, spec: EnvSpec) -> Env:
         return _with_whole_reset(env)
     if not all(callable(getattr(env, name, None)) for name in ("step", "reset")):
         raise EnvSpecError(_not_an_env(spec, type(env)))
+    if hasattr(env, "possible_agents"):
+        module = (spec.entry_point or type(env).__module__).partition(":")[0]
+        raise EnvSpecError(f"{spec.option} is a game for several agents: use env.backend=pettingzoo env.id={module}")
     if isinstance(getattr(env, "num_envs", None), int):
         raise EnvSpecError(
             f"{spec.option} built {type(env).__qualname__}, a vector of many envs; name a class that builds one env"

@@ -41,7 +41,8 @@ class _Games(Backend):
 
     def adapted(self, env: EnvConfig) -> EnvConfig:
         if env.id is None:
-            raise ConfigError("env.backend=pettingzoo needs a game's module: env.id=pettingzoo.classic.connect_four_v3")
+            module = (env.entry_point or "pettingzoo.classic.connect_four_v3").partition(":")[0]
+            raise ConfigError(f"env.backend=pettingzoo needs a module with a function env(): env.id={module}")
         kwargs = {"game": env.id, **env.kwargs}
         if kwargs.pop("sharing", False):
             return replace(env, backend=VECTOR, id=None, entry_point=f"{HERE}:Rows", kwargs=kwargs)

@@ -25,7 +25,7 @@ from fasttrain.envs.probe import ProbeResult
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.runs.batches import check_native_options, checkup_of_game, has_vector_form, made_batch
 from fasttrain.runs.envs import build_vec_env, env_spec
-from fasttrain.runs.spaces import check_spaces
+from fasttrain.runs.spaces import check_observations, check_spaces
 from fasttrain.runs.survey import BrokenEnvError, Survey
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.env_state import own_random_state
@@ -79,6 +79,8 @@ def _check_env(config: Config, for_algo: bool, folder: Path, console: Console) -
             raise EnvSpecError(built.mask_error)
         if for_algo:
             check_spaces(config, spec.option, built.action_space, built.observation_space)
+        else:
+            check_observations(config, spec.option, built.observation_space)
         look = partial(survey.checkup, LONG, False, config.num_envs > 1)
         return spec.option, _stored_checkup(look, spec.option, folder)
 

@@ -37,15 +37,8 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
     algorithm or SB3's policies do not support the spaces, ConfigError if the chosen policy or a wrapper does not.
     """
     _check_actions(config, what, action)
-    spec, parts = config.algo.spec, _parts(observation)
-    own = ":" in config.algo.policy or "features_extractor_class" in config.algo.policy_kwargs
-    for key, part in parts.items():
-        keyed = isinstance(observation, spaces.Dict)
-        if unfit := _unread(part, own) or (_key_refused(key, own) if keyed else ""):
-            place = f" under the key {key!r} of its observation" if keyed else ""
-            raise EnvSpecError(f"{what} observes {_line(part)}{place}, {unfit}")
-    if not parts:
-        raise EnvSpecError(f"{what} observes a Dict without keys: give it one")
+    check_observations(config, what, observation)
+    spec, parts, own = config.algo.spec, _parts(observation), _own_network(config.algo)
     policy = policy_for(config.algo, observation, spec.policies).replace("Lstm", "")
     if policy not in (each.replace("Lstm", "") for each in spec.policies):
         raise EnvSpecError(f"{what} observes {_line(observation)}, algo={spec.name} has no {policy}; use another algo")
@@ -67,6 +60,21 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
             raise ConfigError(f"{what}: {image} is too small for NatureCNN; {way_out}")
     _check_around(config, what, observation)
     return policy
+
+
+def check_observations(config: Config, what: str, observation: spaces.Space[Any]) -> None:
+    """Raises EnvSpecError for observations that no policy of SB3 reads, whatever the algorithm."""
+    own, keyed = _own_network(config.algo), isinstance(observation, spaces.Dict)
+    for key, part in _parts(observation).items():
+        if unfit := _unread(part, own) or (_key_refused(key, own) if keyed else ""):
+            place = f" under the key {key!r} of its observation" if keyed else ""
+            raise EnvSpecError(f"{what} observes {_line(part)}{place}, {unfit}")
+    if not _parts(observation):
+        raise EnvSpecError(f"{what} observes a Dict without keys: give it one")
+
+
+def _own_network(algo: AlgoConfig) -> bool:
+    return ":" in algo.policy or "features_extractor_class" in algo.policy_kwargs
 
 
 def _check_actions(config: Config, what: str, action: Any) -> None:
@@ -111,7 +119,10 @@ def _unread(part: object, own: bool) -> str:
     """Why SB3 does not support such observations, and what to do; empty if it does."""
     if not isinstance(part, OBSERVATION_SPACES):
         known = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
-        return f"SB3's policies read {known} or a Dict of them: turn it into one {IN_A_WRAPPER}"
+        way_out = f"turn it into one {IN_A_WRAPPER}"
+        if isinstance(part, (spaces.Dict, spaces.Tuple)):
+            way_out = "add gymnasium.wrappers:FlattenObservation to env.wrappers, which makes one vector of all"
+        return f"SB3's policies read {known} or a Dict of them: {way_out}"
     if np.any(getattr(part, "start", 0)):
         return f"SB3 reads 0 to n - 1: subtract the start {IN_A_WRAPPER}"
     if isinstance(part, spaces.MultiDiscrete) and len(part.shape) > 1:

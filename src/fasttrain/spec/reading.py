@@ -205,7 +205,10 @@ def _with_game(env: EnvConfig) -> EnvConfig:
     """Fill in what the game declares: its env and the entries of `result`."""
     spec, typed = env.spec, env.id or env.entry_point
     if (name := spec.id or spec.env) and typed not in (None, name):
-        raise ConfigError(f"env.game={env.game} is played as {name}; remove env.id={typed}, or use env=gym too")
+        raise ConfigError(
+            f"env.game={env.game} is played as {name}; remove env.id={typed}, or use env=gym too, in a file "
+            "`- override /env: gym` at the end of its defaults"
+        )
     place = {"id": spec.id} if spec.id else {"entry_point": spec.env} if spec.env else {}
     own = {name: value for name, value in spec.result.items() if getattr(env.result, name) in (None, ())}
     return replace(env, **place, result=replace(env.result, **own)) if place or own else env  # type: ignore[arg-type]
