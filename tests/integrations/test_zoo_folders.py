@@ -116,7 +116,8 @@ def test_a_package_that_registers_the_env_is_named(tmp_path: Path):
         ("config", "n_timesteps: 1\nn_steps: x\npolicy: MlpPolicy\n", "algo.n_steps=x: expected a whole number"),
         ("args", "algo: ppo\nenv: [1]\n", "args.yml names no env"),
         ("args", "algo: her\nenv: CartPole-v1\n", "--algo her: not one of a2c"),
-        ("config", "policy: MlpPolicy\nn_timesteps: 1\nnormalize: true\nframe_stack: 4\n", "fasttrain can only normalise the stack"),
+        ("config", "policy: MlpPolicy\nn_timesteps: 1\nnormalize: true\nframe_stack: 4\n",
+         "fasttrain can only normalise the stack"),
     ],
 )  # fmt: skip
 def test_what_is_no_run_is_told_in_one_line(fasttrain: RunCommand, tmp_path: Path, name: str, text: str, told: str):
