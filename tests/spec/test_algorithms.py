@@ -163,7 +163,7 @@ def test_what_a_game_says_of_an_algorithm_or_a_tier_goes_before_the_rest(declare
         ({"ppo": {"speed": {"n_epochs": 0.5}}}, "^GameSpec.own.n_epochs=0.5: expected a whole"),
         ({"total_timesteps": 0}, "^GameSpec.own.total_timesteps=0: must be at least 1$"),
         ({"eval_episode": 7}, "^GameSpec.own has no 'eval_episode'; did you mean 'eval_episodes'.; it may have total_"),
-        ({"ppo": {"fast": {"n_epochs": 7}}}, "^GameSpec.own has no 'ppo.fast.n_epochs'; it may have .*also by tier or algorithm"),
+        ({"ppo": {"fast": {"n_epochs": 7}}}, "^GameSpec.own has no 'ppo.fast.n_epochs'; .*also by tier or algorithm"),
         ({"speed": 7}, "^GameSpec.own has no 'speed'; it may have total_timesteps, "),
         ({"num_envs": {"batch_size": 7}}, "^GameSpec.own has no 'num_envs.batch_size'; "),
     ],
