@@ -196,6 +196,20 @@ def test_a_fresh_process_trains_with_kernels_from_the_disk_cache(tmp_path: Any):
     assert (done.returncode, done.stdout) == (0, "trained 2 1\n"), done.stderr
 
 
+@pytest.mark.parametrize("kind", [MaskablePPO, PPO])
+def test_a_second_rollout_is_not_made_of_the_first(kind: Any):
+    eager, fused = updated("torch", kind), updated("kernels", kind)
+    for model in (eager, fused):
+        storage = model.rollout_buffer.storage
+        storage.observations[::2, :, 1:3] = 0.0
+        storage.observations[1::2] *= 0.5
+        if kind is MaskablePPO:
+            storage.masks[:] = True
+        np.random.seed(1)
+        model.train()
+    torch.testing.assert_close(weights(fused), weights(eager), rtol=0, atol=1e-4)
+
+
 def test_what_a_callback_writes_into_the_observations_is_learned_from():
     class Halves(BaseCallback):
         def _on_rollout_end(self) -> None:

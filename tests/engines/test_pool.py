@@ -18,7 +18,7 @@ from fasttrain_engines import pool as pools
 from fasttrain_engines.pool import Pool, Seat, ports_of
 from fasttrain_engines.settings import Recycle
 from fasttrain_engines.wire import GameLostError
-from pig_games import COMMAND, Pig, descendants, settings, until
+from pig_games import COMMAND, Pig, descendants, engines, settings, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals")
 LOST = GameLostError("closed", "the engine closed the connection")
@@ -150,6 +150,7 @@ def test_recycling_drains_the_old_one_beside_its_successor(tmp_path: Path):
         assert [pool.stays(seat) for seat in seats] == [True, True]
         assert pool.stays(seats[0]), "its successor is not up"
         await came(lambda: old.draining)
+        assert len(engines()) == 2, "one successor is enough"
         assert not pool.stays(seats[0])
         pool.leave(seats[0])
         moved = await pool.seat(Pig())

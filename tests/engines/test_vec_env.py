@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -282,8 +281,8 @@ def test_an_engine_that_does_not_start_says_what_it_said(make: Make):
 def test_a_worker_that_is_killed_is_one_clear_error_and_leaves_no_engine(make: Make):
     env = make(2)
     env.reset()
-    os.kill(env._workers[0].process.pid, signal.SIGKILL)
-    with pytest.raises(EnvError, match="worker 0, which plays the games with the engines, ended with exit code -9"):
+    engines()[0].parent().kill()
+    with pytest.raises(EnvError, match=r"worker \d, which plays the games with the engines, ended with exit code -9"):
         together(env, 50)
     env.close()
     assert until(lambda: not engines())
@@ -382,10 +381,10 @@ def test_a_worker_that_hangs_ends_the_run(make: Make, monkeypatch: pytest.Monkey
     env.reset()
     monkeypatch.setattr(vec_env, "HUNG_S", 0.2)
     monkeypatch.setattr(vec_env, "LOOK_EVERY_S", 0.1)
-    worker = env._workers[0].process
-    os.kill(worker.pid, signal.SIGSTOP)
+    worker = engines()[0].parent()
+    worker.suspend()
     try:
         with pytest.raises(EnvError, match="has said nothing for 0.2 s"):
             together(env, 100)
     finally:
-        os.kill(worker.pid, signal.SIGCONT)
+        worker.resume()

@@ -12,6 +12,7 @@ import pytest
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.runs import progress as status
 from fasttrain.runs.progress import EVALUATING, STATUS, LearningCurve, Moments, Progress, StatusFile, clock_text
+from fasttrain.runs.state import curve_state
 
 
 @pytest.fixture
@@ -132,7 +133,7 @@ def test_reward_per_hour_is_last_fifth_minus_first_fifth_and_memory_is_bounded()
     curve = LearningCurve(1_000_000)
     for number in range(50_000):
         curve.add(number * 20, float(number), 0.0)
-    assert len(curve._stretches) == 1000
+    assert len(curve_state(curve)["stretches"]) == 1000
 
 
 @pytest.fixture

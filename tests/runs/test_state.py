@@ -58,7 +58,7 @@ def test_a_longer_horizon_joins_stretches_of_the_curve():
     for step in range(1000):
         curve.add(step, step / 10, 1.0)
     load_curve(longer, travelled(curve_state(curve)))
-    assert [(each.index, each.episodes) for each in longer._stretches] == [(index, 2) for index in range(500)]
+    assert [each[:2] for each in curve_state(longer)["stretches"]] == [[index, 2] for index in range(500)]
 
 
 @pytest.mark.parametrize("rising", [True, False])

@@ -53,7 +53,10 @@ def test_the_copy_draws_the_same(kind: Any, more: dict[str, Any], rows: int):
             assert str(mine) == str(his)
     if isinstance(buffer, PrioritizedReplayBuffer):
         assert (buffer.tree.nodes == other.tree.nodes).all()
-        assert (buffer._highest, buffer.beta, buffer.generation) == (other._highest, other.beta, other.generation)
+        assert (buffer.beta, buffer.generation) == (other.beta, other.generation)
+        for each in (buffer, other):
+            each.add(np.ones((2, 3)), np.ones((2, 3)), np.ones(2), np.ones(2), np.zeros(2, np.bool_), [{}, {}])
+        assert (buffer.tree.nodes == other.tree.nodes).all(), "a new row has the highest priority so far"
 
 
 def test_another_size_another_type_and_no_priorities_are_refused():

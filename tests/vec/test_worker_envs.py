@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import pickle
@@ -136,6 +137,28 @@ def test_masks_of_each_convention_and_dtype(masks: str, dtype: str, actions: str
         np.testing.assert_array_equal(rows.arrays.action_masks, expected)
         assert not rows.arrays.action_masks.all(axis=1).any(), "a state's mask forbids something, so it can be wrong"
         rows.step(zero, zero)
+
+
+@pytest.mark.parametrize(
+    ("actions", "mask", "refused"),
+    [
+        (
+            "multi_discrete",
+            [np.array([1, 0]), np.array([0, 1, 1, 0]), np.array([1, 1, 1])],
+            "",
+        ),  # sb3-contrib's example
+        ("discrete", np.ones(4, np.bool_), "wrong length: expected 5 entries, got 4"),
+        ("discrete", [0.0, -1.0, 0, 0, 0], "must hold booleans, 0 and 1"),
+        ("discrete", ["a"] * 5, "must hold booleans, 0 and 1"),
+    ],
+)
+def test_masks_per_head_are_laid_flat_and_masks_that_do_not_fit_are_refused(actions: str, mask: Any, refused: str):
+    env = Walker(0, actions)
+    env.action_masks = lambda: mask
+    rows = Rows([lambda: env])
+    with pytest.raises(NeedsRestartError, match=refused) if refused else contextlib.nullcontext():
+        rows.reset()
+        assert rows.arrays.action_masks.tolist() == [np.concatenate(mask).astype(bool).tolist()]
 
 
 def test_a_mask_that_is_missing():
