@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 import fasttrain
 from fasttrain.algos.joint import NOBODY, SEVERAL, JointMaskablePPO, JointPPO, JointStorage, Owners, by_env_steps
+from fasttrain.algos.self_play import Player, weights_of
 from fasttrain.batch import FinishedEpisode
 from fasttrain.buffers.rollout import advantages_of
 from fasttrain.errors import ConfigError
@@ -65,7 +66,7 @@ def storage(turns: list[int] = TURNS, following: int = B, **settings: Any) -> tu
     }
     model: Any = SimpleNamespace(
         members=members, policy=SimpleNamespace(owners=Owners(NAMES, [None, [-1]])),
-        returns=dict.fromkeys(NAMES, "decisions"), decisions=dict.fromkeys(NAMES, 0),
+        returns=dict.fromkeys(NAMES, "decisions"), engine=SimpleNamespace(decisions=dict.fromkeys(NAMES, 0)),
         _last_obs=np.full((1, 1), following, np.float32),
     )  # fmt: skip
     vars(model).update(settings)
@@ -97,7 +98,7 @@ def test_a_transition_goes_from_a_policys_decision_to_its_next_one() -> None:
     assert (rows_of(model, "a"), rows_of(model, "b")) == ([0], [1, 2, 4, 5])
     assert list(made.rows) == [0, 1, 2, 4, 5]
     assert made.returns[0, 0] == 26.0
-    assert model.decisions == {"a": 2, "b": 4}
+    assert model.engine.decisions == {"a": 2, "b": 4}
 
 
 def test_an_episode_that_ends_with_the_decision_of_another_one_ends_for_both() -> None:
@@ -186,7 +187,7 @@ def test_both_policies_learn_each_by_its_own_settings(kind: Any) -> None:
     a, b = model.members.values()
     assert (a._n_updates, b._n_updates) == (2 * 3, 2 * 2)
     assert all(not torch.equal(before[name], value) for name, value in model.policy.state_dict().items())
-    assert model.decisions["a"] + model.decisions["b"] == 96
+    assert model.engine.decisions["a"] + model.engine.decisions["b"] == 96
     logged = model.logger.name_to_value
     assert {"a/train/loss", "b/train/loss", "a/train/learning_rate"} <= {*logged}
     assert logged["a/train/n_updates"] == 6
@@ -242,6 +243,20 @@ def test_predict_asks_the_policy_that_decides() -> None:
         own = model.members["a" if row in (0, 4) else "b"]
         assert actions[row] == own.predict(shown[row], deterministic=True, action_masks=masks[row])[0]
         assert model.predict(shown[row], deterministic=True, action_masks=masks[row])[0] == actions[row]
+
+
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_an_opponent_in_self_play_is_a_copy_of_all_policies(engine: str) -> None:
+    model, other = (joint_model(JointMaskablePPO, engine=engine) for _ in range(2))
+    other.learn(48)
+    shown, masks = np.random.default_rng(2).random((9, 3), np.float32), np.zeros((9, 4), np.bool_)
+    masks[:, 2] = True
+    player = Player(model)
+    assert [each.kind for each in player.engine.engines] == [engine, engine]  # type: ignore[attr-defined]
+    assert player.act(shown, masks).tolist() == [2] * 9
+    player.load(weights_of(other))
+    other.engine_now().begin()
+    np.testing.assert_array_equal(player.engine.values(shown), other.engine.values(shown))  # type: ignore[attr-defined]
 
 
 def test_a_policy_that_never_decides_is_named() -> None:

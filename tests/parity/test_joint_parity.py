@@ -52,7 +52,7 @@ def test_one_policy_that_decides_everything_is_flat_ppo(name: str, engine: str) 
     assert all(torch.allclose(mine, its, atol=limit) for mine, its in zip(moments(only), moments(flat), strict=True))
     own = {key.removeprefix("all/"): value for key, value in logged(joint).items()}
     assert {**own, **logged(flat)} == own if engine == "torch" else {*logged(flat)} <= {*own}
-    assert joint.decisions == {"all": 8 * case.steps}
+    assert joint.engine.decisions == {"all": 8 * case.steps}
 
 
 class Flagged(gym.Env[Any, Any]):

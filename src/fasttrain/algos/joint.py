@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,7 +26,6 @@ from fasttrain.errors import ConfigError
 
 NOBODY, SEVERAL = -1, -2  # used instead of a policy's number
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
-USUAL: Mapping[str, str] = MappingProxyType({})
 ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # every policy must decide at least once in so many rollouts or episodes
 
 
@@ -117,6 +115,7 @@ class JointEngine(Engine):
     def __init__(self, policy: Any, settings: EngineSettings, previous: Any = None, members: Any = None) -> None:
         super().__init__(policy, settings, previous)
         self.models = members or {}
+        self.decisions: dict[str, int] = getattr(previous, "decisions", dict.fromkeys(self.models, 0))
         self.engines: list[Any] = [each.engine for each in self.models.values()]
         for own in () if members else policy.members.children():
             eligible: Any = find_kernels()[0] if settings.kind == "kernels" else None
@@ -149,7 +148,7 @@ class JointEngine(Engine):
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         state, arrays = super().state()
-        state["members"] = {}
+        state |= {"decisions": dict(self.decisions), "members": {}}
         for name, model in self.models.items():
             own, copies = model.engine.state()
             state["members"][name] = {**own, "n_updates": model._n_updates}
@@ -158,6 +157,7 @@ class JointEngine(Engine):
 
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Any], model: Any) -> None:
         super().load(state, {}, model)
+        self.decisions.update(state["decisions"])
         for name, member in self.models.items():
             member.engine.load(state["members"][name], without_prefix(arrays, f"member/{name}"), member)
             member._n_updates = int(state["members"][name]["n_updates"])
@@ -200,7 +200,7 @@ class JointStorage(RolloutStorage):
             left_out, away = absent | (owners != number), following != number
             if kind == JOINT:
                 left_out, away = absent.copy(), np.zeros_like(away)
-            model.decisions[name] += int(np.count_nonzero(~absent & (owners == number)))
+            model.engine.decisions[name] += int(np.count_nonzero(~absent & (owners == number)))
             for step, env, policy, value in self.finals:
                 if kind == JOINT or number == (owners[step, env] if policy is None else policy):
                     rewards[step, env] += np.float32(gamma) * value
@@ -256,10 +256,10 @@ class Joint:
 
     def __init__(
         self: Any, *args: Any, make: Callable[[Any], dict[str, Any]], owners: Owners,
-        returns: Mapping[str, str] = USUAL, **further: Any,
+        returns: Mapping[str, str] | None = None, **further: Any,
     ) -> None:  # fmt: skip
-        self.make, self.owners, self.returns, self.rollouts = make, owners, returns, 0
-        self.decisions, self.update_s = dict.fromkeys(owners.names, 0), dict.fromkeys(owners.names, 0.0)
+        self.make, self.owners, self.returns, self.rollouts = make, owners, returns or {}, 0
+        self.update_s = dict.fromkeys(owners.names, 0.0)  # seconds, of this process
         super().__init__(JointPolicy, *args, **further)  # type: ignore[call-arg]
 
     def _setup_model(self: Any) -> None:
@@ -312,7 +312,7 @@ class Joint:
     def train(self: Any) -> None:
         """Update each policy that decided in this rollout, by its own settings, on its own rows."""
         self.rollouts += 1
-        idle = [name for name, count in self.decisions.items() if not count]
+        idle = [name for name, count in self.engine.decisions.items() if not count]
         if idle and (self.rollouts >= ENOUGH_ROLLOUTS or len(self.ep_info_buffer) >= ENOUGH_EPISODES):
             raise ConfigError(f"policies.{idle[0]} has decided nothing in {self.num_timesteps:,} env steps; look at "
                               "its decides, or remove it")  # fmt: skip
@@ -331,7 +331,7 @@ class Joint:
     def figures(self: Any) -> dict[str, dict[str, Any]]:
         """For summary.json: decisions, gradient updates, seconds of updating and the engine of each policy."""
         return {
-            name: {"decisions": self.decisions[name], "updates": member.engine.gradient_updates,
+            name: {"decisions": self.engine.decisions[name], "updates": member.engine.gradient_updates,
                    "update_s": round(self.update_s[name], 3), "engine": member.engine.kind}
             for name, member in self.members.items()
         }  # fmt: skip

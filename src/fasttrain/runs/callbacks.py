@@ -261,9 +261,9 @@ def replay_words(model: BaseAlgorithm) -> str:
 
 
 def policies_words(model: BaseAlgorithm) -> str:
-    """For the [PERF] line: `manager_update_ms 8.1 worker_update_ms 30.2` per 1,000 env steps of the run so far."""
+    """For the [PERF] line: `manager_update_ms 8.1 worker_update_ms 30.2` per 1,000 env steps of this process."""
     figures: dict[str, Any] = model.figures() if isinstance(model, Joint) else {}
-    thousands = max(1, model.num_timesteps) / 1000
+    thousands = max(1, model.num_timesteps - model._num_timesteps_at_start) / 1000
     return " ".join(f"{name}_update_ms {1000 * own['update_s'] / thousands:.1f}" for name, own in figures.items())
 
 
