@@ -25,13 +25,18 @@ LOST = GameLostError("closed", "the engine closed the connection")
 
 
 def pooled(
-    talk: Callable[[Pool], Awaitable[Any]], folder: Path, *arguments: Any, per_daemon: int = 2, **changed: Any
+    talk: Callable[[Pool], Awaitable[Any]],
+    folder: Path,
+    *arguments: Any,
+    per_daemon: int = 2,
+    said: Any = None,
+    **changed: Any,
 ) -> Any:
     """What `talk` returns; afterwards nothing may be left."""
 
     async def run() -> Any:
         given = settings(*arguments, **changed)
-        pool = Pool(given, Pig, int(given.count), per_daemon, folder, 1, said.append)
+        pool = Pool(given, Pig, int(given.count), per_daemon, folder, 1, lines.append)
         try:
             await pool.open()
             return await asyncio.wait_for(talk(pool), 30)
@@ -39,7 +44,7 @@ def pooled(
             await asyncio.wait_for(pool.close(), 30)
             await asyncio.sleep(0.02)  # transports close in the loop's next round
 
-    said: list[str] = []
+    lines: list[str] = [] if said is None else said
     before = {one.pid for one in descendants()}  # of other tests in this process
     try:
         return asyncio.run(run())
@@ -203,20 +208,19 @@ def test_an_old_one_that_dies_while_it_is_relieved_is_not_started_again(
 
 def test_where_no_successor_starts_the_old_one_plays_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pools, "FIRST_PAUSE_S", 0.001)
-    engine = shlex.join([*COMMAND, "--port"])
+    engine, said = shlex.join([*COMMAND, "--port"]), list[str]()
 
     async def talk(pool: Pool) -> None:
         seat = await pool.seat(Pig())
         assert pool.stays(seat)
         assert pool.stays(seat)
-        assert pool._successor
-        await came(lambda: pool._successor is None)
+        await came(lambda: "could not be started in its place" in " ".join(said))
         assert pool.failure is None
         assert pool.daemons == [seat.daemon]
         assert pool.stays(seat)
 
     command = ("sh", "-c", f"test {{index}} = 0 && exec {engine} {{port}}")
-    pooled(talk, tmp_path, count=1, recycle=Recycle(games=1), command=command)
+    pooled(talk, tmp_path, said=said, count=1, recycle=Recycle(games=1), command=command)
 
 
 def test_it_gives_up_after_so_many_games_in_a_row(tmp_path: Path):

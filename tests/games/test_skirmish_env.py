@@ -286,11 +286,11 @@ def test_units():
 
 
 def test_every_legal_action_has_words():
-    env = SkirmishEnv(opponent="greedy")
+    env, options = SkirmishEnv(opponent="greedy"), make_options(opponent="greedy")
     env.reset(seed=0)
     rng = np.random.default_rng(0)
     for _ in range(40):
-        mask, options = env.action_masks(), env._game.options
+        mask = env.action_masks()
         heads = np.split(mask, np.cumsum(options.head_sizes)[:-1])
         action = np.array([rng.choice(np.flatnonzero(head)) for head in heads])
         assert env.describe_action(action) == action_in_words(options, env.view(), action.tolist())
