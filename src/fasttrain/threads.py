@@ -347,7 +347,8 @@ class ThreadChoice:
             first be woken: acting for 256 envs takes 0.27 ms, then 0.11; without threads 0.19.
     """
 
-    TRY_OTHER_EVERY = 50  # the slower mode gets one of that many trials
+    TRY_OTHER_EVERY = 50  # the slower mode gets one of that many trials, and one of four times as many if it is CLEAR:
+    CLEAR = 1.3  # it takes at least this many times as long
     REMEMBERED = 4  # runs of each mode; the fastest counts, so that a short disturbance does not matter
 
     def __init__(self, trial: int = 1) -> None:
@@ -365,8 +366,10 @@ class ThreadChoice:
         for mode, seconds in self._seconds.items():
             if not seconds:
                 return mode
-        faster = min(self._seconds, key=lambda mode: min(self._seconds[mode]))
-        return not faster if trials % self.TRY_OTHER_EVERY == self.TRY_OTHER_EVERY - 1 else faster
+        faster, slower = sorted(self._seconds, key=lambda mode: min(self._seconds[mode]))
+        clear = min(self._seconds[slower]) > self.CLEAR * min(self._seconds[faster])
+        every = self.TRY_OTHER_EVERY * (4 if clear else 1)
+        return slower if trials % every == every - 1 else faster
 
     def took(self, on_threads: bool, seconds: float) -> None:
         """Note the time of a run."""
