@@ -48,6 +48,18 @@ def test_the_file_that_is_asked_for_or_has_a_former_setting_is_named(fasttrain: 
 
 
 @pytest.mark.parametrize(
+    ("content", "told"),
+    [("num_env: 4", "unknown key 'num_env'; did you mean 'num_envs'"), ("num_envs: four", "num_envs=four: expected a")],
+)
+def test_a_wrong_setting_is_told_with_its_file_unless_it_was_typed(
+    fasttrain: RunCommand, tmp_path: Path, content: str, told: str
+):
+    options = own_file(tmp_path, "profile/mine.yaml", f"{PACKAGE}{content}\n".encode())
+    fasttrain("+profile=mine", *options).refused(f"{tmp_path / 'mine' / 'profile' / 'mine.yaml'}: {told}")
+    fasttrain("+profile=speed", "num_envs=five").refused("fasttrain: error: num_envs=five: ")
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--nothing"], "unrecognized arguments: --nothing"),

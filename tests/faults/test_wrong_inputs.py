@@ -62,6 +62,7 @@ PLAIN = ("env.id=CartPole-v1", "algo=ppo")
         (["env.kwargs.opponents=mediun"], "medium"),
         (["env.kwargs.oponents=easy"], "oponents"),
         (["tran"], "unknown command 'tran'; did you mean 'train'"),
+        (["num_envs", "4"], "num_envs is a setting: type num_envs=VALUE"),
         (["eval"], "eval needs run=FOLDER"),
         (["num_envs=[1"], "num_envs=[1"),
         ([*PLAIN, "num_envs=1e9"], "num_envs=1000000000: must be at most 1,000,000"),

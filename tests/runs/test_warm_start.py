@@ -75,7 +75,6 @@ def test_optimizer_and_statistics_are_taken_where_they_are_asked_for(first: Fini
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ((*SMALL, "init_from=nowhere"), "there is no file nowhere"),
         (("algo.net_arch=[4]", "init_from=FIRST", "init_from_strict=true"), "init_from_strict=true, and not all of it"),
         ((*SMALL, "init_from=FIRST", "env.id=Acrobot-v1"), "is of another game: its observations are Box"),
         ((*SMALL, "init_from=FIRST", "init_from_also=[statistics]"), "this run normalizes nothing"),
@@ -90,6 +89,15 @@ def test_what_cannot_be_taken_is_refused(
     given = [text.replace("FIRST", str(first.folder)) for text in settings]
     base = [text for text in BASE if not (text.startswith("env.") and any("env.id" in each for each in given))]
     fasttrain(*base, *given).refused(message)
+
+
+def test_a_file_that_is_no_model_is_refused_before_any_env_starts(
+    tmp_path: Path, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half.zip").write_bytes(b"PK\3\4 cut off")
+    monkeypatch.setattr("fasttrain.runs.train.survey_of", lambda *_: pytest.fail("an env was built"))
+    fasttrain(*BASE, *SMALL, f"init_from={tmp_path / 'half.zip'}").refused("half.zip cannot be read: it is no zip file")
+    fasttrain(*BASE, *SMALL, "init_from=nowhere").refused("there is no file nowhere")
 
 
 def test_another_algorithms_network_fits_nowhere(first: Finished, fasttrain: RunCommand) -> None:

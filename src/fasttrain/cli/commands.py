@@ -99,6 +99,8 @@ def command_of(word: str) -> tuple[str, list[str]]:
     if word in OTHER_WORDS:
         return OTHER_WORDS[word][0], [OTHER_WORDS[word][1]]
     if word not in COMMANDS:
+        if word in all_keys():
+            raise ConfigError(f"{word} is a setting: type {word}=VALUE")
         hint = did_you_mean(word, (*COMMANDS, *OTHER_WORDS))
         raise ConfigError(f"unknown command '{word}'{hint}; the commands are {', '.join(COMMANDS)}")
     return word, []

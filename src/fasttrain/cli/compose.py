@@ -49,9 +49,10 @@ from fasttrain.spec.precedence import (
     read,
     split_options,
     typed_twice_message,
+    with_its_file,
 )
 from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
-from fasttrain.spec.removed import first_removed_key, removal_message
+from fasttrain.spec.removed import removal_message
 from fasttrain.spec.setting import defaults_of, did_you_mean
 
 if TYPE_CHECKING:
@@ -233,11 +234,12 @@ class Composer:
         with self.clear_errors(given.overrides):
             plain = plain_values(job)
         values, sources = effective_values(plain, self.loader.files, given)
-        removed = first_removed_key(values)
-        for file in self.loader.files if removed and removed not in given.sources else ():
-            if any(f"{key}.".startswith(f"{removed}.") for key in file.keys):
-                raise ConfigError(f"{file.path}: {removal_message(removed)}")
-        return from_mapping(values), sources
+        try:
+            return from_mapping(values), sources
+        except ConfigError as error:
+            own = [file for file in self.loader.files if not Path(file.path).is_relative_to(conf_dir())]
+            error.args = (with_its_file(str(error), own, given.sources),)
+            raise
 
     def typed(self, arguments: Sequence[str]) -> Config:
         """The typed configuration for other arguments, such as those of a cell of a study."""
@@ -253,7 +255,7 @@ class Composer:
         try:
             result = run_job(lambda _: task(), job, "hydra.run.dir", None, HydraContext(self.loader, callbacks))
         except OSError as error:
-            raise ConfigError(f"cannot write the output folder: {error}") from error
+            raise ConfigError(f"cannot write the output folder: {error}; name one by hydra.run.dir=FOLDER") from error
         callbacks.on_run_end(config=job, config_name=self.name, job_return=result)
         if result.status is JobStatus.FAILED:  # reading `return_value` would print lines
             raise result._return_value
@@ -308,7 +310,7 @@ class Composer:
         text = (str(error).strip() or type(error).__name__).split("\n")[0]
         text = text.removeprefix("ConfigError raised while resolving interpolation: ")
         if isinstance(error, OSError):
-            return ConfigError(f"cannot write the output folder: {text}")
+            return ConfigError(f"cannot write the output folder: {text}; name one by hydra.run.dir=FOLDER")
         keys = "|".join(re.escape(key) for override in overrides if (key := key_of(override)))
         if keys and re.search(rf"(?<![\w.])(?:{keys})(?![\w.])", text):
             return ConfigError(text)

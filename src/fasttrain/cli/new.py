@@ -37,8 +37,11 @@ def main(arguments: Sequence[str]) -> int:
     for source, place in PLACES.items():
         text = files("fasttrain.cli").joinpath(f"project/{source}.tmpl").read_text(encoding="utf-8")
         file = folder / place.format(name=name)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(Template(text).safe_substitute(name=name), encoding="utf-8")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(Template(text).safe_substitute(name=name), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"new {folder}: cannot be written ({error}); use another folder") from error
     lines = [f"{folder} was created: game.py is the env, README.md lists commands. Next:", f"  cd {folder}",
              f"  fasttrain --config-dir conf +profile=speed env={name}"]  # fmt: skip
     sys.stdout.write(as_typed("\n".join(lines)) + "\n")

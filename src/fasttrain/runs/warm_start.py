@@ -25,6 +25,21 @@ MOST_NAMED = 4  # a message names at most so many tensors that do not fit
 OPTIMIZER, STATISTICS = "optimizer", "statistics"
 
 
+def check_init_from(config: Config) -> None:
+    """Raises ConfigError if a model cannot be read: before the environments start, which takes longer."""
+    for one in (config, *(own_config(config, name) for name in config.policies)):
+        if one.init_from is not None:
+            _read(one.init_from)
+
+
+def _read(init_from: str) -> tuple[Path, Mapping[str, Any], Mapping[str, torch.Tensor]]:
+    file = Path(init_from)
+    file = file / MODEL if file.is_dir() else file
+    if not file.is_file():
+        raise ConfigError(f"init_from={init_from}: there is no file {file}; name a run's folder or a zip")
+    return file, *read_model_file(file)
+
+
 def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object]) -> None:
     """Copy the weights of `init_from` into a new model, where names and shapes agree. Tells the user which.
 
@@ -36,11 +51,7 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
         warm_start(own_config(config, name), member, say)
     if config.init_from is None:
         return
-    file = Path(config.init_from)
-    file = file / MODEL if file.is_dir() else file
-    if not file.is_file():
-        raise ConfigError(f"init_from={config.init_from}: there is no file {file}; name a run's folder or a zip")
-    facts, stored = read_model_file(file)
+    file, facts, stored = _read(config.init_from)
     _check_spaces(facts, model, file)
     own = model.policy.state_dict()
     taken = {name: tensor for name, tensor in stored.items() if name in own and own[name].shape == tensor.shape}

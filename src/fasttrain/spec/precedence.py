@@ -120,6 +120,14 @@ class File(NamedTuple):
     source: str = ""  # where its values come from: `profile NAME`, `tuned NAME`, `config NAME`
 
 
+def with_its_file(message: str, files: Iterable[File], typed: Mapping[str, str]) -> str:
+    """A message about a setting, with the file before it that sets it, unless the user typed the setting."""
+    found = re.match(r"(?:unknown key ')?([\w.]+)", message)
+    key = found[1] if found else ""
+    setters = [file for file in files if any(f"{one}.".startswith(f"{key}.") for one in file.keys)]
+    return f"{setters[-1].path}: {message}" if key and key not in typed and setters else message
+
+
 def read(typed: Sequence[str], environment: Mapping[str, str], swept: bool = False) -> UserInput:
     """Turn typed overrides and environment variables into overrides for Hydra. Typed ones win.
 
