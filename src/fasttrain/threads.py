@@ -246,9 +246,9 @@ def is_open(team: Int64Array) -> bool:
 
 @njit
 def follow(team: Int64Array, me: int) -> None:
-    """Take part in every kernel that thread 0 calls other threads into, until there was none for about 2 ms.
+    """Help thread 0 in every kernel that it runs on threads. Returns when there was no such kernel for about 2 ms.
 
-    The thread counts itself as inside and then checks again, so that thread 0 waits for it.
+    The thread first increases INSIDE and then checks again whether the kernel is open, so that thread 0 waits for it.
     """
     checks, last = 0, 0
     while checks < STAYS:

@@ -294,7 +294,7 @@ class Row:
         masks = self.table.arrays.action_masks
         self.refusals += 1
         if self.refusals > MOST_REFUSED:
-            raise GameLostError("refused", f"{MOST_REFUSED} answers to one decision, the last: action {action}")
+            raise GameLostError("refused", f"the engine refused {MOST_REFUSED} actions at one decision, last {action}")
         if masks is None:
             return
         if refused.legal is not None:

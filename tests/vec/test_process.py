@@ -131,7 +131,7 @@ def test_a_reply_to_another_request_is_not_taken_for_this_one(start: Callable[..
         time.sleep(0.001)
     worker.post()  # gave up on the first
     gates[0].touch()
-    with pytest.raises(WorkerLostError, match="it answered out of turn"):
+    with pytest.raises(WorkerLostError, match="it answered another request"):
         worker.wait(time.monotonic() + 20.0)
     gates[1].touch()
 

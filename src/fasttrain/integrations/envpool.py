@@ -58,13 +58,13 @@ BACKEND = _EnvPool()
 class EnvPoolVecEnv(SlotVecEnv):
     """N envs of one EnvPool task, stepped by EnvPool's threads. Raises EnvSpecError if it cannot be built.
 
-    The first `reset`, and each reset after `seed()`, builds the pool, because EnvPool takes seeds only then. Steps are
-    counted here: EnvPool calls an env truncated that terminates in the last step before the limit.
+    The first `reset`, and each reset after `seed()`, builds the pool, because EnvPool takes seeds only then. This class
+    counts steps itself, because EnvPool reports a truncation if an env terminates in the last step before the limit.
 
     Args:
         env_id: one of `envpool.list_all_envs()`.
         max_episode_steps: truncate episodes there in place of the task's own limit.
-        options: of `envpool.make`, for example `{"frame_skip": 2}`; `num_threads` defaults to the usable cores.
+        options: arguments of `envpool.make`, such as `{"frame_skip": 2}`; `num_threads` defaults to the usable cores.
     """
 
     def __init__(

@@ -149,8 +149,8 @@ def draw_point(log_stds: Float32Array, normals: Float32Array, means: Float32Arra
 def rate_point(log_stds: Float32Array, point: Float32Array, probs: Float32Array) -> tuple[Any, Any]:
     """Log-probability of a continuous action (A,) and entropy of one row, from the Gaussian's means (A,) in probs[1].
 
-    Afterwards probs (4, A) holds what gives the slopes in the means by the formula for logits: zeros in rows 0 and 2,
-    and (action - mean) ÷ variance in row 3.
+    Afterwards probs (4, A) is such that the formula for gradients of logits gives the gradients of the means: rows 0
+    and 2 are zeros, row 3 is (action - mean) ÷ variance.
     """
     log_prob, entropy = np.float32(0), np.float32(0)
     for d in range(len(log_stds)):

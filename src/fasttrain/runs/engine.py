@@ -59,7 +59,7 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
 def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -> RunSpec:
     """The plan, with `fused_update=off` if kernels do not support the policy; ConfigError if a new run asked for it."""
     if isinstance(model, Fast) and plan.config.engine == "stock":
-        raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: a class of ours needs engine=fast")
+        raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: fasttrain's classes need engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
         return plan
     reason = model.unsupported_reason()

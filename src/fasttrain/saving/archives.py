@@ -98,7 +98,7 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     """Shape and dtype from an .npy member's header, and the position where its numbers begin."""
     version = np.lib.format.read_magic(member)
     if version not in ((1, 0), (2, 0)):
-        raise ValueError(f"version {version} of the format")
+        raise ValueError(f"version {version} of the .npy format is not supported")
     reads = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:
         shape, _, dtype = reads(member)
@@ -130,7 +130,7 @@ def _check_members(members: list[zipfile.ZipInfo], length: int, what: str, most_
         raise ConfigError(f"{what} has {twice!r} twice")
     for info in members:
         if fault := _fault_of(info):
-            raise ConfigError(f"{what}: its member {info.orig_filename[:100]!r} {fault}; no file of fasttrain does")
+            raise ConfigError(f"{what}: its member {info.orig_filename[:100]!r} {fault}; fasttrain writes no such file")
     if sum(info.file_size for info in members) > length:
         raise ConfigError(f"{what} is damaged: its members are larger than the file")
 

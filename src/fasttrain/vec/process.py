@@ -166,7 +166,7 @@ class WorkerProcess:
                     raise WorkerLostError("it did not answer in time")
         self.pending = False
         if not self.has_replied():
-            raise WorkerLostError("it answered out of turn")
+            raise WorkerLostError("it answered another request")
         kind = self.control[MAIL]
         if kind == NO_MAIL:
             return None
