@@ -241,7 +241,8 @@ def out_of_range(key: str, hint: Any, start: tuple[str, ...]) -> Iterator[Case]:
     if any(word in name for word in SEVERAL) or not any(word in name for word in NUMBERS):
         return
     low, high = ranges(Config).get(key, (None, None))
-    beyond = [] if key in MAY_BE_NEGATIVE else ["-1", "-1000000"]
+    negative = [] if key in MAY_BE_NEGATIVE else ["-1", "-1000000"]
+    beyond = [value for value in negative if low is None or int(value) < low]
     if low is not None:
         beyond.append(f"{low - 1:g}")
     if high is not None:
