@@ -79,7 +79,7 @@ def test_what_cannot_take_a_run_of_several_policies_says_so(run: Finished, fastt
     trusted = fasttrain("eval", f"run={run.folder}", "--trust")
     assert (trusted.exit_code, "leave out --trust" in trusted.err) == (2, True)
     played = fasttrain("play", f"run={run.folder}", "play.seed=1")
-    assert (played.exit_code, "agent bids" in played.out) == (0, True)
+    assert (played.exit_code, "agent bids" in played.out, "probability: bids" in played.out) == (0, True, True)
 
 
 def test_a_policy_can_begin_with_a_model_and_follow_a_teacher(run: Finished, fasttrain: RunCommand) -> None:

@@ -24,6 +24,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
+from fasttrain.algos.joint import JointPolicy
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.recurrent import step_outputs
 from fasttrain.vec.base import unblock_masks
@@ -255,6 +256,8 @@ def best_choices(
 ) -> list[Choice]:
     """The `count` best legal actions for row 0 of `observations`. Empty for Box actions and recurrent policies."""
     policy: Any = model.policy
+    if isinstance(policy, JointPolicy):
+        policy = [*policy.members.values()][policy.owners.rows(observations)[0][0]]
     policy.set_training_mode(False)
     with torch.no_grad():
         tensors = policy.obs_to_tensor(observations)[0]
