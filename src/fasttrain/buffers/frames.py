@@ -47,7 +47,7 @@ class Frames:
 
     @staticmethod
     def bytes_of(shape: tuple[int, ...], dtype: Any, stack: int) -> int:
-        """Bytes of a transition, without ends of episodes."""
+        """Bytes that a transition takes, without the further frames at ends of episodes."""
         return int(np.prod(shape)) // stack * int(np.dtype(dtype).itemsize) + 1
 
     def put(self, observations: Images, next_observations: Images, dones: NDArray[Any]) -> None:
