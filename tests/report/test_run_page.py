@@ -128,6 +128,21 @@ def test_games_with_engines(tmp_path: Path):
     assert texts(phases)[-1][0] == "of a game's time engine_ms"
 
 
+def test_tasks_policies_and_phases_have_a_row_each(tmp_path: Path):
+    folder = write_run(
+        tmp_path, tasks={"late": {"episodes": 12, "mean_reward": 0.5, "win_rate": 0.25, "value_error": 2.0}},
+        policies={"manager": {"decisions": 30, "updates": 6, "update_s": 1.5}, "worker": "?"},
+        phases={"bid": {"steps": 30, "share": 0.1, "reward": None, "value": 1.0, "value_error": 2.0, "log_prob": -1.0}},
+    )  # fmt: skip
+    page = run_page(folder)
+    ((tasks,), (policies,), (phases,)) = (tables_of(page, title) for title in ("Tasks", "Policies", "Phases"))
+    assert texts(tasks) == [["late", "12", "0.500", "25.0 %", "2"]]
+    assert texts(policies)[0] == ["manager", "30", "6", "1.50"]
+    assert [row[0] for row in texts(policies)] == ["manager", "worker"]
+    assert texts(phases)[0][:3] == ["bid", "30", "10.0 %"]
+    assert texts(phases)[0][4:] == ["1", "2", "-1"]
+
+
 def test_reward_terms_along_the_run(tmp_path: Path):
     write_run(tmp_path, reward_terms={"vp": -1.5, "none": 0.0})
     rows = "".join(f"{n},{10 * n},0,1,10,{n / 100},{-n}\n" for n in range(1, 101))
