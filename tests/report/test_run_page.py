@@ -140,7 +140,7 @@ def test_tasks_policies_and_phases_have_a_row_each(tmp_path: Path):
     assert texts(policies)[0] == ["manager", "30", "6", "1.50"]
     assert [row[0] for row in texts(policies)] == ["manager", "worker"]
     assert texts(phases)[0][:3] == ["bid", "30", "10.0 %"]
-    assert texts(phases)[0][4:] == ["1", "2", "-1"]
+    assert texts(phases)[0][4:] == ["1", "2", "\N{MINUS SIGN}1"]
 
 
 def test_reward_terms_along_the_run(tmp_path: Path):
