@@ -37,7 +37,7 @@ def own_program(name: str) -> str:
 
 
 def with_own_pip(text: str) -> str:
-    """`text` with the pip of this Python's environment. Another one would install another project named fasttrain."""
+    """`text` with the pip of this Python in place of `pip`, because on PyPI fasttrain is another project."""
     return re.sub(r"(?<![/\\])(?<!-m )(?<!uv )\bpip install\b", lambda _: f"{own_program('pip')} install", text)
 
 

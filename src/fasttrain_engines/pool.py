@@ -375,7 +375,7 @@ class Pool:
                 self.look()
 
     def look(self) -> None:
-        """Measure all daemons, with one pass over the system's processes."""
+        """Measure the memory of all daemons, with one pass over the system's processes."""
         below: dict[int, list[psutil.Process]] = {}
         for one in psutil.process_iter(["ppid"]):
             below.setdefault(one.info["ppid"], []).append(one)

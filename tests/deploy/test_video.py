@@ -160,7 +160,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 
 def test_missing_packages_are_named(run: Callable[..., Path], fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(video, "find_spec", lambda name: None)
-    told = " needs imageio and imageio-ffmpeg: pip install 'fasttrain[video]'\n"
+    told = " needs imageio and imageio-ffmpeg: "
     fasttrain("play", f"run={run('dot')}", "output=game.mp4").refused(f"error: output=game.mp4{told}")
     fasttrain(*SMALL, "video.every=256").refused(f"error: video.every=256{told}")
 

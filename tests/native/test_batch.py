@@ -148,7 +148,7 @@ def test_records_of_before_a_field_was_added_are_read() -> None:
 
 def test_reset_options_of_a_game_that_has_none_are_refused() -> None:
     with pytest.raises(EnvSpecError, match=r"takes no reset options, got \{'size': 3\}"):
-        SkirmishGame(N).set_options({"size": 3}, np.arange(N))
+        GameBatch.set_options(SkirmishGame(N), {"size": 3}, np.arange(N))
 
 
 def test_skull_king_plays_the_rounds_that_were_chosen_from_the_next_game_on() -> None:

@@ -130,7 +130,7 @@ def test_gains_are_sorted_and_small_ones_left_out():
     found = advise(now, again, told.append)
     assert [advice.candidate.text for advice in found] == ["batch_size=1024", "algo.n_epochs=5"]
     assert [advice.expected for advice in found] == pytest.approx([10 / 4 - 1, 10 / 6 - 1])
-    assert "trying on: algo.n_epochs=5" in told
+    assert "measuring next: algo.n_epochs=5" in told
 
 
 def test_logging_needs_no_second_measurement():

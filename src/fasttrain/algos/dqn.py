@@ -173,7 +173,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         """Take `gradient_steps` optimizer steps, each on a batch of its own, and log them as SB3 does.
 
         Raises:
-            DivergedError: no update was finite in too many rounds in a row; see `guard.py`.
+            DivergedError: too many rounds in a row had no finite update; see `guard.py`.
         """
         if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads other buffers
             return super().train(gradient_steps, batch_size)

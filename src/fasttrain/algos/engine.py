@@ -67,7 +67,7 @@ class Statistics:
     steps: int  # optimizer steps taken
     epochs: int  # epochs begun
     stopped: bool = False  # whether `target_kl` ended the update before its last minibatch
-    blamed: str = ""  # the loss or gradient that was not finite first, where the host could see it
+    blamed: str = ""  # name of the first loss or gradient that was not finite; empty if only a GPU knows
     expected_skips: bool = False  # float16: a skipped step now and then is normal
 
     @property
@@ -239,7 +239,7 @@ class Collector:
         self._env: VecEnv | None = None
 
     def source_of(self, env: VecEnv) -> SlotSource:
-        """The slots of `env`, kept from rollout to rollout."""
+        """The slots of `env`, made once and kept for all rollouts."""
         if self.source is None or self._env is not env:
             self._env, self.source = env, slots_of(env)
         return self.source

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from fasttrain.algos.devices import Precision
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 
-# Where a policy overrides one of these methods, its own methods are called.
+# Where a policy overrides one of these methods, these are called, and not the faster way here.
 _ACTION_PATH = ("forward", "evaluate_actions", "_get_action_dist_from_latent", "__call__")
 _SINGLE = (CategoricalDistribution, MaskableCategoricalDistribution)
 _MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution)

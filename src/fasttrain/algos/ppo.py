@@ -75,7 +75,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """Update on the filled rollout, and log the update under SB3's keys.
 
         Raises:
-            DivergedError: no update was finite in too many rounds in a row; see `guard.py`.
+            DivergedError: too many rounds in a row had no finite update; see `guard.py`.
             ConfigError: the rollout is in a buffer that only SB3's own update reads, and `loss` is overridden.
         """
         if not isinstance(self.rollout_buffer, RolloutView):  # the user's own, or a stock one that the user filled

@@ -40,7 +40,7 @@ from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.errors import ConfigError
 from fasttrain.spec.computing import check_last_minibatch
 
-# Where a policy overrides one of these methods, its own methods are called.
+# Where a policy overrides one of these methods, these are called, and not the faster way here.
 _PATH = ("forward", "evaluate_actions", "predict_values", "_process_sequence", "_get_action_dist_from_latent",
          "extract_features", "__call__")  # fmt: skip
 _SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # padding changes their results

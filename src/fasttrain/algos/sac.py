@@ -121,7 +121,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         """Take `gradient_steps` updates, each on a batch of its own, and log them as SB3 does.
 
         Raises:
-            DivergedError: no update was finite in too many rounds in a row; see `guard.py`.
+            DivergedError: too many rounds in a row had no finite update; see `guard.py`.
         """
         if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads other buffers
             return super().train(gradient_steps, batch_size)

@@ -134,7 +134,7 @@ class SnapshotPool:
     active: list[Snapshot] = field(default_factory=list)  # snapshots of the pool that play at present
     playing: list[Snapshot] = field(init=False)  # the opponent in each env
     memory: Any = field(init=False)  # a `Memory` of all first seats, then all second, …; None: not recurrent
-    _before: Any = field(init=False)  # a `Memory` from before the last decisions, for refused ones
+    _before: Any = field(init=False)  # the `Memory` before the last decisions; restored if the env refuses an action
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
     _spare: list[Player] = field(default_factory=list)
     _rng: np.random.Generator = field(init=False)

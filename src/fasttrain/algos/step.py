@@ -62,7 +62,7 @@ class TorchStep:
         self.norms: list[Tensor] = []  # gradient norm of each guarded step; not finite: the step was skipped
         self.noted: list[Terms] = []  # terms of each minibatch's loss; they stay on the device until `read`
         self.taken = 0
-        self.blamed = ""  # the loss or gradient that was not finite first, where the host could see it
+        self.blamed = ""  # name of the first loss or gradient that was not finite; empty if only a GPU knows
 
     @contextmanager
     def stepping(self) -> Iterator[None]:

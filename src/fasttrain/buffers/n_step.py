@@ -190,7 +190,9 @@ def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Pl
         if size > 1 and not void[before, env]:
             end_window(storage, before, env)
         last = int(under_way[env])
-        if last != NONE and last != row and env not in lost:  # equal only if the env has rested for a whole ring
+        if (
+            last != NONE and last != row and env not in lost
+        ):  # equal only if the env made no step while the buffer filled once
             _extend(storage, last, row, env)
             if env in waiting and not storage.dones[row, env]:
                 continue

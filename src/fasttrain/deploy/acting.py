@@ -41,7 +41,7 @@ def reads_masks(policy: object) -> bool:
 
 
 class Input(NamedTuple):
-    """One observation input of the file."""
+    """One input of an exported model file."""
 
     name: str  # observations, or observations.KEY
     key: str | None  # key of a Dict observation; None: not a Dict

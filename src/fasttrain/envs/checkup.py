@@ -231,7 +231,9 @@ class _Checkup:
         return answers
 
     def _wait_for_an_end(self, play: Play, moment: Moment) -> None:
-        if 0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s:  # enough steps to prove it
+        if (
+            0.35 * self.max_seconds > ENOUGH_ENDLESS_STEPS * play.costs().step_s
+        ):  # time for enough steps to show that episodes never end
             self._play_on(play, moment, lambda: bool(play.lengths))
         if not play.lengths and play.length >= ENOUGH_ENDLESS_STEPS:
             text = f"no episode ended in {play.length:,} steps of random play, and no limit is set"
@@ -264,7 +266,7 @@ class _Checkup:
             return first_difference(play, self.recorder.frames, seed, deadline, at_least)
 
     def _repeats(self) -> bool:
-        """Whether the same seed gives the same trajectory in a new env, with other seeds of the global generators."""
+        """Whether a new env with the same seed repeats the trajectory although the global random state differs."""
         try:
             difference = self._again(SEED, 2, 2, self._deadline(0.8))
             if difference is None:

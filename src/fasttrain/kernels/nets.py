@@ -57,7 +57,7 @@ class Layout(NamedTuple):
     sizes: Int64Array  # (2, D) width of every hidden layer
     columns: Int64Array  # (2, D) its first column in a row of activations
     weights: Int64Array  # (2, D + 1) offsets of the layers from the second on; of the head at index `depth`
-    biases: Int64Array  # (2, D + 1) likewise
+    biases: Int64Array  # (2, D + 1) where the biases of each layer begin
     dims: Int64Array  # (K,) sizes of the sub-actions; their sum is A, the width of the mask; [A] for continuous actions
     kind: int  # dense.TANH or dense.RELU
     log_std: int = -1  # offset of the log standard deviations (A,) of continuous actions; -1: actions are choices

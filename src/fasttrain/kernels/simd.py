@@ -60,7 +60,7 @@ class Tile(NamedTuple):
 PAD = 16  # floats: one AVX-512 register, two of AVX2, four of NEON
 _TRIPLE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
 LANES, TILE_HEIGHT, TILE_VECTORS = Tile.of(_TRIPLE, _FEATURES)
-TILE_ROWS = 8  # batches have a multiple of this number of rows, which is one or two tiles
+TILE_ROWS = 8  # batches are padded to a multiple of it; 8 rows are one tile or two, by the width of vectors
 PANEL = 4096  # floats of a matrix that a product copies at a time: 16 KB, half of the first cache
 GROUP = 16  # entries that `nonzero_bits` reads
 STRIP_VECTORS = 8  # registers of a row that are summed at the same time

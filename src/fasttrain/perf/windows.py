@@ -139,7 +139,7 @@ class PerfMeter:
         self.windows = WindowLog(self._begin, now, cost_s=now - began)
 
     def tick(self, env_steps: int, updates: int) -> None:
-        """End a window if it is time, in phase `log`. Called where a rollout begins."""
+        """End the measuring window if it is long enough. Called where a rollout begins, in phase `log`."""
         now = time.perf_counter()
         if self.windows.due(now):
             with self.clock.phase("log"):

@@ -318,7 +318,7 @@ class Finished(NamedTuple):
 
 
 def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: str) -> Path:
-    """The folder of `run=…`. ConfigError for typed keys besides `run`, `trust` and `keys` (`eval.`: all below it)."""
+    """The folder of `run=…`. Raises ConfigError if the command line sets other keys than run, trust and `keys`."""
     typed = [key for key, source in sources.items() if source == "command line"]
     groups = tuple(key for key in keys if key.endswith("."))
     ignored = sorted(key for key in typed if key not in ("run", "trust", *keys) and not key.startswith(groups))

@@ -28,7 +28,7 @@ from fasttrain.spec.removed import without_removed
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")
-MARKS = {  # files that show what a folder holds; the first kind that has one of its files counts
+MARKS = {  # kind → files that mark it; a folder is of the first kind of which it has a file
     "study": ("study.json",),
     "sweep": ("sweep.json", "multirun.yaml"),
     "run": ("plan.json", "summary.json", "model.zip"),

@@ -62,7 +62,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         if not fast:
             model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
-                model.time_with(clock)  # only `bare_model` comes here; a run refuses this class in `settle_kernels`
+                model.time_with(clock)  # for studies alone; a run has refused this class before
             return model
         if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}

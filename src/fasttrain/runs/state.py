@@ -76,7 +76,7 @@ def load_progress(progress: Progress, state: Mapping[str, Any]) -> None:
 
 
 def curve_state(curve: LearningCurve) -> dict[str, Any]:
-    """The sums of each stretch of the learning curve."""
+    """For each interval of the learning curve: the number of its episodes and the sum of their returns."""
     rows = [[each.index, each.episodes, each.returns, each.wall_s] for each in curve._stretches]
     return {"total": curve._total, "stretches": plain(rows)}
 
@@ -326,7 +326,7 @@ MODEL, LAST_GOOD = "model.zip", "last_good.zip"
 
 
 def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> NoReturn:
-    """Save a run that an error ended, and raise: after the first update a CrashedError that says how to continue."""
+    """Save a run that an error ended. Raises CrashedError, or before the first update the error itself."""
     told = error
     if isinstance(error, SystemExit):
         who = place_of(error) or "an env or a callback "

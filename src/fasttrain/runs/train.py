@@ -140,7 +140,7 @@ def _train(run: Parts, overrides: Sequence[str], draw: Draw) -> None:
         with activity(run.console, "closing the envs"):
             failed = close_envs(run.env)
         if failed:
-            run.say(f"warning: close() of an env failed, which costs nothing else: {failed}")
+            run.say(f"warning: close() of an env failed; the results of the run are complete: {failed}")
 
 
 def learn(run: Parts) -> PerfWindow:

@@ -30,7 +30,7 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.terminal import GLUE, Output, folded, one_line, rate_text, spelt, with_interval
 
 GAP = "  "
-LEAST = 40  # width from which the last column is folded beside the others; else it goes below the row
+LEAST = 40  # columns; a last cell with this much room is wrapped in its place, else it is put below the row
 
 
 class FittingTable:

@@ -218,7 +218,9 @@ def _check_pickle(pickled: bytes, what: str) -> None:
         if opcode.name == "GLOBAL" and argument not in NAMES:
             raise ConfigError(f"{what} wants {str(argument).replace(' ', '.')[:100]!r}, which no tensor needs")
         if opcode.name.endswith("BINGET") and argument in of_tuples:
-            raise ConfigError(f"{what} has one tuple in two places, which no tensor needs")
+            raise ConfigError(
+                f"{what} refers to one tuple twice, which torch.save never writes; the file is damaged or was changed"
+            )
         if opcode.name.endswith("BINPUT"):
             (of_tuples.add if last.startswith("TUPLE") else of_tuples.discard)(argument)
         elif opcode.name != "PROTO":

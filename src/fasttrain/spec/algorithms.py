@@ -68,7 +68,7 @@ class AlgorithmSpec:
     greedy: bool = False  # sampled and greedy evaluation are the same, and the quality jumps from update to update
     policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
     exports: Literal["logits", "q_values", "no"] = "no"
-    # Defaults by tier: batch_size, learning_rate, rollout_size, … The algorithm has no setting whose name is missing.
+    # Defaults by tier: batch_size, learning_rate, rollout_size, … The algorithm has no setting that is not named here.
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)  # defaults of flags for this algorithm
     extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # the fast class only: name → (type, default)

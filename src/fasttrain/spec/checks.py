@@ -280,8 +280,8 @@ def _check_scores(config: Config) -> None:
     win, value, scores = config.env.result.win, config.env.result.win_value, config.env.result.scores
     if value is not None and (win is None or not isinstance(value, (bool, int, float, str))):
         raise ConfigError(
-            f"env.result.win_value={value} with env.result.win={win}: set both, the entry of the last info and the "
-            "text, number or truth value that it has after a win"
+            f"env.result.win_value={value} with env.result.win={win}: set both: env.result.win is an entry "
+            "of the last info, env.result.win_value its value after a win"
         )
     if taken := sorted({*QUALITY_NAMES} & {*scores}):
         raise ConfigError(f"env.result.scores: {', '.join(taken)} is reported already; rename it in the info")

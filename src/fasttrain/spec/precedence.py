@@ -108,7 +108,7 @@ class UserInput(NamedTuple):
     """The user's settings from all sources, in the form that Hydra needs."""
 
     overrides: list[str]
-    sources: dict[str, str]  # key → command line, environment
+    sources: dict[str, str]  # key → where its value comes from: "command line" or "environment"
     values: Mapping[str, Any] = {}  # Python objects passed to `train(…)`, which overrides cannot express
 
 

@@ -67,7 +67,7 @@ class Finding:
     """The measured effect of a lever."""
 
     lever: Lever
-    added: Ratio | None  # speed with the lever ÷ without it, on the way from the baseline
+    added: Ratio | None  # speed after ÷ before this change, where changes are added one by one to the baseline
     within: Ratio | None  # speed of the profile ÷ of the profile without the lever
     quality: Comparison | None  # profile minus profile without the lever; None if it is exact or episodes are too few
     failed: bool = False  # the profile does not run without the lever

@@ -258,7 +258,7 @@ def advise(
     for candidate in candidates(now):
         if (plan := changed_plan(now, candidate)) is None:
             continue
-        tell(f"trying on: {candidate.text}")
+        tell(f"measuring next: {candidate.text}")
         if (changed := measure_again(plan, candidate)) is None:
             continue
         gain = gain_of(now.present_s, expected_s(now.present_s, (now.rates, now.flow), changed))

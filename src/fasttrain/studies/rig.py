@@ -73,7 +73,7 @@ class IterationTimer(BaseCallback):
 
 
 def steady(config: Config) -> Config:
-    """The configuration in the middle of its training: no stopping rules, warm-up and exploration are over."""
+    """The configuration as in the middle of training: warm-up and exploration are over, and no rule stops the run."""
     changes: dict[str, Any] = {
         "stop": StopConfig(), "eval_every": 0, "checkpoint_every": 0, "live": "off",
         "report": False, "warmup_steps": min(config.warmup_steps, WARMUP),

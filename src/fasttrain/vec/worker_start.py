@@ -261,7 +261,9 @@ class Bell:
         if sys.platform != "win32":
             self._poller = select.poll()  # Connection.poll makes one in each call, which takes 10 µs
             self._poller.register(self._reader.fileno(), select.POLLIN)
-            os.set_blocking(self._writer.fileno(), False)  # for all processes that release
+            os.set_blocking(
+                self._writer.fileno(), False
+            )  # the flag belongs to the pipe, so it holds in every process that writes
 
     def release(self) -> None:
         """Add one to the count. Has no effect if the pipe is full, when the count is in the thousands."""

@@ -66,7 +66,7 @@ class SkirmishGame(GameBatch):
         )
         self.records["phase"] = UNSTARTED
         self.setup = make_setup(self.options)
-        self.records["next_rounds"] = self.options.rounds
+        self.records["rounds"] = self.records["next_rounds"] = self.options.rounds
         self._mix[:] = self.options.opponent
         self._usual = self._mix.copy()  # opponents of games without the reset option `opponent`
         self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
