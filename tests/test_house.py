@@ -42,7 +42,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # they act together, and their files.
 # 31 of games for tasks of Skirmish; 21 for a teacher that is a zip; 4 for trying slower threads less often.
 CEILINGS = {
-    "fasttrain": {"lines": 44_804, "modules": 195, ": Any": 583},
+    "fasttrain": {"lines": 44_805, "modules": 195, ": Any": 583},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_816, "modules": 33, ": Any": 12},
 }

@@ -237,8 +237,8 @@ class Composer:
         try:
             return from_mapping(values), sources
         except ConfigError as error:
-            own = [file for file in self.loader.files if not Path(file.path).is_relative_to(conf_dir())]
-            error.args = (with_its_file(str(error), own, given.sources),)
+            folder = os.path.abspath(self.options.config_dir or os.devnull)
+            error.args = (with_its_file(str(error), self.loader.files, folder, given.sources),)
             raise
 
     def typed(self, arguments: Sequence[str]) -> Config:

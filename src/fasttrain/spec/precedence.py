@@ -120,11 +120,12 @@ class File(NamedTuple):
     source: str = ""  # where its values come from: `profile NAME`, `tuned NAME`, `config NAME`
 
 
-def with_its_file(message: str, files: Iterable[File], typed: Mapping[str, str]) -> str:
-    """A message about a setting, with the file before it that sets it, unless the user typed the setting."""
+def with_its_file(message: str, files: Iterable[File], folder: str, typed: Mapping[str, str]) -> str:
+    """A message about a setting, after the file of the user's `folder` that sets it, unless the setting was typed."""
     found = re.match(r"(?:unknown key ')?([\w.]+)", message)
     key = found[1] if found else ""
-    setters = [file for file in files if any(f"{one}.".startswith(f"{key}.") for one in file.keys)]
+    own = [file for file in files if Path(file.path).is_relative_to(folder)]
+    setters = [file for file in own if any(f"{one}.".startswith(f"{key}.") for one in file.keys)]
     return f"{setters[-1].path}: {message}" if key and key not in typed and setters else message
 
 
