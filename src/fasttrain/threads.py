@@ -347,8 +347,8 @@ class ThreadChoice:
             first be woken: acting for 256 envs takes 0.27 ms, then 0.11; without threads 0.19.
     """
 
-    TRY_OTHER_EVERY = 50  # the slower mode gets one of that many trials, and one of four times as many if it is CLEAR:
-    CLEAR = 1.3  # it takes at least this many times as long
+    TRY_OTHER_EVERY = 50  # the slower mode gets one of that many trials
+    CLEAR = 1.3  # a mode that takes this many times as long is tried a quarter as often
     REMEMBERED = 4  # runs of each mode; the fastest counts, so that a short disturbance does not matter
 
     def __init__(self, trial: int = 1) -> None:

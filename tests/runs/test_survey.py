@@ -125,6 +125,14 @@ def test_without_play_and_workers_there_is_no_process():
     assert Path("builds").read_text() == f"{os.getpid()}\n"
 
 
+@pytest.mark.parametrize(("fused_update", "known"), [("auto", True), ("off", False)])
+def test_without_a_checkup_a_native_game_is_played_where_kernels_are_compared_on_it(fused_update: str, known: bool):
+    config = configured("+profile=speed", "checkup=off", f"fused_update={fused_update}")
+    with survey_of(config, Console(quiet=True)) as looking:
+        zeros, illegal = (1 - share for share in env_facts(config, looking).density)
+    assert (zeros > 0.5, illegal > 0.5) == (known, known)
+
+
 def test_a_fault_of_ours_is_not_taken_for_the_users(monkeypatch: pytest.MonkeyPatch):
     with looked_at("Counted") as looking:
         monkeypatch.setattr(survey, "Build", lambda spec: divmod)  # nothing that a worker can call

@@ -76,6 +76,7 @@ _SAC = Contract(  # any storage that gives batches will do
 )  # fmt: skip
 REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN, "soft actor-critic": _SAC}
 VIEWS = (CategoricalView, GaussianView)  # distributions that the kernels know
+ADAM = ("lr", "betas", "eps", "foreach", "fused")  # Adam's options that kernels know; the last two change only rounding
 
 # Units of an LSTM. Time of an update by kernels / by torch, in µs for each row of the rollout, with two LSTMs on one
 # thread. 248 inputs, minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048
@@ -302,7 +303,7 @@ def _bad_optimizer(policy: Any) -> str:
         group, *more = optimizer.param_groups
         if type(optimizer) is not torch.optim.Adam or more:
             return f"the optimizer is {type(optimizer).__name__}: compiled kernels compute a plain Adam of one group"
-        if options := [name for name in optimizer.defaults if group.get(name) and name not in kernels.ADAM]:
+        if options := [name for name in optimizer.defaults if group.get(name) and name not in ADAM]:
             return f"compiled kernels do not know Adam's option {options[0]}"
         if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in _STEP_HOOKS):
             return "the optimizer's steps have a hook, which compiled kernels would not call"

@@ -44,7 +44,6 @@ COLUMNS = {
     "clip_fraction": ppo.CLIPPED,
 }
 CPU = torch.device("cpu")
-ADAM = ("lr", "betas", "eps", "foreach", "fused")  # Adam's options that kernels know; the last two change only rounding
 
 
 class KernelEngine(Engine):

@@ -7,6 +7,7 @@ Batches and random numbers are the same as in the update on PyTorch, so that wei
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,14 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import preprocess_obs
 from stable_baselines3.sac.policies import SACPolicy
-from torch import Tensor
 
-from fasttrain.accelerators.kernels import ADAM, adam_of, constants_of, zeros
+from fasttrain.accelerators.kernels import adam_of, constants_of, zeros
 from fasttrain.accelerators.layout import Chain, Flat, pad_width
 from fasttrain.algos.causes import blame, why_no_action
 from fasttrain.algos.devices import EngineSettings
 from fasttrain.algos.engine import Engine, PolicyStep, Statistics
 from fasttrain.algos.sac import SACWork
+from fasttrain.algos.step import faster_adam
 from fasttrain.batch import Float32Array, Float64Array
 from fasttrain.buffers.prefetch import Replay
 from fasttrain.buffers.replay_storage import ReplayBatch
@@ -79,28 +80,29 @@ class KernelSACEngine(Engine):
     @torch.no_grad()
     def update(self, data: Replay, work: SACWork) -> Statistics:
         """Take all updates, each on its own batch. A guarded step with a loss that is not finite is skipped."""
-        guarded, blamed = self.guard is not None, ""
+        guarded, blamed, entropy = self.guard is not None, "", work.ent_coef_optimizer
         terms: list[dict[str, float]] = []
         done = np.full((work.gradient_steps, sac.NUM_STATISTICS), math.nan)
-        self.clock.enter("replay_sample")
-        for number, batch in enumerate(data.batches(work.gradient_steps, work.batch_size)):
-            self.clock.enter("train")
-            update, norms = self._update(batch, work, number), done[number, sac.CRITIC_NORM :]
-            count = len(update.batch.rewards)
-            parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
-            scratch = self._scratch_for(count, parts)
-            bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])  # index of a gradient
-            taken = ~(np.isnan(norms) & guarded)
-            self._critics.stepped(int(taken[0]))
-            if taken.all():
-                self._actor.stepped(1)
-                terms.append(self._learned(work, update.settings, done[number]))
-            else:
-                of_critic = math.isnan(done[number, sac.CRITIC_NORM])
-                flat, loss = (self._critics, sac.CRITIC_LOSS) if of_critic else (self._actor, sac.ACTOR_LOSS)
-                cause = blame(math.isfinite(done[number, loss]), flat.name_at(bad, self.policy))
-                blamed = blamed or cause
+        with nullcontext() if entropy is None else faster_adam(entropy, not self.settings.exact):
             self.clock.enter("replay_sample")
+            for number, batch in enumerate(data.batches(work.gradient_steps, work.batch_size)):
+                self.clock.enter("train")
+                update, norms = self._update(batch, work, number), done[number, sac.CRITIC_NORM :]
+                count = len(update.batch.rewards)
+                parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
+                scratch = self._scratch_for(count, parts)
+                bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])  # index of a gradient
+                taken = ~(np.isnan(norms) & guarded)
+                self._critics.stepped(int(taken[0]))
+                if taken.all():
+                    self._actor.stepped(1)
+                    terms.append(self._learned(work, update.settings, done[number]))
+                else:
+                    of_critic = math.isnan(done[number, sac.CRITIC_NORM])
+                    flat, loss = (self._critics, sac.CRITIC_LOSS) if of_critic else (self._actor, sac.ACTOR_LOSS)
+                    cause = blame(math.isfinite(done[number, loss]), flat.name_at(bad, self.policy))
+                    blamed = blamed or cause
+                self.clock.enter("replay_sample")
         self.clock.enter("log")
         norms = done[:, sac.CRITIC_NORM] + done[:, sac.ACTOR_NORM] if guarded else np.zeros(0)
         steps = work.gradient_steps - int(np.count_nonzero(np.isnan(norms)))
@@ -129,7 +131,8 @@ class KernelSACEngine(Engine):
                  "actor_loss": statistics[sac.ACTOR_LOSS]}  # fmt: skip
         if work.ent_coef_optimizer is not None:
             terms["ent_coef_loss"] = -settings.log_ent_coef * statistics[sac.MISSING_ENTROPY]
-            descend(work.ent_coef_optimizer, work.ent_coef, -statistics[sac.MISSING_ENTROPY])
+            work.ent_coef.grad = torch.full_like(work.ent_coef, -statistics[sac.MISSING_ENTROPY])
+            work.ent_coef_optimizer.step()
         return terms
 
     def _batch(self, batch: ReplayBatch, gamma: float) -> sac.SACBatch:
@@ -137,10 +140,10 @@ class KernelSACEngine(Engine):
         features = np.stack([self._features(each) for each in (batch.observations, batch.next_observations)])
         count = features.shape[1]
         noise = np.stack([self._noise(count) for _ in range(2)])
-        tensors = (batch.actions.reshape(noise.shape[1:]), batch.rewards.reshape(count), batch.dones.reshape(count))
-        actions, rewards, dones = (np.ascontiguousarray(each.numpy(), np.float32) for each in tensors)
-        discounts = np.float32(gamma) if batch.discounts is None else batch.discounts.reshape(count).numpy()
-        return sac.SACBatch(features, actions, rewards, (1 - dones) * discounts, noise)
+        discounts = (1 - batch.dones) * (gamma if batch.discounts is None else batch.discounts)
+        tensors = (batch.actions.reshape(noise.shape[1:]), batch.rewards.reshape(count), discounts.reshape(count))
+        actions, rewards, left = (np.ascontiguousarray(each.numpy(), np.float32) for each in tensors)
+        return sac.SACBatch(features, actions, rewards, left, noise)
 
     def _features(self, observations: Any) -> Float32Array:  # (B, F)
         """The flat observations. They are the features of every eligible policy."""
@@ -192,24 +195,6 @@ class KernelSACEngine(Engine):
             constants=constants,
         )
         return scratch
-
-
-def descend(optimizer: torch.optim.Optimizer, number: Tensor, gradient: float) -> None:
-    """A step for a parameter of one number, of a plain Adam without torch's call, which takes a tenth of an update."""
-    state, group = optimizer.state[number], optimizer.param_groups[0]
-    others = [name for name, value in group.items() if value and name not in ("params", *ADAM)]
-    if not state or type(optimizer) is not torch.optim.Adam or others:
-        number.grad = torch.full_like(number, gradient)
-        optimizer.step()
-        return
-    adam, taken = adam_of(optimizer, math.inf), state["step"].item() + 1
-    mean = adam.beta1 * state["exp_avg"].item() + (1 - adam.beta1) * gradient
-    square = adam.beta2 * state["exp_avg_sq"].item() + (1 - adam.beta2) * gradient**2
-    size = math.sqrt(square) / math.sqrt(1 - adam.beta2**taken) + adam.eps
-    state["step"].fill_(taken)
-    state["exp_avg"].fill_(mean)
-    state["exp_avg_sq"].fill_(square)
-    number.data -= adam.learning_rate / (1 - adam.beta1**taken) * mean / size
 
 
 def kernel_calls() -> list[KernelCall]:

@@ -17,7 +17,7 @@ from fasttrain.threads import FOLLOW, ThreadChoice, new_team, run
 from fasttrain_games.skirmish import kernels
 from fasttrain_games.skirmish.actions import action_space, illegal_head
 from fasttrain_games.skirmish.layout import observation_width
-from fasttrain_games.skirmish.options import OpponentMix, Options, make_options, opponents_for
+from fasttrain_games.skirmish.options import SELF, OpponentMix, Options, make_options, opponents_for
 from fasttrain_games.skirmish.render import BoardView
 from fasttrain_games.skirmish.state import GAME, OVER, TERMS, UNSTARTED, impossible, make_setup
 
@@ -179,7 +179,7 @@ class SkirmishGame(GameBatch):
         if rounds is not None and (type(rounds) is not int or not 1 <= rounds <= most):
             raise EnvSpecError(f"Skirmish: rounds={rounds}: expected 1 to {most}, the value of env.kwargs.rounds")
         mix = self._usual[indices] if opponent is None else opponents_for(opponent, self.options.rosters)
-        if opponent is not None and mix[-2] < 1.0:
+        if opponent is not None and mix[SELF - 1] < 1.0:
             raise EnvSpecError("Skirmish: a task cannot have opponent=self; use opponent=self on the command line")
         self._mix[indices], self.records["next_rounds"][indices] = mix, rounds or most
         self.records["next_mission"][indices] = 0 if mission is None else 1 + missions.index(mission)
