@@ -39,16 +39,6 @@ def test_cfg_job_prints_the_configuration_without_running(fasttrain: RunCommand,
     assert "num_envs: 4" in fasttrain("+profile=speed", "num_envs=4", "--cfg", "job").out
 
 
-def test_own_profiles_by_config_dir(fasttrain: RunCommand, tmp_path: Path):
-    (tmp_path / "mine" / "profile").mkdir(parents=True)
-    (tmp_path / "mine" / "profile" / "tiny.yaml").write_text("# @package _global_\nnum_envs: 3\nengine: fast\n")
-    done = fasttrain("--config-dir", str(tmp_path / "mine"), "+profile=tiny", "env.id=CartPole-v1", "algo=ppo",
-                     "vec_env=dummy", "total_timesteps=30", "algo.rollout_size=30", "batch_size=10", "eval.episodes=0",
-                     "report=false").ok()  # fmt: skip
-    rows = {row["flag"]: row for row in done.json("plan.json")["flags"]}
-    assert (rows["num_envs"]["effective"], rows["num_envs"]["source"]) == (3, "profile tiny")
-
-
 def test_a_crash_keeps_the_end_of_its_traceback(fasttrain: RunCommand, tmp_path: Path):
     (tmp_path / "crash.py").write_text(
         "import gymnasium as gym, numpy as np\n"

@@ -105,6 +105,7 @@ def test_a_main_file_that_names_an_env_or_overrides_too_early_is_told_what_to_wr
             "early": "early: in its defaults, `override env: gym` must stand below all without override",
         }[name]
         fasttrain(*options).refused(told)
+    fasttrain("--config-name", "x", *options[:2]).refused("error: --config-name=x: no such YAML file in --config-dir")
 
 
 def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttrain: RunCommand, tmp_path: Path):

@@ -37,13 +37,6 @@ def sources(*arguments: str) -> dict[str, str]:
         return hydra.configured(read(typed, {}))[1]
 
 
-@pytest.mark.parametrize("typed", ["[speed,exact]", "[ speed , exact ]"])
-def test_of_several_profiles_the_last_that_says_something_is_its_source(typed: str):
-    found = sources(f"profile={typed}", "tuned=acrobot")
-    told = ("updates_per_step", "use_amp", "algo.n_epochs", "env.id")
-    assert [found[key] for key in told] == ["profile exact", "profile speed", "tuned acrobot", "tuned acrobot"]
-
-
 @pytest.mark.parametrize("entry", ["/profile/speed", "speed", "/profile/speed@_global_"])
 def test_a_profile_built_upon_another_keeps_the_sources_of_both(entry: str, tmp_path: Path):
     (tmp_path / "profile").mkdir()
@@ -66,15 +59,6 @@ def test_another_name_in_a_file_counts_where_it_stands(tmp_path: Path):
     found = configured([*start, "+profile=[speed,sb3]", "workers=4"])
     assert (found.workers, found.batch_size) == (4, 128)
     assert sources(*start, "+profile=[speed,sb3]")["batch_size"] == "profile sb3"
-
-
-def test_a_file_in_place_of_ours_is_somebodys_choice(tmp_path: Path):
-    text = "defaults: [config, {override env: gym}, {override algo: ppo}, _self_]\nenv: {id: CartPole-v1}\nnum_envs: 3"
-    (tmp_path / "mine.yaml").write_text(text)
-    found = sources("--config-dir", str(tmp_path), "--config-name", "mine", "seed=1")
-    assert (found["num_envs"], found["seed"]) == ("config mine", "command line")
-    with pytest.raises(ConfigError, match="^--config-name=x: no such YAML file in --config-dir"):
-        sources("--config-name", "x")
 
 
 GAME = ("env.backend=daemons", "env.entry_point=game:Game", "daemons.command=[java, Engine, --port, '{port}']")

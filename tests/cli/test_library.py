@@ -14,10 +14,7 @@ import torch
 
 import fasttrain
 from fasttrain import RunSpec, train
-from fasttrain.cli import library
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import EnvFacts, Machine
-from fasttrain.spec.plan import resolve
 
 SMALL: dict[str, Any] = {"total_timesteps": 128, "num_envs": 2, "workers": 0, "report": False, "checkup": "off"}
 EVAL = {"eval.episodes": 2, "algo.n_steps": 32, "algo.n_epochs": 1}
@@ -74,24 +71,6 @@ def test_an_env_is_named_by_module_class_game_or_is_a_class(tmp_path: Path, monk
         assert run.spec.config.env.entry_point == "tiny_game:Tiny"
     game = train("skullking", profile="exact", settings={"eval.episodes": 2, "algo.n_steps": 64}, **SMALL)
     assert game.spec.config.env.id == "fasttrain/SkullKing-v0"
-
-
-@pytest.mark.parametrize("profile", [None, "baseline", "speed"])
-def test_sb3s_names_of_settings_come_before_what_a_profile_says(profile: str | None, monkeypatch: pytest.MonkeyPatch):
-    def open_run(config: Any, sources: dict[str, str], *_: Any) -> Any:
-        plans.append(resolve(config, sources, EnvFacts(native=False, step_s=20e-6), Machine(2, False, False)))
-        raise ConfigError("enough")
-
-    plans: list[RunSpec] = []
-    monkeypatch.setattr(library, "open_run", open_run)
-    with pytest.raises(ConfigError, match="enough"):
-        train(
-            "Pendulum-v1", algo="sac", profile=profile, folder="x",
-            settings={"algo.gradient_steps": 2, "algo.learning_starts": 1000},
-        )  # fmt: skip
-    rows = {row.flag: (row.effective, row.source) for row in plans[0].rows}
-    assert rows["updates_per_step"] == (2, "command line")
-    assert rows["warmup_steps"] == (1000, "command line")
 
 
 def test_outside_of_the_main_thread_no_signal_is_touched():

@@ -6,37 +6,8 @@ import pytest
 
 from conftest import composed, configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.config import ALGO_CLASSES
-from fasttrain.spec.plain import to_dict
 from fasttrain.spec.precedence import TYPED, UserInput, effective_values
-from fasttrain.spec.reading import all_keys, evaluation_config, from_mapping, with_eval_settings
-
-KINDS = [(profile, algo) for profile in ("baseline", "exact", "balance", "debug") for algo in ("ppo", "dqn")]
-
-
-@pytest.mark.parametrize(("profile", "algo"), [*(("speed", algo) for algo in ALGO_CLASSES), *KINDS])
-def test_profiles_compose_with_every_algorithm(profile: str, algo: str):
-    config = configured(f"+profile={profile}", f"algo={algo}", "env.id=CartPole-v1")
-    assert (config.env.game, config.env.kwargs) == (None, {}), "another game's defaults leaked into the plain gym group"
-    if profile == "speed":
-        assert isinstance(config.algo, ALGO_CLASSES[algo])
-        assert from_mapping(to_dict(config)) == config
-
-
-def test_values_are_of_the_default_job_its_game_and_its_profile():
-    config = configured()
-    assert (config.env.id, config.algo.name) == ("fasttrain/SkullKing-v0", "maskable_ppo")
-    assert config.total_timesteps == config.own.total_timesteps == 3_000_000
-    plain = ("env.id=CartPole-v1", "algo=ppo")
-    lengths = [configured(*plain), configured(*plain, "total_timesteps=5e3", "eval.episodes=7")]
-    assert [(each.total_timesteps, each.eval.episodes) for each in lengths] == [(100_000, 100), (5_000, 7)]
-    speed, balance = configured("+profile=speed"), configured("+profile=balance")
-    assert (speed.num_envs, balance.num_envs) == (12, 8)
-    assert (speed.updates_per_step, balance.updates_per_step) == (10, 6)
-    assert (speed.own.num_envs, balance.own.num_envs) == (256, 64)
-    dqn = configured("+profile=speed", "algo=dqn", "env.id=CartPole-v1", "num_envs=3")
-    assert (dqn.own.batch_size, dqn.warmup_steps, dqn.num_envs) == (256, 2000, 3)
-    assert {"num_envs", "algo.gamma", "algo.buffer_size", "env.id", "profile"} <= set(all_keys())
+from fasttrain.spec.reading import evaluation_config, from_mapping, with_eval_settings
 
 
 @pytest.mark.parametrize(
@@ -64,22 +35,6 @@ def test_bad_input_is_named(overrides: list[str], message: str):
 def test_an_algorithm_is_a_group():
     with pytest.raises(ConfigError, match="algo: choose"):
         from_mapping({**composed(), "algo": None})
-
-
-def test_own_values_are_the_given_ones_then_the_games_then_the_algorithms():
-    def own(*arguments: str) -> tuple[Any, ...]:
-        config = configured(*arguments)
-        own = config.own
-        assert config.algo.learning_rate == own.learning_rate
-        return own.batch_size, own.learning_rate, own.n_epochs, own.rollout_size, own.num_envs
-
-    assert own("+profile=speed") == (1024, 1e-3, 4, 16_384, 256), "Skull King's"
-    assert own("+profile=speed", "env.id=CartPole-v1", "algo=ppo") == (256, 1e-3, 10, 4_096, None), "PPO's"
-    assert own("env.id=CartPole-v1", "algo=a2c") == (None, 7e-4, None, 40, None), "no minibatches, no epochs"
-    tiers = (("balance", "ppo", 16_384), ("debug", "ppo", 512), ("speed", "recurrent_ppo", 1024))
-    for profile, algo, size in tiers:
-        assert configured(f"+profile={profile}", "env.id=CartPole-v1", f"algo={algo}").algo.rollout_size == size
-    assert configured("+profile=speed", "algo.learning_rate=linear_1e-4").algo.learning_rate == "linear_1e-4"
 
 
 def test_files_say_how_a_switch_is_on():
