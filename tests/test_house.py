@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,16 @@ PATH_CEILINGS = {
 def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
     passed = path_of(path)
     assert {name: size for name, size in passed.items() if size > PATH_CEILINGS[path][name]} == {}, passed
+
+
+# What `fasttrain env.id=CartPole-v1 algo=ppo` enters of src/fasttrain. plan: from argv until the plan is there, without
+# the look at the env. training: all files of the command, without algorithms; lines: of these files, up to a round 50.
+COMMAND_CEILINGS = {"plan": {"files": 30, "functions": 182}, "training": {"files": 80, "lines": 19_750}}
+
+
+def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:
+    command = [sys.executable, str(Path(__file__).with_name("transition_path.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    passed = json.loads(done.stdout.splitlines()[-1])
+    for way, ceilings in COMMAND_CEILINGS.items():
+        assert {name: size for name, size in passed[way].items() if size > ceilings[name]} == {}, passed

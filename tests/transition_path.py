@@ -1,8 +1,11 @@
-"""The code that one transition passes: what runs of src/fasttrain in an iteration of a small training."""
+"""The code that lies on a way: what runs of src/fasttrain in an iteration of a small training, and in a command."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +23,8 @@ SRC = Path(fasttrain.__file__).parent
 APART = ("native/", "kernels/", "jit.py", "threads.py", "kernel_cache.py", "runs/")
 
 
-def passed(iteration: Callable[[], Any]) -> dict[str, int]:
-    """Files, functions and source lines of fasttrain that `iteration` enters."""
-    seen: set[CodeType] = set()
+def trace(iteration: Callable[[], Any], seen: set[CodeType]) -> None:
+    """Add all code that `iteration` enters to `seen`."""
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         if event == "call":
@@ -35,16 +37,31 @@ def passed(iteration: Callable[[], Any]) -> dict[str, int]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    places: dict[str, set[int]] = {}
-    functions = 0
+
+
+def files_of(seen: set[CodeType], apart: tuple[str, ...]) -> dict[Path, list[CodeType]]:
+    """The code of fasttrain by file, without the files and folders `apart`."""
+    files: dict[Path, list[CodeType]] = {}
     for code in seen:
         file = Path(code.co_filename)
-        if not file.is_relative_to(SRC) or str(file.relative_to(SRC)).startswith(APART):
-            continue
-        functions += not code.co_name.startswith("<")  # comprehensions and lambdas are inlined by newer Pythons
-        lines = {line for *_, line in code.co_lines() if line}
-        places.setdefault(str(file.relative_to(SRC)), set()).update(range(min(lines), max(lines) + 1))
-    return {"files": len(places), "functions": functions, "lines": sum(map(len, places.values()))}
+        if file.is_relative_to(SRC) and not str(file.relative_to(SRC)).startswith(apart):
+            files.setdefault(file, []).append(code)
+    return files
+
+
+def functions_in(files: dict[Path, list[CodeType]]) -> int:
+    """The number of functions, without comprehensions and lambdas, which newer Pythons inline."""
+    return sum(not code.co_name.startswith("<") for codes in files.values() for code in codes)
+
+
+def passed(iteration: Callable[[], Any]) -> dict[str, int]:
+    """Files, functions and source lines of fasttrain that `iteration` enters."""
+    trace(iteration, seen := set[CodeType]())
+    files, count = files_of(seen, APART), 0
+    for codes in files.values():
+        places = [[line for *_, line in code.co_lines() if line] for code in codes]
+        count += len({line for each in places for line in range(min(each), max(each) + 1)})
+    return {"files": len(files), "functions": functions_in(files), "lines": count}
 
 
 ROLLOUT = {"n_steps": 16, "batch_size": 64, "n_epochs": 1}
@@ -67,3 +84,36 @@ def path_of(name: str) -> dict[str, int]:
     model, steps = kind(policy, env, seed=0, device="cpu", **settings), 128 if "n_steps" in settings else 64
     model.learn(steps)
     return passed(lambda: model.learn(steps, reset_num_timesteps=False))
+
+
+COMMAND = ("env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "total_timesteps=256", "algo.rollout_size=128",
+           "eval.episodes=2")  # fmt: skip
+LOOK = ("envs/", "runs/survey.py", "runs/spaces.py")  # the look at the env, which the plan needs
+ALGORITHMS = ("algos/", "accelerators/", "buffers/", "kernels/", "kernel_cache.py", "jit.py")
+
+
+def path_of_a_command() -> dict[str, dict[str, int]]:
+    """From argv to the plan, and to the end of a training. Only a fresh process enters what is cached later."""
+    from fasttrain.cli import compose, main  # noqa: F401 - imported now, because only what is called counts
+    from fasttrain.runs import train
+
+    def resolved(*arguments: Any) -> Any:
+        plan = resolve(*arguments)
+        before.update(() if before else seen)
+        return plan
+
+    seen, before, resolve = set[CodeType](), set[CodeType](), train.resolve
+    train.resolve = resolved
+    trace(lambda: main(COMMAND), seen)
+    plan, training = files_of(before, LOOK), files_of(seen, ALGORITHMS)
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in training)
+    return {
+        "plan": {"files": len(plan), "functions": functions_in(plan)},
+        "training": {"files": len(training), "lines": lines},
+    }
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        sys.stdout.write(json.dumps(path_of_a_command()))

@@ -37,39 +37,7 @@ def sources(*arguments: str) -> dict[str, str]:
         return hydra.configured(read(typed, {}))[1]
 
 
-@pytest.mark.parametrize("entry", ["/profile/speed", "speed", "/profile/speed@_global_"])
-def test_a_profile_built_upon_another_keeps_the_sources_of_both(entry: str, tmp_path: Path):
-    (tmp_path / "profile").mkdir()
-    text = f"# @package _global_\ndefaults:\n  - {entry}\n  - _self_\nnum_envs: 3\n"
-    (tmp_path / "profile" / "mine.yaml").write_text(text)
-    found = sources("--config-dir", str(tmp_path), "+profile=mine", "env.id=Pendulum-v1", "algo=sac", "seed=1")
-    told = ("num_envs", "updates_per_step", "lean_info", "seed")
-    assert [found[key] for key in told] == ["profile mine", "profile speed", "profile speed", "command line"]
-    (tmp_path / "profile" / "mine.yaml").write_text(text.partition("num_envs")[0])
-    assert sources("--config-dir", str(tmp_path), "+profile=mine")["num_envs"] == "profile speed", "says nothing itself"
-
-
-def test_another_name_in_a_file_counts_where_it_stands(tmp_path: Path):
-    (tmp_path / "profile").mkdir()
-    for name, text in (("sb3", "num_workers: 2\nalgo: {batch_size: 128}"), ("later", "workers: 3")):
-        (tmp_path / "profile" / f"{name}.yaml").write_text(f"# @package _global_\n{text}\n")
-    start = ("--config-dir", str(tmp_path), "env.id=CartPole-v1", "algo=ppo")
-    for typed, workers in (("[sb3,later]", 3), ("[later,sb3]", 2)):
-        assert configured([*start, f"+profile={typed}"]).workers == workers
-    found = configured([*start, "+profile=[speed,sb3]", "workers=4"])
-    assert (found.workers, found.batch_size) == (4, 128)
-    assert sources(*start, "+profile=[speed,sb3]")["batch_size"] == "profile sb3"
-
-
 GAME = ("env.backend=daemons", "env.entry_point=game:Game", "daemons.command=[java, Engine, --port, '{port}']")
-
-
-@pytest.mark.parametrize("typed", ["daemons=small_jvm", "+daemons=small_jvm"])
-def test_it_sets_flags_alone(typed: str):
-    found = configured([*GAME, typed, "daemons.count=3"]).daemons
-    assert "-XX:ActiveProcessorCount={threads}" in found.jvm_flags
-    assert (found.count, found.command[0]) == (3, "java")
-    assert configured([*GAME, typed, "daemons.jvm_flags=[-Xmx64m]"]).daemons.jvm_flags == ("-Xmx64m",)
 
 
 def test_a_file_of_an_engines_package_is_known_by_its_name(capsys: pytest.CaptureFixture[str]):

@@ -20,12 +20,6 @@ def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed
     return resolve(configured("algo=dqn", "env.id=CartPole-v1", *arguments), sources, facts, machine)
 
 
-def test_batches_ahead_need_our_engine():
-    plan = plan_of("+profile=speed", "engine=stock")
-    assert plan.config.prefetch == "off"
-    assert plan.row("prefetch").reason == "the stock classes cannot do that"
-
-
 @pytest.mark.parametrize(
     ("arguments", "machine", "images", "expected"),
     [
@@ -100,15 +94,6 @@ def test_rounds_of_several_steps(arguments: tuple[str, ...], updates: int, ratio
     assert plan.config.updates_per_step == updates
     assert row.effective == (ratio if ratio is None else pytest.approx(ratio, abs=1e-4))
     assert reason in row.reason
-
-
-def test_one_update_a_transition_is_the_own_value_of_algorithms_for_numbers():
-    sac = ("algo=sac", "env.id=Pendulum-v1", "num_envs=3")
-    row = plan_of(*sac, "algo.train_freq=4").row("updates_per_step")
-    assert (row.effective, row.reason) == (12, "sac's own")
-    assert plan_of(*sac, "algo.train_freq=4", "updates_per_step=5").config.updates_per_step == 12
-    assert plan_of(*sac, "updates_per_step=5", typed=("updates_per_step",)).config.updates_per_step == 5
-    assert plan_of(*sac, "+profile=speed").row("warmup_steps").effective == 100
 
 
 # --- recurrent policies

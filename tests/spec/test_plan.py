@@ -7,7 +7,7 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.checks import FLAGS, NOT_APPLICABLE, EnvFacts, Machine
+from fasttrain.spec.checks import FLAGS, EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
 
@@ -115,14 +115,6 @@ def test_the_reason_of_an_own_value_says_whose_it_is():
     assert reasons == ["the game's own value in this tier", "ppo's own value in this tier"]
 
 
-def test_envpool_is_native_whatever_a_profile_says():
-    for profile in ("baseline", "speed", "debug"):
-        typed = (f"+profile={profile}", "env.backend=envpool", *CART)
-        plan = plan_of(*typed, env=NATIVE, vec_env=f"profile {profile}")
-        assert plan.config.vec_env == "native"
-        assert plan.row("vec_env").reason == "EnvPool steps all envs in its own threads"
-
-
 def test_action_repeat_reaches_the_effective_configuration():
     plan = plan_of("action_repeat=3", *CART, action_repeat=TYPED)
     assert plan.config.action_repeat == 3
@@ -162,10 +154,6 @@ def test_infos_are_cut_where_that_saves_something_and_nobody_reads_them():
     assert row.reason.startswith("callbacks may read any info")
     assert plan_of(*reading, lean_info=TYPED).row("lean_info").effective is True
     assert plan_of(*reading, "env.info_keys=[cost]").row("lean_info").effective is True
-
-
-def test_flag_of_another_algorithm():
-    assert plan_of("updates_per_step=4", *CART).row("updates_per_step").effective == NOT_APPLICABLE
 
 
 def test_profile_exact_switches_on_exact_flags_and_nothing_else():

@@ -31,6 +31,8 @@ from fasttrain.spec.reading import from_mapping
 GOLDEN = Path(__file__).with_name("golden_plans.json")
 MINE = {
     "profile/mine": "# @package _global_\ndefaults: [/profile/speed, _self_]\nnum_envs: 3\n",
+    "profile/upon": "# @package _global_\ndefaults: [speed@_global_, /profile/exact, _self_]\nenv: {frame_stack: 2}\n",
+    "profile/later": "# @package _global_\nworkers: 3\n",
     "profile/sb3": "# @package _global_\nnum_workers: 2\nalgo: {batch_size: 128}\n",
     "env/small": "id: CartPole-v1\nmax_episode_steps: 50\n",
     "main": "defaults: [config, {override env: small}, {override algo: ppo}, _self_]\nnum_envs: 3\n",

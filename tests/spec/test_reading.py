@@ -6,7 +6,7 @@ import pytest
 
 from conftest import composed, configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.precedence import TYPED, UserInput, effective_values
+from fasttrain.spec.precedence import UserInput, effective_values
 from fasttrain.spec.reading import evaluation_config, from_mapping, with_eval_settings
 
 
@@ -48,15 +48,6 @@ def test_files_say_how_a_switch_is_on():
     other = {"amp_dtype": "float16", "compile_mode": "max-autotune"}
     assert read(**other, use_amp="off", use_compile=False) == ("off", "off"), "what is off has no mode"
     assert read(**other, use_amp="auto", use_compile="on") == ("float16", "max-autotune")
-
-
-def test_files_may_use_the_other_names():
-    plain = composed("env.id=CartPole-v1", "algo=ppo")
-    old = {"num_workers": 4, "use_subproc_envs": True, "force_dummy_vec_env": False}
-    config = from_mapping(effective_values({**plain, **old}, (), UserInput([], {}))[0])
-    assert (config.workers, config.vec_env) == (4, "subproc")
-    typed = effective_values({**plain, **old, "workers": 2}, (), UserInput([], {"workers": TYPED}))[0]
-    assert from_mapping(typed).workers == 2, "typed by its own name"
 
 
 def test_eval_takes_another_opponent_and_other_arguments_of_the_env_in_place_of_what_the_run_had():
