@@ -39,6 +39,8 @@ CORRIDOR = ("env.entry_point=toys:Corridor", "algo=ppo", "num_envs=4", "curricul
 ROUNDS = ("curriculum.tasks={early: {rounds: [1, 2]}, late: {rounds: [4, 5]}}", "curriculum.weights={late: 4}")
 TWO = ("policies={manager: {decides: bid, algo.n_epochs: 3, returns: steps},"
        " worker: {decides: play, algo.gamma: 0.9, returns: decisions}}",)  # fmt: skip
+GOALS = ("policies={manager: {goal_every: 3, goals: 2, observation: ['0:3']}, worker: {reward_key: is_success}}",
+         "env.entry_point=toys:Corridor")  # fmt: skip
 PYTHON_GAME = "env.entry_point=reference.skirmish_python.env:SkirmishPythonEnv"
 CASES = {
     "maskable-native": SMALL_PPO,
@@ -47,6 +49,7 @@ CASES = {
     "maskable-self-play-policies": (*SMALL_PPO, *SELF, *TWO, "fused_update=off"),
     "ppo-dummy-curriculum": (*SMALL_PPO, *CORRIDOR, "vec_env=dummy"),
     "ppo-shared-curriculum": (*SMALL_PPO, *CORRIDOR, *SHARED),
+    "ppo-dummy-goals": (*SMALL_PPO, *GOALS, "algo=ppo", "vec_env=dummy", "num_envs=4"),
     "maskable-native-eager": (*SMALL_PPO, "fused_update=off"),
     "maskable-skirmish": (*SMALL_PPO, "env=skirmish"),
     "maskable-self-play": (*SMALL_PPO, *SELF),

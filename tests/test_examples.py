@@ -56,6 +56,13 @@ def test_bidding_and_playing_are_two_policies(runs: RunCommand):
     assert 4.5 < told["worker"]["decisions"] / told["manager"]["decisions"] < 5.5
 
 
+def test_goals_are_the_memory_of_a_worker_without_one(runs: RunCommand):
+    done = runs("+profile=speed", "algo=ppo", *RUN[5:], "env.entry_point=recall:Recall", "total_timesteps=16000",
+                "seed=1", "algo.rollout_size=1024", "batch_size=128", "algo.learning_rate=0.01", "algo.n_epochs=10",
+                "eval.episodes=30", "policies={manager: {goal_every: 5, goals: 3}, worker: {}}")  # fmt: skip
+    assert done.json("summary.json")["quality"]["mean_reward"] > 3.5, "without goals 2.33 at best"
+
+
 def test_a_curriculum_makes_the_environments_harder(runs: RunCommand):
     wanted = ("+profile=balance", "env.entry_point=levels:Corridor", "algo=ppo", "callbacks=[levels:Harder]",
               "eval.env_kwargs.length=16", "total_timesteps=40000", "checkup=off", "fused_update=off", "batch_size=256",

@@ -42,10 +42,11 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # several agents, files with a wrong setting, and models that cannot be read, with what to write in their place.
 # 558 and two modules for several policies in one game: their settings, the rows that each decides and learns from, how
 # they act together, and their files.
+# 330 and two modules for goals that one policy sets for another, and for a policy's own reward and view of the game.
 # 31 of games for tasks of Skirmish; 21 for a teacher that is a zip;
 # 4 for trying slower threads less often, which made Skull King 2 % faster (three runs in turn).
 CEILINGS = {
-    "fasttrain": {"lines": 44_790, "modules": 195, ": Any": 583},
+    "fasttrain": {"lines": 45_120, "modules": 197, ": Any": 604},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_816, "modules": 33, ": Any": 12},
 }
@@ -63,7 +64,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # fails, and tell an environment that was made here and half an upgrade from others; 5 are the lane with the library of
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 51_443}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 51_762}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -100,7 +101,8 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 
 # What `fasttrain env.id=CartPole-v1 algo=ppo` enters of src/fasttrain. plan: from argv until the plan is there, without
 # the look at the env. training: all files of the command, without algorithms; lines: of these files, up to a round 50.
-COMMAND_CEILINGS = {"plan": {"files": 30, "functions": 182}, "training": {"files": 80, "lines": 19_750}}
+# 100 of them are settings of several policies: goals, rewards and views of their own.
+COMMAND_CEILINGS = {"plan": {"files": 30, "functions": 182}, "training": {"files": 80, "lines": 19_850}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:

@@ -11,11 +11,13 @@ import torch
 from gymnasium import spaces
 
 import fasttrain
-from fasttrain.algos.joint import NOBODY, SEVERAL, JointMaskablePPO, JointPPO, JointStorage, Owners, by_env_steps
+from fasttrain.algos.joint import JointMaskablePPO, JointPPO, JointStorage, by_env_steps
+from fasttrain.algos.owners import Owners, View, Viewed, view_of
 from fasttrain.algos.self_play import Player, weights_of
 from fasttrain.batch import FinishedEpisode
-from fasttrain.buffers.rollout import advantages_of
-from fasttrain.errors import ConfigError
+from fasttrain.buffers.rollout import RolloutStorage, advantages_of
+from fasttrain.envs.goals import Goals, MaskedGoals
+from fasttrain.errors import ConfigError, EnvError
 from toys import MaskedEnv, RandomEnv, seeded_vec
 
 A, B = 0, 1
@@ -46,13 +48,40 @@ def members_of(kind: Any, **settings: Any) -> Any:
     }
 
 
-def joint_model(kind: Any = JointPPO, cut: bool = True, engine: str = "torch", columns: Any = ([-3], None)) -> Any:
+def joint_model(
+    kind: Any = JointPPO, cut: bool = True, engine: str = "torch", columns: Any = ([-3], None), views: Any = ()
+) -> Any:
     box, masked = spaces.Box(-1, 1, (3,), np.float32), kind is JointMaskablePPO
     env = seeded_vec(lambda: (MaskedTurns if masked else Turns)(box, spaces.Discrete(4), cut))
     member = fasttrain.MaskablePPO if masked else fasttrain.PPO
     model = kind(
-        env, make=members_of(member), owners=Owners(NAMES, columns), n_steps=12, batch_size=16, seed=1, device="cpu"
+        env,
+        make=members_of(member),
+        owners=Owners(NAMES, columns, views),
+        n_steps=12,
+        batch_size=16,
+        seed=1,
+        device="cpu",
     )
+    model.use_engine(engine)
+    return model
+
+
+def goal_model(masked: bool = True, engine: str = "torch", views: Any = None, **more: Any) -> Any:
+    """A manager that sees the first two of three columns and sets one of two goals every three steps, and a worker."""
+    box, game = spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(4)
+    env = seeded_vec(lambda: MaskedGoals(MaskedEnv(box, game), 2, 3) if masked else Goals(RandomEnv(box, game), 2, 3))
+    given: dict[str, Any] = {"n_steps": 24, "batch_size": 16, "n_epochs": 2, "device": "cpu", "gamma": 1.0}
+    member = fasttrain.MaskablePPO if masked else fasttrain.PPO
+    views = views or [view_of([0, 1], 5, 1, 2, True), view_of(None, 5, 1, 2, False)]
+    model: Any = (JointMaskablePPO if masked else JointPPO)(
+        env, owners=Owners(["manager", "worker"], [None, [-2, -1]], views), n_steps=24, batch_size=16, seed=1,
+        make=lambda env: {
+            name: member("MlpPolicy", Viewed(env, view), gae_lambda=1.0, **given)
+            for name, view in zip(["manager", "worker"], views, strict=True)
+        },
+        device="cpu", returns={"manager": "decisions", "worker": "decisions"}, **more,
+    )  # fmt: skip
     model.use_engine(engine)
     return model
 
@@ -60,20 +89,21 @@ def joint_model(kind: Any = JointPPO, cut: bool = True, engine: str = "torch", c
 def storage(turns: list[int] = TURNS, following: int = B, **settings: Any) -> tuple[JointStorage, Any]:
     """Steps with rewards 1, 2, … and values 10, 20, …, of policy a with gamma 0.5 and lambda 1, b with 0.9 and 0.5."""
     shown = np.array(turns, np.float32).reshape(-1, 1, 1)
+    given = len(turns), 1, spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+    own: Any = {"a": {"gamma": 0.5, "gae_lambda": 1.0}, "b": {"gamma": 0.9, "gae_lambda": 0.5}}
     members = {
-        "a": SimpleNamespace(gamma=0.5, gae_lambda=1.0),
-        "b": SimpleNamespace(gamma=0.9, gae_lambda=0.5),
+        name: SimpleNamespace(
+            **each, rollout_buffer=SimpleNamespace(storage=RolloutStorage(*given, device=torch.device("cpu"), **each))
+        )
+        for name, each in own.items()
     }
     model: Any = SimpleNamespace(
         members=members, policy=SimpleNamespace(owners=Owners(NAMES, [None, [-1]])),
         returns=dict.fromkeys(NAMES, "decisions"), engine=SimpleNamespace(decisions=dict.fromkeys(NAMES, 0)),
-        _last_obs=np.full((1, 1), following, np.float32),
+        reward_keys={}, _last_obs=np.full((1, 1), following, np.float32),
     )  # fmt: skip
     vars(model).update(settings)
-    made = JointStorage(
-        len(turns), 1, spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2), device=torch.device("cpu"), gamma=1.0,
-        gae_lambda=1.0, model=model,
-    )  # fmt: skip
+    made = JointStorage(*given, device=torch.device("cpu"), gamma=1.0, gae_lambda=1.0, model=model)
     made.assign("observations", shown)
     made.rewards[:, 0] = np.arange(1, len(turns) + 1)
     made._values[:, 0] = torch.arange(10.0, 10.0 * len(turns) + 1, 10.0)
@@ -165,20 +195,6 @@ def test_a_joint_return_goes_to_the_next_decision_of_any_policy() -> None:
     np.testing.assert_array_equal(both.advantages, flat)
 
 
-def test_each_observation_has_one_owner() -> None:
-    owners = Owners(["a", "b", "c"], [[-1], [-3, -2], None])
-    shown = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0, 0], [0, 1, 1]], np.float32)
-    assert owners(shown).tolist() == [0, 1, 1, 2, SEVERAL]
-    assert owners(np.stack([shown, shown])).shape == (2, 5)
-    two = Owners(NAMES, [[0], [1]])
-    assert two(shown[:, :2]).tolist() == [NOBODY, 0, 1, NOBODY, 1]
-    assert [(number, rows) for number, rows in two.rows(np.zeros((2, 2)))] == [(0, slice(None))]
-    with pytest.raises(ConfigError, match="belongs to several of a, b, c"):
-        owners.check(owners(shown))
-    with pytest.raises(ConfigError, match="belongs to none of a, b"):
-        two.check(two(shown[:, :2]))
-
-
 @pytest.mark.parametrize("kind", [JointPPO, JointMaskablePPO])
 def test_both_policies_learn_each_by_its_own_settings(kind: Any) -> None:
     model = joint_model(kind)
@@ -209,6 +225,75 @@ def test_a_rollout_holds_what_its_own_policy_did() -> None:
         values, log_probs, _ = member.policy.evaluate_actions(seen[own], actions, masks[own])
         np.testing.assert_allclose(stored.values.reshape(48)[own], values.detach().flatten(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(stored.log_probs.reshape(48)[own], log_probs.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_policy_with_a_view_of_its_own_learns_from_what_it_saw_and_did(masked: bool) -> None:
+    model, fresh = goal_model(masked), goal_model(masked)
+    model.learn(96)
+    whole = model.rollout_buffer.storage
+    seen, actions = whole.observations.reshape(96, -1), whole.actions.reshape(96, -1)
+    for number, (name, columns, chosen) in enumerate([("manager", [0, 1], [1]), ("worker", [*range(5)], [0])]):
+        own = model.members[name].rollout_buffer.storage
+        rows = own.rows
+        assert {*model.owners(seen[rows])} == {number}
+        np.testing.assert_array_equal(own.observations.reshape(96, -1)[rows], seen[rows][:, columns])
+        np.testing.assert_array_equal(own.actions.reshape(96, -1)[rows], actions[rows][:, chosen])
+        masks = [] if not masked else [torch.from_numpy(own.masks.reshape(96, -1)[rows])]
+        given = torch.from_numpy(seen[rows][:, columns]), torch.from_numpy(actions[rows, chosen[0]])
+        values, log_probs, _ = fresh.members[name].policy.evaluate_actions(*given, *masks)
+        np.testing.assert_allclose(own.values.reshape(96)[rows], values.detach().flatten(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(own.log_probs.reshape(96)[rows], log_probs.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_managers_return_is_the_sum_of_rewards_until_its_next_decision() -> None:
+    model = goal_model().learn(96)
+    whole, own = model.rollout_buffer.storage, model.members["manager"].rollout_buffer.storage
+    for env in range(4):  # episodes of 10 steps of the env, with 4 goals in between
+        assert np.flatnonzero(model.owners(whole.observations[:, env]) == 0).tolist() == [0, 4, 8, 12, 14, 18, 22]
+        for step, end in ((0, 14), (4, 14), (12, 14)):
+            total = whole.rewards[step:end, env].sum()
+            assert own.returns[step, env] == pytest.approx(total, abs=1e-5)
+        delta = whole.rewards[14:18, env].sum() + whole.rewards[18:22, env].sum() + own.values[22, env]
+        assert own.returns[14, env] == pytest.approx(delta, abs=1e-5), "the last goal has no outcome yet"
+
+
+def test_goals_are_set_in_evaluations_and_by_opponents() -> None:
+    model, shown = goal_model(), np.random.default_rng(1).uniform(-1, 1, (6, 5)).astype(np.float32)
+    shown[:, 3:] = np.eye(3)[[0, 1, 2, 0, 1, 1]][:, 1:]
+    masks = np.ones((6, 6), np.bool_)
+    masks[:, [0, 2, 3]] = False
+    actions, _ = model.predict(shown, deterministic=True, action_masks=masks)
+    assert actions[[1, 2, 4, 5]].tolist() == [[1, 0]] * 4
+    manager = model.members["manager"].predict(shown[[0, 3], :2], deterministic=True)[0]
+    assert actions[[0, 3]].tolist() == [[0, goal] for goal in manager]
+    assert Player(model).act(shown[[1]], masks[[1]]).tolist() == [[1, 0]]
+
+
+def test_a_view_of_every_column_changes_nothing() -> None:
+    views = ((), [View(np.arange(3)), View()])
+    plain, viewed = (joint_model(JointMaskablePPO, views=each).learn(96) for each in views)
+    assert all(torch.equal(a, b) for a, b in zip(plain.policy.parameters(), viewed.policy.parameters(), strict=True))
+
+
+def test_a_policy_can_have_a_reward_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = RandomEnv.step
+
+    def with_points(env: Any, action: int) -> Any:
+        observation, reward, *rest, info = step(env, action)
+        return observation, reward, *rest, {**info, "points": env.steps}
+
+    monkeypatch.setattr(RandomEnv, "step", with_points)
+    model = goal_model(reward_keys={"manager": "points"}).learn(96)
+    own = model.members["manager"].rollout_buffer.storage
+    assert own.returns[0, 0] == pytest.approx(sum(range(1, 11)))
+    assert own.returns[12, 0] == pytest.approx(10)
+    assert model.rollout_buffer.storage.rewards.max() <= 1
+    monkeypatch.setattr(RandomEnv, "step", lambda env, action: (*step(env, action)[:4], {"points": "many"}))
+    with pytest.raises(EnvError, match=r"policies\.worker\.reward_key=points: an info has .*'many'"):
+        goal_model(reward_keys={"worker": "points"}).learn(96)
+    with pytest.raises(ConfigError, match=r"policies\.worker\.reward_key=point: no info has had such an entry in"):
+        goal_model(reward_keys={"worker": "point"}).learn(960)
 
 
 def test_kernels_give_what_torch_gives() -> None:

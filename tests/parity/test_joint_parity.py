@@ -13,7 +13,8 @@ from test_ppo_parity import CASES, Case, difference, logged, moments
 
 import fasttrain
 from fasttrain.algos import policy_view
-from fasttrain.algos.joint import JointMaskablePPO, JointPPO, Owners
+from fasttrain.algos.joint import JointMaskablePPO, JointPPO
+from fasttrain.algos.owners import Owners
 from toys import seeded_vec
 
 CONTAINERS = {fasttrain.PPO: JointPPO, fasttrain.MaskablePPO: JointMaskablePPO}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sb3_contrib
+import stable_baselines3
 import torch
 from gymnasium import spaces
 
@@ -36,7 +37,7 @@ class Turns(RandomEnv):
 
     def step(self, action: int) -> Any:
         *answer, info = super().step(action)
-        return (*answer, {**info, "policy": self.turns[self.steps % len(self.turns)]})
+        return (*answer, {**info, "steps": self.steps, "policy": self.turns[self.steps % len(self.turns)]})
 
 
 def weights_of(file: Path) -> dict[str, torch.Tensor]:
@@ -111,11 +112,25 @@ def test_the_info_tells_whose_decision_it_is(more: tuple[str, ...], fasttrain: R
     assert fasttrain("eval", f"run={done.folder}", "eval.episodes=2").exit_code == 0
 
 
+def test_a_manager_sets_goals_in_a_run(fasttrain: RunCommand) -> None:
+    goals = "policies={manager: {goal_every: 3, goals: 5, observation: [1]}, worker: {reward_key: steps}}"
+    done = fasttrain(*SMALL, *MINE, goals, "fused_update=off", "num_envs=4", "env.frame_stack=2")
+    assert done.exit_code == 0, done.err
+    told = done.json("summary.json")["policies"]
+    assert told["worker"]["decisions"] == pytest.approx(512 * 10 / 14, rel=0.03)
+    manager, worker = (stable_baselines3.PPO.load(done.folder / f"{name}.zip") for name in ("manager", "worker"))
+    assert (manager.observation_space.shape, manager.action_space) == ((2,), spaces.Discrete(5))
+    assert (worker.observation_space.shape, worker.action_space) == ((16,), spaces.Discrete(4))
+    assert done.json("summary.json")["quality"]["mean_length"] == 14.0
+    assert fasttrain("eval", f"run={done.folder}", "eval.episodes=2").exit_code == 0
+
+
 BOTH = "policies={a: {decides: one}, b: {decides: two}}"
 REFUSED = {
     "info['policy'] is 'play', not one of ['bid', 'pay']": (*MINE, "policies={a: {decides: bid}, b: {decides: pay}}"),
     "policies.b has decided nothing in": (*MINE, "policies={a: {decides: [bid, play]}, b: {decides: draw}}"),
     "belongs to several of a, b": (*MINE, BOTH, "env.phases={one: 0, two: 1}"),
+    "policies.a.goal_every=3 does not go with the native batch": ("policies={a: {goal_every: 3, goals: 2}, b: {}}",),
     "use_compile=default with policies": (TWO, "use_compile=default", "fused_update=off"),
     "torch takes no network of the name": ("policies={keys: {decides: bid}, b: {decides: play}}",),
     "this one is Discrete": ("algo=ppo", "env.id=FrozenLake-v1", BOTH, "env.phases={one: 0, two: 1}"),

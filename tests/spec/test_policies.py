@@ -8,7 +8,7 @@ import pytest
 
 from conftest import configured
 from fasttrain.errors import ConfigError
-from fasttrain.spec.policies import columns_of, member_file, own_config, with_one_hot
+from fasttrain.spec.policies import columns_of, goals_of, member_file, own_config, returns_of, seen_of, with_told
 from fasttrain_games.skullking.observation import IS_BIDDING
 
 FAST = "engine=fast"
@@ -39,7 +39,7 @@ def test_without_columns_the_info_says_whose_decision_it_is() -> None:
     (wrapper,) = config.env.wrappers
     assert wrapper == {"wrapper": "fasttrain.envs.wrappers:InfoOneHot", "key": "policy", "values": ["x", "y", "z"]}
     assert columns_of(config, 7) == [[-3, -2], [-1]]
-    assert with_one_hot(config) is config, "a stored configuration has the wrapper already"
+    assert with_told(config) == config, "a stored configuration has the wrapper already"
     assert configured(*CART).env.wrappers == ()
 
 
@@ -64,13 +64,22 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid, algo.n_epochs: many}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=many: exp"),
     (policies("a: {decides: bid, algo.n_epochs: 0}, b: {decides: play}"), r"policies\.a: algo\.n_epochs=0: must be at"),
     (policies("a: {decides: bid, algo.rollout_size: 8}, b: {decides: play}"), "all policies share one rollout"),
-    (policies("a: {decides: bid, returns: far}, b: {decides: play}"), "returns=far: expected one of joint, decisions"),
+    (policies("a: {decides: bid, returns: far}, b: {decides: play}"), "returns=far: not one of joint, decisions"),
     (policies("a: {decides: bid, algo.gamma: 0.9}, b: {decides: play}"), "different algo.gamma have no joint returns"),
     (policies("model: {decides: bid}, b: {decides: play}"), "'model' cannot name a policy"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=dqn"), "policies train by ppo or maskable_ppo"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=maskable_recurrent_ppo"), "policies train by ppo or mask"),
     (policies("a: {decides: bid}, b: {decides: play}", "engine=stock"), "SB3 has no such training; use engine=fast"),
     (policies("a: {decides: bid}, b: {decides: play}", "env.normalize=[obs]"), "which env.normalize=\\[obs\\] changes"),
+    (policies("a: {goal_every: 3, goals: 2}, b: {decides: play}"), "sets the goals of one other"),
+    (policies("a: {goal_every: 3, goals: 2}, b: {}, c: {}"), "sets the goals of one other"),
+    (policies("a: {goal_every: 3, goals: 2}, b: {goal_every: 3, goals: 2}"), "sets the goals of one other"),
+    (policies("a: {goal_every: 3}, b: {}"), r"policies\.a: a policy that sets goals has goals, at"),
+    (policies("a: {goal_every: 0, goals: 2}, b: {}"), "and goal_every, at least 1 or phase"),
+    (policies("a: {goal_every: round, goals: 2}, b: {}"), r"policies\.a\.goal_every=round: expected a whole number"),
+    ((*CART, "policies={a: {goal_every: phase, goals: 2}, b: {}}"), "this game has no phases; name their columns by"),
+    (policies("a: {goal_every: 3, goals: 2}, b: {}", "opponent=self"), "goal_every go with fixed opponents"),
+    (policies("a: {decides: bid, reward_key: x}, b: {decides: play}", "opponent=self"), "reward_key go with fixed"),
     ((*CART, "policies={a: {decides: x}, b: {decides: others}}"), 'name the value of info\\["policy"\\]'),
 ]  # fmt: skip
 
@@ -79,6 +88,41 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
 def test_wrong_settings_are_refused(settings: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configured(*settings)
+
+
+def test_a_manager_sets_goals_and_the_worker_decides_where_there_is_one() -> None:
+    config = configured(FAST, "policies={m: {goal_every: 3, goals: 4, observation: [5]}, w: {observation: ['0:2']}}")
+    assert goals_of(config) == (4, 3, ())
+    assert columns_of(config, 14) == [None, [-4, -3, -2, -1]]
+    assert [seen_of(config, name, 14) for name in "mw"] == [[5], [0, 1, 10, 11, 12, 13]]
+    phase = configured(
+        FAST, "policies={m: {goal_every: phase, goals: 2}, w: {returns: joint}}", "env.phases={last: 162}"
+    )
+    assert goals_of(phase) == (2, 0, (IS_BIDDING, 162))
+    assert [seen_of(phase, name, 14) for name in "mw"] == [[*range(12)], None]
+    assert [returns_of(phase, name) for name in "mw"] == ["decisions", "joint"]
+    assert goals_of(configured(FAST, TWO)) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("[9]", "there is no column 9; there are 0 to 3"),
+        ("['2:6']", "no column 4"),
+        ("[x]", "'x' is neither a column nor"),
+    ],
+)
+def test_an_observation_names_columns_that_there_are(asked: str, message: str) -> None:
+    config = configured(*CART, f"policies={{a: {{decides: x, observation: {asked}}}, b: {{decides: y}}}}",
+                        "env.phases={x: 1, y: 2}")  # fmt: skip
+    with pytest.raises(ConfigError, match=f"policies.a.observation: .*{message}"):
+        seen_of(config, "a", 4)
+
+
+def test_rewards_of_a_policy_are_told_by_the_workers_too() -> None:
+    config = configured(*CART, "policies={a: {decides: x, reward_key: points}, b: {decides: z}}", "env.info_keys=[own]")
+    assert config.env.info_keys == ("own", "points")
+    assert with_told(config) == config
 
 
 def test_a_column_outside_of_the_observation_is_refused() -> None:

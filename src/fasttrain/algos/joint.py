@@ -7,7 +7,7 @@ container collects one rollout of T × N rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,64 +17,15 @@ from torch import Tensor, nn
 
 from fasttrain.algos.devices import EngineSettings
 from fasttrain.algos.engine import Engine, PolicyStep, TorchEngine, find_kernels, to_device
+from fasttrain.algos.owners import Owners, in_order
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.ppo import PPO, MaskablePPO, storage_of
-from fasttrain.batch import BoolArray, Float32Array, Int64Array, with_prefix, without_prefix
+from fasttrain.batch import BoolArray, Float32Array, with_prefix, without_prefix
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
-from fasttrain.buffers.stock import as_stock
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, EnvError
 
-NOBODY, SEVERAL = -1, -2  # used instead of a policy's number
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
 ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # every policy must decide at least once in so many rollouts or episodes
-
-
-class Owners:
-    """Says which policy decides at an observation.
-
-    Args:
-        names: the names of the policies.
-        columns: for each policy the columns of the observation that are 1 at its decisions, counted from the end, so
-            that with stacked frames they are columns of the newest one. None: all decisions that no other policy takes.
-    """
-
-    def __init__(self, names: Sequence[str], columns: Sequence[Sequence[int] | None]) -> None:
-        self.names, self.columns = [*names], [None if own is None else [*own] for own in columns]
-
-    def __call__(self, observations: Any) -> Int64Array:  # (..., D) → (...)
-        """The number of the policy that decides, NOBODY or SEVERAL."""
-        claims = np.zeros((*observations.shape[:-1], len(self.columns)), np.bool_)
-        for number, own in enumerate(self.columns):
-            if own is not None:
-                claims[..., number] = (observations[..., own] > 0.5).any(axis=-1)
-        if None in self.columns:
-            claims[..., self.columns.index(None)] = ~claims.any(axis=-1)
-        count = claims.sum(axis=-1)
-        owners: Int64Array = np.where(count == 1, claims.argmax(axis=-1), np.where(count == 0, NOBODY, SEVERAL))
-        return owners
-
-    def rows(self, observations: Any) -> list[tuple[int, Any]]:
-        """For each policy that decides in some rows of (n, D): its number, and the rows (a slice if they are all rows).
-
-        Rows in which nobody decides, such as those of an env that only resets, are given to the first policy.
-        """
-        owners = np.maximum(self(observations), 0)
-        found = [(number, rows) for number in range(len(self.names)) if len(rows := np.flatnonzero(owners == number))]
-        return [(found[0][0], slice(None))] if len(found) == 1 else found
-
-    def check(self, owners: Int64Array) -> None:
-        """Raises ConfigError: no policy takes a decision, or several do."""
-        if (owners < 0).any():
-            how = "several" if (owners == SEVERAL).any() else "none"
-            raise ConfigError(
-                f"policies: a decision belongs to {how} of {', '.join(self.names)}; the phases in decides must exclude "
-                "each other, and decides: others takes what is left"
-            )
-
-
-def in_order(parts: list[tuple[int, Any]]) -> Any:
-    """An index that sorts the concatenated rows of these parts into their original order."""
-    return slice(None) if len(parts) == 1 else np.argsort(np.concatenate([rows for _, rows in parts]))
 
 
 class JointPolicy(BasePolicy):
@@ -94,8 +45,10 @@ class JointPolicy(BasePolicy):
         seen, policies, chosen = np.atleast_2d(observation), list[Any](self.members.values()), []
         parts = self.owners.rows(seen)
         for number, own in parts:
-            masks = {} if action_masks is None else {"action_masks": np.atleast_2d(action_masks)[own]}
-            chosen.append(policies[number].predict(seen[own], deterministic=deterministic, **masks)[0])
+            view = self.owners.views[number]
+            masks = {} if action_masks is None else {"action_masks": np.atleast_2d(action_masks)[own, view.masks]}
+            found = policies[number].predict(view.seen(seen[own]), deterministic=deterministic, **masks)[0]
+            chosen.append(view.placed(found, self.action_space).numpy())
         actions = np.concatenate(chosen)[in_order(parts)]
         return (actions if np.ndim(observation) > 1 else actions[0]), state
 
@@ -127,23 +80,23 @@ class JointEngine(Engine):
             engine.begin()  # without a rollout: the number of a policy's rows is known only at each step
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
-        parts, steps = self.policy.owners.rows(observations), list[PolicyStep]()
+        parts, stored = self.policy.owners.rows(observations), list[RolloutRow]()
         for number, rows in parts:
-            masks = None if action_masks is None else action_masks[rows]
-            steps.append(self.engines[number].act(observations[rows], masks))
-        if len(steps) == 1:
-            return steps[0]
-        order = torch.from_numpy(in_order(parts)).to(self.device)
+            view = self.policy.owners.views[number]
+            masks = None if action_masks is None else action_masks[rows, view.masks]
+            step = self.engines[number].act(view.seen(observations[rows]), masks)
+            if len(parts) == 1 and view.is_whole:
+                return step  # type: ignore[no-any-return]
+            stored.append(step.stored._replace(actions=view.placed(step.stored.actions, self.policy.action_space)))
+        order: Any = in_order(parts)
         seen, stored_masks = to_device(observations, action_masks, self.device, self.pinned)
-        actions, values, log_probs = (
-            torch.cat([getattr(step.stored, name) for step in steps])[order] for name in RolloutRow._fields[1:4]
-        )
+        actions, values, log_probs = (torch.cat(column)[order] for column in list(zip(*stored, strict=True))[1:4])
         return PolicyStep(actions.cpu().numpy(), RolloutRow(seen, actions, values, log_probs, stored_masks))
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         values = np.empty(len(observations), np.float32)
         for number, rows in self.policy.owners.rows(observations):
-            values[rows] = self.engines[number].values(observations[rows])
+            values[rows] = self.engines[number].values(self.policy.owners.views[number].seen(observations[rows]))
         return values
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -163,18 +116,23 @@ class JointEngine(Engine):
             member._n_updates = int(state["members"][name]["n_updates"])
 
 
+SHARED = ("_values", "_log_probs", "_advantages", "_returns", "rewards", "episode_starts")
+VIEWED = ("_observations", "_actions", "_masks")
+
+
 class JointStorage(RolloutStorage):
-    """One rollout of all policies of a `model`. The members' storages share its tensors, and leave out other rows."""
+    """One rollout of all policies of a `model`. The members' storages share its tensors, and leave out other rows. A
+    policy with a view of its own has its own observations and actions, which are copied when the rollout is full."""
 
     def __init__(self, *args: Any, model: Any, **further: Any) -> None:
         super().__init__(*args, **further)
         # Of truncated episodes: step, env, policy at the last observation (None: that of the step), value of it.
         self.finals: list[tuple[int, int, int | None, np.float32]] = []
-        self.model, shared = model, dict(vars(self))
-        for member in model.members.values():
-            storage = RolloutStorage.__new__(RolloutStorage)
-            vars(storage).update(shared, gamma=member.gamma, gae_lambda=member.gae_lambda)
-            member.rollout_buffer = as_stock(storage)
+        self.model = model
+        self.own_rewards = {name: np.zeros(self.settings[:2], np.float32) for name in model.reward_keys}
+        for member, view in zip(model.members.values(), model.policy.owners.views, strict=True):
+            names = (*SHARED, *VIEWED) if view.is_whole else SHARED
+            vars(storage_of(member, *self.settings[:2])).update({name: getattr(self, name) for name in names})
 
     def reset(self) -> None:
         super().reset()
@@ -195,7 +153,7 @@ class JointStorage(RolloutStorage):
         self._left_out = np.ones_like(absent)
         for number, (name, member) in enumerate(model.members.items()):
             own: Any = member.rollout_buffer.storage
-            rewards, unknown = self.rewards.copy(), np.zeros_like(absent)
+            rewards, unknown = self.own_rewards.get(name, self.rewards).copy(), np.zeros_like(absent)
             gamma, kind = own.gamma, model.returns.get(name, JOINT)
             left_out, away = absent | (owners != number), following != number
             if kind == JOINT:
@@ -215,6 +173,13 @@ class JointStorage(RolloutStorage):
             advantages = np.where(left_out, advantages, found)
             self._left_out &= left_out
             own._left_out, own.pos, own.full = left_out, self.pos, True
+            view = model.policy.owners.views[number]
+            if not view.is_whole:
+                seen = self._observations[""] if view.columns is None else self._observations[""][..., view.columns]
+                own._observations[""].copy_(seen)
+                own._actions.copy_(self._actions[..., view.actions or slice(None)])
+                if self._masks is not None:
+                    own._masks.copy_(self._masks[..., view.masks])
         self._advantages.copy_(torch.from_numpy(advantages))
         self._returns.copy_(torch.from_numpy(advantages + values))
 
@@ -226,6 +191,29 @@ def by_env_steps(rewards: Float32Array, left_out: BoolArray, gamma: float) -> tu
         since[step] = np.where(left_out[step], since[step - 1] + 1, 0)
         gap[-1 - step] = np.where(left_out[-step], gap[-step] + 1, 1)
     return rewards * (gamma**since).astype(np.float32), (gamma**gap).astype(np.float32)
+
+
+class _NotesRewards:
+    """A callback that stores the rewards of the policies with a `reward_key`. An info without it counts as 0."""
+
+    def __init__(self, callback: Any, model: Any) -> None:
+        self._callback, self._model = callback, model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._callback, name)
+
+    def update_locals(self, given: dict[str, Any]) -> None:
+        for name, key in self._model.reward_keys.items() if "infos" in given else ():
+            told = [info.get(key, 0.0) for info in given["infos"]]
+            self._model.untold -= {name} if any(key in info for info in given["infos"]) else set()
+            own = self._model.rollout_buffer.storage.own_rewards[name][given["n_steps"]]
+            try:
+                own[:] = told
+            except (TypeError, ValueError):
+                own[:] = np.nan
+            if not np.isfinite(own).all():
+                raise EnvError(f"policies.{name}.reward_key={key}: an info has {told!r:.100}; return a number in it")
+        self._callback.update_locals(given)
 
 
 class _NamedLogger:
@@ -244,6 +232,7 @@ class Joint:
     Args:
         make: builds the members by name for an env. It draws their weights from the present random state.
         owners: says which policy decides at an observation.
+        reward_keys: for a policy, by name, the info entry that is its reward, in place of the env's.
         returns: the kind of each policy's return, by name. JOINT, the default: from each decision to the next one of
             any policy, with the value that this policy gives, as if all were one policy. DECISIONS: to the next
             decision of the same policy. STEPS: as DECISIONS, and `gamma` discounts each env step in between.
@@ -256,9 +245,10 @@ class Joint:
 
     def __init__(
         self: Any, *args: Any, make: Callable[[Any], dict[str, Any]], owners: Owners,
-        returns: Mapping[str, str] | None = None, **further: Any,
+        returns: Mapping[str, str] | None = None, reward_keys: Mapping[str, str] | None = None, **further: Any,
     ) -> None:  # fmt: skip
         self.make, self.owners, self.returns, self.rollouts = make, owners, returns or {}, 0
+        self.reward_keys, self.untold = reward_keys or {}, {*(reward_keys or {})}
         self.update_s = dict.fromkeys(owners.names, 0.0)  # seconds, of this process
         super().__init__(JointPolicy, *args, **further)  # type: ignore[call-arg]
 
@@ -309,6 +299,10 @@ class Joint:
             elif episode.truncated and last is not None:
                 storage.finals.append((step, env, int(self.owners(last)), self.engine.values(last[None])[0]))
 
+    def collect_rollouts(self: Any, env: Any, callback: Any, *further: Any, **more: Any) -> bool:
+        callback = _NotesRewards(callback, self) if self.reward_keys else callback
+        return super().collect_rollouts(env, callback, *further, **more)  # type: ignore[misc,no-any-return]
+
     def train(self: Any) -> None:
         """Update each policy that decided in this rollout, by its own settings, on its own rows."""
         self.rollouts += 1
@@ -316,6 +310,10 @@ class Joint:
         if idle and (self.rollouts >= ENOUGH_ROLLOUTS or len(self.ep_info_buffer) >= ENOUGH_EPISODES):
             raise ConfigError(f"policies.{idle[0]} has decided nothing in {self.num_timesteps:,} env steps; look at "
                               "its decides, or remove it")  # fmt: skip
+        if self.untold and len(self.ep_info_buffer) >= ENOUGH_EPISODES:
+            name = min(self.untold)
+            raise ConfigError(f"policies.{name}.reward_key={self.reward_keys[name]}: no info has had such an entry in "
+                              f"{self.num_timesteps:,} env steps; name one that `step` returns")  # fmt: skip
         self.engine_now()
         for name, member in self.members.items():
             member._logger, member.num_timesteps = _NamedLogger(self.logger, name), self.num_timesteps
@@ -337,7 +335,7 @@ class Joint:
         }  # fmt: skip
 
     def _excluded_save_params(self: Any) -> list[str]:
-        return [*super()._excluded_save_params(), "make", "members", "owners"]  # type: ignore[misc]
+        return [*super()._excluded_save_params(), "make", "members", "owners", "untold"]  # type: ignore[misc]
 
     def _get_torch_save_params(self: Any) -> tuple[list[str], list[str]]:
         return ["policy", *(f"policy.members.{name}.optimizer" for name in self.members)], []

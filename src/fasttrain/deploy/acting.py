@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 
 from fasttrain.algos.joint import JointPolicy
+from fasttrain.algos.owners import View
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.recurrent import step_outputs
 from fasttrain.vec.base import unblock_masks
@@ -256,8 +257,12 @@ def best_choices(
 ) -> list[Choice]:
     """The `count` best legal actions for row 0 of `observations`. Empty for Box actions and recurrent policies."""
     policy: Any = model.policy
+    view = View()
     if isinstance(policy, JointPolicy):
-        policy = [*policy.members.values()][policy.owners.rows(observations)[0][0]]
+        number = policy.owners.rows(observations)[0][0]
+        view, policy = policy.owners.views[number], [*policy.members.values()][number]
+        observations = view.seen(observations)
+        action_masks = None if action_masks is None else action_masks[:, view.masks]
     policy.set_training_mode(False)
     with torch.no_grad():
         tensors = policy.obs_to_tensor(observations)[0]
@@ -276,7 +281,10 @@ def best_choices(
     choices = []
     for places, total in _best_combinations([part[0].tolist() for part in scores], count):
         rating = total / len(scores) if kind == "Q-value" else float(np.exp(total))
-        choices.append(Choice(places[0] if len(places) == 1 else np.array(places), rating, kind))
+        action: Any = places[0] if len(places) == 1 else np.array(places)
+        if not view.is_whole:
+            action = view.placed(np.array([places]), model.action_space)[0].numpy()
+        choices.append(Choice(action, rating, kind))
     return choices
 
 

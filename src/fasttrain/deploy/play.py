@@ -44,6 +44,7 @@ from fasttrain.runs.view import activity, make_console
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.infos import InfoReader, plain, truth, win_of
+from fasttrain.spec.policies import goals_of
 from fasttrain.spec.reading import is_self_play, with_opponent
 from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
@@ -156,6 +157,8 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
             f"play with env.frame_stack={seated.env.frame_stack}: the frames would be of both sides; watch it against "
             "one of the game's own opponents"
         )
+    if is_self_play(seated) and goals_of(seated):
+        raise ConfigError("play with goal_every: the goals would be of both sides; watch it against an own opponent")
     return seated
 
 

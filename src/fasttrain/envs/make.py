@@ -16,6 +16,7 @@ import numpy as np
 from gymnasium import spaces
 
 from fasttrain.envs import masks, wrappers
+from fasttrain.envs.goals import Goals, MaskedGoals
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.tasks import TaskOptions
 from fasttrain.envs.user_code import blame, import_user_module
@@ -49,6 +50,7 @@ class EnvSpec:
     two_sided: bool = False  # self-play: the trainer acts for both sides
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tasks of a curriculum: reset options by name
     memory_inputs: tuple[str, ...] = ()  # what to add to observations: "action", "reward"
+    goals: tuple[int, int, tuple[int, ...]] | None = None  # arguments of `Goals`
 
     def __post_init__(self) -> None:
         if (self.id is None) == (self.entry_point is None):
@@ -84,7 +86,7 @@ def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
     """Build the env and wrap it as the spec says.
 
     The order, from inside: the user's env, `OldGym`, `TimeLimit`, the user's wrappers, `DictActions`, `ActionMasks` if
-    it offers masks, `ActionRepeat`, `MemoryInputs`, `LeanInfo`, `TwoSided`.
+    it offers masks, `ActionRepeat`, `Goals`, `MemoryInputs`, `LeanInfo`, `TwoSided`.
 
     Args:
         folder: where to look for modules besides the installed packages; None: the working directory.
@@ -135,8 +137,11 @@ def wrapped_core(env: Env, spec: EnvSpec) -> Env:
             # SB3 passes int64 actions, which an int32 space does not contain.
             env = gymnasium.wrappers.TransformAction(env, lambda action: np.asarray(action, space.dtype)[()], space)
         env = _with_masks(env, spec)
+        masked = isinstance(env, masks.ActionMasks)
         if spec.action_repeat > 1:
-            env = wrappers.ActionRepeat(env, spec.action_repeat, masked=isinstance(env, masks.ActionMasks))
+            env = wrappers.ActionRepeat(env, spec.action_repeat, masked)
+        if spec.goals:
+            env = (MaskedGoals if masked else Goals)(env, *spec.goals)
         env = wrappers.MemoryInputs(env, spec.memory_inputs) if spec.memory_inputs else env
         env = wrappers.LeanInfo(env, spec.info_keys) if spec.lean_info else env
         return wrappers.TwoSided(env) if spec.two_sided else env

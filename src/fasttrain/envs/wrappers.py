@@ -133,12 +133,9 @@ class InfoOneHot(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         super().__init__(env)
         self.key, self.values = key, [*(range(count) if values is None else values)]
-        space = env.observation_space
-        if not isinstance(space, spaces.Box) or len(space.shape) != 1 or not self.values:
-            raise EnvSpecError(f"InfoOneHot needs values and an observation that is a Box with one axis, not {space}")
-        ones = np.ones(len(self.values), space.dtype)
-        low, high = np.concatenate([space.low, 0 * ones]), np.concatenate([space.high, ones])
-        self.observation_space = spaces.Box(low, high, dtype=space.dtype.type)
+        if not self.values:
+            raise EnvSpecError("InfoOneHot needs values, or their count")
+        self.observation_space: Any = with_flags(env.observation_space, len(self.values), "InfoOneHot")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
@@ -153,6 +150,15 @@ class InfoOneHot(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise EnvSpecError(f"InfoOneHot: info[{self.key!r}] is {info.get(self.key)!r}, not one of {self.values}")
         flags = [value == info[self.key] for value in self.values]
         return np.concatenate([observation, flags], dtype=self.observation_space.dtype)
+
+
+def with_flags(space: spaces.Space[Any], count: int, what: str) -> spaces.Box:
+    """The space with `count` more columns from 0 to 1. Raises EnvSpecError: it is not a Box with one axis."""
+    if not isinstance(space, spaces.Box) or len(space.shape) != 1:
+        raise EnvSpecError(f"{what} appends to an observation that is a Box with one axis, this one is {space}")
+    ones = np.ones(count, space.dtype)
+    low, high = np.concatenate([space.low, 0 * ones]), np.concatenate([space.high, ones])
+    return spaces.Box(low, high, dtype=space.dtype.type)
 
 
 class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):

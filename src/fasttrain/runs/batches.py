@@ -36,6 +36,7 @@ def check_native_options(config: Config) -> None:
         "algo.memory_inputs": list(memory_inputs(config)),
         "action_repeat": config.action_repeat if config.action_repeat > 1 else None,
         "env.masks": env.masks,
+        **{f"policies.{name}.goal_every": own.get("goal_every") for name, own in config.policies.items()},
     }
     if config.env.backend == SINGLE and config.vec_env != VECTOR:
         asked["env.max_episode_steps"] = env.max_episode_steps

@@ -36,6 +36,7 @@ from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.env_state import load_moments
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
+from fasttrain.spec.policies import goals_of
 from fasttrain.spec.reading import env_kwargs, has_monitor_wrapper, is_self_play, memory_inputs, uses_masks
 from fasttrain.vec.base import SlotVecEnv
 from fasttrain.vec.external import ExternalVecEnv
@@ -124,6 +125,7 @@ def env_spec(config: Config) -> EnvSpec:
         masks=config.env.masks,
         two_sided=is_self_play(config),
         memory_inputs=memory_inputs(config),
+        goals=goals_of(config) if config.policies else None,
         tasks=config.curriculum.tasks,
     )
 

@@ -24,7 +24,8 @@ from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from fasttrain.algos.engine import Fast
-from fasttrain.algos.joint import JointMaskablePPO, JointPPO, Owners
+from fasttrain.algos.joint import JointMaskablePPO, JointPPO
+from fasttrain.algos.owners import Owners, Viewed, view_of
 from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame
@@ -40,7 +41,7 @@ from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import Config
-from fasttrain.spec.policies import RETURNS, columns_of, member_file, own_config
+from fasttrain.spec.policies import columns_of, goals_of, member_file, own_config, returns_of, seen_of
 from fasttrain.spec.reading import uses_masks, with_fixed_opponent
 
 
@@ -86,10 +87,21 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
     unseeded: dict[str, Any] = {"seed": None}
     own = {name: dataclasses.replace(own_config(config, name), **unseeded) for name in config.policies}
     kind: Any = JointMaskablePPO if config.algo.spec.masks == "must" else JointPPO
+    width, goals = space.shape[0], goals_of(config)
+    views = [
+        view_of(
+            seen_of(config, name, width), width, config.env.frame_stack, goals.number if goals else 0, "goals" in each
+        )
+        for name, each in config.policies.items()
+    ]
     return kind(  # type: ignore[no-any-return]
-        env, make=lambda env: {name: build_algorithm(each, env, clock) for name, each in own.items()},
-        owners=Owners([*own], columns_of(config, space.shape[0])), **given,
-        returns={name: str(each.get("returns", RETURNS[0])) for name, each in config.policies.items()},
+        env, owners=Owners([*own], columns_of(config, width), views), **given,
+        make=lambda env: {
+            name: build_algorithm(each, Viewed(env, view), clock)
+            for view, (name, each) in zip(views, own.items(), strict=True)
+        },
+        returns={name: returns_of(config, name) for name in own},
+        reward_keys={name: each["reward_key"] for name, each in config.policies.items() if "reward_key" in each},
     )  # fmt: skip
 
 

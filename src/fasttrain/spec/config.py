@@ -329,8 +329,7 @@ class Config:
         "final", "Which model of the run is used: the final one or the best evaluation's."
     )
     output: str | None = setting(
-        None,
-        "File that export, play (a video, or decisions as .npz) or report (a page) writes.",
+        None, "File that export, play (a video, or decisions as .npz) or report (a page) writes."
     )
     trust: bool = setting(False, "Loads a model as SB3 does, which executes code that is pickled in it. Also --trust.")
     play: PlayConfig = PlayConfig()
@@ -339,7 +338,9 @@ class Config:
     self_play: SelfPlayConfig = SelfPlayConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     policies: dict[str, dict[str, Any]] = setting(
-        {}, "Several policies, each with its phase and settings: {manager: {decides: bid}, worker: {decides: play}}."
+        {},
+        "Several policies, each with its phase and settings: {manager: {decides: bid}, worker: {decides: play}}. "
+        "With {manager: {goal_every: 5, goals: 3}, worker: {}} the manager sets goals for the worker.",
     )
     checkup: Literal["off", "warn", "strict"] = setting(
         "off",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, get_type_hints
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
@@ -12,10 +12,14 @@ from fasttrain.spec.setting import convert, did_you_mean
 
 OTHERS = "others"  # as a value of `decides`: every decision that no other policy takes
 ALGORITHMS = ("ppo", "maskable_ppo")
-OWN = {"decides": Any, "returns": str, "init_from": str, "batch_size": int}  # keys of a policy besides those of `algo.`
+JOINT = "joint"  # as a value of `returns`
+PHASE = "phase"  # as a value of `goal_every`: when the phase of the game changes
+# Keys of a policy besides those of `algo.`
+OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_from": str, "batch_size": int,
+       "goal_every": int | Literal["phase"], "goals": int, "reward_key": str,
+       "observation": tuple[int | str, ...]}  # fmt: skip
 # Keys of `algo.` about the rollout that all policies share.
 SHARED = ("name", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
-RETURNS = ("joint", "decisions", "steps")  # the first is the default
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
 TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder, which no policy may have
 
@@ -23,6 +27,28 @@ TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder
 def phases_of(config: Config) -> Mapping[str, int | None]:
     """Phase → column of the observation, from the game or env.phases; None: the rest. Empty: info["policy"] is used."""
     return {**config.env.spec.phases, **config.env.phases}
+
+
+class Goals(NamedTuple):
+    """The arguments of `envs.goals.Goals`."""
+
+    number: int
+    every: int
+    borders: tuple[int, ...]
+
+
+def goals_of(config: Config) -> Goals | None:
+    """The goals that one policy, the manager, sets for the other one; None if no policy does."""
+    for own in config.policies.values():
+        if (every := own.get("goal_every")) is not None:
+            borders = (each for each in phases_of(config).values() if each is not None and every == PHASE)
+            return Goals(int(own["goals"]), 0 if every == PHASE else int(every), tuple(borders))
+    return None
+
+
+def returns_of(config: Config, name: str) -> str:
+    """The kind of the policy's returns."""
+    return str(config.policies[name].get("returns", "decisions" if goals_of(config) else JOINT))
 
 
 def decides_of(config: Config, name: str) -> tuple[str, ...]:
@@ -34,6 +60,8 @@ def decides_of(config: Config, name: str) -> tuple[str, ...]:
 def columns_of(config: Config, width: int) -> list[list[int] | None]:
     """For each policy the columns of an observation of that width, counted from the end; None: all other decisions."""
     phases = phases_of(config)
+    if goals := goals_of(config):  # the worker decides where there is a goal
+        return [None if "goal_every" in own else [*range(-goals.number, 0)] for own in config.policies.values()]
     if not phases:  # columns appended by `with_one_hot`
         names = [phase for name in config.policies for phase in decides_of(config, name)]
         phases = {phase: width - len(names) + place for place, phase in enumerate(names)}
@@ -47,13 +75,33 @@ def columns_of(config: Config, width: int) -> list[list[int] | None]:
     return found
 
 
+def seen_of(config: Config, name: str, width: int) -> list[int] | None:
+    """The columns of an observation of that width which the policy sees; None: all of them."""
+    own, goals = config.policies[name], goals_of(config)
+    shown = width - goals.number if goals else width
+    if "observation" not in own and not (goals and "goal_every" in own):
+        return None
+    columns = list[int]()
+    for part in own.get("observation", [f"0:{shown}"]):
+        first, colon, end = str(part).partition(":")
+        if not (first.isdigit() and (end.isdigit() or not colon)):
+            raise ConfigError(f"policies.{name}.observation: {part!r} is neither a column nor a range such as 0:8")
+        columns += range(int(first), int(end) if colon else int(first) + 1)
+    if wrong := [column for column in columns if column >= shown]:
+        raise ConfigError(f"policies.{name}.observation: there is no column {wrong[0]}; there are 0 to {shown - 1}")
+    return columns if "goal_every" in own else [*columns, *range(shown, width)]
+
+
 def member_file(stem: str, name: str) -> str:
     """The file of one of several policies beside model.zip or best_model.zip."""
     return f"{name}.zip" if stem == "model" else f"{stem}_{name}.zip"
 
 
-def with_one_hot(config: Config) -> Config:
-    """The configuration with a wrapper that appends info["policy"] to the observation, if no column marks the phase."""
+def with_told(config: Config) -> Config:
+    """The configuration whose envs tell what the policies need: rewards of their own, and by a wrapper that appends
+    info["policy"] to the observation the phase, if no column marks it."""
+    keys = [str(own["reward_key"]) for own in config.policies.values() if "reward_key" in own]
+    config = replace(config, env=replace(config.env, info_keys=tuple(dict.fromkeys((*config.env.info_keys, *keys)))))
     values = [phase for name in config.policies for phase in decides_of(config, name)]
     wrapper = {"wrapper": WRAPPER, "key": "policy", "values": values}
     if not values or phases_of(config) or wrapper in config.env.wrappers:
@@ -93,19 +141,37 @@ def check_policies(config: Config) -> None:
         raise ConfigError("policies with engine=stock: SB3 has no such training; use engine=fast, or +profile=speed")
     if "obs" in config.env.normalize:
         raise ConfigError("policies read columns of the observation, which env.normalize=[obs] changes; remove one")
+    _check_goals(config)
     claimed, gammas = dict[str, str](), set[float]()
     for name in config.policies:
         gammas.add(own_config(config, name).algo.gamma)
         if not name.isidentifier() or name in TAKEN:
             raise ConfigError(f"policies: {name!r} cannot name a policy: use letters, and not {', '.join(TAKEN)}")
-        for phase in _phases_of(config, name):
+        for phase in () if goals_of(config) else _phases_of(config, name):
             if phase in claimed:
                 raise ConfigError(f"policies.{name} and policies.{claimed[phase]} both decide in {phase}; let one do "
                                   "so")  # fmt: skip
             claimed[phase] = name
-    kinds = {own.get("returns", RETURNS[0]) for own in config.policies.values()}
-    if RETURNS[0] in kinds and len(gammas) > 1:
+    if len(gammas) > 1 and JOINT in [returns_of(config, name) for name in config.policies]:
         raise ConfigError("policies with different algo.gamma have no joint returns; give each returns: decisions")
+
+
+def _check_goals(config: Config) -> None:
+    """Raises ConfigError: no goals can be set in this way."""
+    for name, own in config.policies.items():
+        where, (worker, *others) = f"policies.{name}", [its for other, its in config.policies.items() if other != name]
+        given = {"goal_every", "goals"} & {*own}
+        if not given:
+            continue
+        own_config(config, name)  # checks their types
+        if len(given) == 1 or int(own["goals"]) < 2 or (own["goal_every"] != PHASE and int(own["goal_every"]) < 1):
+            raise ConfigError(f"{where}: a policy that sets goals has goals, at least 2, and goal_every, at least 1 or "
+                              f"{PHASE}")  # fmt: skip
+        if others or {"decides", "goal_every", "goals"} & {*worker} or "decides" in own:
+            raise ConfigError(f"{where}.goal_every: this policy sets the goals of one other policy, which takes all "
+                              "decisions of the game; leave decides out, and remove further policies")  # fmt: skip
+        if own["goal_every"] == PHASE and not phases_of(config):
+            raise ConfigError(f"{where}.goal_every={PHASE}: this game has no phases; name their columns by env.phases")
 
 
 def _phases_of(config: Config, name: str) -> list[str]:
@@ -113,8 +179,6 @@ def _phases_of(config: Config, name: str) -> list[str]:
     where, phases, decides = f"policies.{name}", phases_of(config), decides_of(config, name)
     if not decides:
         raise ConfigError(f"{where} needs decides: the phase in which it decides, as in {{decides: bid}}")
-    if (returns := config.policies[name].get("returns", RETURNS[0])) not in RETURNS:
-        raise ConfigError(f"{where}.returns={returns}: expected one of {', '.join(RETURNS)}")
     for phase in decides:
         if not phases and phase == OTHERS:
             raise ConfigError(f'{where}.decides={OTHERS}: name the value of info["policy"], or columns by env.phases')

@@ -15,7 +15,7 @@ from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import DEFAULT
-from fasttrain.spec.policies import with_one_hot
+from fasttrain.spec.policies import with_told
 from fasttrain.spec.removed import first_removed_key, lookup, present_path, removal_message, set_key
 from fasttrain.spec.setting import Named, build, named, settings_of
 
@@ -52,8 +52,11 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
         values["total_timesteps"] = own.total_timesteps
     config = build(Config, values, known=all_keys())
     config = config if config.opponent is None else with_opponent(config, config.opponent)
-    config = with_one_hot(config)
+    config = with_told(config)
     check(config)
+    for key in ("goal_every", "reward_key"):
+        if is_self_play(config) and any(key in own for own in config.policies.values()):
+            raise ConfigError(f"policies with {key} go with fixed opponents, not with opponent=self; remove one")
     return config
 
 

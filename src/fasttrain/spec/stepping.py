@@ -11,6 +11,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import backend_of, lends_games
 from fasttrain.spec.checks import NOT_APPLICABLE, SHIPPED, Context, EnvFacts, Machine, Resolved
 from fasttrain.spec.config import SELF, Config
+from fasttrain.spec.policies import goals_of
 from fasttrain.spec.reading import evaluation_envs, is_self_play, memory_inputs, uses_masks
 
 # Overhead of stepping, measured with CartPole (benchmarks, vecenv-step): per env, in a plain loop or in a worker; and
@@ -97,8 +98,8 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
 
 def needs_single_envs(config: Config) -> str:
     """Why `auto` must not choose the env's own vector form; empty if it may."""
-    if config.env.wrappers:
-        return "env.wrappers go around single envs, not around the env's own vector form"
+    if config.env.wrappers or goals_of(config):
+        return "env.wrappers and goals of policies go around single envs, not around the env's own vector form"
     if config.curriculum.tasks:
         return "tasks of a curriculum are chosen for single envs, not in the env's own vector form"
     return "callbacks may use single envs, which the env's own vector form does not have" if config.callbacks else ""

@@ -1,0 +1,138 @@
+"""Whose decision an observation is, and the parts of observations and actions that are this policy's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_action_dim
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from torch import Tensor
+
+from fasttrain.batch import Int64Array
+from fasttrain.errors import ConfigError
+
+NOBODY, SEVERAL = -1, -2  # used instead of a policy's number
+
+
+class View(NamedTuple):
+    """The parts of the game's observations and actions that one policy sees and chooses. None: all of them."""
+
+    columns: Int64Array | None = None  # of an observation
+    actions: slice | None = None  # numbers of an action
+    masks: slice = slice(None)  # entries of an action mask
+
+    @property
+    def is_whole(self) -> bool:
+        return self.columns is None and self.actions is None
+
+    def seen(self, observations: Any) -> Any:  # (n, D)
+        """What the policy sees of observations."""
+        return observations if self.columns is None else np.take(observations, self.columns, axis=1)
+
+    def placed(self, given: Any, space: spaces.Space[Any]) -> Tensor:
+        """The policy's actions as actions of the game, whose other numbers are 0."""
+        actions: Tensor = torch.as_tensor(given)
+        if self.actions is None:
+            return actions
+        kind = torch.float32 if isinstance(space, spaces.Box) else torch.int64
+        placed = torch.zeros(len(actions), get_action_dim(space), dtype=kind, device=actions.device)
+        placed[:, self.actions] = actions.reshape(len(actions), -1).to(kind)
+        return placed
+
+
+def view_of(seen: Sequence[int] | None, width: int, frames: int, goals: int, sets_goals: bool) -> View:
+    """The view of a policy.
+
+    Args:
+        seen: the columns that it sees of a frame of the observation, which has `width` of them; None: all.
+        frames: how many frames are stacked.
+        goals: the number of goals, which the last number of an action sets; 0: there are none.
+        sets_goals: whether this policy sets them. The others choose the numbers before.
+    """
+    columns = None if seen is None else np.add.outer(np.arange(frames) * width, np.array(seen, np.int64)).ravel()
+    if not goals:
+        return View(columns)
+    return (
+        View(columns, slice(-1, None), slice(-goals, None)) if sets_goals else View(columns, slice(-1), slice(-goals))
+    )
+
+
+class Viewed(VecEnvWrapper):
+    """`venv` with the spaces of a policy's view, for a model that is only built with it."""
+
+    def __init__(self, venv: VecEnv, view: View) -> None:
+        seen: Any = venv.observation_space
+        actions: Any = venv.action_space
+        if view.columns is not None:
+            low, high = seen.low[view.columns], seen.high[view.columns]
+            seen = spaces.Box(low, high, dtype=seen.dtype.type)
+        if view.actions is not None and isinstance(actions, spaces.MultiDiscrete):
+            sizes = actions.nvec[view.actions]
+            actions = spaces.Discrete(sizes[0]) if len(sizes) == 1 else spaces.MultiDiscrete(sizes)
+        elif view.actions is not None and isinstance(actions, spaces.Box):
+            low, high = actions.low[view.actions], actions.high[view.actions]
+            sets_goals = view.actions.start is not None
+            actions = spaces.Discrete(int(high[0]) + 1) if sets_goals else spaces.Box(low, high, dtype=np.float32)
+        super().__init__(venv, seen, actions)
+
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        return self.venv.step_wait()
+
+
+class Owners:
+    """Says which policy decides at an observation.
+
+    Args:
+        names: the names of the policies.
+        columns: for each policy the columns of the observation that are 1 at its decisions, counted from the end, so
+            that with stacked frames they are columns of the newest one. None: all decisions that no other policy takes.
+        views: for each policy what it sees and chooses; none: every policy sees and chooses everything.
+    """
+
+    def __init__(
+        self, names: Sequence[str], columns: Sequence[Sequence[int] | None], views: Sequence[View] = ()
+    ) -> None:
+        self.names, self.columns = [*names], [None if own is None else [*own] for own in columns]
+        self.views = [*views] or [View() for _ in names]
+
+    def __call__(self, observations: Any) -> Int64Array:  # (..., D) → (...)
+        """The number of the policy that decides, NOBODY or SEVERAL."""
+        claims = np.zeros((*observations.shape[:-1], len(self.columns)), np.bool_)
+        for number, own in enumerate(self.columns):
+            if own is not None:
+                claims[..., number] = (observations[..., own] > 0.5).any(axis=-1)
+        if None in self.columns:
+            claims[..., self.columns.index(None)] = ~claims.any(axis=-1)
+        count = claims.sum(axis=-1)
+        owners: Int64Array = np.where(count == 1, claims.argmax(axis=-1), np.where(count == 0, NOBODY, SEVERAL))
+        return owners
+
+    def rows(self, observations: Any) -> list[tuple[int, Any]]:
+        """For each policy that decides in some rows of (n, D): its number, and the rows (a slice if they are all rows).
+
+        Rows in which nobody decides, such as those of an env that only resets, are given to the first policy.
+        """
+        owners = np.maximum(self(observations), 0)
+        found = [(number, rows) for number in range(len(self.names)) if len(rows := np.flatnonzero(owners == number))]
+        return [(found[0][0], slice(None))] if len(found) == 1 else found
+
+    def check(self, owners: Int64Array) -> None:
+        """Raises ConfigError: no policy takes a decision, or several do."""
+        if (owners < 0).any():
+            how = "several" if (owners == SEVERAL).any() else "none"
+            raise ConfigError(
+                f"policies: a decision belongs to {how} of {', '.join(self.names)}; the phases in decides must exclude "
+                "each other, and decides: others takes what is left"
+            )
+
+
+def in_order(parts: list[tuple[int, Any]]) -> Any:
+    """An index that sorts the concatenated rows of these parts into their original order."""
+    return slice(None) if len(parts) == 1 else np.argsort(np.concatenate([rows for _, rows in parts]))
