@@ -21,10 +21,11 @@ from unittest import mock
 
 from fasttrain import cli
 from fasttrain.spec.algorithms import ALGORITHMS
-from fasttrain.spec.checks import FLAGS, SCHEDULES, ranges
+from fasttrain.spec.checks import FLAGS, SCHEDULES
 from fasttrain.spec.config import ALGO_CLASSES, Config
 from fasttrain.spec.precedence import PREFIX
 from fasttrain.spec.reading import all_keys
+from fasttrain.spec.setting import Setting, settings_of
 
 Prepare = Callable[[Path], None]  # of the case's working directory
 Content = str | bytes
@@ -236,11 +237,18 @@ def of_type(key: str, hint: Any, start: tuple[str, ...]) -> Iterator[Case]:
         yield from (Case("plus", (*start, f"{plus}{key}={value}"), (key,)) for value in wrong[:1])
 
 
+BOUNDS = {
+    key: one.metadata.get("setting", Setting(""))
+    for cls, prefix in ((Config, ""), *((it, "algo.") for it in ALGO_CLASSES.values()))
+    for key, one in settings_of(cls, prefix, parts=True)
+}
+
+
 def out_of_range(key: str, hint: Any, start: tuple[str, ...]) -> Iterator[Case]:
     name = str(hint)
     if any(word in name for word in SEVERAL) or not any(word in name for word in NUMBERS):
         return
-    low, high = ranges(Config).get(key, (None, None))
+    low, high = BOUNDS.get(key, Setting("")).least, BOUNDS.get(key, Setting("")).most
     negative = [] if key in MAY_BE_NEGATIVE else ["-1", "-1000000"]
     beyond = [value for value in negative if low is None or int(value) < low]
     if low is not None:

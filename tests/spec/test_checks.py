@@ -25,7 +25,6 @@ from fasttrain.spec.removed import lookup
         ("algo.learning_rate=linear_x", "algo.learning_rate=linear_x: expected a number, or a schedule"),
         ("batch_size=20000", "batch_size=20000 is larger than algo.rollout_size=16384"),
         ("workers=9", "workers=9 is more than num_envs=8"),
-        ("force_dummy_vec_env=true vec_env=native", "force_dummy_vec_env=true contradicts vec_env=native"),
         ("vec_env=native env.id=CartPole-v1", "no native batch"),
         ("device=gpu", "device=gpu: expected auto, cpu, cuda"),
         ("algo=dqn algo.buffer_size=10", "batch_size=64 is larger than algo.buffer_size=10"),
@@ -54,8 +53,8 @@ from fasttrain.spec.removed import lookup
         ("algo=dqn algo.train_freq=[1,episode]", "with num_envs=8: episodes of several envs end at different"),
         ("algo=dqn updates_per_step=0", "^updates_per_step=0: nothing would be learned; use 1 or more, or -1"),
         ("algo=dqn updates_per_step=-2", "^updates_per_step=-2: must be at least -1$"),
-        ("algo=ppo algo.sde_sample_freq=4", "^algo.sde_sample_freq=4 has no effect without algo.use_sde=true"),
-        ("algo=sac algo.use_sde_at_warmup=true", "^algo.use_sde_at_warmup=true has no effect without algo.use_sde"),
+        ("algo=ppo algo.sde_sample_freq=4", "^algo.sde_sample_freq has no effect without algo.use_sde=true"),
+        ("algo=sac algo.use_sde_at_warmup=true", "^algo.use_sde_at_warmup has no effect without algo.use_sde"),
         ("algo=ppo algo.use_sde=true algo.sde_sample_freq=-2", "^algo.sde_sample_freq=-2: must be at least -1"),
     ],
 )

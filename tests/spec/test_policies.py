@@ -62,7 +62,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid, algo.n_epoch: 3}, b: {decides: play}"), r"unknown key 'policies\.a\.algo\.n_epoch'.*"
      r"did you mean 'algo\.n_epochs'"),
     (policies("a: {decides: bid, algo.n_epochs: many}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=many: exp"),
-    (policies("a: {decides: bid, algo.n_epochs: 0}, b: {decides: play}"), r"policies\.a: algo\.n_epochs=0: must be at"),
+    (policies("a: {decides: bid, algo.n_epochs: 0}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=0: must be at"),
     (policies("a: {decides: bid, algo.rollout_size: 8}, b: {decides: play}"), "all policies share one rollout"),
     (policies("a: {decides: bid, returns: far}, b: {decides: play}"), "returns=far: not one of joint, decisions"),
     (policies("a: {decides: bid, algo.gamma: 0.9}, b: {decides: play}"), "different algo.gamma have no joint returns"),

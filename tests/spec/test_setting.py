@@ -17,7 +17,6 @@ from fasttrain.spec.setting import (
     defaults_of,
     did_you_mean,
     flags_of,
-    ranges_of,
     setting,
     settings_of,
 )
@@ -41,7 +40,8 @@ def test_settings_are_dotted_and_say_what_was_declared():
     found = dict(settings_of(Outer))
     assert [*found] == ["envs", "updates", "names", "more", "inner.rate"]
     assert (declared(found["envs"]).text, declared(found["envs"]).may_change) == ("copies", True)
-    assert ranges_of(found) == {"envs": (1, None), "inner.rate": (0, 1)}
+    with pytest.raises(ConfigError, match="^inner.rate=2.0: must lie between 0 and 1$"):
+        build(Outer, {"inner": {"rate": 2}})
 
 
 def test_defaults_are_plain_values_and_each_ones_own():

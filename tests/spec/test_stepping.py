@@ -69,8 +69,6 @@ def test_windows_gets_the_dummy_env_unless_typed():
 
 
 def test_force_dummy_and_no_subproc():
-    for config in (configured("force_dummy_vec_env=true"), fast("use_subproc_envs=false")):
-        assert plan_of(config).config.vec_env == "dummy"
     for asked in ("subproc", "shared"):
         config = configured("use_subproc_envs=false", f"vec_env={asked}")
         assert plan_of(config).config.vec_env == "dummy"

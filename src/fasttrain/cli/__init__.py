@@ -175,20 +175,23 @@ def _dispatch(arguments: list[str]) -> int:
 
 def _compose(command: str, options: list[str], typed: list[str]) -> int:
     """Compose the configuration and run `command` on it, once or once per cell of a sweep."""
-    from fasttrain.cli.compose import composer, is_sweep
+    from hydra.types import RunMode
+
+    from fasttrain.cli.compose import composer
 
     parsed = commands.read_options(options)
     given = read(typed, os.environ, parsed.multirun or "hydra.mode=MULTIRUN" in typed)
     with composer(parsed, command not in commands.OF_A_RUN) as hydra:
-        if hydra.prints(given):
+        if parsed.hydra_help or parsed.cfg or parsed.info or parsed.shell_completion:
+            hydra.print(given)
             return EXIT_DONE
-        job = hydra.job(given)
+        job = hydra.compose(given.overrides)
         if job.hydra.job.chdir:
             raise ConfigError(
                 "hydra.job.chdir=true: fasttrain writes into the run's folder without it, and looks for your modules "
                 "and folders where the command was typed; remove it"
             )
-        if is_sweep(job):
+        if job.hydra.mode == RunMode.MULTIRUN:
             commands.refuse_sweep(command, typed)
             return _sweep(command, hydra, given, job, [*options, *typed])
         config, sources = hydra.configured(given, job)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import functools
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,21 +74,18 @@ def conf_dir() -> Path:
     raise ConfigError(f"no conf/config.yaml beside {here}: reinstall fasttrain")
 
 
+def _env_name(*, _root_: Mapping[str, Mapping[str, object]]) -> str:
+    env = _root_["env"]
+    game = game_of(env.get("game"))  # type: ignore[arg-type]
+    return name_of_env(game.id or env.get("id"), game.env or env.get("entry_point"), env.get("kwargs"))
+
+
 def register() -> None:
     """Register the resolvers `${pid:}` and `${env_name:}` and the schemas of all settings with Hydra."""
-
-    def env_name(*, _root_: Mapping[str, Mapping[str, object]]) -> str:
-        env = _root_["env"]
-        game = game_of(env.get("game"))  # type: ignore[arg-type]
-        return name_of_env(game.id or env.get("id"), game.env or env.get("entry_point"), env.get("kwargs"))
-
     OmegaConf.register_new_resolver("pid", os.getpid, replace=True)
-    OmegaConf.register_new_resolver("env_name", env_name, replace=True)
-    _store()
-
-
-@functools.cache  # once per process; it takes 20 ms
-def _store() -> None:
+    OmegaConf.register_new_resolver("env_name", _env_name, replace=True)
+    if "settings.yaml" in ConfigStore.instance().repo:
+        return
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     ConfigStore.instance().store(name="settings", node=settings)
@@ -170,8 +166,7 @@ class Composer:
         places = (conf_dir(), Path(options.config_dir or conf_dir()))
         if not any((place / f"{self.name}.yaml").is_file() for place in places):
             raise ConfigError(f"--config-name={self.name}: no such YAML file in --config-dir")
-        self.path = hydra.config_loader.get_search_path()
-        self.loader = Loader(self.path)
+        self.path, self.loader = hydra.config_loader.get_search_path(), cast("Loader", hydra.config_loader)
 
     @property
     def files(self) -> list[str]:
@@ -179,16 +174,25 @@ class Composer:
         options = {"--config-dir": self.options.config_dir, "--config-name": self.options.config_name}
         return [f"{option}={value}" for option, value in options.items() if value is not None]
 
-    def compose(self, overrides: Sequence[str], mode: RunMode = RunMode.RUN) -> DictConfig:
-        """The configuration that Hydra composes. In the mode of a sweep it lacks the values that are swept over."""
+    def compose(self, overrides: Sequence[str]) -> DictConfig:
+        """The configuration that Hydra composes, which is also set in HydraConfig. A sweep's lacks the values that are
+        swept over."""
         with self.clear_errors(overrides):
             try:
-                return self._load(overrides, mode)
+                job = self._load(overrides, RunMode.MULTIRUN if self.options.multirun else RunMode.RUN)
             except Exception:
+                swept = None
                 with suppress(Exception):
-                    if is_sweep(job := self._load(overrides, RunMode.MULTIRUN)):  # a file sets hydra.mode
-                        return job
-                raise
+                    swept = self._load(overrides, RunMode.MULTIRUN)
+                if swept is None or swept.hydra.mode != RunMode.MULTIRUN:  # no file sets hydra.mode
+                    raise
+                job = swept
+            job.hydra.mode = RunMode.MULTIRUN if self.options.multirun else job.hydra.mode or RunMode.RUN
+            place = job.hydra.run if job.hydra.mode == RunMode.RUN else job.hydra.sweep
+            with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
+                job.hydra.runtime.output_dir = os.path.abspath(str(place.dir))
+            HydraConfig.instance().set_config(job)
+            return job
 
     def _load(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
         self.loader = self.hydra.config_loader = Loader(self._search_path(overrides))
@@ -214,17 +218,6 @@ class Composer:
             provider = "command-line" if folder == self.options.config_dir else "package"
             path.prepend(provider, f"file://{os.path.abspath(folder)}", SearchPathQuery(provider="schema"))
         return path
-
-    def job(self, given: UserInput) -> DictConfig:
-        """The composed configuration of a command or of a sweep. It is also set in HydraConfig."""
-        job = self.compose(given.overrides, RunMode.MULTIRUN if self.options.multirun else RunMode.RUN)
-        job.hydra.mode = RunMode.MULTIRUN if self.options.multirun else job.hydra.mode or RunMode.RUN
-        with self.clear_errors(given.overrides):
-            folder = os.path.abspath(str(job.hydra.sweep.dir if is_sweep(job) else job.hydra.run.dir))
-        with read_write(job.hydra.runtime), open_dict(job.hydra.runtime):
-            job.hydra.runtime.output_dir = folder
-        HydraConfig.instance().set_config(job)
-        return job
 
     def configured(self, given: UserInput, job: DictConfig | None = None) -> tuple[Config, dict[str, str]]:
         """The typed configuration, and the source of each value that is not a default. Raises ConfigError."""
@@ -266,8 +259,8 @@ class Composer:
         with self.clear_errors(given.overrides):
             self.hydra.multirun(self.name, task, [*given.overrides, "hydra.mode=MULTIRUN"])
 
-    def prints(self, given: UserInput) -> bool:
-        """Print what an option such as `--cfg` asks Hydra for. Returns False if there is no such option."""
+    def print(self, given: UserInput) -> None:
+        """Print what an option such as `--cfg` asks Hydra for."""
         options = self.options
         where: dict[str, Any] = {"config_name": self.name, "overrides": given.overrides}
         with self.clear_errors(given.overrides):
@@ -278,11 +271,8 @@ class Composer:
                 self.hydra.show_cfg(cfg_type=options.cfg, package=options.package, resolve=options.resolve, **where)
             elif options.info:
                 self.hydra.show_info(options.info, **where)
-            elif options.shell_completion:
-                self._complete(where)
             else:
-                return False
-        return True
+                self._complete(where)
 
     def _complete(self, where: dict[str, Any]) -> None:
         """Print the completions of the line in the variable COMP_LINE, or the script that lets a shell ask for them."""
@@ -329,10 +319,6 @@ def plain_values(job: DictConfig) -> dict[str, Any]:
     """The composed values without Hydra's own. References are resolved."""
     own = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
     return cast("dict[str, Any]", OmegaConf.to_container(own, resolve=True))
-
-
-def is_sweep(job: DictConfig) -> bool:
-    return bool(job.hydra.mode == RunMode.MULTIRUN)
 
 
 def configured(arguments: Sequence[str]) -> Config:

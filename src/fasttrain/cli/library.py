@@ -34,7 +34,7 @@ from fasttrain.saving.files import read_json
 from fasttrain.spec import plugins
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plan import RunSpec
-from fasttrain.spec.precedence import TYPED, effective_values, read, setting_name, with_names_as_typed
+from fasttrain.spec.precedence import effective_values, read, with_names_as_typed
 from fasttrain.spec.reading import from_mapping
 
 
@@ -92,8 +92,7 @@ def train(
         raise ConfigError("train: a RunSpec has its algorithm and profile; remove algo and profile")
     typed = [*words, *(f"{key}={value}" for key, value in values.items())]
     with _names_as_typed(typed):
-        given = read(words, {})
-        given = given._replace(values=values, sources=given.sources | dict.fromkeys(map(setting_name, values), TYPED))
+        given = read(words, {}, values=values)
         if isinstance(env, RunSpec):
             known = {row.flag: row.source for row in env.rows}
             stored, sources = effective_values(from_dict(to_dict(env.config)), (), given, known)

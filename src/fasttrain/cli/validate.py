@@ -18,7 +18,7 @@ from fasttrain.cli.compose import composer
 from fasttrain.errors import EXIT_DONE, EXIT_WRONG_INPUT, ConfigError, FastTrainError
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
-from fasttrain.spec.precedence import TYPED, read, setting_name
+from fasttrain.spec.precedence import read
 from fasttrain.spec.reading import all_keys
 
 MOST_ERRORS = 50
@@ -110,8 +110,7 @@ def _compose(settings: dict[str, Any]) -> Config:
     if "env" not in settings and ("env.id" in chosen or "env.entry_point" in chosen):
         words.append("env=gym")
     unknown = [key for key in chosen if key not in all_keys() and not key.startswith(tuple(f"{it}." for it in FREE))]
-    given = read([*words, *(f"{key}=0" for key in unknown[:1])], {})
-    given = given._replace(values=chosen, sources=given.sources | dict.fromkeys(map(setting_name, chosen), TYPED))
+    given = read([*words, *(f"{key}=0" for key in unknown[:1])], {}, values=chosen)
     with composer() as hydra:
         config, sources = hydra.configured(given)
     refuse_foreign_keys("train", sources, [f"{key}={value}" for key, value in chosen.items()])

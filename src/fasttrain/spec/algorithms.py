@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -33,6 +33,7 @@ DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, Fal
               "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
               "use_masking": (bool, True)}  # fmt: skip
 # Ranges of constructor arguments.
+MOST_RATE = 1_000_000
 SHARE, POSITIVE, NOT_NEGATIVE, BOUNDED = (0, 1), (1, None), (0, None), (0, 1_000_000)
 RANGES: dict[str, tuple[float | None, float | None]] = {
     **dict.fromkeys(("gamma", "gae_lambda", "tau", "line_search_shrinking_factor", "per_beta", "exploration_fraction",
@@ -45,7 +46,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     **dict.fromkeys(("max_grad_norm", "ent_coef", "vf_coef"), BOUNDED),
     "rollout_size": (2, None),
     "sde_sample_freq": (-1, None),
-    "learning_rate": (None, 1_000_000),
+    "learning_rate": (None, MOST_RATE),
 }  # fmt: skip
 CHOICES = ("Discrete", "MultiDiscrete", "MultiBinary")
 
@@ -111,6 +112,15 @@ class AlgorithmSpec:
             keys["n_steps"] = (int | None, None)
             keys["rollout_size"] = (int, None)
         return keys | dict(self.extras)
+
+    def fields(self) -> list[tuple[Any, ...]]:
+        """The keys as fields of a dataclass. Those that depend on tier and game have no default."""
+        own = set.intersection(*({*values} for values in self.tiers.values()))
+        return [
+            (name, hint, setting(MISSING if name in own else usual, "", least=least, most=most))
+            for name, (hint, usual) in self.keys().items()
+            for least, most in [RANGES.get(name, (None, None))]
+        ]
 
     def load(self, fast: bool) -> Any:
         """Import fasttrain's class if `fast` is set and there is one, else the stock class."""

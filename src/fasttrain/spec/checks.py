@@ -1,4 +1,4 @@
-"""Checks of a typed configuration: ranges, and rules about several settings. Also the facts that the plan uses.
+"""Checks of a typed configuration: rules about several settings. Also the facts that the plan uses.
 
 A rule reads the configuration by dotted keys, so that it applies to every algorithm that has the key. Every message
 names the settings, their values and a valid choice.
@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from fasttrain.errors import ConfigError
-from fasttrain.spec.algorithms import RANGES
+from fasttrain.spec.algorithms import MOST_RATE
 from fasttrain.spec.backends import backend_of, check_backend
 from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import check_curriculum
 from fasttrain.spec.policies import check_policies, own_config
 from fasttrain.spec.removed import lookup
-from fasttrain.spec.setting import did_you_mean, flags_of, ranges_of, settings_of
+from fasttrain.spec.setting import did_you_mean, flags_of
 
 MAX_N_STEPS = 128  # limit of buffers/n_step.py
 METRICS = ("win_rate", "mean_reward", "tail")  # choices of gate.metric besides env.result.scores
@@ -31,37 +30,36 @@ BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps a
 AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's auto_0.1, with a positive number
 PATHS = ("run", "output", "init_from")
 LONGEST_NAME = 255  # bytes, on all usual file systems
+WITHOUT = {  # setting → its default, the setting without which it has no effect, and what to do
+    "algo.sde_sample_freq": (-1, "algo.use_sde", "algo.use_sde=true: use that too"),
+    "algo.use_sde_at_warmup": (False, "algo.use_sde", "algo.use_sde=true: use that too"),
+    "init_from_strict": (False, "init_from", "init_from=PATH: name a model"),
+    "init_from_also": ((), "init_from", "init_from=PATH: name a model"),
+}
 SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "algo.delta_std", "algo.teacher_coef")
 
 
-@cache
-def ranges(cls: type) -> dict[str, tuple[float | None, float | None]]:
-    """Key → (least, most). Keys below `env` come first, because others may depend on them."""
-    bounds = ranges_of(dict(settings_of(cls, parts=True))) | {f"algo.{name}": value for name, value in RANGES.items()}
-    return dict(sorted(bounds.items(), key=lambda item: item[0].split(".")[0] != "env"))
-
-
 def check(config: Config) -> None:
-    """Check ranges and rules that need only the configuration itself. Raises ConfigError."""
-    for name, bounds in ranges_of(dict(settings_of(type(config.own)))).items():
-        _check_range(f"GameSpec.own.{name}", getattr(config.own, name), *bounds)
-    for key, bounds in ranges(type(config)).items():  # type: ignore[arg-type]
-        _check_range(key, lookup(config, key), *bounds)
+    """Check the rules that need only the configuration itself. Raises ConfigError."""
     for key in SCHEDULES:
-        value = lookup(config, key)
-        if value is not None and not parse_schedule(value, key)[0] > 0 <= parse_schedule(value, key)[1]:
+        if (value := lookup(config, key)) is None:
+            continue
+        first, last = parse_schedule(value, key)
+        if key == "algo.learning_rate" and max(first, last) > MOST_RATE:
+            raise ConfigError(f"{key}={value}: must be at most {MOST_RATE}")
+        if not first > 0 <= last:
             raise ConfigError(f"{key}={value}: must be positive")
     for key in PATHS:
         check_path(key, lookup(config, key))
     for key in NAMED:
         check_no_secret(key, str(lookup(config, key)))
-    for rule in (_check_policy, _check_size, _check_stepping, _check_batches, _check_rounds, _check_sde, _check_scores):
+    learning = _check_rollouts if config.algo.spec.on_policy else _check_replay
+    for rule in (_check_policy, _check_size, _check_stepping, learning, _check_scores, check_backend):
         rule(config)
-    check_backend(config)
+    for key, (usual, other, how) in WITHOUT.items():
+        if not lookup(config, other) and lookup(config, key) not in (None, usual):
+            raise ConfigError(f"{key} has no effect without {how}, or remove {key}")
     check_curriculum(config.curriculum)
-    for key in ("init_from_strict", "init_from_also"):
-        if config.init_from is None and getattr(config, key):
-            raise ConfigError(f"{key} has no effect without init_from=PATH: name a model, or remove {key}")
     if config.curriculum.tasks and (config.vec_env == "vector" or backend_of(config.env) is not None):
         raise ConfigError(
             "curriculum.tasks are options for the reset of single environments, and here one object resets all "
@@ -75,21 +73,6 @@ def check(config: Config) -> None:
         except ConfigError as error:
             raise ConfigError(f"policies.{name}: {error}") from error
     _ = config.checkpoint_interval  # raises if the format is wrong
-
-
-def _check_range(key: str, value: Any, least: float | None, most: float | None) -> None:
-    number = max(parse_schedule(value, key)) if key in SCHEDULES and value is not None else value
-    if not isinstance(number, (int, float)) or isinstance(number, bool):
-        return
-    low, high = -math.inf if least is None else least, math.inf if most is None else most
-    if not low <= number <= high:
-        raise ConfigError(f"{key}={value}: must {_range_text(least, most)}")
-
-
-def _range_text(least: float | None, most: float | None) -> str:
-    if least is None or most is None:
-        return f"be at least {least:g}" if most is None else f"be at most {most:.10g}"
-    return f"lie between {least:g} and {most:.10g}"
 
 
 def check_path(key: str, value: str | None) -> None:
@@ -222,20 +205,21 @@ def _check_stepping(config: Config) -> None:
         raise ConfigError(f"device={config.device}: expected auto, cpu, cuda, cuda:0 or mps")
 
 
-def _check_batches(config: Config) -> None:
-    rollout_size, buffer_size, n_steps = (
-        lookup(config, f"algo.{key}") for key in ("rollout_size", "buffer_size", "n_steps")
-    )
-    batch_size = batch_size_of(config) or 0
-    if rollout_size is not None and n_steps is None and batch_size > rollout_size:
+def _check_rollouts(config: Config) -> None:
+    rollout_size, batch_size = config.algo.rollout_size, batch_size_of(config) or 0
+    if config.algo.n_steps is None and batch_size > rollout_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.rollout_size={rollout_size}: a minibatch is drawn from "
             f"one rollout; use batch_size={rollout_size} or less, or a larger rollout"
         )
-    if buffer_size is None:
+
+
+def _check_replay(config: Config) -> None:
+    if not config.algo.spec.off_policy:
         return
-    if n_steps > MAX_N_STEPS:
-        raise ConfigError(f"algo.n_steps={n_steps}: must be at most {MAX_N_STEPS}")
+    buffer_size, batch_size, frequency = config.algo.buffer_size, batch_size_of(config) or 0, config.algo.train_freq
+    if config.algo.n_steps > MAX_N_STEPS:
+        raise ConfigError(f"algo.n_steps={config.algo.n_steps}: must be at most {MAX_N_STEPS}")
     if batch_size > buffer_size:
         raise ConfigError(
             f"batch_size={batch_size} is larger than algo.buffer_size={buffer_size}: use a smaller batch_size"
@@ -245,6 +229,13 @@ def _check_batches(config: Config) -> None:
             f"num_envs={config.num_envs} is more than algo.buffer_size={buffer_size}: the buffer holds no "
             "transition per env; use a larger buffer"
         )
+    if train_frequency(frequency)[1] == "episode" and config.num_envs > 1:
+        raise ConfigError(
+            f"algo.train_freq={list(frequency)} with num_envs={config.num_envs}: episodes of several envs end at "
+            "different steps; use num_envs=1, or a number of vector steps"
+        )
+    if config.updates_per_step == 0:
+        raise ConfigError("updates_per_step=0: nothing would be learned; use 1 or more, or -1 for one per transition")
 
 
 def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
@@ -253,27 +244,6 @@ def train_frequency(value: int | Sequence[Any]) -> tuple[int, str]:
     if not isinstance(count, int) or count < 1 or unit not in ("step", "episode"):
         raise ConfigError(f"algo.train_freq={value}: expected a number of vector steps, or [1, episode]")
     return count, str(unit)
-
-
-def _check_rounds(config: Config) -> None:
-    if (value := lookup(config, "algo.train_freq")) is None:
-        return
-    if train_frequency(value)[1] == "episode" and config.num_envs > 1:
-        raise ConfigError(
-            f"algo.train_freq={list(value)} with num_envs={config.num_envs}: episodes of several envs end at different "
-            "steps; use num_envs=1, or a number of vector steps"
-        )
-    if config.updates_per_step == 0:
-        raise ConfigError("updates_per_step=0: nothing would be learned; use 1 or more, or -1 for one per transition")
-
-
-def _check_sde(config: Config) -> None:
-    if lookup(config, "algo.use_sde"):
-        return
-    for key, usual in (("algo.sde_sample_freq", -1), ("algo.use_sde_at_warmup", False)):
-        if (value := lookup(config, key)) not in (None, usual):
-            override = f"{key}={str(value).lower()}"
-            raise ConfigError(f"{override} has no effect without algo.use_sde=true: use that too, or remove {key}")
 
 
 def _check_scores(config: Config) -> None:

@@ -49,8 +49,6 @@ def widest_layer(config: Config) -> int:
 
 def resolve_use_amp(requested: str, context: Context) -> Resolved:
     """A dtype, or off. `auto` uses bfloat16 on CUDA, and on a CPU with bf16 units if the network is wide enough."""
-    if requested == "off":
-        return "off", ""
     device, dtype = device_of(context), mode_of("use_amp", requested)
     if device == "mps" and requested != "auto":
         raise ConfigError(f"use_amp={requested} with device=mps: it works on cpu and cuda only; use use_amp=off")
@@ -100,8 +98,6 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
 
     On a CPU a [64, 64] update of 256 rows becomes 1.3 times as fast, with the compiled kernels 3 times.
     """
-    if requested == "off":
-        return "off", ""
     if context.config.policies:
         why = "each of the policies acts for another number of rows in each step"
         return context.instead("use_compile", "off", why, f"use_compile={requested} with policies: {why}; remove it")
@@ -129,9 +125,9 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
 
 def resolve_pin_memory(requested: str, context: Context) -> Resolved:
     """`auto` is on if there are copies between host and CUDA device."""
-    if requested != "off" and device_of(context) == "cuda":
+    if device_of(context) == "cuda":
         return "on", "observations, masks and actions are copied without waiting"
-    return "off", "" if requested == "off" else "no CUDA device in use"
+    return "off", "no CUDA device in use"
 
 
 def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
@@ -218,8 +214,6 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
     Drawing 8 batches of vectors takes 0.04 to 0.3 ms of an update of 0.4 to 5 ms; with prefetching, updates were 0.91
     to 1.08 times as fast on 2 cores. Drawing 8 batches of 64 stacked images takes 42 ms.
     """
-    if requested == "off":
-        return "off", ""
     config = context.config
     if config.env.normalize:
         why = "env.normalize: batches are normalized with the statistics at the time when they are used"

@@ -141,13 +141,9 @@ class AlgoConfig:
 
 
 def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
-    own = set.intersection(*({*values} for values in spec.tiers.values()))  # their defaults depend on tier and game
-    columns = [(name, hint) if name in own else (name, hint, default) for name, (hint, default) in spec.keys().items()]
-    head = [("name", Literal[spec.name])]
-    namespace = {"__module__": __name__}
     return make_dataclass(
-        f"{spec.name}_config", [*head, *columns], bases=(AlgoConfig,), namespace=namespace,
-        frozen=True, kw_only=True, slots=True,
+        f"{spec.name}_config", [("name", Literal[spec.name]), *spec.fields()], bases=(AlgoConfig,),
+        namespace={"__module__": __name__}, frozen=True, kw_only=True, slots=True,
     )  # fmt: skip
 
 

@@ -144,7 +144,10 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
             others = "" if spec.has_fast else f", only for {', '.join(algorithms_with('has_fast'))}"
             raise ConfigError(f"{flag.name}={spelt(requested)}{stock}: {why}{others}; {ways}remove it")
         return flag.stock, why
-    return resolver(requested, context) if resolver else (requested, "")
+    is_off = requested is False or requested == "off"  # it stays off, without a reason; but some vec_envs always copy
+    if resolver is None or (is_off and flag.name != "copy_final_observations"):
+        return requested, ""
+    return resolver(requested, context)
 
 
 def _engine(requested: str, context: Context) -> Resolved:
@@ -163,7 +166,7 @@ def _batch_size(requested: int | None, context: Context) -> Resolved:
 
 
 def _checkpoint_async(requested: bool, context: Context) -> Resolved:
-    if requested and not context.effective["checkpoint_every"]:
+    if not context.effective["checkpoint_every"]:
         return False, "no checkpoints without checkpoint_every=…"
     return requested, ""
 
@@ -190,7 +193,7 @@ def _copy_final_observations(requested: bool, context: Context) -> Resolved:
 
 
 def _train_log_to_file(requested: bool, context: Context) -> Resolved:
-    if not requested or context.effective["train_log_enabled"]:
+    if context.effective["train_log_enabled"]:
         return requested, ""
     error = (
         "train_log_to_file=true contradicts train_log_enabled=false: nothing is recorded; use train_log_enabled=true, "
@@ -200,15 +203,13 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
 
 
 def _nan_guard(requested: str, context: Context) -> Resolved:
-    if requested != "off" and context.effective["engine"] == "stock":
-        return requested, "stock classes: only observations and rewards are checked, not updates"
-    return requested, ""
+    stock = context.effective["engine"] == "stock"
+    return requested, "stock classes: only observations and rewards are checked, not updates" * stock
 
 
 def _reward_debug(requested: bool, context: Context) -> Resolved:
     by_env = "what the env puts into info['reward_terms'] at an episode's end"
-    reason = "sums of each episode in episodes.csv" if context.config.env.spec.reward_debug_key else by_env
-    return requested, reason if requested else ""
+    return requested, "sums of each episode in episodes.csv" if context.config.env.spec.reward_debug_key else by_env
 
 
 def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
@@ -274,8 +275,6 @@ def _rollout_rows(
 
 def _fused_update(requested: str, context: Context) -> Resolved:
     """Whether the kernels support the policy is known only once the model is built, see `runs.engine`."""
-    if requested == "off":
-        return "off", ""
     if requested == "auto" and (why := computing.why_no_fused_kernels(context)):
         return "off", why
     spec = context.config.algo.spec

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
-from fasttrain.spec.setting import convert, did_you_mean
+from fasttrain.spec.setting import build, convert, did_you_mean
 
 OTHERS = "others"  # as a value of `decides`: every decision that no other policy takes
 ALGORITHMS = ("ppo", "maskable_ppo")
@@ -120,12 +120,13 @@ def own_config(config: Config, name: str) -> Config:
             raise ConfigError(f"{where}.{key}: all policies share one rollout; set {key} beside policies")
         if key not in hints:
             raise ConfigError(f"unknown key '{where}.{key}'{did_you_mean(key, hints)}")
-    values = {key: convert(value, hints[key], f"{where}.{key}") for key, value in own.items()}
-    algo = {key.removeprefix("algo."): value for key, value in values.items() if key.startswith("algo.")}
+    algo = {one.name: getattr(config.algo, one.name) for one in fields(config.algo)}
+    algo |= {key.removeprefix("algo."): value for key, value in own.items() if key.startswith("algo.")}
+    values = {key: convert(value, OWN[key], f"{where}.{key}") for key, value in own.items() if key in OWN}
     further: dict[str, Any] = {key: values[key] for key in ("init_from", "batch_size") if key in own}
     if "init_from" not in own:
         further |= {"init_from": None, "init_from_strict": False, "init_from_also": ()}
-    return replace(config, policies={}, algo=replace(config.algo, **algo), **further)
+    return replace(config, policies={}, algo=build(type(config.algo), algo, f"{where}.algo."), **further)
 
 
 def check_policies(config: Config) -> None:

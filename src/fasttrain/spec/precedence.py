@@ -61,6 +61,7 @@ ALIASES = {
     "amp_dtype": Alias("use_amp", usual=("bfloat16",), refines=True),
     "compile_mode": Alias("use_compile", usual=("default",), refines=True),
 }
+SETTING_OF = {name: alias.key for name, alias in ALIASES.items()}
 COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # kernels are compiled first, for comparisons
 PREFIX = "FASTTRAIN_"  # environment variables of flags and aliases begin with it
 # Variables that users' systems export are read without the prefix too. Others, such as ENGINE, may mean anything.
@@ -129,7 +130,9 @@ def with_its_file(message: str, files: Iterable[File], folder: str, typed: Mappi
     return f"{setters[-1].path}: {message}" if key and key not in typed and setters else message
 
 
-def read(typed: Sequence[str], environment: Mapping[str, str], swept: bool = False) -> UserInput:
+def read(
+    typed: Sequence[str], environment: Mapping[str, str], swept: bool = False, values: Mapping[str, Any] | None = None
+) -> UserInput:
     """Turn typed overrides and environment variables into overrides for Hydra. Typed ones win.
 
     `profile=speed` becomes `+profile=speed`. Aliases become their settings. `env.id` or `env.entry_point` without `env`
@@ -138,22 +141,25 @@ def read(typed: Sequence[str], environment: Mapping[str, str], swept: bool = Fal
 
     Args:
         swept: the values may be lists of a sweep.
+        values: further settings, by any of their names, as Python objects.
 
     Raises:
         ConfigError: two names of one setting have different values, or a game is named without its files.
     """
-    keys = {setting_name(key_of(text)) for text in typed}
-    groups = _env_group(keys, typed)
-    exported = by_setting_name([NamedValue(name, environment[one]) for name, one in variables(environment).items()])
-    exported = [one for one in exported if one.key not in keys]
     named = by_setting_name([NamedValue(key_of(text), text.partition("=")[2], text) for text in typed])
+    keys, values = {SETTING_OF.get(key_of(text), key_of(text)) for text in typed}, values or {}
+    groups = _env_group(keys, typed)
+    variable = {name: environment[one] for name, one in variables(environment).items()}
+    exported = by_setting_name([NamedValue(name, value, f"{name}={value}") for name, value in variable.items()])
+    exported = [one for one in exported if one.key not in keys]
     algos = [one.value for one in named if one.key == "algo"]
     swept_over = [name for name in re.findall(r"\w+", algos[-1]) if name in ALGO_CLASSES] if algos and swept else []
     overrides = [_for_hydra(one.text, swept_over) for one in named]
     overrides.sort(key=lambda text: key_of(text) == "tuned")  # tuned values win over the profile
     sources = {one.key: "environment" for one in exported}
     sources |= {key: TYPED for key in map(key_of, [*groups, *overrides]) if not key.startswith("hydra")}
-    return UserInput([*groups, *(one.text for one in exported), *overrides], sources)
+    sources |= {SETTING_OF.get(key, key): TYPED for key in values}
+    return UserInput([*groups, *(one.text for one in exported), *overrides], sources, values)
 
 
 def _env_group(keys: set[str], typed: Sequence[str]) -> list[str]:
@@ -181,8 +187,8 @@ def effective_values(
     result, sources, last = dict(values), dict(known or {}), dict[str, str]()
     for file in files:
         for name in file.keys:
-            last[setting_name(name)] = name
-            sources |= {setting_name(name): file.source} if file.source else {}
+            last[SETTING_OF.get(name, name)] = name
+            sources |= {SETTING_OF.get(name, name): file.source} if file.source else {}
     for name, alias in ALIASES.items():
         if (value := pop_key(result, name)) is None:
             continue
@@ -190,7 +196,7 @@ def effective_values(
         applies = is_refined(name, lookup(result, key)) if alias.refines else last.get(key, name) == name
         if translated is not None and applies and (alias.refines or key not in given.sources):
             set_key(result, key, translated)
-    for one in by_setting_name([NamedValue(key, value) for key, value in given.values.items()]):
+    for one in by_setting_name([NamedValue(name, value, f"{name}={value}") for name, value in given.values.items()]):
         set_key(result, one.key, one.value)
     return result, sources | given.sources
 
@@ -200,11 +206,7 @@ class NamedValue(NamedTuple):
 
     key: str
     value: Any
-    typed: str = ""
-
-    @property
-    def text(self) -> str:
-        return self.typed or f"{self.key}={self.value}"
+    text: str  # as it was typed
 
 
 def by_setting_name(values: Sequence[NamedValue]) -> list[NamedValue]:
@@ -216,22 +218,18 @@ def by_setting_name(values: Sequence[NamedValue]) -> list[NamedValue]:
     by_key = {one.key: one for one in result}
     for one in (each for each in values if each.key in ALIASES):
         key, translated = translate_alias(one.key, one.value)
-        other = by_key.get(key)
+        other, meant = by_key.get(key), NamedValue(key, translated, f"{key}={translated}")
         if translated is None:
             continue
         if other is not None and is_refined(one.key, other.value):
-            result = [*(each for each in result if each.key != key), NamedValue(key, translated)]
+            result = [*(each for each in result if each.key != key), meant]
         elif other is None or other.key == one.key:
-            result.append(NamedValue(key, translated))
+            result.append(meant)
             by_key[key] = NamedValue(one.key, translated, one.text)
         elif other.value != translated:
             both = f"{one.text} contradicts {other.text}"
             raise ConfigError(f"{both}: they are one setting ({key}); remove one of them")
     return result
-
-
-def setting_name(key: str) -> str:
-    return ALIASES[key].key if key in ALIASES else key
 
 
 def with_names_as_typed(message: str, arguments: Sequence[str], environment: Mapping[str, str], here: str = "") -> str:
@@ -249,17 +247,20 @@ def with_names_as_typed(message: str, arguments: Sequence[str], environment: Map
             message = re.sub(whole, path.replace("\\", r"\\"), message)
 
     def is_about(name: str) -> bool:
-        return re.search(rf"(?<![\w.]){re.escape(setting_name(name))}([=:]| is no setting)", message) is not None
+        key = re.escape(SETTING_OF.get(name, name))
+        return re.search(rf"(?<![\w.]){key}([=:]| is no setting)", message) is not None
 
     aliases = [
         text for text in overrides if (name := key_of(text)) in ALIASES and name not in message and is_about(name)
     ]
     message += f" (typed: {', '.join(aliases)})" if aliases else ""
-    typed = {setting_name(key_of(text)) for text in overrides}
+    typed = {SETTING_OF.get(key_of(text), key_of(text)) for text in overrides}
     exported = [
         f"{one}={one_line(environment[one], 60)}"
         for name, one in variables(environment).items()
-        if f"{one}=" not in message and setting_name(name) not in typed and (is_about(name) or f"{name}=" in message)
+        if f"{one}=" not in message
+        and SETTING_OF.get(name, name) not in typed
+        and (is_about(name) or f"{name}=" in message)
     ]
     return f"{message} (environment: {', '.join(exported)})" if exported else message
 
@@ -279,7 +280,8 @@ def _for_hydra(override: str, algorithms: Sequence[str] = ()) -> str:
         if not key.startswith((*FREE, "hydra")):
             raise ConfigError(f"{override}: a setting cannot be deleted; remove this, or give the setting a value")
         return override
-    override = _quoted(override)
+    if not BARE_TEXT.fullmatch(override.partition("=")[2]):
+        override = _quoted(override)
     if override.startswith(("profile=", "tuned=", *(f"{one.name}=" for one in engines()))):
         return "+" + override
     own = [{f"algo.{name}" for name, _ in settings_of(ALGO_CLASSES[one])} for one in algorithms]
@@ -291,7 +293,7 @@ def _for_hydra(override: str, algorithms: Sequence[str] = ()) -> str:
 def _quoted(override: str) -> str:
     """Put text in quotes if Hydra needs them, also inside lists: `env.kwargs.path='~/data'`."""
     key, _, value = override.partition("=")
-    if BARE_TEXT.fullmatch(value) or re.match(r"\w+\(", value):
+    if re.match(r"\w+\(", value):
         return override
     result, around = f"{key}=", [""]
     for piece in PIECES.findall(value):

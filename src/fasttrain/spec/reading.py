@@ -17,7 +17,7 @@ from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import DEFAULT
 from fasttrain.spec.policies import with_told
 from fasttrain.spec.removed import first_removed_key, lookup, present_path, removal_message, set_key
-from fasttrain.spec.setting import Named, build, named, settings_of
+from fasttrain.spec.setting import Named, UnknownKeyError, build, did_you_mean, named, settings_of
 
 
 def from_mapping(values: Mapping[str, Any]) -> Config:
@@ -25,9 +25,25 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
 
     Raises ConfigError: a key is unknown, a value has the wrong type or range, or values contradict each other.
     """
-    values = dict(values)
-    if removed := first_removed_key(values):
-        raise ConfigError(removal_message(removed))
+    try:
+        config = _typed(dict(values))
+    except UnknownKeyError as error:
+        removed, algo = first_removed_key(values), str(lookup(values, "algo.name"))
+        message = removal_message(removed) if removed else foreign_key(error.key, algo)
+        if "." not in error.key:  # it may stand below a group
+            message = message or f"unknown key '{error.key}'{did_you_mean(error.key, all_keys())}"
+        raise ConfigError(message or str(error)) from error
+    config = config if config.opponent is None else with_opponent(config, config.opponent)
+    config = with_told(config)
+    check(config)
+    for key in ("goal_every", "reward_key"):
+        if is_self_play(config) and any(key in own for own in config.policies.values()):
+            raise ConfigError(f"policies with {key} go with fixed opponents, not with opponent=self; remove one")
+    return config
+
+
+def _typed(values: dict[str, Any]) -> Config:
+    """The values in their types, with the game's or the algorithm's own where none is set."""
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -36,9 +52,6 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
             f"algo: its file names no algorithm; write name: ppo in it, or one of {', '.join(ALGORITHMS)}"
         )
     spec = ALGORITHMS.get(str(algo["name"]), ALGORITHMS["ppo"])  # `build` refuses an unknown name
-    for key in algo:
-        if message := foreign_key(f"algo.{key}", str(algo["name"])):
-            raise ConfigError(message)
     values["env"] = env = _build_env(values.get("env"))
     tier = str(values.get("tier"))
     own = own_values(env.spec.own, spec, tier if tier in TIERS else TIERS[0])  # `build` refuses an unknown tier
@@ -50,14 +63,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
         values["eval"] = {**evaluation, "episodes": own.eval_episodes}
     if values.get("total_timesteps") is None:
         values["total_timesteps"] = own.total_timesteps
-    config = build(Config, values, known=all_keys())
-    config = config if config.opponent is None else with_opponent(config, config.opponent)
-    config = with_told(config)
-    check(config)
-    for key in ("goal_every", "reward_key"):
-        if is_self_play(config) and any(key in own for own in config.policies.values()):
-            raise ConfigError(f"policies with {key} go with fixed opponents, not with opponent=self; remove one")
-    return config
+    return build(Config, values)
 
 
 def with_opponent(config: Config, opponent: Named) -> Config:

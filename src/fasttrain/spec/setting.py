@@ -44,6 +44,16 @@ class Setting(NamedTuple):
     def class_text(self) -> str:
         return "/".join(dict.fromkeys(map(str, (*self.classes.values(), self.flag_class))))
 
+    def check(self, key: str, value: object) -> None:
+        """Raises ConfigError: the value is a number outside the range."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return
+        low, high = (-math.inf if self.least is None else self.least), (math.inf if self.most is None else self.most)
+        if not low <= value <= high:
+            both = f"lie between {low:g} and {high:.10g}"
+            one = f"be at least {low:g}" if self.most is None else f"be at most {high:.10g}"
+            raise ConfigError(f"{key}={value}: must {one if None in (self.least, self.most) else both}")
+
     def fits(self, spec: object) -> bool:
         """Whether it has an effect with this algorithm (an `AlgorithmSpec`)."""
         return not self.needs or bool(getattr(spec, self.needs))
@@ -103,12 +113,6 @@ def flags_of(cls: type) -> tuple[Setting, ...]:
     return tuple(declared(one)._replace(name=one.name) for one in fields(cls) if declared(one).flag_class)
 
 
-def ranges_of(settings: Mapping[str, Field[Any]]) -> dict[str, tuple[float | None, float | None]]:
-    """Key → (least, most) of the settings that have a range."""
-    ranges = {key: (declared(one).least, declared(one).most) for key, one in settings.items()}
-    return {key: bounds for key, bounds in ranges.items() if bounds != (None, None)}
-
-
 T = TypeVar("T")
 
 Switch = Literal["auto", "on", "off"]
@@ -128,25 +132,29 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f"; did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else ""
 
 
-def build(cls: type[T], values: Mapping[str, Any], where: str = "", known: Iterable[str] = ()) -> T:
-    """Build a `cls` from a mapping.
+class UnknownKeyError(ConfigError):
+    """A mapping has a key that its configuration class has not."""
 
-    Args:
-        where: dotted prefix for messages.
-        known: more keys for "did you mean".
+    def __init__(self, key: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown key '{key}'{did_you_mean(key.rpartition('.')[2], known)}")
+        self.key = key
 
-    Raises:
-        ConfigError: a key is unknown or missing, or a value does not fit the field's type.
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """Build a `cls` from a mapping. `where` is the dotted prefix for messages.
+
+    Raises ConfigError: a key is unknown or missing, or a value does not fit the field's type or range.
     """
     hints = get_type_hints(cls)
     names = {one.name: one for one in fields(cls)}  # type: ignore[arg-type]
     for key in values:
         if key not in names:
-            raise ConfigError(f"unknown key '{where}{key}'{did_you_mean(str(key), [*names, *known])}")
+            raise UnknownKeyError(f"{where}{key}", names)
     kwargs = {}
     for name, one in names.items():
         if name in values:
             kwargs[name] = convert(values[name], hints[name], where + name)
+            declared(one).check(where + name, kwargs[name])
         elif one.default is MISSING and one.default_factory is MISSING:
             raise ConfigError(f"missing key '{where}{name}'")
     return cls(**kwargs)

@@ -128,7 +128,7 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 def resolve_lean_info(requested: bool, context: Context) -> Resolved:
     """Off in one process, and if the user's callbacks may read infos."""
     vec_env = context.effective["vec_env"]
-    typed = context.typed("lean_info") or not requested
+    typed = context.typed("lean_info")
     if vec_env == "dummy" and not typed:
         return False, "in one process infos cost nothing, and dropping them would"
     if vec_env != "native" and not typed and context.config.callbacks and not context.config.env.info_keys:
@@ -274,7 +274,7 @@ def resolve_eval_async(requested: bool, context: Context) -> Resolved:
         why = "evaluations play with the training's engines"
     if not context.effective["eval_every"]:
         why = "no evaluations during training without eval_every=…"
-    return (False, why) if requested and why else (requested, "")
+    return (False, why) if why else (requested, "")
 
 
 def _duration(seconds: float) -> str:
