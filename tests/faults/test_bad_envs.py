@@ -47,7 +47,7 @@ def test_an_env_that_raises_in_a_stock_worker_process(tmp_path: Path, nursery: N
     assert training.end() == 1
     assert "the board fell" in training.said()
     # Two processes write to one terminal: which comes last is chance.
-    assert "fasttrain: error: a worker process died; what it said stands above" in training.said().splitlines()
+    assert "fasttrain: error: a worker process died; its last output is above" in training.said().splitlines()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="fork, signals")

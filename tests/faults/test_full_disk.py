@@ -113,7 +113,7 @@ def test_what_comes_after_the_training_costs_its_own_output_alone(
     assert done.exit_code == 1
     why = f"ValueError: broken ({__file__}:{broken.__code__.co_firstlineno + 1}, in broken)"
     lost = f"evaluation, loggers ({why}); report.html (no ink); the output ({NO_ROOM})"
-    assert done.err == f"fasttrain: error: failed, and cost nothing else: {lost}\n"
+    assert done.err == f"fasttrain: error: failed, without harm to the rest: {lost}\n"
     assert (done.folder / "model.zip").is_file()
     summary = done.json("summary.json")
     assert (summary["status"], summary["evaluation"]) == ("done", f"failed: {why}")

@@ -91,7 +91,7 @@ def test_an_honest_game_has_no_findings_and_plays_the_same_from_a_seed(look: Loo
 @pytest.mark.parametrize(
     ("fault", "code", "text"),
     [
-        ("refuse=0.3", "mask_not_respected", r"refused \d+ actions in \d+ decisions"),
+        ("refuse=0.3", "mask_not_respected", r"refused \d+ of \d+ actions"),
         ("close=0.02", "lost_games", r"\d+ of \d+ games were lost \(closed\)"),
     ],
 )

@@ -79,8 +79,8 @@ def test_when_kernels_are_compiled_and_take_over(
     toy.rest(900_000, 4)
     toy.rest(950_000, 8)
     assert (toy.started, toy.used) == (0, 0)
-    assert "sooner than compiled kernels would pay" in toy.said[-1]
-    assert "sooner" in toy.switch.to_dict()["why_not"]
+    assert "it ends before compiling would pay" in toy.said[-1]
+    assert "before compiling" in toy.switch.to_dict()["why_not"]
     toy = Switching(monkeypatch, 250)
     for step in (100, 200, 300, 400):
         toy.rest(step, step)
@@ -92,7 +92,7 @@ def test_when_kernels_are_compiled_and_take_over(
     ("way", "told"),
     [
         ({"failure": "no room"}, "could not be compiled (no room)"),
-        ({"slower": "kernels 1,740 ms, torch 1,240 ms"}, "stays on the torch engine: kernels 1,740 ms, torch 1,240 ms"),
+        ({"slower": "kernels 1,740 ms, torch 1,240 ms"}, "goes on with PyTorch: kernels 1,740 ms, torch 1,240 ms"),
         ({"refusal": OSError("no memory")}, "nothing can be compiled beside it (no memory)"),
         ({"calls": [SimpleNamespace(is_kept=False)]}, "no place to keep them"),
     ],

@@ -78,7 +78,7 @@ def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.Cap
         ("model=best", "no best_model.zip there; the run was made without eval_every="),
         ("env.kwargs.wide=3", "the policy is for Box(0.0, 1.0, (2,), float32)"),
         ("num_envs=3", "eval takes run=…, model=…, opponent=…, eval.…, env.kwargs.… and --trust only"),
-        ("eval.episodes=0", "eval.episodes=0: nothing would be played; type how many"),
+        ("eval.episodes=0", "eval.episodes=0: no episode would be played"),
     ):
         assert main(["eval", "run=first", "hydra.run.dir=e", typed]) == 2
         assert told in capfd.readouterr().err
@@ -87,7 +87,7 @@ def test_eval_and_resume_build_the_env_that_trained(shop: Any, capfd: pytest.Cap
     first = json.loads(Path("first/plan.json").read_text())
     capfd.readouterr()
     assert main(["resume", "run=first", "total_timesteps=96"]) == 0
-    assert "warning: 2 of 2 envs keep things beyond their episodes that a checkpoint does not hold (sold)" in (
+    assert "warning: 2 of 2 envs keep values between episodes that a checkpoint does not hold (sold)" in (
         " ".join(capfd.readouterr().out.split())
     )
     plan = json.loads(Path("first/plan.json").read_text())

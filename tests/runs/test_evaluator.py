@@ -103,8 +103,8 @@ def test_beside_it_the_best_snapshot_becomes_the_best_model(parts: Any):
     assert left == {"best_model.opponents.pt", "best_model.zip", "evaluations.csv"}
     assert evaluator.beside_s == 6.0
     assert beside.closed
-    assert "waiting for 1 evaluations that began during training" in said
-    assert "4 evaluations were left out: they take longer than eval_every" in said
+    assert "waiting for 1 evaluations that were due during training" in said
+    assert "4 evaluations were left out: one takes longer than eval_every steps" in said
 
 
 def test_a_video_is_no_evaluation(parts: Any):
@@ -155,7 +155,7 @@ def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any, 
     assert beside.closed
     lost = "(2 that waited are lost)"
     assert said == [
-        f"[EVAL] no evaluation beside training: it has died{hint} {lost}; from now on it is done in the training"
+        f"[EVAL] no evaluation beside training: it has died{hint} {lost}; from now on the training itself evaluates"
     ]
     assert evaluator.saving.failed == {}, "no snapshot is missed"
     evaluator.evaluate(40, 2.0)

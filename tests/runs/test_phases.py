@@ -87,7 +87,7 @@ def test_an_infos_phase_becomes_a_column(fasttrain: RunCommand) -> None:
     ("settings", "message"),
     [
         (("env.phases={bid: 248}",), "env.phases.bid=248: the observation has columns 0 to 247"),
-        (("env.phases={bid: 175}", "env.normalize=[obs]"), "observations that env.normalize=[obs] has changed"),
+        (("env.phases={bid: 175}", "env.normalize=[obs]"), "observations that env.normalize=[obs] changed"),
         (("env.phases={bid: 1}", "algo=dqn"), "env.phases reads the rollouts of PPO"),
     ],
 )

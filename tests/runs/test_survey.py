@@ -98,8 +98,8 @@ def test_the_env_of_a_checkup_goes_on_into_the_training_where_it_is_dear(monkeyp
     [
         (["vec_env=dummy"], "vec_env=dummy plays it in another process than the checkup"),
         (["vec_env=shared", "env.kwargs.forgets=false"], "the same seed gave another trajectory, first the ob"),
-        (["vec_env=shared", "deterministic=true"], "deterministic=true takes none that was played"),
-        (["vec_env=shared", "env.max_episode_steps=7"], "with other arguments"),
+        (["vec_env=shared", "deterministic=true"], "deterministic=true takes no env that was played"),
+        (["vec_env=shared", "env.max_episode_steps=7"], "the training's env has other arguments"),
     ],
 )
 def test_a_dear_env_that_is_built_again_says_why(
@@ -178,5 +178,5 @@ def test_a_wrapper_with_running_statistics_of_its_own_is_told(capsys: pytest.Cap
     for name in ("RecordEpisodeStatistics", "NormalizeObservation"):
         Survey(EnvSpec(id="CartPole-v1", wrappers=(f"gymnasium.wrappers:{name}",)), 10.0, make_console()).build_here()
     said = " ".join(capsys.readouterr().out.split())
-    assert "warning: NormalizeObservation in env.wrappers: its running statistics are each env's own" in said
+    assert "warning: NormalizeObservation in env.wrappers: each env has its own running statistics" in said
     assert said.count("running statistics") == 1

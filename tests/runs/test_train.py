@@ -178,4 +178,4 @@ def test_kernels_that_serve_no_more_are_told(fasttrain: RunCommand, tmp_path: Pa
     (tmp_path / "hooking.py").write_text(HOOKING, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     done = fasttrain("+profile=speed", *CARTPOLE, "vec_env=dummy", "callbacks=[hooking:Hooking]").ok()
-    assert done.out.count("PyTorch computes from here on, not compiled kernels: ") == 1
+    assert done.out.count("from here on PyTorch computes, not the compiled kernels: ") == 1

@@ -39,7 +39,7 @@ def text_of(console: Console) -> str:
 @pytest.mark.parametrize(
     ("effective", "why"),
     [
-        ({"engine": "stock"}, "timed from outside of SB3"),
+        ({"engine": "stock"}, "measured from outside of SB3"),
         ({"engine": "fast", "fused_update": "on"}, "in compiled kernels the optimizer too"),
     ],
 )

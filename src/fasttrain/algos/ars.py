@@ -1,6 +1,6 @@
-"""ARS (Mania, Guy & Recht 2018, arXiv:1803.07055) with SB3's numbers and with callbacks that can end the training.
+"""ARS (Mania, Guy & Recht 2018, arXiv:1803.07055). It computes what sb3-contrib computes, and callbacks can end it.
 
-sb3-contrib's own loop ignores what callbacks return, gives them no locals of the step, and draws its candidates before
+sb3-contrib's own loop ignores what callbacks return, gives them no `locals`, and draws its candidates before
 `on_rollout_start`.
 """
 
@@ -24,7 +24,7 @@ class _EndedError(Exception):
 
 
 class ARS(sb3_contrib.ARS):
-    """sb3-contrib's ARS for one env. Between two updates only the policy's parameters hold the weights.
+    """sb3-contrib's ARS for one env. Between two updates the weights are in the policy's parameters only.
 
     Raises:
         ConfigError: there are several envs.
@@ -47,13 +47,13 @@ class ARS(sb3_contrib.ARS):
         async_eval: Any = None,
         progress_bar: bool = False,
     ) -> ARS:
-        """As SB3's. If a callback returns False, the weights are those of the last complete update.
+        """As sb3-contrib's `learn`. If a callback returns False, the weights of the last complete update remain.
 
         Raises:
-            ConfigError: `async_eval`, whose processes call no callbacks.
+            ConfigError: `async_eval` is given, whose processes call no callbacks.
         """
         if async_eval is not None:
-            raise ConfigError("async_eval: its processes know no callbacks; use sb3_contrib.ARS for it")
+            raise ConfigError("async_eval: its processes call no callbacks; remove it, or use sb3_contrib.ARS")
         horizon, callback = self._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         callback.on_training_start(locals(), globals())
         try:
@@ -72,7 +72,7 @@ class ARS(sb3_contrib.ARS):
     def evaluate_candidates(self, candidate_weights: Tensor, callback: BaseCallback, async_eval: Any) -> Tensor:
         """The return of each candidate: (candidates, weights) float32 → (candidates,) float32."""
         returns = torch.zeros(len(candidate_weights), device=self.device)
-        self.ep_info_buffer: Any = []  # the means over these candidates are logged
+        self.ep_info_buffer: Any = []  # the returns of these candidates, whose mean is logged
         env: Any = self.env
         for index, weights in enumerate(candidate_weights):
             self.policy.load_from_vector(weights.cpu())

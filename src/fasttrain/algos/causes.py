@@ -1,7 +1,7 @@
 """Which numbers are not finite, and why: the checks and the messages of `nan_guard`.
 
 After a skipped update these functions look for what was not finite first: data, then weights, then the networks'
-outputs, then loss and gradients. This may take long (10 ms for 10⁶ transitions), since it runs only after a failure.
+outputs, then loss and gradients. That takes 10 ms for 10⁶ transitions, which matters little after a failure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fasttrain.batch import FinishedEpisode, Float32Array, Int64Array, Observati
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
 
-SHOWN = 5  # envs named in a message
-FEW = 10_000  # below this number of entries a sum of squares is the faster check: 1 µs instead of 3
+SHOWN = 5  # most envs that a message names
+FEW = 10_000  # arrays with fewer entries are checked by their sum of squares: 1 µs instead of 3
 ROWS = 4096  # rows of a rollout in one forward pass
 UNKNOWN = "loss or gradients overflowed"
 
@@ -55,15 +55,15 @@ def all_finite(numbers: Any) -> bool:
 def check_step(
     observations: Observations,  # (N, ...)
     rewards: Float32Array,  # (N,)
-    finished: Iterable[FinishedEpisode],  # ended episodes whose last observations will be used
+    finished: Iterable[FinishedEpisode],  # ended episodes whose last observations are checked too
     step: int,
     normalizer: Any = None,
 ) -> None:
     """Check the results of a vector step before they are stored.
 
     Raises:
-        EnvError: a number is not finite; env, field and step are named. With a `normalizer` (SB3's VecNormalize) the
-            original numbers are looked at first, because one NaN in its statistics spoils all envs.
+        EnvError: a number is not finite; the message names env, field and step. With a `normalizer` (SB3's
+            VecNormalize) the original numbers are checked first, because one NaN in its statistics spoils all envs.
     """
     fields: list[tuple[str, NDArray[Any]]] = []
     if not (all_finite(observations) and all_finite(rewards)):
@@ -101,7 +101,7 @@ def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> Non
 
     Args:
         last: observations (N, ...) after the last step, which `storage` does not have.
-        step: env steps after it.
+        step: env steps of the run at the end of the rollout.
     """
     steps = storage.num_steps
     for number in range(1, steps + 1):
@@ -131,7 +131,7 @@ def bad_parameters(module: nn.Module) -> list[str]:
 
 
 def bad_gradients(module: nn.Module) -> list[str]:
-    """Names of the parameters whose gradient is not finite; if all are finite, of the one with the largest gradient."""
+    """Names of the parameters whose gradient is not finite; if all are finite, the parameter with the largest one."""
     gradients = {name: values.grad for name, values in module.named_parameters() if values.grad is not None}
     bad = [name for name, gradient in gradients.items() if not bool(torch.isfinite(gradient).all())]
     return bad or [max(gradients, key=lambda name: float(gradients[name].abs().max()))]
@@ -154,12 +154,12 @@ def why_no_action(policy: nn.Module, observations: Any, what: str) -> str:
 
 
 def blame(loss_is_finite: bool, parameters: str) -> str:
-    """The loss, or the gradient of these parameters, as the part of a message that names what was not finite."""
+    """Part of a message: "the loss", or the gradient of these parameters, was not finite."""
     return f"the gradient of parameter {parameters}" if loss_is_finite else "the loss"
 
 
 def why_rollout(policy: Any, storage: RolloutStorage, blamed: str) -> str:
-    """A text: what was not finite when an actor-critic learned from a rollout. `blamed`: the text of `blame`, or ""."""
+    """What was not finite when an actor-critic learned from a rollout, as text. `blamed`: result of `blame`, or ""."""
     data = [*parts_of(storage.observations), ("reward", storage.rewards)]
     outputs = ("values", "log_probs", "advantages", "returns")
     computed = [(name.removesuffix("s").replace("_", " "), getattr(storage, name)) for name in outputs]
@@ -188,7 +188,7 @@ def _bad_weights(policy: Any) -> str:
 
 
 def _first_of(fields: list[tuple[str, NDArray[Any]]], where: str) -> str:
-    """The first entry of arrays (T, N, ...) that is not finite."""
+    """The first entry of the arrays (T, N, ...) that is not finite, as text; empty if all are finite."""
     for name, array in fields:
         at = first_bad(array)
         if at is not None:
@@ -198,7 +198,7 @@ def _first_of(fields: list[tuple[str, NDArray[Any]]], where: str) -> str:
 
 @torch.no_grad()
 def _logits(policy: Any, storage: RolloutStorage) -> str:
-    """A text: where the policy's logits or values for the rollout are not finite; empty if all are finite."""
+    """Where the policy's logits or values for the rollout are not finite, as text; empty if all are finite."""
     view = view_of(policy, policy.action_space)
     if not isinstance(view, NetworkView):
         return ""

@@ -27,12 +27,12 @@ class EngineSettings:
     """How the networks compute. With the defaults they compute on PyTorch, and every number is that of stock SB3."""
 
     kind: str = "torch"  # or "kernels": compiled for the CPU, faster, equal except for rounding and random draws
-    threads: int = 1  # the kernels use at most so many threads
+    threads: int = 1  # most threads that the kernels use
     fused_adam: bool = False  # torch's fused kernel on the CPU: 99 µs a step of [64, 64], not 275
     amp_dtype: torch.dtype | None = None  # dtype in which networks compute: bfloat16, or float16 on CUDA
-    compile_mode: str | None = None  # a mode of torch.compile; on CUDA all but "default" bring CUDA graphs
+    compile_mode: str | None = None  # a mode of torch.compile; on CUDA every mode but "default" uses CUDA graphs
     gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy only
-    pin_memory: bool = False  # page-locked buffers between host and CUDA
+    pin_memory: bool = False  # copies between host and CUDA go through page-locked memory
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -45,7 +45,7 @@ class EngineSettings:
 
     @property
     def exact(self) -> bool:
-        """Whether every number must be that of stock SB3. Then code that could round differently must not."""
+        """Whether every number must be that of stock SB3. Then no code may round differently."""
         rounding = [each for each in fields(self) if each.name not in ("threads", "pin_memory")]
         return all(getattr(self, each.name) == each.default for each in rounding)
 

@@ -43,15 +43,15 @@ from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, copy_observations, unblock_masks
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
-CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # modules whose methods `_choose` reproduces
-LOGGED = ("loss", "n_updates", "skipped_steps")  # names that no term may have
+CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # `_choose` does what these modules do
+LOGGED = ("loss", "n_updates", "skipped_steps")  # keys of the log that no term of the loss may have
 
 
 class Evaluated(NamedTuple):
     """What the networks compute for a batch of B transitions. `q_values` and `current` carry gradients."""
 
     q_values: Tensor  # (B, A) of all actions in the observations, by the online network
-    current: Tensor  # (B, K) the values among them of the K sub-actions that were taken
+    current: Tensor  # (B, K) of these the values of the K sub-actions that were taken
     target: Tensor  # (B, 1) the TD target of `current`
 
 
@@ -67,7 +67,7 @@ class QWork(NamedTuple):
 
 
 class AnyDiscrete(OffPolicyAlgorithm):
-    """A base of DQN after SB3's class, which allows only Discrete actions. This one allows MultiDiscrete ones too."""
+    """A base of DQN that allows MultiDiscrete actions, which SB3's DQN refuses."""
 
     def __init__(self, *args: Any, **further: Any) -> None:
         further["supported_action_spaces"] = (spaces.Discrete, spaces.MultiDiscrete)
@@ -75,7 +75,7 @@ class AnyDiscrete(OffPolicyAlgorithm):
 
 
 class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
-    """Drop-in for `stable_baselines3.DQN`. A zip of a plain network loads there.
+    """Drop-in for `stable_baselines3.DQN`. Stock SB3 loads its zips if DQN has SB3's own network.
 
     A subclass can add a term to the loss, for example that of conservative Q-learning (Kumar et al. 2020):
 
@@ -133,15 +133,15 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     def _choose(
         self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """ε-greedy as in SB3: one draw decides for the whole vector step; before `learning_starts` all is random."""
+        """ε-greedy as in SB3: one draw decides for the whole vector step. Before `learning_starts` all is random."""
         collector, count, masks = self.collector, source.num_envs, None
         if self.use_masking and source.masked:
-            collector.clock.enter("env_step")  # reading the masks is the env's work
+            collector.clock.enter("env_step")  # reading masks counts as the env's time
             masks = unblock_masks(collector.read_masks(source, self.dims, self.num_timesteps), self.dims)
             collector.clock.enter("action")
         choosing = (self._sample_action, self.predict, self.policy._predict)
         if masks is None and any(getattr(method, "__module__", "") not in CHOOSING for method in choosing):
-            actions = self._sample_action(learning_starts, None, count)[0]  # a method of the user's class chooses
+            actions = self._sample_action(learning_starts, None, count)[0]  # a method of the user's class is called
         elif self.num_timesteps < learning_starts or np.random.rand() < self.exploration_rate:
             actions = random_actions(self.action_space, self.dims, count, masks)
         else:
@@ -153,7 +153,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         """Store one transition per env, with observations and rewards from before VecNormalize, as SB3 does it."""
         dims = self.dims if self.use_masking and source.masked else None
         if dims is None and self._store_transition.__module__ != OffPolicyAlgorithm.__module__:
-            return super()._store(source, storage, actions, step)  # a method of the user's class stores
+            return super()._store(source, storage, actions, step)  # a method of the user's class is called
         normalizer, slots = self._vec_normalize_env, source.slots
         seen, rewards = step.observations, step.rewards
         if normalizer is None:
@@ -175,7 +175,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         Raises:
             DivergedError: too many rounds in a row had no finite update; see `guard.py`.
         """
-        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads other buffers
+        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads all other buffers
             return super().train(gradient_steps, batch_size)
         policy, clock = self.policy, self.collector.clock
         with clock.phase("other"):
@@ -208,7 +208,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
                     if batch.indices is not None:  # prioritized replay
                         errors = (evaluated.current.detach() - evaluated.target).abs().mean(dim=1).cpu().numpy()
                         replay.rate(batch.indices, errors, batch.generation, guarded=engine.guard is not None)
-            if all(noted.keys() == {"td_loss", "loss"} for noted in step.noted):  # both are the same number
+            if all(noted.keys() == {"td_loss", "loss"} for noted in step.noted):  # loss and td_loss are the same number
                 step.noted = [{"loss": noted["loss"]} for noted in step.noted]
             self._record(engine, engine.count_steps(step.read()))
 
@@ -253,7 +253,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         deterministic: bool = False,
         action_masks: NDArray[Any] | None = None,
     ) -> tuple[NDArray[Any], tuple[NDArray[Any], ...] | None]:
-        """As SB3's. With masks, (A,) or (N, A), only legal actions are chosen or drawn."""
+        """As SB3's `predict`. With masks, (A,) or (N, A), only legal actions are chosen or drawn."""
         if action_masks is None:
             return super().predict(observation, state, episode_start, deterministic)
         self.policy.set_training_mode(False)
@@ -270,7 +270,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     # --- compiled kernels
 
     def _by_kernels(self, engine: Any, gradient_steps: int, batch_size: int) -> Statistics:
-        """All updates in one call. Raises EnvError: the loss is not finite, and `nan_guard` is off."""
+        """All updates in one call. Raises EnvError if the loss is not finite and `nan_guard` is off."""
         try:
             return engine.update(self.replay(), self.work(gradient_steps, batch_size))  # type: ignore[no-any-return]
         except EnvError as error:
@@ -284,10 +284,10 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
 def next_states(
     source: SlotSource, observations: Any, normalizer: Any, dims: Sequence[int] | None
 ) -> tuple[Any, BoolArray | None]:  # (N, ...), (N, A)
-    """Next observations and their masks, as replay stores them: an ended episode's last ones.
+    """Next observations and their masks for the replay buffer. Of an ended episode they are its last ones.
 
     Args:
-        observations: after the step; of an env whose episode ended, the first ones of its next episode.
+        observations: after the step. If an episode ended, this is the first one of the next episode.
         normalizer: SB3's VecNormalize, whose normalisation of last observations is undone, or None.
         dims: sizes of the sub-actions; None: no masks. All choices are legal in a last observation for which the env
             gave no masks, and in a sub-action without a legal choice.

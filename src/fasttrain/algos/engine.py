@@ -46,7 +46,7 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.spec.infos import sb3_statistics
 from fasttrain.vec.base import EmptyMasks, SlotSource, copy_observations, slots_of
 
-ACCELERATORS = "fasttrain.accelerators"  # imported only when they are asked for
+ACCELERATORS = "fasttrain.accelerators"  # imported only if a run uses kernels
 RECURRENT = "a policy that remembers"  # how messages name a recurrent policy
 
 
@@ -66,9 +66,9 @@ class Statistics:
     norms: Float64Array  # gradient norm of each guarded step; not finite if the step was skipped
     steps: int  # optimizer steps taken
     epochs: int  # epochs begun
-    stopped: bool = False  # whether `target_kl` ended the update before its last minibatch
+    stopped: bool = False  # True if `target_kl` ended the update before its last minibatch
     blamed: str = ""  # name of the first loss or gradient that was not finite; empty if only a GPU knows
-    expected_skips: bool = False  # float16: a skipped step now and then is normal
+    expected_skips: bool = False  # True in float16, where skipping a step now and then is normal
 
     @property
     def skipped(self) -> int:
@@ -92,12 +92,12 @@ class Engine(ABC):
     """
 
     kind: ClassVar[str]  # one of `devices.KINDS`
-    float32_only: ClassVar[str] = ""  # how messages name an engine that supports neither AMP nor torch.compile
+    float32_only: ClassVar[str] = ""  # the engine's name in messages, if it supports neither AMP nor torch.compile
     clock: PhaseClock
-    guard: Guard | None  # None: nothing is checked for numbers that are not finite
+    guard: Guard | None  # None: nothing is checked for NaN and infinity
     gradient_updates = 0  # optimizer steps so far
     skipped_steps = 0  # see `Statistics.skipped`
-    warmup_s = 0.0  # time of compiling, outside of every phase
+    warmup_s = 0.0  # seconds of compiling, which count to no phase
 
     def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
         further = settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode
@@ -122,7 +122,7 @@ class Engine(ABC):
         """Whether the engine was made for this policy as it is now. Asked before each rollout and each update."""
         return policy is self.policy and policy.device == self.device
 
-    def begin(self, rollout: RolloutStorage | None = None) -> None:  # noqa: B027 - Q-networks have nothing to begin
+    def begin(self, rollout: RolloutStorage | None = None) -> None:  # noqa: B027 - Q-networks need nothing here
         """Read the present weights, and draw the random numbers for a `rollout` that is filled step by step."""
 
     @abstractmethod
@@ -130,11 +130,11 @@ class Engine(ABC):
         """Choose actions for observations (n, ...) on the host with masks (n, A); None: all actions are legal.
 
         Raises:
-            EnvError: there is no action because something is not finite.
+            EnvError: no action can be drawn because a number is not finite.
         """
 
     def count_steps(self, statistics: Statistics) -> Statistics:
-        """Add a round of updates to the counters, and return it."""
+        """Add the statistics of a round of updates to the counters. Returns `statistics`."""
         self.gradient_updates += statistics.steps
         self.skipped_steps += statistics.skipped
         return statistics
@@ -166,7 +166,7 @@ class Engine(ABC):
 def to_device(
     observations: Any, action_masks: BoolArray | None, device: torch.device, pinned: bool = False
 ) -> tuple[TensorObservations, Tensor | None]:  # (N, ...) or a dict of them, (N, A)
-    """Copies on the device. `pinned`: by way of page-locked memory, for which the host need not wait."""
+    """Copies on the device. `pinned`: through page-locked memory, so that the host need not wait for the copy."""
     if pinned:  # torch keeps the page-locked copy until the device has read it
         arrays = each_array(np.ascontiguousarray, (observations, action_masks))
         return each_array(lambda part: torch.from_numpy(part).pin_memory().to(device, non_blocking=True), arrays)  # type: ignore[no-any-return]
@@ -181,10 +181,10 @@ class TorchEngine(Engine):
 
     def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
         super().__init__(policy, settings, previous)
-        self.view: Any = self.new_view()  # acts
+        self.view: Any = self.new_view()  # computes the actions
 
     def new_view(self) -> Any:
-        """The fastest view of the policy as it is now, with the numbers of its own methods."""
+        """The fastest view of the policy as it is now. It gives the numbers of the policy's own methods."""
         return view_of(self.policy, self.policy.action_space, self.precision)
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
@@ -198,7 +198,7 @@ class TorchEngine(Engine):
             with torch.no_grad():
                 actions, values, log_probs, *after = self.view.act(seen, masks, *([] if memory is None else [memory]))
         except (RuntimeError, ValueError) as error:  # from torch.multinomial or torch.distributions
-            # A failed CUDA device answers no question any more, so that the cause cannot be looked for there.
+            # After an error a CUDA device computes nothing any more, so that the cause cannot be found there.
             explicable = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
             if self.guard is None or not explicable:
                 raise
@@ -232,10 +232,10 @@ class Collector:
         self.clock = PhaseClock()
         self.lends_observations = False  # callbacks get `new_obs` as a view of the storage that a later rollout changes
         self.schedule = "lockstep"  # "lockstep" or "first_ready"
-        self.sampler = Direct()  # draws replay batches
+        self.sampler = Direct()  # draws batches from the replay buffer
         self.empty_masks = EmptyMasks()
         self.watch: Any = None  # an `eligible.Watch`, of DQN and SAC
-        self.source: SlotSource | None = None  # the env seen as slots
+        self.source: SlotSource | None = None  # the slots of the env
         self._env: VecEnv | None = None
 
     def source_of(self, env: VecEnv) -> SlotSource:
@@ -245,7 +245,7 @@ class Collector:
         return self.source
 
     def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> EnvStep:
-        """Step all envs. `place`: arrays for the observations, so that storing them needs no further copy."""
+        """Step all envs. `place`: arrays into which the observations are written, which saves a copy."""
         self.clock.enter("env_step")
         source.step_slots(actions)
         self.clock.enter("buffer")
@@ -265,8 +265,8 @@ class Collector:
         """A checked copy of the masks (N, A), in `place` if given. A is the sum of `dims`, the sub-actions' sizes.
 
         Raises:
-            EnvSpecError: the env has no masks any more.
-            EnvError: masks have the wrong width, or one is empty where that is an error.
+            EnvSpecError: the env had masks before and has none now.
+            EnvError: masks have the wrong width, or a mask has no legal action and the setting makes that an error.
         """
         masks = source.read_masks()
         if masks is None:
@@ -296,8 +296,8 @@ def bootstrap_truncated(
     """Add gamma × value of the last observation to the last reward of every truncated episode.
 
     Values are computed env by env as in SB3, because one product of several rows rounds differently; with kernels all
-    together. The step in which a fault ended an episode (`lost`) says nothing about its action. It is left out of the
-    rollout. The transition before it counts as truncated, with the value of the observation that followed.
+    together. If a fault ended an episode (`lost`), its last step says nothing about the action. This step is left out
+    of the rollout. The transition before counts as truncated there, with the value of the observation that followed it.
 
     Args:
         rewards: (N,) of this step, changed in place.
@@ -318,7 +318,7 @@ def bootstrap_truncated(
 class Fast(BaseAlgorithm):
     """Adds an engine and a collector to an SB3 algorithm. A subclass names it before the stock class.
 
-    Neither is saved, so that a zip holds nothing that stock SB3 does not know.
+    Neither is saved, so that stock SB3 can load the zip.
 
     Args:
         engine: "torch", which gives stock's numbers, "kernels", or `EngineSettings`.
@@ -329,7 +329,7 @@ class Fast(BaseAlgorithm):
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
     _updates_often: ClassVar[bool] = False  # True: `unsupported_reason` is asked again only after a change
-    bootstrap_truncated = bootstrap_truncated  # a method: with several policies each has values of its own
+    bootstrap_truncated = bootstrap_truncated  # a method, which joint models override
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
         self.engine = engine  # type: ignore[assignment]  # replaced in `_setup_model`; `load` may set another name
@@ -343,12 +343,12 @@ class Fast(BaseAlgorithm):
         self.engine.clock = self.collector.clock
 
     def use_engine(self, settings: str | EngineSettings) -> None:
-        """Change the engine from the next rollout or update on. Counters, guard and clock are kept."""
+        """Use another engine from the next rollout or update on. Counters, guard and clock are kept."""
         self.engine = self._new_engine(EngineSettings.of(settings), self.engine)
 
     def engine_now(self) -> Engine:
-        """The engine for the next rollout or update. A new one if policy, optimizer or device were replaced, or if
-        the answer of `unsupported_reason` has changed."""
+        """The engine for the next rollout or update. It is a new one if policy, optimizer or device were replaced, or
+        if the answer of `unsupported_reason` has changed."""
         engine = self.engine
         supported = engine.settings.kind == "kernels" and not self.unsupported_reason()
         if engine.kind != ("kernels" if supported else "torch") or not engine.fits(self.policy):
@@ -374,11 +374,11 @@ class Fast(BaseAlgorithm):
         eligible, reason = find_kernels()
         if eligible is None or not self._updates_often:
             return reason if eligible is None else eligible.unsupported_reason(self)
-        self.collector.watch = watch = eligible.Watch(self)  # an update of DQN takes less time than the question
+        self.collector.watch = watch = eligible.Watch(self)  # asking takes longer than an update of DQN
         return watch.reason  # type: ignore[no-any-return]
 
     def _new_engine(self, settings: EngineSettings, previous: Engine | None) -> Engine:
-        self.collector.watch = None  # something was replaced
+        self.collector.watch = None  # a part of the model was replaced
         reason = self.unsupported_reason() if settings.kind == "kernels" else None
         on_torch = settings.kind == "torch" or reason is not None
         kind = self._torch_engine if on_torch else import_module(f"{ACCELERATORS}.eligible").kernels_of(self)
@@ -387,7 +387,7 @@ class Fast(BaseAlgorithm):
         return engine
 
     def _excluded_save_params(self) -> list[str]:
-        code = ["loss"] if callable(vars(self).get("loss")) else []  # set on the instance
+        code = ["loss"] if callable(vars(self).get("loss")) else []  # `loss` was set on the instance
         return [*super()._excluded_save_params(), "engine", "collector", "dims", *code]
 
 
@@ -396,5 +396,5 @@ def find_kernels() -> tuple[Any, str]:
     """The module `accelerators.eligible`; or None, and why it cannot be imported."""
     try:
         return import_module(f"{ACCELERATORS}.eligible"), ""
-    except (ImportError, AttributeError) as error:  # it uses private parts of numba
+    except (ImportError, AttributeError) as error:  # `eligible` imports modules that use private parts of numba
         return None, f"compiled kernels cannot be imported with this version of numba ({error})"

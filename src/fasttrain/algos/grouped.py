@@ -23,7 +23,7 @@ from fasttrain.vec.groups import Groups, GroupStep
 
 
 def groups_of(model: Any, source: SlotSource) -> Groups | None:
-    """The groups of envs under schedule=first_ready; None where all envs step together."""
+    """The groups of envs under schedule=first_ready; None if all envs step together."""
     if model.collector.schedule != "first_ready" or model.use_sde or not isinstance(source, SlotVecEnv):
         return None
     return source.groups()  # type: ignore[no-any-return]
@@ -110,7 +110,7 @@ class GroupedRollout:
             self._store(one, self.every[one.rows] if isinstance(one.rows, slice) else one.rows)
 
     def _store(self, outcome: GroupStep, rows: Int64Array) -> None:
-        """Store the outcome of the last action of these envs, each at a step of its own."""
+        """Store the outcome of the last actions of these envs. Each env is at a step of its own."""
         slots, storage, steps = self.groups.env.slots, self.storage, self.taken[rows]
         storage.rewards[steps, rows] = slots.rewards[rows]
         dones = slots.terminations[rows] | slots.truncations[rows]
@@ -119,7 +119,7 @@ class GroupedRollout:
         storage.episode_starts[steps[within] + 1, rows[within]] = dones[within]
         for step in {int(self.taken[episode.env_index]) for episode in outcome.finished}:
             finished = [episode for episode in outcome.finished if self.taken[episode.env_index] == step]
-            if any(episode.truncated or episode.lost for episode in finished):  # reading values waits for the device
+            if any(episode.truncated or episode.lost for episode in finished):  # the host waits only for these
                 after = None if self.next_memory is None else self.next_memory.states
                 values = storage.row("values", step)
                 self.model.bootstrap_truncated(finished, storage.rewards[step], values, step, after)
@@ -157,7 +157,7 @@ class GroupedRollout:
         return True
 
     def _leave(self) -> None:
-        """Set the state from which the next rollout begins. No group is stepping now."""
+        """Set the state from which the next rollout begins. At this time no group is stepping."""
         self.groups.finish()
         self.model._last_obs = copy_observations(self.groups.env.slots.observations)
         if self.memory is None:
@@ -165,4 +165,4 @@ class GroupedRollout:
             self.model._last_episode_starts = slots.terminations | slots.truncations
         else:
             self.model.remember(self.memory.states)
-            self.model._last_episode_starts = self.memory.episode_starts  # kept where a first decision was refused
+            self.model._last_episode_starts = self.memory.episode_starts  # still True if the first decision was refused

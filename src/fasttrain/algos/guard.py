@@ -1,9 +1,9 @@
 """`nan_guard` in updates: an update with numbers that are not finite is skipped and reported.
 
-The optimizer steps only if loss and gradient norm are finite (`step_clipped`, and in the kernels), so that such numbers
-never reach a weight. After each round of updates (a rollout of PPO, a vector step of DQN) the guard reads the gradient
-norms. After too many rounds without a finite update it ends the run, or rolls the weights back. `causes.py` finds out
-what was not finite, and checks observations, rewards and actions.
+The optimizer steps only if loss and gradient norm are finite (`step_clipped`, and in the kernels), so that NaN and
+infinity never reach a weight. After each round of updates (a rollout of PPO, a vector step of DQN) the guard reads the
+gradient norms. After too many rounds without a finite update it ends the run, or rolls the weights back. `causes.py`
+finds out what was not finite, and checks observations, rewards and actions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNCHANGED = {
     True: "weights and optimizer are as they were",
     False: "the actor is as it was, and critics step where their own loss and gradient are finite",
 }
-COPY_EVERY = 1000  # updates between two copies of weights and optimizer for a rollback; a copy takes 60 µs
+COPY_EVERY = 1000  # for a rollback weights and optimizer are copied after so many updates; a copy takes 60 µs
 
 
 def _warn(line: str) -> None:
@@ -41,7 +41,7 @@ class Guard:
     Args:
         at_limit: what to do after too many bad rounds in a row, the value of the setting `nan_guard`.
         say: prints a line for the user.
-        max_skipped: the limit is exceeded by more bad rounds in a row than this.
+        max_skipped: most bad rounds in a row. One more exceeds the limit.
     """
 
     def __init__(
@@ -51,16 +51,16 @@ class Guard:
         max_skipped: int = MAX_SKIPPED,
     ) -> None:
         self.at_limit, self.say, self.max_skipped = at_limit, say, max_skipped
-        self.skipped = 0  # updates
+        self.skipped = 0  # number of skipped updates
         self.in_a_row = 0  # rounds without a finite update
         self.rollbacks = 0
-        self.rolled_back = False  # whether there was no good round since the last rollback
-        self._silent_below = 0  # number of skipped updates at which the next line is printed
-        self.since_copy = 0  # updates
+        self.rolled_back = False  # True until the first good round after a rollback
+        self._silent_below = 0  # the next line is printed once so many updates were skipped
+        self.since_copy = 0  # updates since the last copy
         self._copies: list[list[Tensor]] = []  # at most two; between them all updates were good
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """What a checkpoint stores: plain values, and arrays by name."""
+        """What a checkpoint stores of the guard: plain values, and arrays by name."""
         counters = {name: getattr(self, name) for name in COUNTERS}
         arrays = {
             f"{number}/{place}": tensor.cpu().numpy()
@@ -164,12 +164,12 @@ def _tensors_of(model: Any) -> list[Tensor]:
 
 
 def _is_whole(model: Any) -> bool:
-    """Whether an update is a single step. In SAC the critics step before the actor's loss is known."""
+    """Whether one optimizer step makes the whole update. False for SAC: its critics step before its actor."""
     return hasattr(model.policy, "optimizer")
 
 
 def optimizers_of(policy: Any) -> list[torch.optim.Optimizer]:
-    """The policy's optimizer; SAC's policy has one for the actor and one for the critics, a joint one one a member."""
+    """The policy's optimizers: SAC has one for the actor and one for the critics, a joint policy one per member."""
     if hasattr(policy, "members"):
         return [each.optimizer for each in policy.members.children()]
     return [policy.optimizer] if hasattr(policy, "optimizer") else [policy.actor.optimizer, policy.critic.optimizer]

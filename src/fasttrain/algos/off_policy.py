@@ -1,6 +1,6 @@
 """What DQN and SAC share: the loop that acts, steps and stores, and the log of an update.
 
-Each of them has its own `_choose`, loss and update.
+DQN and SAC each define `_choose`, loss and update themselves.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def without_threads_left(learn: Learn) -> Learn:
 
 
 class OffPolicy(Fast, OffPolicyAlgorithm):
-    """The base of DQN and SAC. With a replay buffer that is no `ReplayStorage` (HER's), SB3's own loops run."""
+    """The base of DQN and SAC. If the replay buffer is no `ReplayStorage` (HER's is not), SB3's own loops run."""
 
     _updates_often = True
     dims: list[int]  # sizes of the sub-actions, which masks have side by side
@@ -62,7 +62,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         self._attach()
 
     def overrides(self, base: type[OffPolicy], *methods: str) -> dict[str, bool]:
-        """For each of these methods of `base`: a text that it is overridden → whether it is."""
+        """A text for each of these methods of `base`, "CLASS.METHOD is overridden" → whether that is true."""
         kind = type(self)
         return {f"{kind.__name__}.{name} is overridden": getattr(kind, name) is not getattr(base, name)
                 for name in methods}  # fmt: skip
@@ -113,7 +113,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         actor: Any = self.actor if self.use_sde else None
         num_steps, num_episodes = 0, 0
         if self.engine.kind == "torch" or self.policy.training:
-            self.policy.set_training_mode(False)  # kernels do not need it
+            self.policy.set_training_mode(False)  # compiled kernels ignore this mode
         if actor is not None:
             actor.reset_noise(num_envs)
         with clock.phase("log"):
@@ -144,7 +144,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
                 if any(no_transition := left_out(source.slots)):
                     storage.discard(*no_transition)
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
-            self._on_step()  # DQN: exploration rate and target network
+            self._on_step()  # DQN updates exploration rate and target network here
             for env in step.dones.nonzero()[0]:
                 num_episodes += 1
                 self._episode_num += 1
@@ -186,7 +186,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         engine.clock.enter("log")
         record, self._n_updates = self.logger.record, self._n_updates + done.epochs
         for name, values in done.terms.items():
-            if done.skipped and len(values) == len(done.norms):  # a batch may lack a term
+            if done.skipped and len(values) == len(done.norms):  # else a term was missing in some batches
                 values = values[np.isfinite(done.norms)]
             record(f"train/{name}", float(values.mean(dtype=np.float64)) if len(values) else np.nan)
         record("train/n_updates", self._n_updates, exclude="tensorboard")

@@ -1,8 +1,8 @@
 """How a policy draws actions and computes their log-probabilities: with its own modules, without distribution objects.
 
-`view_of` chooses a view for a policy. Discrete, MultiDiscrete, masked MultiBinary and continuous actions of an
-unchanged SB3 policy are computed by a `NetworkView`. Everything else (gSDE, plain MultiBinary, a policy that overrides
-a method of the action path) is computed by the policy's own `forward` and `evaluate_actions`.
+`view_of` chooses a view for a policy. For Discrete, MultiDiscrete, masked MultiBinary and continuous actions of an
+unchanged SB3 policy this is a `NetworkView`. For everything else (gSDE, MultiBinary without masks, a policy that
+overrides a method of `_ACTION_PATH`) it calls the policy's own `forward` and `evaluate_actions`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from fasttrain.algos.devices import Precision
 from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 
-# Where a policy overrides one of these methods, these are called, and not the faster way here.
+# If a policy overrides one of these methods, the policy's own methods are called, not the faster code of this file.
 _ACTION_PATH = ("forward", "evaluate_actions", "_get_action_dist_from_latent", "__call__")
 _SINGLE = (CategoricalDistribution, MaskableCategoricalDistribution)
 _MULTI = (MultiCategoricalDistribution, MaskableMultiCategoricalDistribution, MaskableBernoulliDistribution)
@@ -57,14 +57,14 @@ class Evaluated(NamedTuple):
 
 
 class PolicyView(ABC):
-    """Draws actions, and computes log-probabilities and entropies of actions that were drawn earlier.
+    """Draws actions. Also computes log-probabilities and entropies of actions that were drawn earlier.
 
     Args:
-        precision: in which the networks compute; None: float32.
-        dims: sizes of the sub-actions, where there are several.
+        precision: the precision in which the networks compute; None: float32.
+        dims: sizes of the sub-actions; None if there is only one.
     """
 
-    layout = ""  # recurrent policies: the layout of sequences in a minibatch
+    layout = ""  # of recurrent policies: how a minibatch lays out its sequences
 
     def __init__(self, policy: Any, precision: Precision | None = None, dims: Sequence[int] | None = None) -> None:
         self.policy, self.precision, self.dims = policy, precision, dims
@@ -80,7 +80,7 @@ class PolicyView(ABC):
 
     @abstractmethod
     def evaluate(self, batch: RolloutBatch, entropy_gradient: bool) -> Evaluated:
-        """Evaluate a minibatch's actions. Without `entropy_gradient` the entropy is a statistic, part of no loss."""
+        """Evaluate a minibatch's actions. Without `entropy_gradient` the entropy is only logged and has no gradient."""
 
 
 class NetworkView(PolicyView):
@@ -109,7 +109,7 @@ class NetworkView(PolicyView):
         return Evaluated(values.flatten(), *rated, outputs)
 
     def outputs(self, observations: TensorObservations) -> Outputs:
-        """Outputs of the action net (B, A) and values (B, 1), float32 whatever the `precision`."""
+        """Outputs of the action net (B, A) and values (B, 1), always float32."""
         policy, extractor, precision = self.policy, self.policy.mlp_extractor, self.precision
         with nullcontext() if precision is None else precision.autocast():
             features = policy.extract_features(observations)
@@ -137,7 +137,7 @@ class CategoricalView(NetworkView):
         return multi_log_prob_and_entropy(outputs, actions, self.dims, action_masks, entropy_gradient)
 
     def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
-        """An all-legal mask where there is none: sb3-contrib normalises logits twice even without masks."""
+        """The masks; all-legal ones if there are none: sb3-contrib normalises logits twice even without masks."""
         return torch.ones_like(logits, dtype=torch.bool) if action_masks is None and self.maskable else action_masks
 
 
@@ -151,14 +151,14 @@ class GaussianView(NetworkView):
         scale = self._scale(outputs)
         actions = outputs + torch.empty_like(outputs).normal_() * scale
         if not torch.isfinite(actions.sum()):
-            raise ValueError("Expected parameters of a Gaussian that are finite")  # as torch's Normal does
+            raise ValueError("Expected parameters of a Gaussian that are finite")  # torch's Normal raises the same
         return actions, gaussian_log_prob(outputs, scale, actions)
 
     def rate(
         self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         scale = self._scale(outputs)
-        log_probs = gaussian_log_prob(outputs, scale, actions)  # before the entropy, as in SB3: gradients add up so
+        log_probs = gaussian_log_prob(outputs, scale, actions)  # before the entropy, as in SB3: the order of sums
         return log_probs, (0.5 + 0.5 * math.log(2 * math.pi) + torch.log(scale)).sum(dim=1)
 
     def _scale(self, means: Tensor) -> Tensor:
@@ -194,13 +194,13 @@ class StockView(PolicyView):
 
 
 def view_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Precision | None = None) -> PolicyView:
-    """The fastest view that gives the numbers of the policy's own methods, apart from `precision`."""
+    """The fastest view of the policy. It gives the numbers of the policy's own methods, except for `precision`."""
     direct = networks_of(policy, action_space, precision) if is_unchanged(policy) else None
     return direct or StockView(policy, action_space, precision)
 
 
 def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None) -> NetworkView | None:
-    """The view of a policy with categorical actions or a diagonal Gaussian over a vector; None for another one."""
+    """The view of a policy with categorical actions or a diagonal Gaussian over a vector; None for other policies."""
     kind: Any = type(policy.action_dist)
     if kind in _SINGLE:
         return CategoricalView(policy, precision)
@@ -210,7 +210,7 @@ def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precisi
 
 
 def is_unchanged(policy: nn.Module) -> bool:
-    """Whether the action path of `policy` is SB3's own: no method is overridden in class or instance, no hook set."""
+    """Whether all methods in the action path of `policy` are SB3's own, in its class and instance, without hooks."""
     base = MaskableActorCriticPolicy if isinstance(policy, MaskableActorCriticPolicy) else ActorCriticPolicy
     if not isinstance(policy, base):
         return False
@@ -250,12 +250,12 @@ def log_normalize(logits: Tensor) -> Tensor:  # (..., A) → (..., A)
 
 
 def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), (..., A) float 1 legal, 0 not → (..., A)
-    """`log_normalize(where(legal, logits, -1e8))`, bit by bit, in a quarter of the time.
+    """`log_normalize(where(legal, logits, -1e8))`, bit for bit, in a quarter of the time.
 
     `torch.where` takes 434 µs for 2,048 × 86; a multiply-add by a 0/1 mask is vectorized and takes 28 µs. `exp` is slow
     for numbers below -88 (1,290 µs, not 150), so illegal entries are computed as exp(0) and set to zero afterwards. The
-    sum is at least 1, or 0 where nothing is legal. Such a row is 0 everywhere, without a gradient; sb3-contrib's is -8
-    from 55 actions on, because its -1e8 + log A rounds so.
+    sum is at least 1, or 0 where nothing is legal. Then the row is 0 everywhere and has no gradient. In sb3-contrib it
+    is -8 from 55 actions on, because -1e8 + log A is rounded there.
     """
     masked = torch.addcmul((legal - 1.0).mul_(-ILLEGAL_LOGIT), logits, legal)
     largest = masked.amax(-1, keepdim=True)
@@ -264,15 +264,15 @@ def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), 
 
 
 def as_legal(action_masks: Tensor) -> Tensor:  # (..., A) bool → (..., A) float32
-    """The mask as a 0/1 factor. Cast from uint8 this takes 10 µs for 2,048 × 86, cast from bool 58 µs."""
-    compiling = torch.compiler.is_compiling()  # a cast is fused then, and torch 2.11 cannot compile the view
+    """The mask as a 0/1 factor. For 2,048 × 86 the cast from uint8 takes 10 µs, from bool 58 µs."""
+    compiling = torch.compiler.is_compiling()  # torch.compile fuses the cast, and torch 2.11 cannot compile the view
     return (action_masks if compiling else action_masks.view(torch.uint8)).to(torch.float32)
 
 
 class _LogProbAndEntropy(torch.autograd.Function):
     """Log-probability and entropy of categorical actions with an explicit gradient.
 
-    The gradient adds its terms in autograd's order, so that it is bit by bit that of SB3's graph. Without
+    The gradient adds its terms in autograd's order, so that it equals that of SB3's graph bit for bit. Without
     `entropy_gradient` the terms are left out that SB3 would multiply by `ent_coef = 0`.
     """
 
@@ -343,7 +343,7 @@ def multi_log_prob_and_entropy(
 def _by_sub_action(
     logits: Tensor, dims: Sequence[int], action_masks: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """The logits (B, a) and masks (B, a) of each sub-action."""
+    """The logits (B, a) and masks (B, a) of each sub-action, which has a choices."""
     masks = [None] * len(dims) if action_masks is None else torch.split(action_masks, list(dims), 1)
     for part, mask in zip(torch.split(logits, list(dims), 1), masks, strict=True):
         yield part, None if mask is None else mask.contiguous()
@@ -351,13 +351,13 @@ def _by_sub_action(
 
 @torch.no_grad()
 def draw(probs: Tensor) -> Tensor:  # (B, A) → (B, 1) int64
-    """`torch.multinomial(probs, 1, True)`: the same draws from the same random stream, on the CPU in 40 % of the time.
+    """`torch.multinomial(probs, 1, True)`: the same draws from the same random stream, in 40 % of the time on the CPU.
 
     torch divides the probabilities by exponential variates and takes the largest. It computes these variates one by one
     (316 µs for 256 × 86). Here one vectorized logarithm is taken of the same uniform numbers (105 µs).
     """
     usable = probs.device.type == "cpu" and probs.dtype == torch.float32 and _exponentials_agree()
-    if not usable or not torch.isfinite(probs.sum()):  # torch's own error names NaN and infinity
+    if not usable or not torch.isfinite(probs.sum()):  # torch raises an error that names NaN and infinity
         return torch.multinomial(probs, 1, True)
     return (probs / _exponentials(probs.shape, torch.default_generator)).argmax(-1, keepdim=True)
 

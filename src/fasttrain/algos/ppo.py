@@ -33,7 +33,7 @@ from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
 from fasttrain.errors import ConfigError, EnvError, NoMasksError
 from fasttrain.vec.base import SlotAdapter, SlotSource
 
-# Names in the log that are not terms of the loss. A term of the loss may not have one of them.
+# Names in the log that are not terms of the loss. No term of the loss may have such a name.
 NOT_TERMS = {"loss", "approx_kl", "clip_fraction", "explained_variance", "std", "n_updates", "clip_range",
              "clip_range_vf", "skipped_steps", "learning_rate"}  # fmt: skip
 
@@ -44,7 +44,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     _torch_engine = TorchEngine
     _storage: ClassVar[type[RolloutStorage]] = RolloutStorage
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
-    _masked: ClassVar[bool]  # whether it takes action masks
+    _masked: ClassVar[bool]  # whether the algorithm takes action masks
     dims: list[int]  # sizes of the sub-actions, which masks have side by side
 
     def _setup_model(self) -> None:
@@ -157,7 +157,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """A `Memory` of the LSTM states before the next step; None for a policy without an LSTM."""
 
     def remembered(self) -> dict[str, Any]:
-        """Further arguments of `_storage`."""
+        """Further arguments for `_storage` of a recurrent algorithm."""
         return {}
 
 
@@ -180,8 +180,8 @@ def ppo_terms(batch: RolloutBatch, evaluated: Evaluated, clip_range: Any, clip_r
     """The terms of PPO's loss under SB3's names, each a scalar without its weight.
 
     The policy's term is the clipped surrogate. The value's term is the squared error to the returns; with
-    `clip_range_vf` values move at most that far from the old ones. The entropy's term is minus the mean entropy, which
-    is estimated from the actions taken where the distribution has no closed form for it.
+    `clip_range_vf` values change by at most that much. The entropy's term is minus the mean entropy, which is estimated
+    from the actions taken if the distribution has no closed form.
     """
     advantages, values, old_values = batch.advantages, evaluated.values, batch.old_values
     ratio = torch.exp(evaluated.log_probs - batch.old_log_probs)
@@ -190,7 +190,7 @@ def ppo_terms(batch: RolloutBatch, evaluated: Evaluated, clip_range: Any, clip_r
         values = old_values + torch.clamp(values - old_values, -clip_range_vf, clip_range_vf)
     if batch.sequences is None:
         value_loss = functional.mse_loss(batch.returns, values)
-    else:  # sb3-contrib's recurrent PPO computes it so, and its gradient rounds differently
+    else:  # as sb3-contrib's recurrent PPO, whose gradient rounds differently
         value_loss = torch.mean((batch.returns - values) ** 2)
     return {
         "policy_gradient_loss": -torch.min(advantages * ratio, clipped).mean(),
@@ -202,10 +202,10 @@ def ppo_terms(batch: RolloutBatch, evaluated: Evaluated, clip_range: Any, clip_r
 def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: Any) -> Terms:
     """The terms, their weighted sum as `loss`, and SB3's `clip_fraction` and `approx_kl`.
 
-    The latter estimates KL(old ‖ new) and is never negative, http://joschu.net/blog/kl-approx.html
+    `approx_kl` estimates KL(old ‖ new) and is never negative, http://joschu.net/blog/kl-approx.html
 
     Args:
-        numbers: a `PPOWork`, or the `Coefficients` of compiled code. Terms without a weight there have weight 1.
+        numbers: a `PPOWork`, or the `Coefficients` of compiled code. A term for which it has no weight has weight 1.
     """
     weights = {"entropy_loss": numbers.ent_coef, "value_loss": numbers.vf_coef}
     parts = [weights[name] * term if name in weights else term for name, term in terms.items()]
@@ -223,13 +223,13 @@ def has_own_loss(model: _PPO) -> bool:
 
 
 def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
-    """False for a rollout buffer of the user's own, with which SB3's own loops collect and update."""
+    """False if the user gave a rollout buffer. Then SB3's own loops collect and update."""
     buffer = model.rollout_buffer
     return isinstance(buffer, RolloutView) or (type(buffer) in STOCK_ROLLOUTS and not model.rollout_buffer_kwargs)
 
 
 def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
-    """The model's storage for T × N transitions. A new one if steps, envs, gamma or lambda have changed."""
+    """The model's storage for T × N transitions. It is a new one if steps, envs, gamma or lambda have changed."""
     current: RolloutStorage | None = getattr(model.rollout_buffer, "storage", None)
     wanted = (num_steps, num_envs, model.gamma, model.gae_lambda)
     if current is not None and current.settings == wanted:
@@ -250,7 +250,7 @@ def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
 
 
 def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: int, use_masking: bool) -> bool:
-    """Fill the model's storage with `n_rollout_steps` vector steps. False: a callback asked to stop."""
+    """Fill the model's storage with `n_rollout_steps` vector steps. Returns False if a callback asked to stop."""
     clock, policy = model.collector.clock, model.policy
     if model._last_obs is None or model._last_episode_starts is None:
         raise RuntimeError("there is no observation to start from: call learn(), which resets the env first")
@@ -296,13 +296,13 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
 def _in_lockstep(
     model: Any, engine: Any, source: SlotSource, rollout: RolloutStorage, use_masking: bool, callback: BaseCallback
 ) -> bool:
-    """T times: act for all envs, step all envs, store. False: the callback asked to stop."""
+    """Act for all envs, step all envs and store, T times. Returns False if the callback asked to stop."""
     collector, clock, policy = model.collector, model.collector.clock, model.policy
     guarded, normalizer = engine.guard is not None, model._vec_normalize_env
     continuous = isinstance(model.action_space, spaces.Box)
     last, memory = model._last_obs, model.memory()
     for step in range(rollout.num_steps):
-        clock.enter("env_step")  # reading the masks is the env's work
+        clock.enter("env_step")  # reading masks counts as the env's time
         masks = None
         if use_masking:
             masks = collector.read_masks(source, model.dims, model.num_timesteps, rollout.place_masks(step))
@@ -311,7 +311,7 @@ def _in_lockstep(
             policy.reset_noise(source.num_envs)
         try:
             actions, stored, after = engine.act(last, masks, memory)
-        except EnvError:  # the outputs are not finite; if an observation is the cause, the error names it
+        except EnvError:  # the outputs are not finite; the next line names the observation that caused it, if one did
             if guarded:
                 check_step(last, np.zeros(1, np.float32), (), model.num_timesteps)
             raise
@@ -325,7 +325,7 @@ def _in_lockstep(
         finished, resets = source.slots.finished, source.slots.resets
         model.num_timesteps += source.num_envs if resets is None else int(np.count_nonzero(~resets))
         cut = [episode for episode in finished if episode.truncated or episode.lost]
-        if guarded and (cut or normalizer is not None):  # `rollout.finite` sees neither last nor original observations
+        if guarded and (cut or normalizer is not None):  # `rollout.finite` sees neither last observations nor raw ones
             check_step(last, rewards, [episode for episode in cut if not episode.lost], model.num_timesteps, normalizer)
         clock.enter("log")
         callback.update_locals(
@@ -343,7 +343,7 @@ def _in_lockstep(
         rollout.add(stored, rewards, model._last_episode_starts)
         if resets is not None:
             rollout.leave_out(step, resets)
-            if memory is not None:  # an env that rested makes the same decision again, with the states of before
+            if memory is not None:  # an env that rested decides again, with the same LSTM states as before
                 after, dones = memory.where(resets, after, dones)
         model._last_obs, model._last_episode_starts = last, dones
         memory = None if memory is None else model.remember(after)

@@ -57,7 +57,7 @@ def random_actions(
 
 
 def best_values(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -> Tensor:
-    """Values (B, K) of the choices of `greedy`; 0 where a sub-action has no legal choice."""
+    """Values (B, K) of the choices that `greedy` makes; 0 where a sub-action has no legal choice."""
     best = torch.stack([part.amax(1) for part in _parts(_legal(q_values, action_masks), dims)], 1)
     if action_masks is None:
         return best
@@ -102,8 +102,8 @@ class BranchingQNetwork(QNetwork):
 class DuelingQNetwork(BranchingQNetwork):
     """q = v + a - mean(a): trunk → `advantage_net` Linear(last, A) and `value_net` Linear(last, 1); see `join`.
 
-    In the paper each stream has hidden layers of its own. Here both share the trunk, so that `net_arch` means the same
-    as for SB3's net.
+    In the paper value and advantages have hidden layers of their own. Here they share the trunk, so that `net_arch`
+    means the same as for SB3's network.
     """
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], **kwargs: Any) -> None:
@@ -152,13 +152,13 @@ class DuelingMultiInputPolicy(OwnQPolicy, MultiInputPolicy):
     network = DuelingQNetwork
 
 
-# Dueling policies by the names of SB3's policies.
+# SB3's name of a policy → the policy with dueling heads.
 DUELING_POLICIES: dict[str, type[OwnQPolicy]] = {
     "MlpPolicy": DuelingDQNPolicy,
     "CnnPolicy": DuelingCnnPolicy,
     "MultiInputPolicy": DuelingMultiInputPolicy,
 }
-# With several sub-actions these replace SB3's policies.
+# SB3's policy → the policy that replaces it if there are several sub-actions.
 BRANCHING: dict[Any, type[OwnQPolicy]] = {
     DQNPolicy: BranchingDQNPolicy,
     CnnPolicy: BranchingCnnPolicy,
@@ -192,7 +192,7 @@ class TorchQEngine(Engine):
 
 
 def network_values(network: Any, observations: TensorObservations, precision: Precision | None) -> Tensor:  # (B, A)
-    """A network's Q-values in float32, whatever the `precision` in which the network computes."""
+    """A network's Q-values in float32, also if the network computes in a lower `precision`."""
     if precision is None:
         return network(observations)  # type: ignore[no-any-return]
     with precision.autocast():
@@ -202,7 +202,7 @@ def network_values(network: Any, observations: TensorObservations, precision: Pr
 def mark_not_finite(chosen: Tensor, values: Tensor) -> Tensor:
     """`chosen`, or -1 everywhere if one of the values (N, A) is not finite, which argmax would not show.
 
-    On the CPU the host checks the values (2.5 µs). Elsewhere the mark travels with the actions, and nothing waits.
+    On the CPU the host checks the values (2.5 µs). Elsewhere the mark goes with the actions; the host does not wait.
     """
     if values.device.type == "cpu":
         return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)

@@ -40,11 +40,11 @@ from fasttrain.buffers.rollout import RolloutBatch, TensorObservations
 from fasttrain.errors import ConfigError
 from fasttrain.spec.computing import check_last_minibatch
 
-# Where a policy overrides one of these methods, these are called, and not the faster way here.
+# If a policy overrides one of these methods, the policy's own methods are called, not the faster code of this file.
 _PATH = ("forward", "evaluate_actions", "predict_values", "_process_sequence", "_get_action_dist_from_latent",
          "extract_features", "__call__")  # fmt: skip
 _SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # padding changes their results
-Run = Callable[[str, Tensor], Tensor]  # "pi" or "vf", features (B, F) → outputs of that LSTM (B, H)
+Run = Callable[[str, Tensor], Tensor]  # "pi" (actor) or "vf" (critic), features (B, F) → outputs (B, H) of its LSTM
 # These replace SB3's policies only if `cell` is given, so that stock SB3 can load all other zips.
 WITH_CELLS: dict[Any, Any] = {
     MlpLstmPolicy: CellActorCriticPolicy,
@@ -77,7 +77,7 @@ class PaddedView(PolicyView):
         return Evaluated(values.flatten().index_select(0, rows), log_probs.index_select(0, rows), entropy)
 
     def _as_numbers(self, actions: Tensor) -> Tensor:
-        """MultiBinary actions as floats: sb3-contrib 2.9.2 passes integers to torch's Bernoulli, which refuses them."""
+        """MultiBinary actions as floats: sb3-contrib 2.9.2 passes integers to torch's Bernoulli, which needs floats."""
         return actions.float() if isinstance(self.policy.action_dist, BernoulliDistribution) else actions
 
     def _starts(self, memory: Any = None) -> Tensor:
@@ -88,7 +88,7 @@ class PaddedView(PolicyView):
 
 
 class UnpaddedView(PaddedView):
-    """The policy's own modules, called on the minibatch's rows; only the LSTM gets sequences side by side."""
+    """The policy's own modules, called on the minibatch's rows. Only the LSTM gets the rows as sequences."""
 
     layout = "grouped"
 
@@ -157,7 +157,7 @@ def step_outputs(policy: Any, observations: TensorObservations, run: Run) -> tup
 
 
 def _states_of(memory: Memory) -> RNNStates:
-    """The states, set to zero where an episode begins."""
+    """The LSTM states, set to zero in the rows where an episode begins."""
     states: RNNStates = memory.states
     if memory.episode_starts.any():
         within = torch.from_numpy(1.0 - memory.episode_starts).to(states.pi[0])[:, None]
@@ -166,7 +166,7 @@ def _states_of(memory: Memory) -> RNNStates:
 
 
 def must_be_padded(policy: Any) -> bool:
-    """Whether the policy overrides methods or has layers that padding changes, so that SB3's padding is necessary."""
+    """Whether SB3's padding is necessary: the policy overrides methods, or has layers whose results padding changes."""
     masked = isinstance(policy, MaskableRecurrentActorCriticPolicy)
     base: Any = MaskableRecurrentActorCriticPolicy if masked else RecurrentActorCriticPolicy
     same = all(getattr(type(policy), name) is getattr(base, name) for name in _PATH)
@@ -190,7 +190,7 @@ class _Recurrent:
 
     _torch_engine: Any = RecurrentEngine
     _storage: Any = RecurrentStorage
-    unsquashes = False  # SB3's loop clips squashed actions of gSDE and does not unscale them
+    unsquashes = False  # as SB3's recurrent loop, which clips squashed actions of gSDE and does not unscale them
     _last_lstm_states: Any  # `RNNStates` after the last step
 
     def _setup_model(self: Any) -> None:
@@ -266,7 +266,7 @@ def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
     """The policy's class that takes the argument `cell`.
 
     Raises:
-        ConfigError: there is none, or there are arguments of an LSTM for another cell.
+        ConfigError: no such class exists, or `lstm_kwargs` is given for another cell.
     """
     kind, name = WITH_CELLS.get(policy, policy), asked["cell"]
     if not issubclass(kind, CellActorCriticPolicy):
@@ -275,5 +275,5 @@ def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
             "fasttrain.algos.recurrent_policies.CellActorCriticPolicy, or remove cell"
         )
     if name != "lstm" and asked.get("lstm_kwargs"):
-        raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']}, which are an LSTM's: remove one")
+        raise ConfigError(f"cell={name} with lstm_kwargs={asked['lstm_kwargs']}, which are an LSTM's: remove either")
     return kind

@@ -1,7 +1,7 @@
 """sb3-contrib's recurrent policies with a GRU in place of the LSTM, and with action masks.
 
-With masks the weights have the names and shapes of sb3-contrib's recurrent policies (for MultiBinary actions two logits
-a bit, as in its MaskablePPO). This file imports nothing of fasttrain. With a copy of it beside a model.zip,
+With masks the weights have the names and shapes of sb3-contrib's recurrent policies. (MultiBinary actions have two
+logits per bit, as in MaskablePPO.) This file imports nothing of fasttrain. With a copy of it beside a model.zip,
 `sb3_contrib.RecurrentPPO.load(…, custom_objects={"policy_class": …})` loads the zip.
 """
 
@@ -24,11 +24,11 @@ from sb3_contrib.common.recurrent.policies import (
 from stable_baselines3.common.distributions import make_proba_distribution
 from torch import Tensor, nn
 
-States = tuple[Tensor, Tensor]  # h and c, (L, N, H) each, where an LSTM has them
+States = tuple[Tensor, Tensor]  # h and c as of an LSTM, (L, N, H) each
 
 
 class GRU(nn.GRU):
-    """torch's GRU with the interface of an LSTM. It returns the cell states that it gets, since it has none."""
+    """torch's GRU with the interface of an LSTM. A GRU has no cell states: it returns those that it gets unchanged."""
 
     def forward(self, inputs: Tensor, states: States) -> tuple[Tensor, States]:  # type: ignore[override]
         """Hidden states (T, N, H) for inputs (T, N, F), and the states after the last step."""
@@ -58,21 +58,21 @@ class CellActorCriticPolicy(RecurrentActorCriticPolicy):
 
 
 class CellActorCriticCnnPolicy(CellActorCriticPolicy, RecurrentActorCriticCnnPolicy):
-    """For images."""
+    """`CellActorCriticPolicy` for images."""
 
 
 class CellMultiInputActorCriticPolicy(CellActorCriticPolicy, RecurrentMultiInputActorCriticPolicy):
-    """For Dict observations."""
+    """`CellActorCriticPolicy` for Dict observations."""
 
 
 class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
     """A policy whose methods take `action_masks` (N, A) bool; None: all actions are legal."""
 
-    _masks: Any = None  # masks of the present call
+    _masks: Any = None  # the masks of the method call that is running
 
     def _build(self, lr_schedule: Any) -> None:
         # SB3 builds the networks, so that the same random numbers give the same weights. It does not know masked
-        # distributions, in which a bit is a choice of two.
+        # distributions, in which each bit is a choice of two.
         if isinstance(self.action_space, spaces.MultiBinary):
             as_choices = spaces.MultiDiscrete([2] * int(np.prod(self.action_space.n)))
             self.action_dist = make_proba_distribution(as_choices)
@@ -81,7 +81,7 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
 
     @contextmanager
     def _within(self, action_masks: Any) -> Iterator[None]:
-        # These methods call each other without masks in SB3, so the masks of the outer call are kept.
+        # In SB3 these methods call each other without masks, so the masks of the outer call are kept here.
         before = self._masks
         self._masks = before if action_masks is None else action_masks
         try:
@@ -112,7 +112,7 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
     def evaluate_actions(  # type: ignore[override]
         self, obs: Any, actions: Tensor, lstm_states: Any, episode_starts: Tensor, action_masks: Any = None
     ) -> Any:
-        """Values, log-probabilities, entropies."""
+        """Values, log-probabilities and entropies of `actions`."""
         with self._within(action_masks):
             return super().evaluate_actions(obs, actions, lstm_states, episode_starts)
 
@@ -130,13 +130,13 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
 
 
 class MaskableRecurrentActorCriticCnnPolicy(MaskableRecurrentActorCriticPolicy, RecurrentActorCriticCnnPolicy):
-    """For images."""
+    """`MaskableRecurrentActorCriticPolicy` for images."""
 
 
 class MaskableRecurrentMultiInputActorCriticPolicy(
     MaskableRecurrentActorCriticPolicy, RecurrentMultiInputActorCriticPolicy
 ):
-    """For Dict observations."""
+    """`MaskableRecurrentActorCriticPolicy` for Dict observations."""
 
 
 sys.modules.setdefault("fasttrain.engines.recurrent_policies", sys.modules[__name__])  # where older zips look

@@ -28,8 +28,8 @@ from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.stock import refuse_foreign_buffer
 from fasttrain.vec.base import SlotSource
 
-LOGGED = ("ent_coef", "n_updates", "skipped_steps")  # names that no term may have
-OF_ACTOR = ("actor_loss", "ent_coef_loss")  # names that no term of the critics may have
+LOGGED = ("ent_coef", "n_updates", "skipped_steps")  # keys of the log that no term of a loss may have
+OF_ACTOR = ("actor_loss", "ent_coef_loss")  # names that no term of the critics' loss may have
 
 
 class Evaluated(NamedTuple):
@@ -39,8 +39,8 @@ class Evaluated(NamedTuple):
     log_probs: Tensor  # (B, 1) of `actions`
     ent_coef: Tensor  # () or (1,) the weight of the entropy
     target: Tensor  # (B, 1) the TD target of the critics
-    # (B, 1) of each critic. `critic_loss` gets the values of the batch's actions. `actor_loss` gets the values of
-    # `actions`, by the critics after they have learned from this batch.
+    # The values (B, 1) that each critic gives. `critic_loss` gets those of the batch's actions. `actor_loss` gets those
+    # of `actions`, by the critics after they have learned from this batch.
     q_values: tuple[Tensor, ...]
 
 
@@ -68,7 +68,7 @@ class SACEngine(Engine):
 
 
 class SAC(OffPolicy, stable_baselines3.SAC):
-    """Drop-in for `stable_baselines3.SAC`. A zip loads there.
+    """Drop-in for `stable_baselines3.SAC`. Stock SB3 loads its zips.
 
     Critics and actor learn one after the other, each with its own loss. A subclass can add terms, for example
     conservative Q-learning (Kumar et al. 2020) to the critics' loss, and imitation to the actor's loss:
@@ -83,7 +83,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
             return super().actor_loss(batch, evaluated) | {"bc_loss": imitation}
 
     Args:
-        as of `stable_baselines3.SAC`, and `engine`: "torch", which gives stock's numbers, "kernels", or
+        the same as of `stable_baselines3.SAC`, and `engine`: "torch", which gives stock's numbers, "kernels", or
         `EngineSettings`.
     """
 
@@ -105,8 +105,8 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         if engine.kind == "torch":
             return self._sample_action(learning_starts, action_noise, source.num_envs)
         if random:
-            space: Any = self.action_space  # one draw gives the numbers of N draws
-            size, whole = (source.num_envs, *space.shape), space.dtype.kind != "f"  # whole numbers, up to `high`
+            space: Any = self.action_space  # one draw of N rows gives the same numbers as N draws
+            size, whole = (source.num_envs, *space.shape), space.dtype.kind != "f"  # integers end at `high`
             drawn = space.np_random.uniform(space.low, space.high.astype(np.float64) + whole, size)
             scaled = self.policy.scale_action((np.floor(drawn) if whole else drawn).astype(space.dtype))
         else:
@@ -123,7 +123,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         Raises:
             DivergedError: too many rounds in a row had no finite update; see `guard.py`.
         """
-        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads other buffers
+        if not isinstance(self.replay_buffer, ReplayStorage):  # SB3's own update reads all other buffers
             return super().train(gradient_steps, batch_size)
         clock, critic = self.collector.clock, self.critic.optimizer
         learners = [self.actor.optimizer, *filter(None, [self.ent_coef_optimizer])]
@@ -178,7 +178,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         return {"critic_loss": 0.5 * sum(errors)}  # type: ignore[dict-item]
 
     def actor_loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
-        """As `critic_loss`, for the actor, and for the entropy's weight if it is learned."""
+        """The named terms of the actor's loss, and of the entropy weight's if it is learned; see `critic_loss`."""
         lowest, _ = torch.min(torch.cat(evaluated.q_values, dim=1), dim=1, keepdim=True)
         terms = {"actor_loss": (evaluated.ent_coef * evaluated.log_probs - lowest).mean()}
         if self.log_ent_coef is not None:
@@ -221,7 +221,7 @@ class SACStep(TorchStep):
         self.clock.enter("train_bwd")
         for parameter in parameters:
             parameter.grad = None
-        torch.autograd.backward(loss, inputs=parameters)  # no gradients of the other network, which would be unused
+        torch.autograd.backward(loss, inputs=parameters)  # none for the other networks, which would be unused
         self.clock.enter("optim")
         if self.guarded:
             gradients = [each.grad for each in parameters if each.grad is not None]

@@ -1,6 +1,6 @@
 """Opponents in self-play: copies of a policy that only act, and the pool of earlier versions of the learner.
 
-Players act in batches, by compiled kernels where the learner does. The pool rates each of its versions.
+Players act in batches, and by compiled kernels if the learner does. The pool rates each of its versions.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def _acting_part(policy: Any) -> Any:
 
 
 class Player:
-    """Acts with a copy of the model's weights, by the same kind of engine. Only `load` changes the weights.
+    """Acts with a copy of the model's weights, by the same kind of engine. Only `load` changes its weights.
 
-    Actions are drawn from the policy's distribution. With Q-values it takes the best action, and sometimes a random
-    one, because a learner learns little from an opponent without randomness.
+    Actions are drawn from the policy's distribution. A policy with Q-values takes the best action, and sometimes a
+    random action, because a learner learns little from an opponent without randomness.
     """
 
     random_share = 0.05
@@ -50,7 +50,7 @@ class Player:
         self.engine: Engine = type(engine)(policy, EngineSettings(kind=engine.settings.kind))
         self.engine.guard = None
         self.engine.begin()
-        self.lstm_states: RNNStates | None = None  # after its last actions, of a recurrent policy
+        self.lstm_states: RNNStates | None = None  # of a recurrent policy, after its last actions
         self._dims = action_dims(model.action_space) if hasattr(policy, "q_net") else []
         self._shape = model.action_space.shape or ()
 
@@ -71,8 +71,8 @@ class Player:
 
 
 FIRST_RATING = 1000.0
-K_FACTOR = 16.0  # points that one game can move; FIDE's for strong players is 10, for others 20
-ACTIVE = 2  # snapshots of the pool that play at a time: each needs a forward pass of its own in every step
+K_FACTOR = 16.0  # most that one game can change a rating; FIDE uses 10 for strong players, 20 for others
+ACTIVE = 2  # snapshots of the pool that play at a time; every step takes one forward pass for each
 SPREAD = 400.0  # rating difference at which the stronger is expected to score 10 of 11
 
 
@@ -80,8 +80,8 @@ SPREAD = 400.0  # rating difference at which the stronger is expected to score 1
 class Snapshot:
     """One version of the learner."""
 
-    number: int  # 0 is the untrained policy
-    env_steps: int  # env steps when it was taken
+    number: int  # 0: the untrained policy
+    env_steps: int  # the run's env steps when the snapshot was taken
     weights: Weights
     rating: float = FIRST_RATING  # Elo
     games: int = 0
@@ -100,7 +100,7 @@ def expected_score(rating: float, other: float) -> float:
 
 @dataclass(slots=True)
 class SnapshotPool:
-    """Opponents for N envs, drawn per episode: the latest snapshot with probability `latest`, else one of the pool.
+    """Opponents for N envs, drawn per episode: with probability `latest` the latest snapshot, else one of the pool.
 
     The pool is a uniform sample of all snapshots before the latest (reservoir sampling, Vitter 1985), so that early
     versions stay among the opponents. `ACTIVE` of them play at a time; they are drawn again at every snapshot.
@@ -109,12 +109,12 @@ class SnapshotPool:
     Args:
         model: the learner, a PPO, MaskablePPO or DQN of ours.
         num_envs: N.
-        size: of the pool.
-        seed: of the draws of opponents.
+        size: snapshots in the pool.
+        seed: for the draws of opponents.
         score_of: gives the learner's share of the points, 0 … 1, from an episode's info; None if that is unknown.
         latest: probability of the latest snapshot.
         seats: gives the seat whose turn it is in each env (N,), from 1 on. Each seat has LSTM states of its own. None:
-            one seat a game.
+            one seat per game.
         again: gives a mask (N,) bool: True where the env refused the last decision and asks for it again. None, or a
             result of None: no env did.
     """
@@ -127,7 +127,7 @@ class SnapshotPool:
     latest: float = 0.5
     seats: Callable[[], NDArray[Any]] | None = None
     again: Callable[[], BoolArray | None] | None = None
-    rating: float = FIRST_RATING  # the learner's
+    rating: float = FIRST_RATING  # rating of the learner
     taken: int = 0
     current: Snapshot = field(init=False)
     pool: list[Snapshot] = field(default_factory=list)
@@ -169,7 +169,7 @@ class SnapshotPool:
         self._before = self.memory.copied()
 
     def take(self, env_steps: int) -> None:
-        """Take a snapshot of the learner. The snapshot that was the latest may enter the pool."""
+        """Take a snapshot of the learner. The snapshot that was the latest before may enter the pool."""
         before, seen = self.current, self.taken - 1
         self.current = self._snapshot(env_steps)
         if len(self.pool) < self.size:
@@ -180,13 +180,13 @@ class SnapshotPool:
         self.active = [self.pool[index] for index in chosen.tolist()]
         present = [self.current, *self.pool]
         for env, snapshot in enumerate(self.playing):
-            if all(snapshot is not each for each in present):  # the episode continues against the latest
+            if all(snapshot is not each for each in present):  # its snapshot is no longer in the pool
                 self.playing[env] = self.current
         for number in {*self._players} - {each.number for each in present}:
-            self._spare.append(self._players.pop(number))  # used again: to copy a policy takes a millisecond
+            self._spare.append(self._players.pop(number))  # used again: copying a policy takes 1 ms
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
-        """Actions of the opponents of these envs, by one forward pass per snapshot."""
+        """Actions of the opponents of these envs, with one forward pass per snapshot."""
         numbers = np.array([self.playing[env].number for env in envs.tolist()])
         groups = [np.flatnonzero(numbers == number) for number in np.unique(numbers)]
         places = envs if self.memory is None else self._places(envs)
@@ -207,11 +207,11 @@ class SnapshotPool:
         return actions
 
     def episode_over(self, env: int, info: Mapping[str, Any]) -> None:
-        """Rate the opponent of the episode that ended, and draw one for the next episode."""
+        """Rate the opponent of the episode that ended, and draw the opponent of the next episode."""
         snapshot, score = self.playing[env], self.score_of(info)
         if self.memory is not None:
             self.memory.episode_starts[env :: self.num_envs] = True
-        if score is not None and snapshot is not self.current:  # the latest snapshot is nearly the learner
+        if score is not None and snapshot is not self.current:  # the latest is nearly the learner
             change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
             self.rating += change
             snapshot.rating -= change
@@ -271,7 +271,7 @@ class SnapshotPool:
         self.playing = [known[number] for number in positions["playing"]]
         self._rng.bit_generator.state = state["rng"]
         self._forget()
-        self._spare += self._players.values()  # they have the weights of other snapshots with the same numbers
+        self._spare += self._players.values()  # the old players of these numbers have weights of other snapshots
         self._players.clear()
 
     def summary(self) -> dict[str, Any]:

@@ -1,5 +1,5 @@
 """Batches: envs that one object steps together (compiled games, EnvPool, Gymnasium's VectorEnvs), and their options.
-Also the checkup of a game with an external engine.
+This file also has the checkup of a game with an external engine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fasttrain.vec.vector import GymVecEnv, registered
 
 
 def check_native_options(config: Config) -> None:
-    """Raises ConfigError for an option that a batch of envs does not support, and says what to do."""
+    """Raises ConfigError for an option that a batch of envs does not support. It says what to do."""
     env = config.env
     asked: dict[str, Any] = {
         "env.wrappers": list(env.wrappers),
@@ -40,7 +40,7 @@ def check_native_options(config: Config) -> None:
     }
     if config.env.backend == SINGLE and config.vec_env != VECTOR:
         asked["env.max_episode_steps"] = env.max_episode_steps
-        batch, way_out = f"the native batch of {env.id}: its kernels know no such option", "vec_env=dummy or shared"
+        batch, way_out = f"the native batch of {env.id}: its kernels lack this option", "vec_env=dummy or shared"
     else:
         backend = backend_for(config)
         batch, way_out = backend.what, backend.instead
@@ -55,8 +55,8 @@ def check_native_options(config: Config) -> None:
 
 
 def has_vector_form(config: Config) -> bool:
-    """Whether a VectorEnv is registered for the env and can replace `num_envs` single envs (with other random numbers):
-    no option needs single envs, and the algorithm is fasttrain's, which can handle steps that only reset.
+    """Whether a VectorEnv is registered for the env and can replace `num_envs` single envs (with different random
+    numbers): no option needs single envs, and the algorithm is fasttrain's, which can handle steps that only reset.
     """
     env = config.env
     asked = config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
@@ -107,7 +107,7 @@ def _check_late_resets(config: Config, what: str) -> None:
         )
     if config.env.frame_stack > 1 or is_self_play(config):
         option = "env.frame_stack" if config.env.frame_stack > 1 else "opponent=self"
-        raise ConfigError(f"{what}, which {option} does not allow: remove one")
+        raise ConfigError(f"{what}, which {option} does not allow: remove that setting")
 
 
 def backend_for(config: Config) -> Backend:
@@ -131,7 +131,7 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
 # --- the checkup of games with an external engine
 
 OF_SEEDS = ("unseeded_randomness", "state_left_over", "renumbered")
-MANY_REFUSED = 0.05  # share of refused actions that is reported; in some games the rules hide a few illegal actions
+MANY_REFUSED = 0.05  # from this share of refused actions on a finding is reported: the rules of some games hide a few
 
 
 class OneGame(gymnasium.Env[Any, Any]):
@@ -184,7 +184,7 @@ class OneGame(gymnasium.Env[Any, Any]):
 
 
 def checkup_of_game(games: SlotVecEnv, use_masks: bool, **limits: Any) -> CheckupResult:
-    """The checkup of the one row of `games`. Engines need not take a seed, so that findings about seeds are dropped."""
+    """The checkup of the one row of `games`. Engines need not support seeds, so findings about seeds are dropped."""
     game = OneGame(games)
     result = checkup(lambda: game, use_masks=use_masks, copies=False, **limits)
     findings = [one for one in result.findings if one.code not in OF_SEEDS]
@@ -193,8 +193,8 @@ def checkup_of_game(games: SlotVecEnv, use_masks: bool, **limits: Any) -> Checku
         text = f"{len(game.lost)} of {game.played} games were lost ({', '.join(sorted({*game.lost}))})"
         findings.append(make_finding("lost_games", text))
     if games.masked and game.refused > MANY_REFUSED * game.decisions:
-        text = f"the engine refused {game.refused} actions in {game.decisions} decisions that had named them legal"
+        text = f"the engine refused {game.refused} of {game.decisions} actions that its masks had marked as legal"
         findings.append(make_finding("mask_not_respected", text, severity="warning"))
-    unknown = "what other actions change: with the same seed the engine plays another game"
+    unknown = "whether actions change the result: the engine plays a different game each time, also with the same seed"
     not_checked = (*result.not_checked, *([unknown] if unseeded and not game.lost else []))
     return dataclasses.replace(result, findings=tuple(findings), not_checked=not_checked)

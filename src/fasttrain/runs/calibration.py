@@ -2,9 +2,9 @@
 
 Small models act and learn for a moment on random numbers, with the run's spaces, layers, minibatch size and number of
 envs. The fastest way of computing is used for the run. For `fused_update=auto` the times are stored beside the compiled
-kernels, for this processor, these versions and these shapes, so that they are measured once. `torch_threads=auto`
-compares one thread with one per core: a rule by network size was wrong by half for convolutions, and no rule knows how
-busy the machine is.
+kernels, for this processor, these versions and these shapes, and are not measured again. `torch_threads=auto` compares
+one thread with one per core: a rule by network size chose wrongly for convolutions, and no rule knows how busy the
+machine is.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from fasttrain.spec.policies import own_config
 from fasttrain.vec.base import slots_of
 
 PAYS_FROM_S = 30.0  # a run whose updates take less in all is not measured: the plan's rule decides
-MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # limits of measuring: seconds, and turns of each way to compute
-CLEAR = 1.5  # a way that takes this many times as long as the best is not measured again
+MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # limits: seconds of all measuring; most and fewest turns of each way
+CLEAR = 1.5  # a way that takes so many times the best one's time is not measured again
 STEADY = 1.15  # if the two best turns differ by a smaller factor, no other program disturbed them
 STEPS = 8  # vector steps in one measurement of an off-policy algorithm
 MUST_GAIN = 1.1  # several threads must be so many times as fast as one, which leaves the other cores free
-MOST_ROWS = 128  # rows of a minibatch if only threads are compared; larger minibatches give the same answer
+MOST_ROWS = 128  # rows of a minibatch where only threads are compared; larger minibatches give the same result
 UPDATE_S, FLOPS = 7e-4, 4e10  # torch's overhead of one update in seconds; floating point operations per second
 
 KERNELS = "kernels"
@@ -63,7 +63,7 @@ Costs = Mapping[str, float]  # name of a way → milliseconds of acting and lear
 def calibrate(
     plan: RunSpec, model: BaseAlgorithm, console: Console, density: Density = (1.0, 1.0), begun: bool = False
 ) -> RunSpec:
-    """The plan with the faster of kernels and torch, and with torch's threads, if the plan left that open.
+    """The plan with the faster of kernels and torch, and with torch's threads, if the plan left these open.
 
     With `deterministic=true` the plan's rule decides, and a resumed run keeps its stored choice, because the next
     measurement may give another answer.
@@ -76,7 +76,7 @@ def calibrate(
         return plan
     ways = ways_of(plan, model)
     calls = learner_calls(ways[KERNELS].config)
-    waits = begun or switch_step(plan) == 0  # else the kernels are compiled beside training
+    waits = begun or switch_step(plan) == 0  # else the kernels are compiled while the run trains
     if not (waits or all(call.is_kept for call in calls)):
         return plan
     name = _name(plan, model, ways, density)
@@ -90,7 +90,7 @@ def calibrate(
             else:
                 compile_shown(calls, console)
             costs, steady = measured(ways, model, density)
-        except Exception as error:  # a policy or an extractor of the user that cannot be built a second time
+        except Exception as error:  # for example: a policy of the user cannot be built a second time
             reason = f"{plan.row('fused_update').reason}; not measured: {type(error).__name__}"
             return plan.after("fused_update", plan.config.fused_update, reason)
         if steady:
@@ -99,7 +99,7 @@ def calibrate(
 
 
 def calibrate_at_switch(plan: RunSpec, model: Fast, console: Console, density: Density) -> tuple[RunSpec, str]:
-    """The plan after the kernels were compiled beside training, and the reason if torch stays."""
+    """The plan once kernels were compiled during training, and why torch stays (empty if it does not)."""
     plan = calibrate(plan, model, console, density, begun=True)
     if plan.config.fused_update == "on":
         return plan, ""
@@ -123,7 +123,7 @@ def settle_threads(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     ways = {f"torch on {_threads_text(count)}": _with(small, "off", config.use_amp, count) for count in (1, threads)}
     try:
         costs, _ = measured(ways, model)
-    except Exception as error:  # a policy of the user that cannot be built a second time
+    except Exception as error:  # for example: a policy of the user cannot be built a second time
         return plan.after("torch_threads", threads, f"one per core; not tried out: {type(error).__name__}")
     one, several = costs.values()
     chosen = threads if one > MUST_GAIN * several else 1
@@ -147,7 +147,7 @@ def _is_open(plan: RunSpec, model: Fast) -> bool:
     wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
     return (
         asked["fused_update"] == "auto"
-        and not switch_step(plan)  # else plan.json names the step of the switch, which is repeated
+        and not switch_step(plan)  # else plan.json names the step at which to switch again
         and (config.fused_update == "on" or wide)
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"
@@ -168,7 +168,7 @@ def ways_of(plan: RunSpec, model: Fast) -> dict[str, RunSpec]:
 
 
 def _threads(plan: RunSpec, model: Fast) -> list[Any]:
-    """Numbers of torch threads to try; one if workers need the cores, or for small networks."""
+    """Numbers of torch threads to try. Only 1 if workers need the cores, or if the networks are small."""
     config, asked = plan.config, plan.row("torch_threads").requested
     if asked != "auto":
         return [asked]
@@ -203,9 +203,9 @@ def expected_s(config: Config, model: Fast) -> float:
 
 
 def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec], density: Density) -> str:
-    """Name of the stored file: a hash of everything that the costs depend on."""
+    """Name of the file with the costs: a hash of everything that they depend on."""
     config, space = plan.config, model.action_space
-    files = [call.file for call in learner_calls(ways[KERNELS].config)]  # processor, versions and code
+    files = [call.file for call in learner_calls(ways[KERNELS].config)]  # they depend on processor, versions and code
     shapes = {name: list(parameter.shape) for name, parameter in model.policy.named_parameters()}
     of_run = [config.algo.name, config.num_envs, config.batch_size, updates_per_step(model), str(space)]
     tenths = [round(10 * share) for share in density]
@@ -214,7 +214,7 @@ def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec], density: Densi
 
 
 def _stored_costs(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
-    """The stored costs of all ways; None if one is missing or the file cannot be read."""
+    """The stored costs of all ways; None if a way is missing or the file cannot be read."""
     try:
         costs = json.loads(recall(name + VERSION) or b"")
         return {way: float(costs[way]) for way in ways}
@@ -226,7 +226,7 @@ def updates_per_step(model: Any) -> float:
     if isinstance(model, OffPolicyAlgorithm):
         if model.gradient_steps < 0:  # one per transition
             return float(model.n_envs)
-        # A number or a pair until training begins. Episodes are counted as if they were steps.
+        # A number or a pair until training begins. A frequency in episodes is read as one in steps.
         frequency: Any = model.train_freq
         count = frequency[0] if isinstance(frequency, tuple) else frequency
         return float(model.gradient_steps / max(1, count))
@@ -250,7 +250,7 @@ def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density
 
 
 def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """The times of each way's turns, the shortest first."""
+    """Name of a way → the times of its turns, the shortest first."""
     begun, times = time.perf_counter(), dict[str, list[float]]()
     for number in range(MOST_TURNS):
         least = min((took[0] for took in times.values()), default=0.0)
@@ -264,9 +264,9 @@ def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]
 
 
 def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
-    """Build a small model that computes that way. Each call of the result trains it briefly and returns the time."""
+    """Build a small model for this way. Each call of the returned function trains it briefly and returns the time."""
     config, clock = way.config, PhaseClock()
-    config = own_config(config, [*config.policies][-1]) if config.policies else config  # one stands for all
+    config = own_config(config, [*config.policies][-1]) if config.policies else config  # the last policy stands for all
     algo, num_envs = config.algo, config.num_envs
     on_policy = algo.spec.on_policy
     size = config.batch_size or algo.rollout_size

@@ -49,12 +49,12 @@ class RunCallback(BaseCallback):
         self.run, self.course, config = run, run.course, run.config
         self._evaluates_beside = bool((config.eval_every or config.video.every) and config.eval_async)
         self._lends = (evaluates_in_training_env(config) or lends_games(config)) and not config.eval_async
-        self._unsupported = ""  # the last printed reason why kernels stepped aside
+        self._unsupported = ""  # the last printed reason why PyTorch computes in place of kernels
 
     def _on_training_start(self) -> None:
         # fasttrain's algorithms count their updates, because a hook on the optimizer would disable the fused kernels.
         self._ours = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # ours check by themselves
+        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # fasttrain's check themselves
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.run.say
         self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)
@@ -66,14 +66,14 @@ class RunCallback(BaseCallback):
         progress.started = time.perf_counter() - progress.before_s
         if self.run.curriculum is not None:
             self.run.curriculum.prepare(self.run.env)
-        for noise, previous in zip(stateful_noise(self.model), self.course.noise, strict=False):  # learn() has reset it
+        for noise, previous in zip(stateful_noise(self.model), self.course.noise, strict=False):  # learn() reset it
             noise.noise_prev = noise.noise_prev if previous is None else previous
 
     def _count_update(self, *_: object) -> None:
         self.run.progress.updates += 1
 
     def _take_updates(self) -> None:
-        """Read the model's count of updates. Called between updates, so that the first one has just ended."""
+        """Read the model's count of updates. Called between updates: a count above 0 means that one has ended."""
         progress = self.run.progress
         if self._ours is not None:
             progress.updates = self._ours.engine.gradient_updates
@@ -98,7 +98,7 @@ class RunCallback(BaseCallback):
                 run.evaluator.collect()
         if self._lends:  # an evaluation may use the training's env only between two rollouts
             self._evaluate_if_due()
-        env_steps = self.model.num_timesteps  # the callback's own count is that of the last step
+        env_steps = self.model.num_timesteps  # self.num_timesteps is still that of the last step
         stopping = course.stopped is not None or run.stop.requested
         run.checkpoints.at_rest(env_steps, course.checkpoint.due(env_steps), stopping)
         self._change_engine()
@@ -111,11 +111,11 @@ class RunCallback(BaseCallback):
                 self.run.phases.take_rollout()
 
     def _change_engine(self) -> None:
-        """Between rollouts: let compiled kernels take over once they are ready, and write that to plan.json."""
+        """Between rollouts: if the kernels are compiled now, let them compute, and write that to plan.json."""
         run, reason = self.run, None if self._ours is None else self._ours.engine.unsupported_reason
         if reason and reason != self._unsupported:  # the policy or the algorithm was changed during training
             self._unsupported = reason
-            run.say(f"PyTorch computes from here on, not compiled kernels: {reason}")
+            run.say(f"from here on PyTorch computes, not the compiled kernels: {reason}")
         switch = run.engine_switch
         if switch is None or switch.done:
             return
@@ -141,7 +141,7 @@ class RunCallback(BaseCallback):
             run.say(line)
         if run.config.train_log_enabled if run.config.loggers is None else run.config.loggers:
             with run.saving.of("progress.csv"):
-                if isinstance(self.model, OnPolicyAlgorithm):  # SB3's families differ in the argument
+                if isinstance(self.model, OnPolicyAlgorithm):  # the argument's name differs between SB3's base classes
                     self.model.dump_logs(iteration=0)
                 else:
                     self.model.dump_logs()
@@ -160,7 +160,7 @@ class RunCallback(BaseCallback):
         return self._continues()
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate or film the present policy if that is due, here or in the process beside."""
+        """Evaluate or film the present policy if that is due, here or in the other process."""
         run, steps = self.run, self.model.num_timesteps
         measure, film = self.course.evaluate.due(steps), self.course.film.due(steps)
         if not (measure or film):
@@ -171,7 +171,7 @@ class RunCallback(BaseCallback):
             run.evaluator.evaluate(run.progress.env_steps, wall_s, measure, film)
 
     def _continues(self) -> bool:
-        """False once there is a reason to stop and `Checkpoints.may_stop` agrees; prints the reason."""
+        """False if there is a reason to stop and `Checkpoints.may_stop` agrees. Then the reason is printed."""
         run, course = self.run, self.course
         if course.stopped is None:
             course.stopped = self._reason()
@@ -195,7 +195,7 @@ class RunCallback(BaseCallback):
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
         curriculum, ended = run.curriculum, np.flatnonzero(dones).tolist() if dones.any() else []
-        if "perf" in infos[0]:  # with lean_info most infos lack it, but then the workers count it
+        if "perf" in infos[0]:  # with lean_info most infos do not have it; then the workers count the time
             self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         for index in ended:
             episode = record_of(infos[index])
@@ -221,10 +221,10 @@ class RunCallback(BaseCallback):
         for hook in self._hooks:
             hook.remove()
         self._take_updates()
-        if self.course.at_rest:  # a stopping rule may have applied, but total_timesteps was reached first
+        if self.course.at_rest:  # a stopping rule may apply although total_timesteps has been reached
             self.course.stopped = None
         with self.run.clock.phase("log"):
-            if self.run.progress.updates > self.course.logged_updates:  # log the last updates, fewer than log_every
+            if self.run.progress.updates > self.course.logged_updates:  # log the rest, fewer than log_every
                 self._write_logs()
             self.run.episodes.flush()
 
@@ -236,7 +236,7 @@ def callbacks_of(run: Parts, users: bool = True) -> list[BaseCallback]:
 
 
 def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
-    """Fill and size of the replay buffer, and how often prefetched batches were ready. None for other algorithms."""
+    """Fill and size of the replay buffer, and how often prefetched batches were ready. None without a buffer."""
     storage, ours = getattr(model, "replay_buffer", None), getattr(model, "collector", None)
     if not isinstance(ours, Collector) or not isinstance(storage, ReplayStorage):
         return None
@@ -252,7 +252,7 @@ def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
 
 
 def replay_words(model: BaseAlgorithm) -> str:
-    """For the [PERF] line: `buffer 34% prefetch_hits 120 prefetch_waits 3`, of the whole run so far."""
+    """For the [PERF] line: `buffer 34% prefetch_hits 120 prefetch_waits 3`; both count from the run's start."""
     if (facts := replay_dict(model)) is None:
         return ""
     prefetch = facts.get("prefetch")
@@ -272,7 +272,7 @@ def replay_line(facts: dict[str, Any]) -> str:
     line = f"replay buffer: {facts['transitions']:,} of {facts['capacity']:,} transitions, {size}"
     if (prefetch := facts.get("prefetch")) is None:
         return line
-    waits = f"{prefetch['waits']:,} were waited for ({prefetch['wait_s']:.1f} s)"
+    waits = f"{prefetch['waits']:,} were not ready ({prefetch['wait_s']:.1f} s)"
     return f"{line}; prefetched batches: {prefetch['hits']:,} were ready, {waits}"
 
 
@@ -304,11 +304,11 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
     if not isinstance(env, SelfPlayVecEnv):
         return None
     if config.opponent not in (None, SELF):
-        kind: Any = Opponent  # a protocol: no type to mypy
+        kind: Any = Opponent  # mypy does not accept a protocol as `type[T]`
         env.set_opponent(instance_of(*named(config.opponent, "opponent", "opponent"), "opponent", kind))
         return None
     settings = config.self_play
-    alone = config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF  # with bots, scores rate no snapshot
+    alone = config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF  # a score with bots rates no snapshot
     infos = InfoReader.of(config.env)
     rated = (lambda info: score_of(infos.read(info))) if alone else lambda _: None
     turns = env.turns

@@ -1,6 +1,6 @@
-"""Trials before a training: the checkup of the env, and whether one process or workers step it faster.
+"""Trials before a training: the checkup of the env, and a measurement of one process against several workers.
 
-Before a training the checkup prints a few lines. `fasttrain check` looks longer and shows what a step costs.
+Before a training the checkup prints a few lines. `fasttrain check` plays longer and also shows what a step costs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fasttrain.vec.base import SlotVecEnv, slots_of
 
 CHECK_SCHEMA = 1
 LONG = {"max_steps": 5_000, "max_seconds": 20.0}  # limits of `fasttrain check`; a training uses the checkup's defaults
-MOST_LINES = 6  # a training prints at most so many lines of findings
+MOST_LINES = 6  # most lines of findings that a training prints
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
@@ -71,7 +71,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def _check_env(config: Config, for_algo: bool, folder: Path, console: Console) -> tuple[str, CheckupResult]:
     """The longer checkup of a Gymnasium env. `for_algo`: also check that the env suits the algorithm."""
     spec = env_spec(config)
-    if not for_algo:  # the default algorithm needs masks, but nobody asked for it
+    if not for_algo:  # the user named no algorithm, so masks are not required
         spec = dataclasses.replace(spec, needs_masks=False, use_masks=True)
     with Survey(spec, config.env.step_timeout_s, console) as survey:
         built = survey.build()
@@ -96,7 +96,7 @@ def _check_game(config: Config, for_algo: bool, folder: Path, console: Console) 
         return option, _stored_checkup(look, option, folder)
 
 
-# With these faults no training can run, stock SB3 neither. Other errors cost quality, or come in random play only.
+# With these faults neither fasttrain nor stock SB3 can train. Other errors harm learning, or occur only in random play.
 FATAL = ("reward_not_scalar", "wrong_shape", "reset_answer", "step_answer")
 
 
@@ -120,7 +120,7 @@ def run_checkup(
     lines = [f"  {finding.severity} {finding.code}: {finding}" for finding in result.findings]
     nothing = "nothing found in what could be checked," if result.not_checked else "nothing found"
     count = f"{len(lines)} finding{'s' if len(lines) > 1 else ''}" if lines else nothing
-    begun = result.costs is not None  # the env was reset and stepped at least once
+    begun = result.costs is not None  # False: the first reset or step failed
     fatal = [
         line
         for line, finding in zip(lines, result.findings, strict=True)
@@ -178,7 +178,7 @@ def _cost_rows(result: CheckupResult, costs: ProbeResult) -> Iterator[tuple[str,
     if result.returns:
         yield "return", f"{_range(min(result.returns), max(result.returns))}, mean {sum(result.returns) / count:.4g}"
     yield "info", f"{costs.info_bytes:,.0f} bytes a step when sent to another process"
-    yield "CPU time", f"{100 * costs.cpu_share:.0f} % of a step's time; where it is low, the env waits for something"
+    yield "CPU time", f"{100 * costs.cpu_share:.0f} % of a step's time; if it is low, the env waits for something"
 
 
 def _range(low: float, high: float) -> str:
@@ -193,12 +193,12 @@ def _duration(seconds: float) -> str:
 
 CLOSE = 2.0  # only estimates that differ by a smaller factor are tried
 TURNS, TURN_S = 3, 0.1
-PAYS_FROM_S = 20.0  # trainings that step for less are not tried: the trial itself takes two or three seconds
+PAYS_FROM_S = 20.0  # trainings whose envs step for a shorter time get no trial, which takes two or three seconds
 
 
 def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Console) -> EnvFacts:
     """`facts` with the measured time of a step in one process and in workers, if `vec_env=auto` and the estimates are
-    close. The trial has its own envs and leaves the random state alone. `deterministic=true` uses the estimates.
+    close. The trial has its own envs and keeps the random state. With `deterministic=true` there is no trial.
     """
     config = plan.config
     open_ = plan.row("vec_env").requested == "auto" and facts.step_s is not None and not config.deterministic
@@ -222,11 +222,11 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
         with activity(console, "trying one process and workers"), own_random_state(config.seed):
             loop_s, shared_s = step_times(alone, shared)
         if (facts.step_s or 0.0) >= SLOW_S and 1 / SHARED_MUST_GAIN < loop_s / shared_s < SHARED_MUST_GAIN:
-            with activity(console, "trying again, for it is close"), own_random_state(config.seed):
+            with activity(console, "trying again, because the result is close"), own_random_state(config.seed):
                 again = step_times(alone, shared)
-            loop_s, shared_s = min(loop_s, again[0]), min(shared_s, again[1])  # other programs only make it longer
+            loop_s, shared_s = min(loop_s, again[0]), min(shared_s, again[1])  # other programs only add time
         return facts._replace(tried=(loop_s, shared_s))
-    except Exception:  # for example an env that cannot be open twice; the run itself reports its errors
+    except Exception:  # for example an env that cannot be open twice; if it is faulty, the run reports the error
         return facts
 
 

@@ -33,13 +33,13 @@ from fasttrain.saving.files import SUMMARY_SCHEMA, write_json
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import close_envs
 
-PATIENCE = 3  # learning ends after so many epochs without a better likelihood of the held-out decisions
+PATIENCE = 3  # learning ends after so many epochs in which the likelihood of held-out decisions did not rise
 FILE = "demonstrations.npz"
 SEED = 20_000_003  # of the environments in which decisions are recorded
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Record decisions (unless a file has them), learn, evaluate. Writes a run's folder with model.zip."""
+    """Record decisions unless `clone.of` is a file of them; learn; evaluate. Writes a run's folder with model.zip."""
     if config.clone.of is None:
         raise ConfigError("clone needs clone.of: a file of decisions (.npz), a run's folder, a bot, or module:Class")
     if not config.algo.spec.on_policy or config.algo.spec.recurrent:
@@ -47,7 +47,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     if config.env.normalize:
         raise ConfigError("clone with env.normalize: it needs statistics of a training, and there are none; remove it")
     if config.policies:
-        raise ConfigError("clone learns one policy: leave policies out, and begin with it by policies.NAME.init_from")
+        raise ConfigError("clone learns one policy: remove policies; later use policies.NAME.init_from=FOLDER")
     if config.curriculum.tasks:
         raise ConfigError("curriculum.tasks has no effect in clone, which records whole games; remove it")
     with open_run(config, sources, folder, overrides) as run:
@@ -90,7 +90,7 @@ def demonstrations_of(run: Parts) -> Demonstrations:
         raise ConfigError(f"clone.of={of}: it has no action_masks, and algo={config.algo.name} needs them")
     episodes = int(shown.episode_starts.sum())
     if episodes < 2:
-        raise ConfigError(f"clone.of={of}: {episodes} episode; some must be held out, so at least 2 are needed")
+        raise ConfigError(f"clone.of={of}: {episodes} episode; at least 2 are needed, because some are held out")
     say(run.console, f"{len(shown.actions):,} decisions in {episodes:,} episodes of {of}")
     return shown
 
@@ -148,7 +148,7 @@ class _Bot:
 class Learned(NamedTuple):
     """The result of learning. Figures are those of the held-out decisions."""
 
-    decisions: int  # all decisions, with those that were not held out
+    decisions: int  # number of all decisions, held out or not
     episodes: int
     held_out_decisions: int
     epochs: int

@@ -26,15 +26,15 @@ from fasttrain.spec.setting import named
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
 T = TypeVar("T")
-RECENT = 100  # episodes over which a mean is taken
-FLOOR = 0.1  # with learnability this share of the draws still goes by weight, so that no task is never drawn
-STREAM = 0x7A5C  # seeded together with the run's seed, so that these random numbers differ from others of the run
+RECENT = 100  # means are taken over so many last episodes
+FLOOR = 0.1  # with learnability this share of the draws still goes by weight, so that every task is drawn at times
+STREAM = 0x7A5C  # part of the generator's seed: its numbers differ from those of other generators of the run
 
 
 class TaskCurriculum(Protocol):
     """What a class of yours for `curriculum.by=module:Class` has: three methods and an attribute.
 
-    Its constructor may have the parameters `tasks`, the list of names, and `seed`. It gets those that it has.
+    Its constructor may have the parameters `tasks`, the list of names, and `seed`. Those that it has are passed.
     """
 
     state: Any  # values that JSON can store. It is read at a checkpoint, and assigned when the run is resumed
@@ -56,8 +56,8 @@ class TaskSampler:
     or never won teach nothing (Tzannetos et al. 2023, https://arxiv.org/abs/2304.12877).
 
     Args:
-        in_advance: number of episodes whose tasks are drawn and which have not ended. When a stage begins, so many
-            episodes of the previous stage still end. They do not count in the means that decide about stages.
+        in_advance: number of episodes whose tasks are drawn and which have not ended. When a stage begins, as many
+            episodes of the previous stage still end. They do not count in the means that end a stage.
     """
 
     def __init__(self, config: CurriculumConfig, seed: int, in_advance: int = 0) -> None:
@@ -94,7 +94,7 @@ class TaskSampler:
         return chances
 
     def sample(self) -> str:
-        if self._bounds is None:  # they are kept until they change, because thousands of games may end in a second
+        if self._bounds is None:  # stored until they change, because thousands of games may end per second
             self._bounds = np.cumsum(self.probabilities())
         drawn = int(np.searchsorted(self._bounds, self._random.random() * self._bounds[-1], side="right"))
         return self._names[drawn]
@@ -103,7 +103,7 @@ class TaskSampler:
         for number in range(len(self._stages) - 1, self._stage, -1):
             stage = self._stages[number]
             if stage.metric is None:
-                reached = env_steps >= stage.begins  # also where a mean before it was never reached
+                reached = env_steps >= stage.begins  # also if the mean of an earlier stage was never reached
             else:
                 next_one, mean = number == self._stage + 1, self._mean(stage.metric)
                 reached = next_one and mean is not None and mean >= stage.begins
@@ -169,7 +169,7 @@ class TaskFigures:
     value_error: float | None = None  # mean absolute error of the predicted values in the last rollout
 
     def to_dict(self) -> dict[str, Any]:
-        """Values for JSON."""
+        """The figures for JSON."""
         return {
             "episodes": self.episodes,
             "mean_reward": sum(self.returns) / len(self.returns) if self.returns else None,
@@ -205,14 +205,14 @@ class Curriculum:
         set_tasks(env, self.present)
 
     def prepare(self, env: VecEnv) -> None:
-        """Call after the first reset: draw the tasks of the second episodes, unless a resumed run has them."""
+        """Call after the first reset: draw the tasks of the second episodes, unless they came from a checkpoint."""
         if not self.following.any():
             self.following[:] = [self._draw() for _ in self.following]
         set_tasks(env, self.following)
 
     @contextmanager
     def set_aside(self, env: VecEnv, lent: AbstractContextManager[T]) -> Iterator[T]:
-        """For an evaluation in the training's own environments: episodes begin without tasks inside the block. When
+        """For an evaluation in the training's own environments. Inside the block episodes begin without tasks. When
         `lent` ends, the interrupted training episodes are played again from the start, with their tasks."""
         with lent as played:
             set_tasks(env, np.zeros_like(self.present))

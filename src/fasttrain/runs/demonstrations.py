@@ -104,7 +104,7 @@ def read_demonstrations(
 
 
 def _first(wrong: NDArray[Any]) -> int:
-    """The index of the first row in which any entry is true."""
+    """The index of the first row with a true entry."""
     return int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(axis=1))[0])
 
 
@@ -134,7 +134,7 @@ def check_actions(source: str, actions: NDArray[Any], masks: NDArray[Any] | None
 
 @dataclass(slots=True)
 class Decision:
-    """One recorded decision."""
+    """One recorded decision of one environment."""
 
     observation: Any
     action: NDArray[Any]

@@ -2,7 +2,7 @@
 
 Kernels that are in the cache compute from the first step on. Otherwise PyTorch begins, the kernels are compiled in
 another process, and they take over between two rollouts. `fasttrain train warmup=only` compiles them into the cache,
-for a container image or before many jobs.
+for example when a container image is built, or before many jobs start.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
         fused_adam=fused.requested != "off" and not kernels_on,
         amp_dtype=None if config.use_amp == "off" else getattr(torch, mode_of("use_amp", config.use_amp)),
         compile_mode=None if config.use_compile == "off" else mode_of("use_compile", config.use_compile),
-        gradient_accumulation=config.gradient_accumulation,  # DQN has no such flag
+        gradient_accumulation=config.gradient_accumulation,  # DQN does not read it
         pin_memory=config.pin_memory == "on",
     )
 
 
 def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -> RunSpec:
-    """The plan, with `fused_update=off` if kernels do not support the policy; ConfigError if a new run asked for it."""
+    """The plan, with `fused_update=off` if kernels do not support the policy; ConfigError if a new run has `on`."""
     if isinstance(model, Fast) and plan.config.engine == "stock":
         raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: fasttrain's classes need engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
@@ -69,12 +69,12 @@ def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -
 
 
 def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
-    """Give the model its engine, and run torch.compile if asked for. The returned plan's reasons tell the result."""
+    """Give the model its engine, and run torch.compile if asked for. Reasons in the returned plan name the result."""
     if not isinstance(model, Fast):
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
     fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
-    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a stored plan has it already
+    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan has it already
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
     model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
@@ -85,7 +85,7 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     engine = model.engine
     reasons = [plan.row("use_compile").reason, f"compiled in {engine.warmup_s:.1f} s before training"]
     if isinstance(getattr(engine, "view", None), StockView):
-        reasons.append("acting stays eager: this policy acts by its own methods")
+        reasons.append("actions are computed without torch.compile: this policy computes them by its own methods")
     return plan.after("use_compile", plan.config.use_compile, "; ".join(filter(None, reasons)))
 
 
@@ -107,8 +107,8 @@ def replay_calls(config: Config) -> list[KernelCall]:
 
 
 def compile_shown(calls: list[KernelCall], console: Console) -> float:
-    """Compile or load kernels, with a progress line; returns the seconds. The slowest kernel is the first of `calls`.
-    Another process compiles it in parallel: on two cores 12 s become 9 s.
+    """Compile or load kernels, with a progress line. Returns the seconds. The first of `calls` is the slowest kernel.
+    Another process compiles the first one in parallel: on two cores 12 s become 9 s.
     """
     begun = time.perf_counter()
     missing = [call for call in calls if not call.is_kept]
@@ -126,12 +126,12 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
             finally:
                 if compiler is not None:
                     compiler.stop()
-            compile_all(calls)  # loads what the other process compiled, or compiles it if that failed
+            compile_all(calls)  # loads the kernel of the other process, or compiles it if that process failed
     return time.perf_counter() - begun
 
 
 def switch_step(plan: RunSpec) -> int | None:
-    """The env step from which kernels compute; None: once they are compiled."""
+    """The env step from which kernels compute; None: from when they are compiled."""
     if plan.config.deterministic or (plan.engine_switch_at is None and COMPILES_FIRST.items() <= os.environ.items()):
         return 0
     return plan.engine_switch_at
@@ -145,11 +145,11 @@ def switch_for(
     resumes: bool,
     decide: Callable[[], str],
 ) -> tuple[EngineSwitch | None, float]:
-    """Load or compile the kernels that act and learn, or let the run begin on torch.
+    """Load or compile the kernels that act and learn, or let the run begin with torch.
 
-    Returns the switch to kernels, if it comes later, and the seconds of compiling. A resumed run without a switch in
-    its plan.json waits for its kernels. `decide` is called after the kernels were compiled beside training; it returns
-    why torch stays, or an empty text.
+    Returns the switch to kernels (None if they compute from the start), and the seconds of compiling. A resumed run
+    without a switch in its plan.json waits for its kernels. `decide` is called after the kernels were compiled beside
+    training; it returns why torch stays, or an empty text.
     """
     config, calls, at = plan.config, learner_calls(plan.config), switch_step(plan)
     if at is None and (resumes or all(call.is_kept for call in calls)):
@@ -173,7 +173,7 @@ class EngineSwitch:
     """Switches a run from torch to kernels at the start of a rollout (DQN: of a vector step).
 
     Args:
-        at: the env step of the switch; None: once a process beside training has compiled the kernels.
+        at: the env step of the switch; None: when another process has compiled the kernels.
         use: switches, or returns why torch stays.
     """
 
@@ -187,7 +187,7 @@ class EngineSwitch:
         self._compiler: Compiler | None = None
         self._began = 0.0
         if at is None:
-            say("the kernels of this run are not compiled yet: it begins on the torch engine and switches later; "
+            say("the kernels of this run are not compiled yet: it begins with PyTorch and switches later; "
                 "its numbers differ from a run that has them from the start (deterministic=true waits)")  # fmt: skip
 
     def at_rest(self, progress: Progress) -> None:
@@ -215,7 +215,7 @@ class EngineSwitch:
         failure = self._compiler.failure
         self.close()
         if not failure and not all(call.is_kept for call in self._calls):
-            failure = "no place to keep them"  # compiling them again here would stop the training meanwhile
+            failure = "no place to keep them"  # else they would be compiled again here, while training waits
         if failure:
             self._give_up(f"its kernels could not be compiled ({failure})")
         return not failure
@@ -225,7 +225,7 @@ class EngineSwitch:
         if not progress.updates or progress.eta_s is None:
             return
         if progress.eta_s < PAYS_S:
-            self._give_up("it ends sooner than compiled kernels would pay")
+            self._give_up("it ends before compiling would pay")
             return
         self._began = time.perf_counter()
         try:
@@ -235,7 +235,7 @@ class EngineSwitch:
 
     def _give_up(self, why: str) -> None:
         self.done, self.reason = True, why
-        self._say(f"this run stays on the torch engine: {why}")
+        self._say(f"this run goes on with PyTorch: {why}")
 
     def close(self) -> None:
         if self._compiler is not None:
@@ -263,7 +263,7 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
     return EXIT_DONE
 
 
-# --- what a run sets in torch: device, threads, and no import of the compiler if it is not used
+# --- what a run sets in torch: device, threads, and the compiler, which is imported only if it is used
 
 
 def set_up_torch(config: Config) -> None:
@@ -304,10 +304,10 @@ STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 
 def leave_compiler_out() -> None:
-    """Let optimizers be built, saved and stepped without importing `torch._dynamo`: 800 modules, 1.2 s of every start.
+    """Let optimizers be built, saved and stepped without importing `torch._dynamo`: 800 modules, 1.2 s at each start.
 
     These methods import it only to exclude themselves from compilation. Here they are marked as excluded already, and
-    `step` sets gradients on or off without the compiler. If a later torch does this elsewhere, only the time is lost.
+    `step` sets gradients on or off without the compiler. If a later torch imports it elsewhere, only time is lost.
     """
     if "torch._dynamo" in sys.modules:
         return

@@ -50,7 +50,7 @@ MOST_STATISTICS_BYTES = 1 << 30  # three float64 for each number of an observati
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """`env` with frame stacking and normalization. Given `statistics` (the env or file of a training) stay constant."""
+    """`env` with frame stacking and normalization. Given `statistics` (a training's env or file) stay constant."""
     if config.env.frame_stack > 1:
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
@@ -67,10 +67,10 @@ def _learning(env: VecEnv, config: Config) -> VecNormalize:
         env,
         norm_obs=norm_obs,
         norm_reward="reward" in config.env.normalize,
-        gamma=getattr(config.algo, "gamma", 0.99),  # ARS has no gamma: VecNormalize's default
+        gamma=getattr(config.algo, "gamma", 0.99),  # VecNormalize's default for ARS, which has no gamma
         norm_obs_keys=keys,
     )
-    if norm_obs:  # VecNormalize gives float32; with the env's integer space a buffer would cut the fractions off
+    if norm_obs:  # VecNormalize gives float32; with an integer space a buffer would cut off the fractions
         normalised.observation_space = _float_space(space, keys, normalised.clip_obs)
     return normalised
 
@@ -92,7 +92,7 @@ def with_statistics(env: VecEnv, config: Config, statistics: Statistics) -> VecN
     elif statistics.suffix == ".npz":
         normalised = _learning(env, config)
         load_moments(normalised, read_arrays(statistics, MOST_STATISTICS_BYTES))
-    else:  # SB3's own file, a pickle; `find_statistics` gives it only with --trust
+    else:  # SB3's own file, a pickle; only with --trust
         normalised = VecNormalize.load(str(statistics), env)
     normalised.training = normalised.norm_reward = False
     return normalised
@@ -143,12 +143,12 @@ def env_facts(
     measure: Callable[[], ProbeResult | None] = lambda: None,
     look: Callable[[SlotVecEnv], object] = lambda _: None,
 ) -> EnvFacts:
-    """Build the env once, so that a wrong one fails here with one clear message; time it if the plan needs that.
+    """Build the env once, so that a wrong env fails here with one clear message; time it if the plan needs that.
 
     Raises EnvSpecError or ConfigError if the env cannot be built or does not suit the algorithm or an option.
 
     Args:
-        survey: the survey of a training, whose process the training uses afterwards.
+        survey: the survey of a training, which uses the survey's process afterwards.
         measure: runs the checkup. If it returns times of the env, the env is not timed again.
         look: runs the checkup of one game with an external engine.
     """
@@ -178,7 +178,7 @@ def env_facts(
         measured = measure()
         if measured is None and native and survey is not None and config.fused_update == "auto":
             measured = asked.costs()  # kernels skip zeros, so their speed depends on the observations
-        if not times and (measured is None or config.vec_env != "shared"):  # shared: cpu_share sets its workers
+        if not times and (measured is None or config.vec_env != "shared"):  # cpu_share decides how many workers
             density = measured.density if measured else (1.0, 1.0)
             return EnvFacts(native, None, images=images, shares=asked.shares, density=density)
         costs = measured or asked.costs()
@@ -200,10 +200,10 @@ def build_vec_env(
 
     Args:
         statistics: those of `env.normalize` in a training. The envs use them unchanged.
-        tell: is called with a text that says which env is being built.
+        tell: is called with a text for the progress line: which env is being built.
         scout: a process that becomes the first worker.
         folder: for the logs of external engines.
-        reported: process settings that envs changed and that were reported already.
+        reported: process settings that envs changed and that the user has been told of.
     """
     try:
         env = _unwrapped_env(config, num_envs, tell, scout, folder, reported)
@@ -211,7 +211,7 @@ def build_vec_env(
         if num_envs < 2 or error.__cause__ is None or isinstance(error, NoMasksError):
             raise
         raise EnvSpecError(
-            f"{error}; num_envs={num_envs} are open at once, use num_envs=1 if one alone can be"
+            f"{error}; num_envs={num_envs} are open at once; use num_envs=1 if the env cannot be open twice"
         ) from error
     env.seed(seed)
     return SelfPlayVecEnv(env) if is_self_play(config) else wrapped(env, config, statistics)
@@ -246,7 +246,7 @@ def _unwrapped_env(
 
 
 def _shared(config: Config, num_envs: int, scout: Scout | None) -> SharedMemoryVecEnv:
-    """Workers build plain envs: the vectorized env itself counts returns and lengths and makes infos lean."""
+    """Workers build envs without Monitor: the vectorized env counts returns and lengths, and drops most infos."""
     spec = dataclasses.replace(env_spec(config), lean_info=False)
     env = SharedMemoryVecEnv(
         [RetraceFactory(EnvFactory(spec))] * num_envs,
@@ -285,7 +285,7 @@ def game_calls(config: Config) -> list[KernelCall]:
 
     try:
         env = NativeVecEnv(_native_game(config, 1), seed=0)
-    except FastTrainError:  # `env_facts` reports it
+    except FastTrainError:  # `env_facts` reports the fault
         return []
     if hasattr(env.game, "kernel_calls"):
         return list(env.game.kernel_calls())
@@ -298,14 +298,14 @@ def game_calls(config: Config) -> list[KernelCall]:
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
-    """The times of the envs, for [PERF]. `opponents_ns`: opponents' time by info["perf"]; `counted`: envs count it."""
+    """The times of the envs, for [PERF]. `opponents_ns`: opponents' time in info["perf"]; `counted`: envs report it."""
     self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule != "first_ready"
     stepping = env.unwrapped if self_play is None else self_play.inner
-    if self_play is not None:  # opponents act in the trainer, which includes what the envs count
+    if self_play is not None:  # opponents act in the trainer, whose time includes what the envs count
         opponents_ns = self_play.opponents_ns
     elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")
-        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # an env may have any attribute
+        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # users' envs may have others
         opponents_ns = int(sum(counts[:1] if config.vec_env == "native" else counts))
     if isinstance(stepping, ExternalVecEnv):
         return EnvTimes(opponents_ns, in_step=in_step, **stepping.env_times())

@@ -1,5 +1,5 @@
-"""Evaluation of a policy, on separate envs and seeds, without a change of the training's random state. Also reads plan
-and model of finished runs, for the commands with `run=…`.
+"""Evaluation of a policy, on separate envs and seeds, which leaves the training's random state alone. This file also
+reads plan and model of finished runs, for commands that take `run=…`.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from fasttrain.spec.removed import rows_without_removed, without_removed
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, resets_and_rests
 
-LONGEST_REASON, MOST_REASONS = 200, 100  # characters of an end reason, and reasons, that summary.json keeps
-MAX_EPISODE_STEPS = 27_000  # the usual limit of an Atari episode; a greedy policy may walk in circles for ever
+LONGEST_REASON, MOST_REASONS = 200, 100  # summary.json keeps so many characters of an end reason, and so many reasons
+MAX_EPISODE_STEPS = 27_000  # Atari's usual limit; without one a greedy policy may never end its episode
 NOT_ENDED = "not ended"
 Quality = dict[str, dict[str, Any]]  # "greedy" or "sampled" → what `summarise` returns
 
@@ -66,14 +66,13 @@ def evaluate(
     monitored: bool = False,
     max_steps: int = MAX_EPISODE_STEPS,
 ) -> dict[str, Any]:
-    """Play `episodes` episodes and return their `summarise`.
+    """Play `episodes` episodes and return what `summarise` says of them.
 
-    All envs play the same number of episodes, give or take one. Counting the episodes that end first would favour short
-    ones.
+    All envs play the same number of episodes, give or take one. If the first to end counted, short ones were favoured.
 
     Args:
         keep_on: is called after every step with the number of episodes so far; False ends the evaluation.
-        monitored: the envs have a Monitor that reports whole games of several lives; these count as the episodes.
+        monitored: the envs have a Monitor that reports whole games with all lives. A game counts as an episode.
         max_steps: an episode that is longer is truncated, and counts with end reason `NOT_ENDED`.
     """
     predict: Any = model.predict
@@ -129,9 +128,9 @@ class EpisodeChecksums:
     """Finds equal episodes of an evaluation by a checksum of their observations."""
 
     def __init__(self, env: VecEnv) -> None:
-        self.running = np.zeros(env.num_envs, np.int64)  # checksums of the running episodes
+        self.running = np.zeros(env.num_envs, np.int64)  # (N,) the running episodes' checksums so far
         self.ended = set[tuple[Any, ...]]()
-        # With continuous actions rounding errors change later observations, so that only the first one counts.
+        # With continuous actions rounding errors change later observations, so only the first one is compared.
         self._all = not isinstance(env.action_space, spaces.Box)
 
     def add(self, observations: Observations, lengths: Int64Array, late: BoolArray | None) -> None:
@@ -147,7 +146,7 @@ class EpisodeChecksums:
     def with_distinct(self, quality: dict[str, Any]) -> dict[str, Any]:
         """`quality`, with `distinct_episodes` if some episodes were equal, as in greedy play of deterministic games."""
         distinct = len(self.ended)
-        if distinct == 1 < quality["episodes"]:  # the same episode each time: there is no uncertainty
+        if distinct == 1 < quality["episodes"]:  # all episodes were the same, so an interval has no meaning
             quality["ci95"] = dict.fromkeys(quality["ci95"])
         return {**quality, "distinct_episodes": distinct} if distinct < quality["episodes"] else quality
 
@@ -226,9 +225,9 @@ def evaluate_both(
     Args:
         statistics: of `env.normalize`; None: those of the env that the model trains on.
         env: where to play; None: new envs, closed afterwards.
-        reader: the training's reader of infos, which has reported wrong names already.
+        reader: the training's reader of infos, which has reported wrong names to the user already.
     """
-    set_threads(config.torch_threads)  # as in training: two threads on two busy cores took five times as long as one
+    set_threads(config.torch_threads)  # as in training: on two busy cores two threads take five times as long as one
     config = evaluation_config(config)
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
@@ -239,7 +238,7 @@ def evaluate_both(
         return quality
     with activity(console, "evaluating") as doing, ExitStack() as opened:
         if env is None:
-            # Do not report what the training has reported. In a process beside training report nothing.
+            # Do not repeat warnings of the training. In a process beside training give no warnings.
             old = {*process_settings()} if console.quiet else getattr(model.env and model.env.unwrapped, "warned", None)
             env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, reported=old)
             opened.callback(close_envs, env)
@@ -277,13 +276,13 @@ def check_evaluation(model: BaseAlgorithm, config: Config, statistics: Statistic
 
 
 def _form(space: spaces.Space[Any]) -> object:
-    """The part of a space that a policy depends on, for a comparison. The order of an image's dimensions may differ."""
+    """The part of a space that a policy depends on, for comparison. The order of an image's dimensions may differ."""
     if isinstance(space, spaces.Dict):
         return {name: _form(part) for name, part in space.items()}
     return sorted(space.shape) if isinstance(space, spaces.Box) else str(space)
 
 
-# Keys that `eval` takes besides run=… and --trust. They replace the run's values.
+# Keys that `eval` takes besides run=… and --trust. Their values replace those of the run.
 MAY_DIFFER = ("model", "opponent", "eval.", "env.kwargs.")
 
 
@@ -295,7 +294,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         trained, model, statistics = load_run(where, file, config.trust)
     trained = with_eval_settings(trained, config, [key for key, source in sources.items() if source == "command line"])
     if not trained.eval.episodes:
-        raise ConfigError("eval.episodes=0: nothing would be played; type how many, eval.episodes=100 say")
+        raise ConfigError("eval.episodes=0: no episode would be played; use eval.episodes=100 for example")
     check_evaluation(model, trained, statistics)
     quality = evaluate_both(model, trained, console, statistics=statistics)
     show_quality(console, quality)
@@ -306,11 +305,11 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 # --- finished runs
 
-MOST_PLAN_BYTES = 16 << 20  # 10 kB are usual
+MOST_PLAN_BYTES = 16 << 20  # a plan usually has 10 kB
 
 
 class Finished(NamedTuple):
-    """A finished run: its effective configuration, one of its models, and the file of that model's statistics."""
+    """A finished run: its effective configuration, one of its models, and the file of `env.normalize`'s statistics."""
 
     config: Config
     model: BaseAlgorithm
@@ -342,7 +341,7 @@ def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Fin
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
     config, file, pickled = of_zoo or (config_of(folder), folder / model, None)
     statistics = find_statistics(config, file, trust, pickled)
-    with own_random_state(config.seed):  # building the network draws random weights, which are replaced
+    with own_random_state(config.seed):  # a new network first draws random weights
         return Finished(config, load_policy(config, file, trust), statistics)
 
 
@@ -366,7 +365,7 @@ def flags_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def config_of(folder: Path) -> Config:
-    """The configuration in plan.json. A flag that did not exist yet gets the value of a plain SB3 script."""
+    """The configuration in plan.json. A setting that is newer than the run gets the value of a plain SB3 script."""
     stored = from_dict(_plan_of(folder).get("config"))
     if not isinstance(stored, dict):
         raise ConfigError(f"{folder / 'plan.json'} holds no configuration; name the folder of a run")

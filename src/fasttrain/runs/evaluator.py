@@ -72,7 +72,7 @@ class Evaluator:
                 self._record(env_steps, wall_s, self._quality(), lambda: self._save(self.folder / BEST))
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
-        """Continue from these evaluations, after a resume."""
+        """Continue a resumed run from its stored evaluations."""
         self.log.go_on(rows)
         self.best_reward = max([self.best_reward, *(row["mean_reward"] for row in rows)])
 
@@ -91,7 +91,7 @@ class Evaluator:
             return
         try:
             if background.waiting and keep_on():
-                self._say(f"waiting for {len(background.waiting)} evaluations that began during training")
+                self._say(f"waiting for {len(background.waiting)} evaluations that were due during training")
             while self._take(background.wait(keep_on)):
                 pass
         except WorkerLostError as error:
@@ -99,7 +99,7 @@ class Evaluator:
         if self.background is not None and background.waiting and keep_on():
             self._say(f"{len(background.waiting)} evaluations were given up: they took too long")
         if background.left_out:
-            self._say(f"{background.left_out} evaluations were left out: they take longer than eval_every")
+            self._say(f"{background.left_out} evaluations were left out: one takes longer than eval_every steps")
         self.close()
 
     def close(self) -> None:
@@ -140,8 +140,8 @@ class Evaluator:
     def _give_up(self, error: WorkerLostError) -> None:
         lost = 0 if self.background is None else len(self.background.waiting)
         why = f"{error}{self._alone}" + (f" ({lost} that waited are lost)" if lost else "")
-        self._say(f"[EVAL] no evaluation beside training: {why}; from now on it is done in the training")
-        self.saving.failed.pop(SNAPSHOT, None)  # no snapshot is needed any more
+        self._say(f"[EVAL] no evaluation beside training: {why}; from now on the training itself evaluates")
+        self.saving.failed.pop(SNAPSHOT, None)  # the training needs no more snapshots
         self.close()
 
 
@@ -156,8 +156,8 @@ class Result(NamedTuple):
     env_steps: int
     wall_s: float  # seconds of training when the snapshot was taken
     quality: dict[str, Any]  # `evaluate.summarise` of greedy play; empty if only a video was made
-    seconds: float  # time that the process needed
-    file: Path  # the snapshot, in a folder of its own
+    seconds: float  # time that evaluation and video took
+    file: Path  # the snapshot's model, in a folder of its own
     filmed: str = ""  # a line about the video
 
 
@@ -177,10 +177,10 @@ class BackgroundEvaluation:
             self.left_out += 1
             return
         if self._process is None:
-            try:  # one thread, so that the trainer has the other cores
+            try:  # the process gets one thread, so that the trainer has the other cores
                 alone = dataclasses.replace(self._config, torch_threads=1)
                 self._process = PipedProcess(NAME, SERVE, alone, environment={})
-            except OSError as error:  # no memory, no descriptors
+            except OSError as error:  # no memory or no file descriptors are left
                 raise WorkerLostError(f"{NAME} cannot be started ({error})") from error
         process = self._process
         file = self.folder / str(env_steps) / BEST

@@ -33,11 +33,11 @@ MARKS = {  # kind → files that mark it; a folder is of the first kind of which
     "sweep": ("sweep.json", "multirun.yaml"),
     "run": ("plan.json", "summary.json", "model.zip"),
 }
-DOCTOR_LOG = "said.txt"  # output of a configuration that `fasttrain doctor` measures; its folder is no run
-CELLS = "cells"  # folder of a study's cells; a sweep's cells lie in the folder of the sweep
+DOCTOR_LOG = "said.txt"  # `fasttrain doctor` keeps a configuration's output here; its folders are no runs
+CELLS = "cells"  # subfolder of a study for its cells; a sweep's cells are directly in its folder
 GROUP = "FASTTRAIN_GROUP"  # environment variable: the folder of a cell's sweep or study
-PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; the cell ends with it
-TRACKER_FILES = ("mlflow.db", "mlartifacts", "trackio")  # trackers write them, for all runs of a group together
+PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; a cell ends when the study does
+TRACKER_FILES = ("mlflow.db", "mlartifacts", "trackio")  # written by trackers for all runs of a group together
 STEMS = ("model", "best_model", "last_good")
 WRITTEN = {  # the files that fasttrain itself writes
     "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKER_FILES),
@@ -50,7 +50,7 @@ WRITTEN = {  # the files that fasttrain itself writes
               (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl", ".onnx", ".torchscript.pt"))),
 }  # fmt: skip
 PAGE = ("report.html", "report")
-NEEDED = ("plan.json", "summary.json", "model.zip")  # eval, play, export and resume read them
+NEEDED = ("plan.json", "summary.json", "model.zip")  # for eval, play, export and resume
 # Settings that a training does not read, or that plan.json stores under other keys.
 NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "play", "candidates", "seeds",
                 "minutes", "warmup", "gate", "tune", "doctor")  # fmt: skip
@@ -63,7 +63,7 @@ class Contents(NamedTuple):
     kind: str  # run, sweep or study
 
     def about(self, key: str = "", typed: str | Path | None = None) -> str:
-        """`hydra.run.dir=x holds a run (crashed)`. `key`, `typed`: how a caller of `train(…)` named the folder."""
+        """`hydra.run.dir=x holds a run (crashed)`. `key`, `typed`: name and value of the caller's argument."""
         key = key or ("hydra.sweep.dir" if self.kind == "sweep" else "hydra.run.dir")
         state = read_json(self.folder / "summary.json").get("status") if self.kind == "run" else None
         return f"{key}={typed or self.folder} holds a {self.kind}{f' ({state})' if isinstance(state, str) else ''}"
@@ -78,7 +78,7 @@ def contents_of(folder: Path) -> Contents | None:
 
 
 def clear(folder: Path, kind: str = "run", but: str = "") -> None:
-    """Remove the files that fasttrain wrote there, and no others. `but`: a file that stays."""
+    """Remove the files that fasttrain wrote there, and no others. `but`: a file to keep."""
     if kind != "run":
         for cell in (folder / CELLS if kind == "study" else folder).glob("*"):
             if cell.is_dir() and contents_of(cell) is not None:
@@ -94,7 +94,7 @@ def clear(folder: Path, kind: str = "run", but: str = "") -> None:
 
 
 def missing_files(folder: Path, normalized: bool, pooled: bool, failed: Container[str]) -> list[str]:
-    """Files of a finished run that were written and are gone now. `failed`: files whose writing failed."""
+    """Files that a finished run wrote and that are gone now. `failed`: files that could not be written."""
     needed = [*NEEDED, *["vecnormalize.npz"] * normalized, *["model.opponents.pt"] * pooled]
     lost = [name for name in needed if name not in failed and not (folder / name).is_file()]
     return [f"{name} (it was written, and is gone)" for name in lost]
@@ -131,7 +131,7 @@ def how_to_continue(folder: Path) -> str:
     if study := read_json(folder / "study.json"):
         done = sum(cell.get("status") == "done" for cell in study.get("cells", ()))
         command = "tune" if study.get("command") == "tune" else "compare"
-        return f"{done} cells are done, in {folder}; {command_line(command, run=folder)} goes on"
+        return f"{done} cells of {folder} are done; {command_line(command, run=folder)} goes on"
     steps = [int(path.name.removeprefix(PREFIX)) for path in CheckpointFolder(folder / "checkpoints").all()]
     there = ["model.zip"] * (folder / "model.zip").is_file() + [f"the checkpoint of {it:,} steps" for it in steps[:1]]
     kept = f"saved in {folder}: {' and '.join(there)}; " if there else ""
@@ -155,7 +155,7 @@ def override(key: str, folder: Path) -> str:
 
 
 def in_quotes(text: str) -> str:
-    """The text in quotes of Hydra's grammar, where a backslash escapes only in front of a quote."""
+    """The text in quotes of Hydra's grammar, in which a backslash is special only before a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + (found[2] and "\\'"), text) + "'"
 
 

@@ -42,7 +42,7 @@ STEPS = "time/total_timesteps"
 
 
 class ContinuedCSV(CSVOutputFormat):
-    """SB3's progress.csv, appended to. SB3's class would empty the file."""
+    """Appends to progress.csv of SB3's csv logger, whose own class would empty the file."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(os.devnull)
@@ -71,7 +71,7 @@ class ContinuedCSV(CSVOutputFormat):
 
 
 def check_loggers(config: Config) -> None:
-    """Raises ConfigError if `loggers` has an unknown name or a class that is no logger. Called before all else."""
+    """Raises ConfigError if `loggers` has an unknown name or a class that is no logger. Called at the start."""
     check_metrics(endpoint_of(config))
     for name in (named(entry, "logger", "loggers")[0] for entry in config.loggers or ()):
         if name in ("csv", "stdout", PROMETHEUS) or tracker(name):
@@ -112,14 +112,14 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
             return GuardedWriter(start_tracker(kind, Home(folder), settings, given), say)
         except ConfigError:
             raise
-        except Exception as error:  # no server, no network, no room: the run does not need it
+        except Exception as error:  # for example no server: a run can go on without a logger
             say(f"warning: logger {name} could not be started: {blame(error)}; it is left out, the run goes on")
             return GuardedWriter(None, say, name, blame(error))
     return GuardedWriter(instance_of(name, given, "loggers", KVWriter), say)
 
 
 def instance_of(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
-    """An instance of the user's class. FastTrainError if it is missing, no `kind`, or does not take the `settings`."""
+    """An instance of the user's class. FastTrainError if there is none, it is no `kind` or refuses `settings`."""
     found = callable_at(name, f"{key}: {name}", only=kind)
     given = arguments(settings, f"{key}: {name}, ", None, supplies, found)
     try:
@@ -132,7 +132,7 @@ def instance_of(name: str, settings: Mapping[str, Any], key: str, kind: type[T],
 
 
 def cut_logs(logger: Logger, env_steps: int) -> None:
-    """Remove rows of more env steps from all writers: a resumed run writes them again."""
+    """Remove rows after `env_steps` from all writers, because a resumed run writes them again."""
     for writer in logger.output_formats:
         if isinstance(writer, (ContinuedCSV, GuardedWriter)):
             writer.cut(env_steps)
@@ -144,7 +144,7 @@ def guarded_writers(logger: Logger) -> list[GuardedWriter]:
 
 
 def log_figures(logger: Logger, group: str, figures: Callable[[], Mapping[str, Any]], env_steps: int) -> None:
-    """Give figures that are not in SB3's rows to trackers and the user's writers, as `group/NAME`."""
+    """Give trackers and the user's writers figures that SB3's rows lack, as `group/NAME`."""
     if writers := guarded_writers(logger):
         row = {f"{group}/{name}": value for name, value in numbers_of(figures(), {}, "").items()}
         for writer in writers:
@@ -153,7 +153,7 @@ def log_figures(logger: Logger, group: str, figures: Callable[[], Mapping[str, A
 
 def finish(logger: Logger, summary: Mapping[str, Any], files: Sequence[Path]) -> list[str]:
     """Give the trackers the run's results and files. Returns lines that say where to look at them."""
-    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf/` is used during training
+    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf/` is during training
     final = {f"{group}/{name}": value for group in groups for name, value in numbers_of(groups[group], {}, "").items()}
     there = [file for file in files if file.is_file()]
     writers = guarded_writers(logger)
@@ -165,14 +165,14 @@ class UsersCallbacks(CallbackList):
     """The callbacks in `callbacks`. Their time counts as phase `log`. One that returns False ends the training."""
 
     def __init__(self, config: Config, clock: PhaseClock, evaluation_env: Callable[[], VecEnv]) -> None:
-        self._envs: list[VecEnv] = []  # built for callbacks that need an eval_env and have none
+        self._envs: list[VecEnv] = []  # one per callback that needs an eval_env and got none
 
         def eval_env() -> VecEnv:
             self._envs.append(evaluation_env())
             return self._envs[-1]
 
         entries = [named(entry, "callback", "callbacks") for entry in config.callbacks]
-        kind: Any = BaseCallback  # abstract: no type to mypy
+        kind: Any = BaseCallback  # mypy does not accept an abstract class as `type[T]`
         super().__init__([instance_of(*entry, "callbacks", kind, {"eval_env": eval_env}) for entry in entries])
         for callback in self.callbacks:
             check_parents(callback)
@@ -180,7 +180,7 @@ class UsersCallbacks(CallbackList):
         self.stopped_by = ""
 
     def _init_callback(self) -> None:
-        with warnings.catch_warnings():  # the eval_env is in this process, whatever vec_env the training uses
+        with warnings.catch_warnings():  # the eval_env is a DummyVecEnv, the training's env may be of another type
             warnings.filterwarnings("ignore", "Training and eval env are not of the same type", UserWarning)
             super()._init_callback()
 
@@ -198,7 +198,7 @@ class UsersCallbacks(CallbackList):
 
 
 def check_parents(callback: BaseCallback) -> None:
-    """Raises ConfigError for a callback that declares `parent`, so belongs into an EvalCallback, and is not in one."""
+    """Raises ConfigError for a callback outside an EvalCallback that has `parent`, so works only inside one."""
     name, own = type(callback).__name__, vars(callback).values()
     declared = any("parent" in vars(kind).get("__annotations__", {}) for kind in type(callback).__mro__)
     if declared and not isinstance(callback.parent, EvalCallback):
@@ -218,7 +218,7 @@ Settings = Mapping[str, Any]
 
 
 class Home:
-    """The folder in which a run's trackers write, and the run's ids in them."""
+    """The folder in which a run's trackers write, and the run's id in each tracker."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -228,7 +228,7 @@ class Home:
 
     @property
     def shared(self) -> Path:
-        """The folder of the run's group, else the run's own."""
+        """The folder of the sweep or study that the run belongs to, else the run's own."""
         return self.group or self.folder
 
     def known_as(self, tracker: str) -> str | None:
@@ -257,10 +257,10 @@ class Tracker(KVWriter):
         self.measure(numbers_of(key_values, key_excluded, self.name), step)
 
     def measure(self, numbers: Numbers, step: int) -> None:
-        """Log one row."""
+        """Log a row of numbers."""
 
     def cut(self, env_steps: int) -> None:
-        """Remove rows of more than `env_steps`, if the tracker can. A resumed run writes them again."""
+        """Remove rows of more than `env_steps`, if the tracker supports that. A resumed run writes them again."""
 
     def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
         """Log the results and files of a run that is `done` or `stopped`. Returns how to look at them."""
@@ -345,7 +345,7 @@ class GuardedWriter(KVWriter, SeqWriter):
             return None
         try:
             return getattr(self.writer, method)(*arguments, **further)
-        except Exception as error:  # no training ends because a logger fails
+        except Exception as error:  # a failing logger must not end the training
             self.failed = blame(error)
             self._say(f"warning: logger {self.name}.{method} failed: {self.failed}; it is left out, the run goes on")
             return None

@@ -23,8 +23,8 @@ from fasttrain.saving.files import Saving, write_whole
 from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS, WRAPPERS, plain
 from fasttrain.terminal import one_line
 
-LONGEST = 1000  # characters of a cell
-# Spreadsheets read such text as a formula (OWASP, "CSV Injection"), in full width too. Tabs were made spaces.
+LONGEST = 1000  # most characters of a cell
+# Spreadsheets read such text as a formula (OWASP, "CSV Injection"), also in full width. Tabs are spaces by now.
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
@@ -50,8 +50,8 @@ def _looks_like_a_formula(text: str) -> bool:
 
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
 FLUSH_EVERY = 2000  # rows; one write a second at 2,000 episodes/s, a few hundred kB of memory
-MOST_ROWS = 100_000  # rows that wait while the disk is full (60 MB of memory); then the oldest are dropped
-FLUSH_S = 5.0  # rows are written at least this often: a killed run loses no more
+MOST_ROWS = 100_000  # most rows that wait while the disk is full (60 MB); then the oldest are dropped
+FLUSH_S = 5.0  # seconds between two writes at most: a killed run loses no more than that
 
 
 class EpisodeLog:
@@ -65,8 +65,8 @@ class EpisodeLog:
     def __init__(self, path: Path, reward_terms: bool = False, saving: Saving | None = None) -> None:
         self.path, self.reward_terms = path, reward_terms
         self.saving = saving or Saving(warnings.warn)
-        self.left_out = 0  # episodes that were dropped
-        self._flush_at = FLUSH_EVERY  # rows
+        self.left_out = 0  # number of rows that were dropped
+        self._flush_at = FLUSH_EVERY  # number of waiting rows at which they are written
         self._rows: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._keys: list[str] | None = None
         self._flushed = time.monotonic()
@@ -80,7 +80,7 @@ class EpisodeLog:
             self.flush()
 
     def position(self) -> dict[str, Any]:
-        """Write waiting rows; return the file's length and columns. A resumed run cuts the file back to that."""
+        """Write waiting rows; return the file's length and columns. A resumed run cuts the file back to this length."""
         if self._rows:
             self.flush()
         size = self.path.stat().st_size if self._keys is not None and self.path.is_file() else 0
@@ -101,7 +101,7 @@ class EpisodeLog:
         return True
 
     def _keys_of_shorter(self, keys: list[str]) -> list[str] | None:
-        """Cut the file back to its last complete line and return its columns; None if it has no header."""
+        """Cut a too short file back to its last complete line and return its columns; None without a header."""
         content = self.path.read_bytes()
         header, end, _ = content.partition(b"\n")
         os.truncate(self.path, content.rfind(b"\n") + 1)
@@ -138,7 +138,7 @@ class EpisodeLog:
         except OSError:
             self._keys = None if first else self._keys
             if self.path.exists():
-                os.truncate(self.path, before)  # remove an incomplete row
+                os.truncate(self.path, before)  # remove what was written of the rows
             raise
 
 
@@ -154,14 +154,14 @@ FIELDS = (
 
 
 class EvaluationLog:
-    """evaluations.csv. Each row is written at once, so that a killed run leaves its evaluations."""
+    """evaluations.csv. Each row is written at once, so that they are there after a kill."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.rows: list[dict[str, Any]] = []
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
-        """Replace the file's rows by these and continue from there."""
+        """Replace the file's rows by these. New rows follow them."""
         self.rows = [{name: row.get(name) for name in FIELDS} for row in rows]
         if rows:
             self._write()
@@ -169,7 +169,7 @@ class EvaluationLog:
             self.file.unlink(missing_ok=True)
 
     def known(self, env_steps: int) -> list[dict[str, Any]]:
-        """The file's rows of at most so many env steps. Unreadable rows are left out."""
+        """The file's rows of at most `env_steps`. Unreadable rows are left out."""
         try:
             with self.file.open(newline="", encoding="utf-8") as file:
                 text = file.read()
@@ -185,7 +185,7 @@ class EvaluationLog:
         ]  # fmt: skip
 
     def add(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> None:
-        """Add the `evaluate.summarise` of a greedy policy. After an OSError the row is written with the next one."""
+        """Add the `evaluate.summarise` of a greedy policy. If writing fails, the row is written with the next one."""
         row: dict[str, Any] = {"env_steps": env_steps, "wall_s": round(wall_s, 3), "episodes": quality["episodes"]}
         for name in ("mean_reward", "win_rate"):
             row[name] = quality[name]
@@ -211,7 +211,7 @@ def _number(text: str | None) -> float | int | None:
     return int(value) if value.is_integer() and "." not in text else value
 
 
-# --- reading episodes.csv: only the columns that reports need, and an even sample of a large file
+# --- reading episodes.csv: only the columns that reports need, and of a large file a sample at even distances
 
 Floats = NDArray[np.float64]
 # A native game writes 14 million episodes an hour, 800 MB. Reading 250,000 of its rows takes half a second.
@@ -226,7 +226,7 @@ TERM = "reward_"  # prefix of the columns of `reward_debug`
 class Episodes:
     """Training episodes in the order in which they ended."""
 
-    numbers: dict[str, Floats] = field(default_factory=dict)  # column → (E,); without columns that the file lacks
+    numbers: dict[str, Floats] = field(default_factory=dict)  # column → (E,); only columns that the file has
     reasons: list[str] = field(default_factory=list)  # end reasons; empty if the env gives none
     sampled: bool = False  # the file was too large: these are a sample
 
@@ -234,7 +234,7 @@ class Episodes:
         return len(self.numbers.get("env_steps", ()))
 
     def column(self, names: Sequence[str]) -> Floats | None:
-        """The first of the columns `names` that has any number."""
+        """The first of the columns `names` in which there is a number."""
         for name in names:
             values = self.numbers.get(name)
             if values is not None and np.isfinite(values).any():
@@ -243,7 +243,7 @@ class Episodes:
 
 
 def read_episodes(file: Path, whole_bytes: int = WHOLE_BYTES, blocks: int = BLOCKS) -> Episodes:
-    """The readable rows of episodes.csv. Of a file larger than `whole_bytes`, `blocks` blocks at even distances."""
+    """The readable rows of episodes.csv. Of a larger file than `whole_bytes` read `blocks` blocks at even distances."""
     try:
         sampled = file.stat().st_size > max(whole_bytes, blocks * BLOCK_BYTES)
         header, texts = _texts(file, blocks if sampled else 0)

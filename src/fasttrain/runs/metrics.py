@@ -1,4 +1,4 @@
-"""The run's figures for Prometheus, at http://host:port/metrics. They are read on request and cost training nothing."""
+"""The run's figures for Prometheus, at http://host:port/metrics. They are computed on request only."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from fasttrain.runs.progress import Progress
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import named
 
-PROMETHEUS = "prometheus"  # among the loggers: {logger: prometheus, port: 9100}
+PROMETHEUS = "prometheus"  # an entry of `loggers`: {logger: prometheus, port: 9100}
 
 
 class Endpoint(NamedTuple):
-    """Address of the figures."""
+    """Where Prometheus reads the figures."""
 
     port: int
-    host: str = "127.0.0.1"  # can be read on this machine only
+    host: str = "127.0.0.1"  # only this machine can read the figures
 
 
 def endpoint_of(config: Config) -> Endpoint | None:
@@ -91,14 +91,14 @@ class Figures:
             yield self._family("gauge", "episode_reward_mean", "Mean reward of the last episodes.", reward)
         buffered = _buffered(self._model)
         yield self._family("gauge", "buffer_transitions", "Transitions in the replay or rollout buffer.", buffered)
-        text = "Updates that the acting policy has not got yet. Always 0: acting waits for updates."
+        text = "Updates that the acting policy does not have yet. Always 0, because acting waits for updates."
         yield self._family("gauge", "model_sync_lag_updates", text, 0)
         if games is not None:
             for figure in games.figures(games.summary(time.perf_counter() - self._began)):
                 yield self._family(*figure)
 
     def _family(self, kind: str, name: str, text: str, value: Any, label: str = "") -> object:
-        """A figure. With a `label` its value is a mapping; a histogram's is (count by upper bound, count, sum)."""
+        """A metric. With a `label` the value is a mapping; for a histogram it is (count by upper bound, count, sum)."""
         name = f"fasttrain_{name}"
         if kind == "histogram":
             up_to, count, sum_s = value

@@ -49,23 +49,23 @@ class Course:
     """State of the training loop: when logs, evaluations and checkpoints are due, and why the training ends."""
 
     def __init__(self, config: Config) -> None:
-        self.log = Interval(config.log_every)  # `log` and `snapshot` count gradient updates, the others env steps
+        self.log = Interval(config.log_every)  # `log` and `snapshot` count gradient updates, all others env steps
         self.snapshot = Interval(config.self_play.every)
         self.evaluate = Interval(config.eval_every)
         self.checkpoint = Interval(config.checkpoint_interval[0])
         self.film = Interval(config.video.every)
         self.logged_updates = 0
-        self.enemy_turn_ms = 0.0  # sum of what Python envs report as info["perf"]["enemy_turn_ms"]
+        self.enemy_turn_ms = 0.0  # sum of the values that Python envs report as info["perf"]["enemy_turn_ms"]
         self.stopped: Stop | None = None  # set when a rule of `stop`, a callback or a signal ends the training early
         self.at_rest = True  # False: the training ended inside a rollout
-        self.noise = list[Any]()  # a resumed run: each env's action noise; None: that env starts again
+        self.noise = list[Any]()  # in a resumed run: the action noise of each env; None: it begins an episode
 
 
 @dataclass(eq=False)
 class Parts:
     """One run: its plan, and the objects that were built from it."""
 
-    plan: RunSpec  # replaced when the running training changes it, for example when kernels take over
+    plan: RunSpec  # replaced when it changes during training, for example when kernels take over
     folder: Path
     console: Console
     say: Voice  # prints one line, above the live view if there is one
@@ -83,7 +83,7 @@ class Parts:
     resumed_at: list[int] = field(default_factory=list)  # env steps
     origin: dict[str, Any] = field(default_factory=dict)  # for plan.json: command lines, versions and machine
     stop: StopFlag = field(default_factory=StopFlag)
-    evaluator: Evaluator = field(init=False)  # `train.build` sets this field and the next two
+    evaluator: Evaluator = field(init=False)  # `train.build` sets this field and the two below
     meter: PerfMeter = field(init=False)
     checkpoints: Checkpoints = field(init=False)
 
@@ -108,7 +108,7 @@ class Parts:
         return self.plan.config
 
     def write_plan(self) -> None:
-        """Write plan.json anew, also where the folder was moved or emptied during the run."""
+        """Write plan.json again, also if the folder was moved or emptied during the run."""
         write_json(self.folder / "plan.json", {**self.plan.to_dict(), **self.origin})
 
     def save(self, file: Path) -> None:
@@ -120,5 +120,5 @@ class Parts:
 
 
 def pool_file(model_file: Path) -> Path:
-    """The file of the opponents (self-play) that belong to a model zip."""
+    """The file with the opponents in self-play that belong to a model zip."""
     return model_file.with_name(f"{model_file.stem}.opponents.pt")

@@ -21,7 +21,7 @@ class Phases:
             it is a column of the newest frame.
 
     Raises:
-        ConfigError: the observation has no such column, or the algorithm has no such rollouts.
+        ConfigError: the observation has no such column, or the algorithm is none of these.
     """
 
     def __init__(self, columns: Mapping[str, int], model: BaseAlgorithm) -> None:
@@ -31,7 +31,7 @@ class Phases:
         if not isinstance(space, spaces.Box) or len(space.shape) != 1:
             raise ConfigError(f"env.phases names columns of an observation with one axis, this one is {space}")
         if (normalizer := model.get_vec_normalize_env()) is not None and normalizer.norm_obs:
-            raise ConfigError("env.phases cannot read observations that env.normalize=[obs] has changed; remove one")
+            raise ConfigError("env.phases cannot read observations that env.normalize=[obs] changed; remove either")
         self._model: Any = model
         env: Any = model.env
         width = env.unwrapped.observation_space.shape[0]
@@ -45,7 +45,7 @@ class Phases:
         """Read the rollout that has just been collected."""
         if (storage := getattr(self._model.rollout_buffer, "storage", None)) is None:
             return
-        rows = storage.rows  # indices into the flat (T × N) arrays of the rows that hold a transition
+        rows = storage.rows  # indices of the rows with a transition, in arrays flattened from (T, N)
         seen, values, returns, log_probs, rewards = (
             np.asarray(part).reshape(storage.num_steps * storage.num_envs, -1)[rows]
             for part in (storage.observations, storage.values, storage.returns, storage.log_probs, storage.rewards)

@@ -21,9 +21,9 @@ from fasttrain.saving.files import FAILED_WRITES, write_whole
 from fasttrain.spec.infos import SCORES, score_diff_of, win_of
 from fasttrain.terminal import one_line, rate_text
 
-STRETCHES = 1000  # parts of total_timesteps; they take 100 kB for any number of episodes
-RECENT = 0.25  # the slope that is shown is that of this last share of the training so far
-MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer no slope is shown
+STRETCHES = 1000  # parts of total_timesteps; all together take 100 kB
+RECENT = 0.25  # the displayed slope is that of the last quarter of the training so far
+MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer than these no slope is shown
 MIN_PER_FIFTH = 10  # episodes needed in the first and in the last fifth, for `reward_per_hour`
 
 
@@ -55,7 +55,7 @@ class Line(NamedTuple):
     residual: float
 
     def error(self, variance: float) -> float:
-        """Standard error of the slope where a point's y has `variance` ÷ its weight."""
+        """Standard error of the slope, if the variance of each y is `variance` ÷ its weight."""
         return math.sqrt(max(0.0, variance) / self.spread)
 
 
@@ -76,16 +76,16 @@ def fit_line(points: Sequence[tuple[float, float, float]]) -> Line | None:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Sums over the episodes that ended in a stretch. Adding one costs 0.5 µs; Skull King ends 2,500 a second."""
+    """Sums over the episodes that ended in a stretch. To add an episode costs 0.5 µs."""
 
     index: int
     episodes: int = 0
     returns: float = 0.0
-    wall_s: float = 0.0  # times at which they ended
+    wall_s: float = 0.0  # sum of the times at which the episodes ended
 
 
 class LearningCurve:
-    """Collects every finished episode. Slopes are in return per hour of training."""
+    """Collects every finished episode. The unit of slopes is return per hour of training."""
 
     def __init__(self, total_timesteps: int) -> None:
         self._total = max(1, total_timesteps)
@@ -106,7 +106,7 @@ class LearningCurve:
         self._open.wall_s += wall_s
 
     def slope_per_hour(self) -> float | None:
-        """The slope of the last quarter so far; None within two standard errors of 0, or with too few episodes."""
+        """The slope of the last quarter; None if it is within two standard errors of 0, or with too few episodes."""
         recent = self._between(1 - RECENT, 1.0)
         if len(recent) < MIN_STRETCHES or sum(stretch.episodes for stretch in recent) < MIN_EPISODES:
             return None
@@ -114,7 +114,7 @@ class LearningCurve:
         line = fit_line(points)
         if line is None:
             return None
-        # The error comes from the scatter of stretches, not of episodes, because policies vary between updates.
+        # The error is that between stretches, not between episodes, because policies vary between updates.
         error = line.error(line.residual / (len(recent) - 2))
         return line.slope if abs(line.slope) > 2 * error else None
 
@@ -157,11 +157,11 @@ class Progress:
     reward_terms: dict[str, deque[float]] = field(
         default_factory=dict
     )  # term of the reward → sums of the last episodes
-    scores: dict[str, deque[float]] = field(default_factory=dict)  # name in `env.result.scores` → last episodes
-    ticks: float = 0  # ticks of the games' own clocks, over all episodes that report them
+    scores: dict[str, deque[float]] = field(default_factory=dict)  # name in `env.result.scores` → its last values
+    ticks: float = 0  # sum over all episodes that report ticks of their game's clock
     first_update_s: float | None = None  # seconds from the start of the process to the end of its first update
     before_s: float = 0.0  # seconds of training before a resume
-    tasks: Callable[[], str] | None = None  # results by task of a curriculum: `early 62 %, late 31 %`
+    tasks: Callable[[], str] | None = None  # returns the results by task of a curriculum: `early 62 %, late 31 %`
     max_s: float | None = None  # limit of stop.max_minutes
     curve: LearningCurve = field(init=False)
     _marks: deque[tuple[float, int]] = field(default_factory=deque)  # (time, env steps) at starts of rollouts
@@ -188,7 +188,7 @@ class Progress:
                 recent.setdefault(name, deque(maxlen=1000)).append(float(value))
 
     def mark(self) -> None:
-        """Note the time at the start of a rollout, so that rates are of whole rollouts and updates."""
+        """Note the time at the start of a rollout, so that rates cover whole rollouts and updates."""
         now = time.perf_counter()
         if not self._marks or now - self._marks[-1][0] >= MARK_EVERY_S:
             self._marks.append((now, self.env_steps))
@@ -204,7 +204,7 @@ class Progress:
         return count / elapsed if elapsed > 0 else 0.0
 
     def rates(self) -> list[str]:
-        """`61,234 steps/s`; `310 episodes/s` after the first episode; `4,000 ticks/s` if the env reports ticks."""
+        """`61,234 steps/s`, `310 episodes/s` after the first episode, `4,000 ticks/s` if the env reports ticks."""
         counts = {"steps": self.env_steps, "episodes": self.episodes, "ticks": self.ticks}
         return [f"{rate_text(self._per_s(n))} {name}/s" for name, n in counts.items() if n or name == "steps"]
 
@@ -240,7 +240,7 @@ class Progress:
         return {one_line(name): sum(values) / len(values) for name, values in self.reward_terms.items()}
 
     def shares(self) -> dict[str, float]:
-        """Shares (0..1) of the time so far: env, act, update, rest."""
+        """Shares (0..1) of env, act, update and rest in the time so far."""
         totals = self.clock.snapshot()
         wall = sum(totals.values()) or 1
         groups = {
@@ -252,7 +252,7 @@ class Progress:
 
     def line(self) -> str:
         """`1,200,000/3,000,000 steps 40 % · 61,234 steps/s · 310 episodes/s · ETA 0:29 · reward 0.52 · win 31 % …`."""
-        percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # SB3 finishes the rollout it is in
+        percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # the last rollout is completed
         parts = [f"{self.env_steps:,}/{self.total_timesteps:,} steps {percent:.0f} %", *self.rates()]
         if self.eta_s is not None:
             parts.append(f"ETA {clock_text(self.eta_s)}")
@@ -283,12 +283,12 @@ def clock_text(seconds: float) -> str:
 STATUS = "status.json"
 TRAINING, EVALUATING = "training", "evaluating"
 EVERY_S = 2.0
-MOST_SHARE = 0.001  # share of the time for writing; on a slow disk the file is written less often
-LONGEST = 300  # characters of the last printed line
+MOST_SHARE = 0.001  # at most this share of the time is spent writing; a slow disk gets fewer writes
+LONGEST = 300  # most characters of `last_line`
 
 
 class StatusFile:
-    """Writes status.json. No run needs it, so that failures are not reported. `last_line`: the last printed line."""
+    """Writes status.json. Failures are ignored, because no run needs the file. `last_line`: the last printed line."""
 
     def __init__(self, folder: Path, progress: Progress, last_line: Callable[[], str]) -> None:
         self._file, self._progress, self._last_line = folder / STATUS, progress, last_line
@@ -296,7 +296,7 @@ class StatusFile:
         self._who = {"pid": os.getpid(), "host": platform.node()}
 
     def tick(self, now: float) -> float:
-        """Write if it is due; returns when it is due next. Times are of `time.perf_counter`."""
+        """Write the file if it is due. Returns the time when it is due next (`time.perf_counter`)."""
         if now >= self._due:
             self.write()
         return self._due

@@ -49,7 +49,7 @@ def open_run(
     config: Config, sources: Mapping[str, str], overrides: Sequence[str]
 ) -> Iterator[tuple[Parts, list[str]] | None]:
     """Restore a run from its newest complete checkpoint. Its folder is locked inside the block. Yields the run and all
-    overrides that were ever typed for it, or None if all steps are done. Raises ConfigError if the run still trains,
+    overrides that were typed for it so far, or None if all steps are done. Raises ConfigError if the run still trains,
     has no complete checkpoint, or a typed value may not change.
     """
     where = Path(str(config.run)).absolute()  # an env may go to another working directory
@@ -64,7 +64,7 @@ def open_run(
             point = newest_point(where, plan.config.checkpoint.keep, files, console)
             done, wanted = int(point[1]["env_steps"]), plan.config.total_timesteps
             if done >= wanted:
-                left = "nothing is left to do; total_timesteps=… goes on"
+                left = "nothing is left to do; a larger total_timesteps=… continues it"
                 say(console, f"{config.run} has {done:,} of {wanted:,} steps: {left}")
                 yield None
                 return
@@ -73,13 +73,11 @@ def open_run(
         before = read_json(where / "plan.json")
         resumed = [*before.get("resumed", ()), provenance(overrides)]
         if (minutes := before["config"].get("checkpoint_every_minutes")) and plan.config.checkpoint_interval[0]:
-            run.say(
-                f"warning: no checkpoint every {minutes:g} minutes any more: checkpoint_every is set too, and holds"
-            )
+            run.say(f"warning: no checkpoint every {minutes:g} minutes any more: checkpoint_every is set, and decides")
         run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
         run.write_plan()
         own = [text for text in overrides if not text.startswith("run=")]
-        first = read_json(where / "summary.json").get("overrides")  # a killed run has left no summary.json
+        first = read_json(where / "summary.json").get("overrides")  # a run that was killed has no summary.json
         yield run, [*(map(str, first) if isinstance(first, list) else ()), *own]
 
 
@@ -93,7 +91,7 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Par
         run.model.logger.close()
         run.env.close()
         if isinstance(error, WRONG):
-            raise ConfigError(f"{folder}: its entries about the run's files are wrong ({error})") from error
+            raise ConfigError(f"{folder}: its data about the run's files are wrong ({error})") from error
         raise
     steps = run.model.num_timesteps
     run.checkpoints.at = steps
@@ -102,20 +100,20 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Par
     if anew:
         run.say(
             f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
-            "np_random, an episode too long to repeat, or an error before anything was kept); they begin a new "
+            "np_random, an episode too long to repeat, or an error before the first step was kept); they begin a new "
             "episode, and the run is no exact continuation"
         )
     if lost:
         names = one_line(", ".join(sorted({name for each in lost.values() for name in each})), 120)
         run.say(
-            f"warning: {len(lost)} of {count} envs keep things beyond their episodes that a checkpoint does not hold "
-            f"({names}); they begin as in a new env, and the run is no exact continuation if later episodes need them"
+            f"warning: {len(lost)} of {count} envs keep values between episodes that a checkpoint does not hold "
+            f"({names}); these begin as in a new env, and the run is no exact continuation if later episodes use them"
         )
     return run
 
 
 def _cut_files_back(run: Parts, own: Mapping[str, Any]) -> None:
-    """Remove episodes, evaluations and log lines of later steps than the checkpoint. `own`: its part about the run."""
+    """Remove episodes, evaluations and log lines of steps after the checkpoint. `own`: its part about the run."""
     steps = run.model.num_timesteps
     if not run.episodes.go_on(own["episodes_file"]):
         run.say("warning: episodes.csv is shorter than at the checkpoint; new episodes are appended to it")
@@ -126,7 +124,7 @@ def _cut_files_back(run: Parts, own: Mapping[str, Any]) -> None:
 
 
 def refuse_links(where: Path) -> None:
-    """Raises ConfigError if anything in the folder is a symbolic link: the run would write through it elsewhere."""
+    """Raises ConfigError if anything in the folder is a symbolic link: the run would write elsewhere."""
     link = next((path for path in where.rglob("*") if path.is_symlink()), None)
     if link is not None:
         raise ConfigError(f"run={where}: {link.relative_to(where)} is a link to another place; put the file there")
@@ -138,7 +136,7 @@ def may_change(key: str) -> bool:
 
 
 def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
-    """The stored plan, changed by the typed values. Raises ConfigError for a value that may not change."""
+    """The stored plan with the values on the command line. Raises ConfigError for a value that may not change."""
     kept = config_of(where)
     wrong = sorted(key for key in typed if not may_change(key))
     if wrong:
@@ -151,7 +149,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     changes: dict[str, Any] = {}
     for key in typed:
         group, _, name = key.partition(".")
-        if name := name.partition(".")[0]:  # eval.env_kwargs has keys below it
+        if name := name.partition(".")[0]:  # of eval.env_kwargs.NAME the first part is the setting
             known = changes.get(group, getattr(kept, group))
             changes[group] = dataclasses.replace(known, **{name: getattr(getattr(config, group), name)})
         else:
@@ -190,5 +188,5 @@ def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> 
         for text in problems:
             say(console, f"warning: {text}; going back to an older checkpoint")
         return folder, state, arrays
-    none = "it has none (checkpoint_every=… writes them, and so does a stop by a signal or an error)"
+    none = "it has none (checkpoint_every=… writes them; a signal or an error that ends a run also does)"
     raise ConfigError(f"run={where}: no checkpoint to continue from: {'; '.join(problems) or none}")

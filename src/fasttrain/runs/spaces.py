@@ -1,5 +1,5 @@
 """Chooses the policy for an env's spaces, with its arguments. Spaces that Stable-Baselines3 does not support are
-refused here, before envs start. Errors that only building the network shows are raised where the model is built.
+refused here, before envs start. Errors that show only when the network is built are raised there.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.spec.setting import did_you_mean
 
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-SMALLEST_IMAGE = 36  # pixels of a side: NatureCNN's three convolutions reduce them to one
+SMALLEST_IMAGE = 36  # pixels per side: NatureCNN's three convolutions reduce 36 pixels to one
 IN_A_WRAPPER = "in the env, or in a wrapper (env.wrappers)"
-# Entries of `policy_kwargs` that SB3 calls → the base class that they must have, unless they are functions.
+# Entries of `policy_kwargs` that SB3 calls → the base class of such a class. A function is allowed too.
 CLASSES = {
     "features_extractor_class": torch.nn.Module, "activation_fn": torch.nn.Module,
     "optimizer_class": torch.optim.Optimizer,
@@ -53,7 +53,7 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
             f"algo.policy_kwargs.normalize_images=false), {what} observes {_line(observation)}; use auto"
         )
     for image in [part for part in parts.values() if is_image_space(part, normalized_image=scaled)]:
-        sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # SB3 moves channels of uint8
+        sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # uint8: any order
         if min(sides) < SMALLEST_IMAGE and policy != "MlpPolicy" and not own:
             flat = "" if isinstance(observation, spaces.Dict) else "use algo.policy=MlpPolicy, which flattens it, or "
             way_out = f"{flat}add gymnasium.wrappers:FlattenObservation to env.wrappers"
@@ -143,14 +143,14 @@ def _torch_lacks(dtype: np.dtype[Any] | None) -> str:
 
 
 def _key_refused(key: object, own: bool) -> str:
-    """Why a Dict must not have that key; empty if it may. SB3 names a torch module by it."""
+    """Why a Dict must not have that key, which SB3 uses as the name of a torch module; empty if it may."""
     if isinstance(key, str) and key and (own or ("." not in key and not hasattr(torch.nn.ModuleDict(), key))):
         return ""
     return f"and torch takes no network of that name: rename the key {IN_A_WRAPPER}"
 
 
 def _is_scaled(algo: AlgoConfig) -> bool:
-    """Whether `normalize_images=false` is set: images are scaled already, and any three dimensions are an image."""
+    """Whether `normalize_images=false` is set: images are scaled already; any Box of three axes is one."""
     return not algo.policy_kwargs.get("normalize_images", True)
 
 
@@ -163,7 +163,7 @@ def _check_around(config: Config, what: str, observation: spaces.Space[Any]) -> 
         )
     if "obs" in config.env.normalize and not any(is_normalisable(part) for part in parts):
         raise ConfigError(
-            f"env.normalize=[obs] is for numbers (Box) other than images, which the policy scales itself; {what} "
+            f"env.normalize=[obs] is for numbers (Box) but not for images, which the policy scales itself; {what} "
             f"observes {_line(observation)}; remove obs"
         )
 
@@ -191,7 +191,7 @@ def is_fast(config: Config) -> bool:
 
 
 def policy_class(config: Config, observation: spaces.Space[Any]) -> Any:
-    """The policy's class: SB3's, or the user's. Raises EnvSpecError if the user's is no policy."""
+    """The policy's class: SB3's, or the user's. Raises EnvSpecError if the user's class is no policy."""
     algo = config.algo
     if ":" in algo.policy:
         return callable_at(algo.policy, f"algo.policy={algo.policy}", only=BasePolicy)
@@ -218,7 +218,7 @@ def check_policy(config: Config, observation: spaces.Space[Any]) -> None:
 def policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     """SB3's `policy_kwargs`: `algo.policy_kwargs`, and settings that have a key of their own."""
     kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
-    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # unknown to stock policies
+    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock policies lack it
     for name, value in algo.policy_kwargs.items():
         option, kind = f"algo.policy_kwargs.{name}", CLASSES.get(name)
         named = kind is not None and isinstance(value, str)

@@ -1,8 +1,8 @@
 """The state of a run between an update and the next rollout, written to a `Snapshot` and restored from one.
 
 A snapshot holds everything that influences the rest of the training, so that a resumed run equals one that was never
-interrupted (tests/parity/test_resume_parity.py). The model is built from plan.json; a checkpoint gives numbers only.
-`raise_crash` saves a run that an error ended.
+interrupted (tests/parity/test_resume_parity.py). The model is built from plan.json; only numbers come from a
+checkpoint. `raise_crash` saves a run that an error ended.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fasttrain.vec.stock import WORKER_ERRORS, place_of
 
 COUNTED = ("env_steps", "updates", "episodes")
 RECENT = ("returns", "wins", "draws", "score_diffs")
-BY_NAME = ("reward_terms", "scores")  # name → deque
+BY_NAME = ("reward_terms", "scores")  # fields of Progress: name → deque
 
 
 def progress_state(progress: Progress) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def load_curve(curve: LearningCurve, state: Mapping[str, Any]) -> None:
 
 
 def stopping_state(stopping: Stopping) -> dict[str, Any]:
-    """For a checkpoint: the last returns, and the blocks of the plateau rule."""
+    """What a checkpoint stores of the stopping rules: the last returns, and the blocks of the plateau rule."""
     recent, plateau = plain(list(stopping._recent)), stopping._plateau
     if plateau is None:
         return {"recent": recent, "plateau": None}
@@ -100,7 +100,7 @@ def stopping_state(stopping: Stopping) -> dict[str, Any]:
 
 
 def load_stopping(stopping: Stopping, state: Mapping[str, Any]) -> None:
-    """Restore the stopping rules. A rule that is new in this run starts empty."""
+    """Restore the stopping rules. A rule that the stored run did not have starts empty."""
     stopping._recent.extend(state["recent"])
     plateau, stored = stopping._plateau, state["plateau"]
     if plateau is None or stored is None:
@@ -116,7 +116,7 @@ DUE = ("log", "evaluate", "checkpoint", "film")
 
 
 def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
-    """For a checkpoint: when each interval is due next, and what the loop has counted."""
+    """What a checkpoint stores of the loop: when each interval is due next, and the loop's counters."""
     intervals = {name: getattr(course, name) for name in DUE}
     return {
         "intervals": {name: [each.every, each.following] for name, each in intervals.items()},
@@ -127,7 +127,7 @@ def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
 
 
 def load_course(course: Course, state: Mapping[str, Any], progress: Progress) -> None:
-    """Restore the intervals. One whose length was changed starts at the present step."""
+    """Restore the intervals. An interval whose length was changed starts at the present step."""
     for name in DUE:
         interval: Interval = getattr(course, name)
         every, following = state["intervals"].get(name, (None, 0))  # None: the checkpoint is older than this interval
@@ -147,9 +147,9 @@ def stateful_noise(model: BaseAlgorithm) -> list[Any]:
     return [one for one in getattr(noise, "noises", [noise]) if hasattr(one, "noise_prev")]
 
 
-SEED_STRIDE = 1_000_003  # added to the seeds of envs at each resume, so that no env repeats its episodes
+SEED_STRIDE = 1_000_003  # added to the seeds of envs at each resume, so that envs do not repeat their episodes
 OTHER_RUN = "another env or algorithm"
-# Errors that wrong values in a checkpoint cause, and an array with a wrong checksum.
+# Errors that wrong values in a checkpoint cause, or an array with a wrong checksum.
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, zipfile.BadZipFile)
 
 
@@ -159,7 +159,7 @@ def is_retraced(config: Config) -> bool:
 
 
 def snapshot(run: Parts, broken: bool = False) -> Snapshot:
-    """The snapshot of a run between two rollouts. `broken`: an error ended a rollout, so envs are not asked."""
+    """The snapshot of a run between two rollouts. `broken`: an error ended a rollout; states of envs are left out."""
     model, normalizer = run.model, run.model.get_vec_normalize_env()
     found: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
@@ -200,7 +200,7 @@ LEARNED_BY = ("env", "algo", "seed", "opponent", "self_play", "curriculum", "pol
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """The identity of a run: env, algorithm and settings (as digests) that must not change when it continues."""
+    """The identity of a run: env, algorithm and digests of the settings that must not change when it continues."""
     chosen = {name: to_dict(getattr(config, name)) for name in LEARNED_BY}
     settings = {f"{name}.{key}": value for name in ("env", "algo") for key, value in chosen.pop(name).items()} | chosen
     digests = {key: digest_of(value) for key, value in settings.items()}
@@ -219,7 +219,7 @@ def check_identity(stored: object, config: Config) -> None:
     known, settings = stored.get("settings", {}), own.pop("settings")
     key, places = "env.id" if config.env.id else "env.entry_point", former_paths(str(own["env"]))
     if stored.get("env") in places and known.get(key) in map(digest_of, places):
-        own["env"], settings[key] = stored["env"], known[key]  # stored before the env's module was moved
+        own["env"], settings[key] = stored["env"], known[key]  # stored by a version before the module moved
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")
@@ -239,7 +239,7 @@ def restore(
     try:
         return _restore(run, state, arrays)
     except WRONG as error:
-        raise ConfigError(f"the checkpoint is not one of this version: {type(error).__name__} {error}") from error
+        raise ConfigError(f"this version cannot read the checkpoint: {type(error).__name__} {error}") from error
 
 
 def _restore(
@@ -326,13 +326,13 @@ MODEL, LAST_GOOD = "model.zip", "last_good.zip"
 
 
 def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> NoReturn:
-    """Save a run that an error ended. Raises CrashedError, or before the first update the error itself."""
+    """Save a run that an error ended. Raises CrashedError, or the error itself if there was no update yet."""
     told = error
     if isinstance(error, SystemExit):
         who = place_of(error) or "an env or a callback "
         told = EnvError(f"{who}called sys.exit({error.code!r}): let it raise an error that says why")
     elif isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
-        told = EnvError("a worker process died; what it said stands above")
+        told = EnvError("a worker process died; its last output is above")
     told.__cause__ = error if told is not error else told.__cause__
     summary = run.folder / "summary.json"
     before = read_json(summary)
@@ -340,7 +340,7 @@ def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> N
                "env_steps": run.progress.env_steps, "seed": run.config.seed, "overrides": list(overrides),
                **({"resumed_at": run.resumed_at} if run.resumed_at else {})}  # fmt: skip
     run.episodes.flush()
-    trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # the guard has kept good weights
+    trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # the guard has restored good weights
     missing = _save(run, told) if trained else ""
     with run.saving.of(summary.name):
         write_json(summary, content)
@@ -350,7 +350,7 @@ def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> N
     raise CrashedError(text + (f"; {AGAIN}" if _is_again(before, content) else "")) from told
 
 
-AGAIN = "the same error came at the same step before the run was resumed; it will come again until its cause is fixed"
+AGAIN = "the same error came at the same step before the run was resumed; it will come again until its cause is mended"
 
 
 def _save(run: Parts, error: BaseException) -> str:

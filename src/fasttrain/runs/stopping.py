@@ -5,10 +5,10 @@ The plateau rule compares the mean returns of blocks of at least 100 episodes. I
 1. The best block of the last `stop.patience` × total_timesteps steps is not better than the best earlier one by more
    than twice the standard error of their difference.
 2. The line through the late blocks is flat: its slope plus twice its standard error lies below half of the mean slope
-   of the training until then. Without this rule noise hides a slow steady rise. Of simulated linear rises over the
-   whole training (1,000 to 30,000 episodes, noise of 0.25 to 1 of the total gain) rule 1 alone stopped 61 % at the
-   default patience, both rules 0.3 %. With noise of once and twice the gain over 6,000 and 20,000 episodes these are
-   100 % and 7 % (tests/runs/test_stopping.py). If nothing has risen yet, the line must not rise.
+   of the training until then. Without rule 2, noise hides a slow steady rise. Of simulated linear rises over the
+   whole training (1,000 to 30,000 episodes, noise of 0.25 to 1 times the total gain) rule 1 alone stopped 61 % at the
+   default patience, and both rules 0.3 %. With noise of 1 to 2 times the gain over 6,000 to 20,000 episodes they stop
+   100 % and 7 % (tests/runs/test_stopping.py). If the reward has not risen so far, the line must not rise either.
 
 Nothing is decided in the first `stop.patience` × total_timesteps steps. If a training has no reward for a while at its
 start, the patience must be longer than that.
@@ -51,7 +51,7 @@ class Stop(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Episodes that ended between two numbers of env steps."""
+    """The episodes that ended in an interval of env steps."""
 
     begin: int
     end: int
@@ -91,7 +91,7 @@ class Plateau:
 
 
 def _rise(before: Block, after: Block) -> float:
-    """The rise of the mean minus twice the standard error of the difference."""
+    """How much the mean rose between two blocks, minus twice the standard error of the difference."""
     error = math.hypot(before.returns.error, after.returns.error)
     return after.returns.mean - before.returns.mean - ERRORS * error
 
@@ -154,7 +154,7 @@ def stopping_for(config: Config) -> Stopping:
     return Stopping(stop, config.total_timesteps)
 
 
-REPEAT_S = 0.5  # a second signal within this time is the first one again
+REPEAT_S = 0.5  # a second signal within this time counts as the first one
 HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed
 FROM_OUTSIDE = (HANG_UP, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None))  # signals that Slurm sends
 
@@ -172,7 +172,7 @@ class StopFlag:
     """Set by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, or by a terminal that closes (unless under nohup).
 
     The run then ends after the current update (`Checkpoints`). A second signal kills it. A signal within `REPEAT_S` of
-    the first is ignored: one sent to the process group reaches a study and its cell, and the study passes it on.
+    the first is ignored: a signal to the process group reaches a study and its cell, and the study also passes it on.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class StopFlag:
 
 
 def silence_terminals() -> None:
-    """Send output to the null device where it goes to a terminal: each line to a closed terminal is an error."""
+    """Send output to the null device if it goes to a terminal: printing to a closed terminal is an error."""
     for descriptor in (1, 2):
         with suppress(OSError):
             if stat.S_ISCHR(os.fstat(descriptor).st_mode):  # `isatty` is false for a closed terminal

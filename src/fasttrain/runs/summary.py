@@ -1,7 +1,7 @@
 """The results of a run: its quality, [PERF] and totals, shown at its end and written as perf.json and summary.json.
 
 With `num_envs=1` no second env is opened, because some simulators can run only once (a port, a licence, a window).
-Evaluations then play on the training's env. Afterwards its state is restored as after a resume, or it begins a new
+Evaluations then play on the training's env. Afterwards its state is restored as after a resume, or the env begins a new
 episode. External engines play an evaluation's games beside the training's games, which wait. If the engines take no
 more games, the training's games are ended and started again.
 """
@@ -48,7 +48,7 @@ def report(run: Parts, window: PerfWindow, overrides: list[str]) -> dict[str, An
     if quality["greedy"]["episodes"]:
         show_quality(run.console, quality)
     elif not run.config.eval.episodes:
-        run.say("no evaluation: eval.episodes=0")
+        run.say("no evaluation, because eval.episodes=0")
     summary = {**summary_of(run, window, quality, overrides), **engines}
     with run.saving.of("plan.json"):
         run.write_plan()
@@ -66,7 +66,7 @@ def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> N
         what, lost = "engines" if window.envs.games else "envs or workers", window.envs.lost_steps
         run.say(f"  {window.envs.restarts} {what} failed and were replaced; {lost:,} env steps were lost")
     if empty := run.empty_masks.count:
-        run.say(f"  {empty:,} action masks allowed nothing: any action counted as legal there")
+        run.say(f"  {empty:,} action masks allowed no action: there every action counted as legal")
     if left_out := run.episodes.left_out:
         run.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
     if terms := run.progress.mean_terms():
@@ -91,7 +91,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
     """The contents of summary.json."""
     perf, warmup_s = perf_dict(window), run.model.engine.warmup_s if isinstance(run.model, Fast) else 0.0
     stopped_by = "horizon" if run.course.stopped is None else run.course.stopped.by
-    stopped_by = "signal" if run.stop.requested else stopped_by  # also one during the final evaluation
+    stopped_by = "signal" if run.stop.requested else stopped_by  # also by a signal during the final evaluation
     failed = run.saving.failed.get(EVALUATION)
     why = (f"failed: {failed}" if failed else "") if run.config.eval.episodes else "left out: eval.episodes=0"
     return {
@@ -129,7 +129,7 @@ def summary_of(run: Parts, window: PerfWindow, quality: Mapping[str, Any], overr
 
 
 def _whole_run(run: Parts, wall_s: float) -> dict[str, Any]:
-    """Totals of a resumed run; `perf` is about the time since the resume."""
+    """Totals of a resumed run; `perf` covers only the time since the resume."""
     if not run.resumed_at:
         return {}
     steps, updates = run.progress.env_steps, run.progress.updates
@@ -161,7 +161,7 @@ def check_saved(run: Parts) -> None:
     resume = ""
     if missing and (newest := run.checkpoints.folder.newest().folder):
         resume = f"; make room, then {command()} resume run={near(run.folder)} continues from {newest.name}"
-    lists = {"not saved": missing, "failed, and cost nothing else": run.saving.missing(extras=True)}
+    lists = {"not saved": missing, "failed, without harm to the rest": run.saving.missing(extras=True)}
     if text := "; ".join(f"{what}: {'; '.join(names)}" for what, names in lists.items() if names):
         raise FastTrainError(text + resume)
 

@@ -27,13 +27,13 @@ from fasttrain.spec.config import Config
 from fasttrain.vec.process import Scout, ScoutLostError, WorkerLostError
 
 START_S = 120.0  # time limit for starting the process, on a machine that may be busy
-# Fields of EnvSpec that do not change the env itself: a worker can keep the env when they differ.
+# Fields of EnvSpec that do not change the env itself: a worker can keep the env although they differ.
 AROUND_ENV = ("needs_masks", "use_masks", "masks", "info_keys", "lean_info", "action_repeat", "two_sided")
-SLOW_BUILD_S = 1.0  # an env whose build takes longer is kept although it was played
+SLOW_BUILD_S = 1.0  # seconds; an env that takes longer to build may be kept although it was played
 
 
 class BrokenEnvError(EnvSpecError):
-    """The env hangs, ends its process or needs more memory than there is. `code` is the finding's in checkup.json."""
+    """The env hangs, ends its process or needs too much memory. `code`: the finding's code in checkup.json."""
 
     def __init__(self, code: str, what: str) -> None:
         super().__init__(what)
@@ -41,7 +41,7 @@ class BrokenEnvError(EnvSpecError):
 
 
 class Survey:
-    """One env in a process of its own. `here`: in this process, where compiled games load faster."""
+    """One env in a process of its own. `here`: it is in this process, where compiled games load faster."""
 
     def __init__(self, spec: EnvSpec, timeout_s: float, console: Console, here: bool = False) -> None:
         self.spec, self.console = spec, console
@@ -51,7 +51,7 @@ class Survey:
         self._built: BuildResult | None = None
         self._played = False
         self._not_fresh = ""  # why a training must not continue the played env; empty if it may
-        self.shares = ""  # "process" or "machine": copies of the env in one of it influence each other
+        self.shares = ""  # if copies of the env influence each other: within a "process" or "machine"
 
     def __enter__(self) -> Survey:
         return self
@@ -89,12 +89,12 @@ class Survey:
         if built.old_gym:
             say(self.console, f"{self.spec.option} has the old gym interface, which is adapted")
         if built.normalizer:
-            what = "its running statistics are each env's own, neither saved nor used in evaluation"
+            what = "each env has its own running statistics, which are neither saved nor used in evaluation"
             say(self.console, f"warning: {built.normalizer} in env.wrappers: {what}; use env.normalize=[obs] instead")
         return built
 
     def checkup(self, limits: Mapping[str, Any], stays: bool, copies: bool = True) -> CheckupResult:
-        """Play the env and look for faults. `stays`: a training may continue this env; `copies`: it has several."""
+        """Play the env and look for faults. `stays`: a training may continue this env; `copies`: with several."""
         built = self.build()
         look = Check(self.spec, built.build_s, stays and built.build_s >= SLOW_BUILD_S, dict(limits), copies=copies)
         result: CheckupResult = self._ask(look, f"checkup of {self.spec.option}")
@@ -123,7 +123,7 @@ class Survey:
             except ScoutLostError as lost:
                 raise _death(option, place, lost.exit_code) from None
             except WorkerLostError as error:
-                if error.failure is not None and not error.failure.is_spec_error:  # fasttrain's fault, not the env's
+                if error.failure is not None and not error.failure.is_spec_error:  # an error in fasttrain, not the env
                     raise EnvError(f"{option}: {error}") from error.cause
                 raise EnvSpecError(str(error)) from error.cause
 
@@ -132,8 +132,8 @@ class Survey:
     def first_worker(self, config: Config, spec: EnvSpec) -> Scout | None:
         """Give the process to a training with this effective configuration, as its first worker. None without workers.
 
-        The worker keeps the env only if results stay the same: it was never played, or it is slow to build and played
-        the same again after it was seeded again.
+        The worker keeps the env only if results stay the same: the env was never played, or it is slow to build and
+        played the same again after it was seeded again.
         """
         if self._scout is None or self._built is None:
             return None
@@ -151,16 +151,16 @@ class Survey:
         if config.vec_env != "shared":
             return f"vec_env={config.vec_env} plays it in another process than the checkup"
         if spec != dataclasses.replace(self.spec, **{name: getattr(spec, name) for name in AROUND_ENV}):
-            return "with other arguments"
+            return "the training's env has other arguments"
         if not self._played:
             return ""
         if config.deterministic:
-            return "deterministic=true takes none that was played"
+            return "deterministic=true takes no env that was played"
         return self._not_fresh if self._built is not None and self._built.build_s >= SLOW_BUILD_S else "it is fast"
 
 
 class _Watch:
-    """Watches the process while it plays: shows where it is, and raises BrokenEnvError if it hangs or fills memory."""
+    """Watches the process while it plays: shows what it does, and raises BrokenEnvError if it hangs or fills memory."""
 
     def __init__(self, option: str, place: Place, pid: int, timeout_s: float, doing: Activity) -> None:
         self._option, self._place, self._pid, self._doing = option, place, pid, doing
@@ -188,10 +188,10 @@ class _Watch:
 
 
 def _death(option: str, place: Place, exit_code: int | None) -> Exception:
-    """The error about a process that ended at `place`."""
+    """The error for a process that ended at `place`."""
     if not place.started:
-        how = "no word" if exit_code is None else f"exit code {exit_code}"
-        return EnvError(f"the process that was to build {option} ended with {how} while starting; see above")
+        how = "no exit code" if exit_code is None else f"exit code {exit_code}"
+        return EnvError(f"the process that was to build {option} ended while starting ({how}); see above")
     if exit_code is None or exit_code >= 0:
         what = f"ends the process with code {exit_code}" if exit_code is not None else "ends the process"
         return BrokenEnvError("ends_process", f"{option} {what} in {place}; let it raise an exception instead")

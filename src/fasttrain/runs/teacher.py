@@ -1,7 +1,7 @@
 """`algo.teacher`: a term in PPO's loss keeps the policy close to that of another run (the teacher).
 
 The term is KL(teacher ‖ learner) of each minibatch's states, over the legal actions, times `algo.teacher_coef` (Schmitt
-et al. 2018, https://arxiv.org/abs/1803.03835). It replaces the model's `loss`, as a user's subclass would. So PyTorch
+et al. 2018, https://arxiv.org/abs/1803.03835). The model's `loss` is replaced, as by a user's subclass. So PyTorch
 computes the update; compiled kernels still compute actions.
 """
 
@@ -77,12 +77,12 @@ def _policy_of(folder: Path, model: BaseAlgorithm) -> Any:
 
 
 def _policy_in(file: Path, model: BaseAlgorithm) -> Any:
-    """A policy like the model's, with the weights of a zip, which does not tell its layers."""
+    """A policy with the model's layers and a zip's weights, because the zip does not describe its layers."""
     if not file.is_file():
         raise ConfigError("there is no such file")
     policy: Any = copy.deepcopy(model.policy)
     if left := differences(policy.state_dict(), stored := read_model_file(file)[1]):
-        raise ConfigError(f"its network is not this run's ({left[0]}); name the folder of its run instead")
+        raise ConfigError(f"its network is not that of this run ({left[0]}); name the folder of its run instead")
     policy.load_state_dict(stored)
     return policy
 

@@ -149,7 +149,7 @@ def learn(run: Parts) -> PerfWindow:
     with serving(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
         more: Any = {"log_interval": None, "reset_num_timesteps": not run.resumed_at}
         run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
-        window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # without the last checkpoint
+        window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # before the last checkpoint
         with activity(run.console, "writing the last checkpoint"):
             run.checkpoints.finish(run.model.num_timesteps, run.course.at_rest, run.stop.requested)
         return window
@@ -180,7 +180,7 @@ def build(
     engine.set_up_torch(config)
     check_every(config)
     check_loggers(config)
-    compile_s = engine.compile_shown(game_calls(config), console)  # takes no time where `open_run` has done it
+    compile_s = engine.compile_shown(game_calls(config), console)  # takes no time if `open_run` has compiled them
     with activity(console, f"starting {config.num_envs:,} envs") as doing:
         env = build_vec_env(config, config.num_envs, config.seed, None, doing.now, scout, folder / "daemons")
     try:
@@ -209,13 +209,13 @@ def build(
 
 
 def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, has_callbacks: bool) -> BaseAlgorithm:
-    """Build the algorithm. If the user has callbacks, each step gives them new arrays, which they may keep."""
+    """Build the algorithm. If there are callbacks of the user, each step gets new arrays, which they may keep."""
     model = build_algorithm(config, env, clock)
-    if (replay := callbacks.replay_dict(model)) is not None:  # the system gives its memory as the buffer fills
+    if (replay := callbacks.replay_dict(model)) is not None:  # the buffer takes this memory step by step while it fills
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
     if has_callbacks and isinstance(model, Fast):
         model.collector.lends_observations = False
-    if engines_of(env) is None:  # engines have checked the evaluation's games when they started
+    if engines_of(env) is None:  # engines check the evaluation's games when they start
         check_evaluation(model, config)
     return model
 

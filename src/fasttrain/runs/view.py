@@ -37,7 +37,7 @@ class FittingTable:
     """A table of texts that fits the console. If it is too wide, the last columns of each row go on lines below it.
 
     Args:
-        right: columns of numbers, aligned to the right.
+        right: numbers of the columns that are aligned to the right.
         plain: columns that are shown below a row without their name.
     """
 
@@ -96,16 +96,16 @@ class LiveView:
     ) -> None:  # fmt: skip
         self._progress, self._console, self._title = progress, console, title
         self._panel = panel and moves(console)
-        self._drawn = Group()  # drawn at the last tick: another thread shows it while the counters change
+        self._drawn = Group()  # drawn at the last tick, for another thread to show
         self._shown = ExitStack()
         self._every_s = MOVING_EVERY_S if self._panel else PLAIN_EVERY_S
         self._draws = time.perf_counter() + self._every_s
-        self._beside, self._next = beside, 0.0  # time of the next work of `tick`
+        self._beside, self._next = beside, 0.0  # when to call `beside` next
 
     def __enter__(self) -> LiveView:
         if self._panel:
             self._shown.enter_context(moving(self._console, lambda: self._drawn))
-            self._shown.enter_context(activity(self._console, self._title))  # it moves while an update takes long
+            self._shown.enter_context(activity(self._console, self._title))  # it moves also while a long update runs
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +114,7 @@ class LiveView:
             say(self._console, self._progress.line())
 
     def tick(self) -> None:
-        """Draw if the last drawing is old enough."""
+        """Draw the panel if the last drawing is old enough."""
         now = time.perf_counter()
         if now < self._next:
             return
@@ -146,7 +146,7 @@ class LiveView:
     def _phase_bar(self, width: int) -> Text:
         shares = self._progress.shares().items()
         words = [f"  {name} {100 * share:.0f} %" for name, share in shares]
-        room = min(40, width - len("".join(words)) - 2)  # rounding up may add two
+        room = min(40, width - len("".join(words)) - 2)  # rounding up may add two columns
         text = Text(no_wrap=True, overflow="crop")
         if room >= SHORTEST_BAR:
             for name, share in shares:
@@ -170,7 +170,7 @@ class LastingConsole(Console):
 
     def on_broken_pipe(self, error: OSError | None = None) -> None:
         self.quiet = True
-        with suppress(OSError, ValueError):  # standard output is no file
+        with suppress(OSError, ValueError):  # if standard output is no file
             Output.end(error or BrokenPipeError(errno.EPIPE, "nobody reads"), sys.stdout.fileno())
 
 
@@ -184,7 +184,7 @@ def make_console() -> Console:
         "emoji": False,
         "file": sys.stdout,
     }  # the user's names are shown unchanged
-    if not sys.stdout.isatty():  # a file, whatever FORCE_COLOR wishes
+    if not sys.stdout.isatty():  # a file gets no colours, also with FORCE_COLOR
         plain |= {"width": 140, "no_color": True, "force_terminal": False}
     return LastingConsole(**plain)
 
@@ -243,7 +243,7 @@ def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]
     console.print(table)
     if window.phases_ns.get("train"):
         stock = effective.get("engine") == "stock"
-        why = ", timed from outside of SB3" if stock else ", in compiled kernels the optimizer too"
+        why = ", measured from outside of SB3's code" if stock else ", in compiled kernels the optimizer too"
         say(console, f"  train_ms: forward and backward together{why}", style="dim")
     say(console, f"  {advice(window, usable_cores(), effective)}")
 
@@ -272,9 +272,9 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
     if untold := next((result["untold"] for result in quality.values() if "untold" in result), None):
         held = f"the last info held {', '.join(untold['held']) or 'nothing'}"
         if untold["missing"]:
-            say(console, f"  {', '.join(untold['missing'])}: no last info has it; {held}", style="bold")
+            say(console, f"  {', '.join(untold['missing'])} is in no last info; {held}", style="bold")
         else:
-            say(console, f"  {held}: name what counts by env.result.win, .scores and .end", style="dim")
+            say(console, f"  {held}: name the entries that count by env.result.win, .scores and .end", style="dim")
 
 
 def figure_text(result: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
@@ -296,7 +296,7 @@ def moves(console: Console) -> bool:
 
 
 class Activity:
-    """Work that takes a while. `now` and `count` may be called at any rate. `ask`: returns the detail for each line."""
+    """Work that takes a while. `now` and `count` may be called often. `ask`: returns the detail for each line."""
 
     def __init__(self, title: str, ask: Callable[[], str] | None = None) -> None:
         self._title, self._detail, self._more, self._ask = title, "", "", ask
@@ -309,7 +309,7 @@ class Activity:
         self._detail, self._counted = detail, None
 
     def count(self, done: int, wanted: int, unit: str, more: str = "") -> None:
-        """Set the progress, from which the remaining time is estimated. `more`: a text behind it."""
+        """Set the progress, from which the remaining time is estimated. `more`: a text after the numbers."""
         if self._counted is None or self._counted[1:] != (wanted, unit):
             self._first = (done, time.monotonic())
         self._counted, self._more = (done, wanted, unit), more
@@ -362,7 +362,7 @@ def _in_lines(console: Console, doing: Activity) -> Iterator[None]:
 
     def go_on() -> None:
         wait_s = SILENT_S
-        with suppress(OSError, ValueError):  # the output was closed
+        with suppress(OSError, ValueError):  # if the output was closed
             while not over.wait(wait_s):
                 if running[-1] is doing:
                     say(console, doing.line())

@@ -21,12 +21,12 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.policies import own_config
 
 MODEL = "model.zip"  # the file in a run's folder
-MOST_NAMED = 4  # a message names at most so many tensors that do not fit
+MOST_NAMED = 4  # most tensors that a message names
 OPTIMIZER, STATISTICS = "optimizer", "statistics"
 
 
 def check_init_from(config: Config) -> None:
-    """Raises ConfigError if a model cannot be read: before the environments start, which takes longer."""
+    """Raises ConfigError if a model cannot be read: before the environments start, because that takes longer."""
     for one in (config, *(own_config(config, name) for name in config.policies)):
         if one.init_from is not None:
             _read(one.init_from)
@@ -41,11 +41,11 @@ def _read(init_from: str) -> tuple[Path, Mapping[str, Any], Mapping[str, torch.T
 
 
 def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object]) -> None:
-    """Copy the weights of `init_from` into a new model, where names and shapes agree. Tells the user which.
+    """Copy the weights of `init_from` into a new model, where names and shapes agree. The user is told which.
 
     Raises:
-        ConfigError: the file cannot be read, has other spaces, no tensor fits, or only some fit and `init_from_strict`
-            is on.
+        ConfigError: the file cannot be read or has other spaces; no tensor fits; or only some fit and
+            `init_from_strict` is on.
     """
     for name, member in getattr(model, "members", {}).items():
         warm_start(own_config(config, name), member, say)
@@ -87,7 +87,7 @@ def _check_spaces(facts: Mapping[str, Any], model: BaseAlgorithm, file: Path) ->
 
 
 def _look(space: object) -> str:
-    """A space as a short text, `Box (4,)` or `Discrete 5`, from a space or from the JSON that SB3 stores of it."""
+    """A short text such as `Box (4,)` or `Discrete 5` for a space, or for the JSON that SB3 stores of a space."""
     if not isinstance(space, Mapping):
         return ""
     kind = str(space.get(":type:", "")).rpartition(".")[2].rstrip("'>")
@@ -111,7 +111,7 @@ def _take_more(config: Config, model: BaseAlgorithm, file: Path, whole: bool) ->
     """Load what `init_from_also` names: the optimizer's state and the statistics of `env.normalize`."""
     if OPTIMIZER in config.init_from_also:
         if not whole:
-            raise ConfigError("init_from_also=[optimizer]: its state does not fit, the networks differ; remove it")
+            raise ConfigError("init_from_also=[optimizer]: its state does not fit: the networks differ; remove it")
         names = [f"{name}.pth" for name in model._get_torch_save_params()[0] if name.endswith("optimizer")]
         with open_archive(file, str(file), most_members=MOST_MEMBERS) as archive:
             for name in names:
@@ -122,7 +122,7 @@ def _take_more(config: Config, model: BaseAlgorithm, file: Path, whole: bool) ->
                     optimizer.load_state_dict(state)
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     raise ConfigError(f"init_from_also=[optimizer]: {name} of {file} does not fit: {error}") from error
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):  # this run's own
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):  # keep this run's rate
                     group["lr"] = rate
     if STATISTICS in config.init_from_also:
         normalizer = model.get_vec_normalize_env()

@@ -1,8 +1,8 @@
 """Vector envs that write each step into preallocated slots. Copies and infos for SB3 are built only on demand.
 
-`SlotSource` is all that an algorithm sees of its envs. A `SlotVecEnv` is a SlotSource. `SlotAdapter` makes one of any
-other SB3 `VecEnv`: stock classes, wrappers, third-party classes. So algorithms have one code path. The outermost env
-decides, so that no wrapper is bypassed: `VecNormalize(NativeVecEnv(...))` is adapted like a stock env.
+An algorithm sees its envs as a `SlotSource`. A `SlotVecEnv` is a SlotSource. `SlotAdapter` makes a SlotSource of any
+other SB3 `VecEnv`: stock classes, wrappers, third-party classes. So algorithms have one code path. The type of the
+outermost env decides, so that no wrapper is skipped: `VecNormalize(NativeVecEnv(...))` is adapted like a stock env.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def copy_observations(observations: Observations) -> Observations:
 
 def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
     """Indices of the envs in which some sub-action has no legal choice."""
-    count, ones = len(action_masks), np.ones(max(dims), np.bool_)  # a product takes 3 µs for 256 × 86, `any` takes 9
+    count, ones = len(action_masks), np.ones(max(dims), np.bool_)  # for 256 × 86 a product takes 3 µs, `any` takes 9
     if len(set(dims)) == 1:
         return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
     ends = list(accumulate(dims))
@@ -66,7 +66,7 @@ class EmptyMasks:
     step that ends the episode.
 
     Args:
-        raises: raise an error instead.
+        raises: raise an error instead of warning.
         warn: receives the warning.
     """
 
@@ -77,7 +77,7 @@ class EmptyMasks:
         self,
         action_masks: BoolArray,  # (N, A) of the states that the next actions act on
         dims: Sequence[int],
-        step: int | None = None,  # env step, for the message; None: that of the last check
+        step: int | None = None,  # env step, for the message; None: the step of the last check
         envs: Int64Array | None = None,  # (N,); None: all
         whose: str = "",
     ) -> None:
@@ -126,8 +126,8 @@ def empty_slots(
 def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool = True) -> dict[str, Any]:
     """The info that SB3 expects in the step in which an episode ended.
 
-    `episode` has the return, length and time. The record of a Monitor in the env stays if it agrees with the counts,
-    or if `keeps_records` is False: then a Monitor counts whole games, and an episode may be one life.
+    `episode` has the return, length and time. The record of a Monitor in the env stays if it agrees with the counts, or
+    if `keeps_records` is False. In that case the Monitor counts whole games, while an episode may be one life.
     """
     info = {key: value for key, value in episode.info.items() if key != "episode"}
     record, counted = record_of(episode.info), (episode.episode_return, episode.length)
@@ -142,7 +142,7 @@ def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool
 
 
 class SlotSource(ABC):
-    """N envs that step into slots. It also counts returns and lengths of their running episodes."""
+    """N envs that step into slots. It also counts return and length of each running episode."""
 
     num_envs: int
     slots: Slots
@@ -155,7 +155,7 @@ class SlotSource(ABC):
 
     @abstractmethod
     def step_slots(self, actions: NDArray[Any]) -> None:
-        """Step every env with its action, (N, ...). Fill all slots and `slots.finished`. Build no infos."""
+        """Step every env with its action, (N, ...). This fills all slots and `slots.finished`, and builds no infos."""
 
     @abstractmethod
     def read_masks(self) -> BoolArray | None:
@@ -222,7 +222,7 @@ class SlotVecEnv(SlotSource, VecEnv):
         self.count_episodes(num_envs)
         self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
         super().__init__(num_envs, observation_space, action_space)
-        self._started_at = time.monotonic()  # not the wall clock, which may be set
+        self._started_at = time.monotonic()  # not the wall clock, which can be changed
         self._pending_actions: NDArray[Any] | None = None
 
     @property
@@ -313,21 +313,21 @@ def close_envs(env: VecEnv) -> str:
 
 
 def resets_and_rests(env: VecEnv) -> tuple[BoolArray | None, BoolArray | None]:
-    """The arrays `resets` and `rests` (N,) bool in the slots of the innermost vector env; None if it has none."""
+    """The arrays `resets` and `rests` (N,) bool in the slots of the innermost vector env; None without such slots."""
     inner = env.unwrapped
     return (inner.slots.resets, inner.slots.rests) if isinstance(inner, SlotVecEnv) else (None, None)
 
 
 class SlotAdapter(SlotSource):
-    """Steps any SB3 `VecEnv` and puts what it returns into slots. `infos()` returns the env's own infos."""
+    """Steps any SB3 `VecEnv` and puts what it returns into slots. `infos()` returns the infos of that env unchanged."""
 
     reuses_arrays = False
 
     def __init__(self, env: VecEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
-        self._masked: bool | None = None  # read once, when it is needed: it costs a call into every worker
-        self._flat_masks = FlatMasks(0)  # only `legal` is used, which takes any width
+        self._masked: bool | None = None  # read once, when needed: reading it calls every worker
+        self._flat_masks = FlatMasks(0)  # only its method `legal` is used, for masks of any width
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self.slots = empty_slots(env.observation_space, env.action_space, self.num_envs)
         self.count_episodes(self.num_envs)

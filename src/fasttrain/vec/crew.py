@@ -1,4 +1,4 @@
-"""Crew: all worker processes of one vector env. It starts them, steps them, calls, replaces and closes them.
+"""Crew: all worker processes of one vector env. It starts, steps, calls, replaces and closes them.
 
 It does not depend on SB3. Its errors name the env, the worker, the seed, the last action and the step.
 """
@@ -42,7 +42,7 @@ EnvFn = Callable[[], gym.Env[Any, Any]]
 OnEnvError = Literal["raise", "restart"]
 CLOSE_TIMEOUT_S = 5.0
 GO_ON = "env.on_env_error=restart goes on without it"
-SPIN_S = 100e-6  # about the time that it takes to fall asleep and to be woken
+SPIN_S = 100e-6  # about the time that a process takes to fall asleep and to wake up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +79,11 @@ class Crew:
         self._collected: dict[int, list[Record]] = {}  # records of some of those steps, collected before a call
         # Worker → first observations and masks after its replacement. The next step reports them.
         self._unreported: dict[int, tuple[Any, Any]] = {}
-        self.buffers = [0] * self.num_workers  # which of the two observation arrays each worker's last step wrote
+        self.buffers = [0] * self.num_workers  # by worker: which of the two observation arrays its last step wrote
         self.context = scout.context if scout else get_context(options.start_method or START_METHOD)
         self.notify = scout.notify if scout else Bell(self.context)  # released by workers, for `first_ready`
         self.workers: list[WorkerProcess] = []
-        # Runs before multiprocessing's own exit handler, which would wait for daemons that ignore SIGTERM.
+        # Runs before multiprocessing's own exit handler, which would wait for workers, because they ignore SIGTERM.
         self._finalizer = Finalize(self, _close_workers, (self.workers,), exitpriority=100)
         try:
             self._start(env_fns, scout)
@@ -142,7 +142,7 @@ class Crew:
         worker.attach(self.layout, self._block, control, self.options.start_timeout_s)
 
     def post_step(self) -> None:
-        """Start a step of every worker, with the actions in the arrays, into the other observation array."""
+        """Start a step of every worker, with the actions in the arrays. It writes to the other observation array."""
         self.align()
         buffer = 1 - self.buffers[0]
         self.buffers = [buffer] * self.num_workers
@@ -160,11 +160,11 @@ class Crew:
         self._post(index)
 
     def _post(self, index: int) -> None:
-        # The action was chosen for the state before a replacement. It must not act on the new episode.
+        # After a replacement the action was chosen for the old state. It must not act on the new episode.
         self.workers[index].post(HOLD if index in self._unreported else STEP)
 
     def align(self) -> None:
-        """Copy the last observations of all workers into the same one of the two arrays."""
+        """Copy the last observations of all workers into one and the same of the two arrays."""
         buffer = self.buffers[0]
         for index, worker in enumerate(self.workers):
             if self.buffers[index] != buffer:
@@ -226,7 +226,7 @@ class Crew:
             if isinstance(part, Failure):  # the worker cannot unpickle the options
                 raise EnvError(f"reset() failed: {part.text}")
             infos += part
-        for index, state in self._unreported.items():  # these workers failed in this call
+        for index, state in self._unreported.items():  # the workers that failed during this call
             self._write_state(index, state)
         self._unreported.clear()
         return infos
@@ -279,8 +279,8 @@ class Crew:
     def replace(self, worker: WorkerProcess, error: WorkerLostError, stepping: bool = True) -> list[Packed]:
         """Replace a worker that failed. Its episodes end as truncated and lost, in the state before the step.
 
-        Between two steps (`stepping=False`) the arrays stay as they are. The next step reports the ends of these
-        episodes instead of stepping these envs. Returns the infos of the resets.
+        If it fails between two steps (`stepping=False`), the arrays stay as they are. The next step reports the ends of
+        these episodes instead of stepping these envs. Returns the infos of the resets.
 
         Raises EnvError: `on_env_error` is "raise", or there were too many restarts.
         """
@@ -290,7 +290,7 @@ class Crew:
         while True:
             if self.options.on_env_error == "raise":
                 worker.pending = False
-                if error.failure is None:  # a late reply must not be taken for the reply to the next request
+                if error.failure is None:  # else a late reply could be taken for the reply to the next request
                     worker.process.kill()
                 raise self._env_error(worker, error) from error.cause
             self._count_restart(worker, error)
@@ -351,7 +351,7 @@ class Crew:
     def _env_error(self, worker: WorkerProcess, error: WorkerLostError) -> EnvError:
         failure, index = error.failure, worker.settings.worker
         row = int(worker.control[ROW]) if failure is None and hasattr(worker, "control") else NO_ROW
-        if row != NO_ROW:  # it hung or died in the code of one env
+        if row != NO_ROW:  # the worker hung or died in the code of one env
             env = worker.first + row
             seed = "" if self.seeds[env] is None else f", seed {self.seeds[env]}"
             action = f", last action {self.arrays.actions[env]}" if worker.control[COMMAND] == STEP else ""

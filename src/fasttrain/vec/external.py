@@ -16,15 +16,15 @@ class Figure(NamedTuple):
     kind: str  # counter, gauge or histogram
     name: str
     text: str
-    value: Any  # a number; with `label` a mapping from label values; of a histogram (counts by upper edge, count, sum)
+    value: Any  # a number; with `label`: label value → number; of a histogram: (counts by upper edge, count, sum)
     label: str = ""
 
 
 class ExternalVecEnv(SlotVecEnv):
-    """A vectorized env that reports on its games and lends games to evaluations.
+    """A vectorized env that reports on its games. Evaluations can use its engines.
 
     Attributes:
-        ended: True after an evaluation took the places of the training's games, which ended them.
+        ended: True if an evaluation needed the places of the training's games, so that these were ended.
     """
 
     ended: bool
@@ -44,11 +44,11 @@ class ExternalVecEnv(SlotVecEnv):
 
     @abstractmethod
     def env_times(self) -> dict[str, Any]:
-        """Some fields of `perf.report.EnvTimes`: games, restarts, lost_steps."""
+        """The fields `games`, `restarts` and `lost_steps` of `perf.report.EnvTimes`."""
 
     @abstractmethod
     def summary(self, wall_s: float, fresh: bool = False) -> dict[str, Any]:
-        """The games' part of perf.json. `fresh`: ask the workers; only the trainer's own thread may do so."""
+        """The games' part of perf.json. `fresh`: ask the workers, which only the trainer's own thread may do."""
 
     @abstractmethod
     def lines(self, summary: Mapping[str, Any]) -> list[str]:
@@ -60,4 +60,4 @@ class ExternalVecEnv(SlotVecEnv):
 
     @abstractmethod
     def limits(self, play: Callable[[], object]) -> tuple[str, list[str]]:
-        """The bottleneck of the games while `play` plays them, and the overrides that would test it."""
+        """The bottleneck of the games while `play` plays them, and overrides with which to test whether it is one."""

@@ -27,7 +27,7 @@ class GroupStep(NamedTuple):
 
 
 class Groups(Protocol):
-    """Groups of rows of a vector env. While a group steps, the env itself must not be used."""
+    """Groups of rows of a vector env. While a group steps, do not use the env itself."""
 
     env: Any
     rows: list[slice]  # rows of each group
@@ -45,7 +45,7 @@ class Groups(Protocol):
         """
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        """Wait for the steps of these groups and return them. They do not contain a row whose action was refused."""
+        """Wait for the steps of these groups and return them. Rows whose action was refused are left out."""
 
     def finish(self) -> None:
         """Make the env usable as a whole again. To be called when no group is stepping."""
@@ -102,7 +102,7 @@ class WorkerGroups:
                 if ready:
                     break
         self.env.wait_ns += time.perf_counter_ns() - began
-        return ready or groups[:1]  # after the deadline: `take` reports the worker that hangs
+        return ready or groups[:1]  # the deadline has passed: `take` reports the worker that hangs
 
     def finish(self) -> None:
         crew = self.env.crew

@@ -38,8 +38,8 @@ class NativeVecEnv(SlotVecEnv):
 
     Args:
         game: the games. `env_method` and `get_attr` reach its other public methods and attributes.
-        seed: as in `VecEnv.seed(seed)`: the next reset starts env i with seed + i.
-        tasks: reset options by name, for a game with a method `set_options`; `set_tasks` chooses among them.
+        seed: at the next reset env i gets the seed `seed + i`, as after `VecEnv.seed(seed)`.
+        tasks: reset options by name, for a game with a method `set_options`; `set_tasks` chooses one for each env.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class NativeVecEnv(SlotVecEnv):
         check_game(game)
         self.game = game
         self._task_names, self._task_options = ["", *(tasks or {})], [{}, *(tasks or {}).values()]
-        self.tasks: Int64Array = np.zeros((2, game.num_envs), np.int64)  # numbers of the present and the next games'
+        self.tasks: Int64Array = np.zeros((2, game.num_envs), np.int64)  # of the present and the next games
         width = mask_width(game.action_space)
         self.slots = empty_slots(game.observation_space, game.action_space, game.num_envs, width)
         super().__init__(game.num_envs, game.observation_space, game.action_space)
@@ -80,7 +80,7 @@ class NativeVecEnv(SlotVecEnv):
 
     @property
     def opponents_turn(self) -> BoolArray:
-        """(N,) True where the next decision is the opponent's; only of a game that stops at both sides' decisions."""
+        """(N,) True where the next decision is the opponent's; only for games that stop at both sides' decisions."""
         turn: BoolArray = self.game.opponents_turn  # type: ignore[attr-defined]
         return turn
 
@@ -104,7 +104,7 @@ class NativeVecEnv(SlotVecEnv):
         return self.end_episode(index, self.game.final_observations[index].copy(), info)
 
     def set_tasks(self, numbers: Int64Array, envs: Int64Array | slice) -> None:
-        """Choose the tasks of the next games of these envs. Number 0 is no task, k the k-th of the constructor's."""
+        """Choose the tasks of the next games of these envs. Number 0: no task; k: the k-th of `tasks`."""
         rows = np.arange(self.num_envs, dtype=np.int64)[envs]
         self.tasks[1, rows] = numbers
         for number in np.unique(numbers):

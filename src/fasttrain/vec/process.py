@@ -1,7 +1,7 @@
-"""The trainer's side of a worker process: start it, send requests with a deadline, end it, whatever its envs do.
+"""The trainer's side of a worker process: start it, send requests with a deadline, and end it in any case.
 
 A `Scout` is a worker process that tries an env before training begins, and may become the first worker. An env may
-hang, crash or fill the memory there: the trainer survives that and can report it.
+hang, crash or fill the memory there: the trainer survives this and reports it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ POLL_EVERY_S = 0.1  # how often to check whether a worker is alive while waiting
 T = TypeVar("T")
 
 
-class WorkerTraceback(Exception):  # noqa: N818 - shown as the cause, as concurrent.futures does with its own
+class WorkerTraceback(Exception):  # noqa: N818 - shown as the cause, like concurrent.futures' class of this kind
     """The traceback in the worker process, as text."""
 
 
@@ -91,7 +91,7 @@ class WorkerProcess:
         with child_environment(ONE_THREAD), signals_held():
             self.process.start()
         theirs.close()
-        # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever. So kill it first.
+        # Workers ignore SIGTERM: multiprocessing's own exit handler would wait for ever. So kill the worker first.
         self._at_exit = Finalize(self, kill_group, (self.process,), exitpriority=50)
 
     def _set_envs(self, settings: Settings, num_envs: int) -> None:
@@ -115,7 +115,7 @@ class WorkerProcess:
 
     def attach(self, layout: Layout, block: SharedBlock, control: Int64Array, timeout_s: float) -> None:
         """Send it the shared memory. `control` is the worker's row of control words."""
-        control[:STEP_NS] = 0  # the times after it go on from those of a replaced worker
+        control[:STEP_NS] = 0  # the words from STEP_NS on keep the sums of a replaced worker
         control[ROW] = NO_ROW
         self.control = control
         try:
@@ -173,7 +173,7 @@ class WorkerProcess:
         try:
             answer = self.receive(max(1.0, deadline - time.monotonic()), "answering")
         except UnreadableError as error:
-            if kind == RESULT:  # a class that only the worker can import: the worker itself can go on
+            if kind == RESULT:  # a class that only the worker can import: the worker itself is not damaged
                 return Failure(0, str(error), "")
             raise WorkerLostError(str(error)) from error
         if kind == FAILED:
@@ -287,9 +287,9 @@ def wait_for_end(process: BaseProcess, timeout_s: float) -> bool:
 
 def kill_group(process: Any) -> None:
     """Kill a process that has called `bind_to_trainer`, and all that it started, even if it has ended itself."""
-    with suppress(ValueError, AttributeError):  # closed already
+    with suppress(ValueError, AttributeError):  # the process object is closed already
         if sys.platform != "win32":
-            with suppress(ProcessLookupError, PermissionError):  # the group has ended, or does not exist yet
+            with suppress(ProcessLookupError, PermissionError):  # the group has ended or does not exist yet
                 os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         wait_for_end(process, 5.0)
@@ -323,7 +323,7 @@ class Scout:
         self._block = SharedBlock(MEMORY_BYTES)
         self.memory = self._block.memory
         self._worker: WorkerProcess | None = WorkerProcess(self.context, self.notify, None, 0)
-        with suppress(OSError):  # it has ended already, which the first task reports
+        with suppress(OSError):  # if it has ended already, the first task reports that
             self._block.send(self._worker.channel.connection)
         self._idle = True
 

@@ -26,7 +26,7 @@ from fasttrain.vec.native import NativeVecEnv
 
 @runtime_checkable
 class Opponent(Protocol):
-    """Acts for the other side."""
+    """Decides for the other side."""
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
         """Actions (M, ...) for these envs (M,), from the opponent's observations (M, ...) and masks (M, A)."""
@@ -50,7 +50,7 @@ class RandomOpponent:
 
 
 class OwnTurns:
-    """The turns of native games and of games with engines, which know whose turn it is and can step some envs only."""
+    """The turns of native games and of games with engines, which know whose turn it is and can step single envs."""
 
     def __init__(self, env: NativeVecEnv | ExternalVecEnv) -> None:
         if isinstance(env, NativeVecEnv) and not hasattr(env.game, "step_listed"):
@@ -65,7 +65,7 @@ class OwnTurns:
 
     @property
     def again(self) -> BoolArray | None:
-        """(N,) True where the game refused the last action and asks again; None if games never do so."""
+        """(N,) True where the game refused the last action and asks again; None if games never do that."""
         return getattr(self.env, "again", None)
 
     @property
@@ -92,9 +92,9 @@ class InfoTurns:
 
     def __init__(self, env: VecEnv, source: SlotSource) -> None:
         self.env, self.source = env, source
-        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # 0: the learner acts next
+        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # 0 where the learner acts next
         shape = env.action_space.shape or ()
-        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)  # -1: TwoSided does not step
+        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)  # with -1 TwoSided does not step
         self.again = None
 
     @property
@@ -138,9 +138,9 @@ class SelfPlayVecEnv(SlotVecEnv):
             OwnTurns(inner) if isinstance(inner, (NativeVecEnv, ExternalVecEnv)) else InfoTurns(inner, self.source)
         )
         self.opponent: Opponent = RandomOpponent(inner.action_space)
-        self.empty_masks = EmptyMasks()  # for opponents' masks; a run replaces it by one that knows the step
+        self.empty_masks = EmptyMasks()  # for opponents' masks; a run sets its own, which knows the step
         self.opponents_ns = 0  # time of the opponents' actions and of the env steps after them
-        self._next_rewards = np.zeros_like(inner_slots.rewards)  # rewards in episodes that began in this step
+        self._next_rewards = np.zeros_like(inner_slots.rewards)  # rewards of episodes that began in this step
         own = {name: np.zeros_like(getattr(inner_slots, name)) for name in ("rewards", "terminations", "truncations")}
         self.slots = replace(inner_slots, finished=[], **own)
         super().__init__(inner.num_envs, inner.observation_space, inner.action_space)
@@ -166,7 +166,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         self.source.reset()
         self.reset_infos = self.inner.reset_infos
         self.turns.begin()
-        slots.terminations[:] = True  # so that rewards until then are added to the learner's first action
+        slots.terminations[:] = True  # so that rewards before the learner's first action are added to that action
         self._let_opponents_act([])
         self.clear_slots()
         self._share_state()
@@ -220,7 +220,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         return finished
 
     def _learner_acted(self, episode: FinishedEpisode, ended_before: bool) -> bool:
-        """Note the end of an episode. False if the learner had no action in it.
+        """Record the end of an episode. Returns False if the learner did not act in it.
 
         `ended_before`: another episode of this env ended since the learner's last action.
         """

@@ -40,7 +40,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         info_keys: info entries that arrive at every step. All other entries arrive only when an episode ends. None:
             all entries arrive at every step, as with SB3's classes.
         on_env_error: what happens when an env raises, breaks its contract, or its worker dies. "raise": an `EnvError`.
-            "restart": the env or the worker is built again; its unfinished episodes end as truncated and `lost`.
+            "restart": the env or the worker is built again, and unfinished episodes end as truncated and `lost`.
         step_timeout_s: a worker that needs longer for one request counts as hung.
         start_timeout_s: the same for building the envs.
         use_masks: read action masks, of any of the three conventions, together with each step.
@@ -79,7 +79,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         self._warned: set[str] = set()
         self._closed = False
         self.lost_steps = 0  # env steps of episodes that a failure ended
-        self.wait_ns = self.slowest_ns = 0  # time the trainer waited; time of each step's slowest worker; summed
+        self.wait_ns = self.slowest_ns = 0  # sums: of the trainer's waiting times, and of each step's slowest worker
         options = CrewOptions(
             num_workers=num_workers,
             start_method=start_method,
@@ -211,7 +211,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
                 if index not in ended:
                     value = self.crew.arrays.info_values[index, column]
                     infos[index][self._info_keys[column]] = NUMBER_TYPES[int(kinds[row, column])](value)
-        if self._info_keys is None:  # whole infos have SB3's key at every step
+        if self._info_keys is None:  # with whole infos SB3's key is set at every step
             for index in range(rows.start, rows.stop):
                 infos[index]["TimeLimit.truncated"] = False
         elapsed_s = round(time.monotonic() - self._started_at, 6)
@@ -237,7 +237,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             warnings.warn(text, UserWarning, stacklevel=4)
 
     def set_tasks(self, numbers: Int64Array, envs: Int64Array | slice) -> None:
-        """Choose the tasks of the next episodes of these envs, at any time; see `envs/tasks.py`."""
+        """Choose the tasks of the next episodes of these envs, allowed at any time; see `envs/tasks.py`."""
         self.crew.arrays.tasks[envs] = numbers
 
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
@@ -247,7 +247,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return self._call("get", (attr_name,), indices)
 
     def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        """Set the attribute in the wrapper that has it, or in the env. Raises EnvError: it reads differently then."""
+        """Set the attribute in the wrapper that has it, or in the env. Raises EnvError if it then has another value."""
         self._call("set", (attr_name, value), indices)
 
     def env_is_wrapped(
@@ -291,7 +291,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return WorkerGroups(self) if self.num_workers > 1 else None
 
     def times_ns(self) -> dict[str, int]:
-        """Time of the steps since construction, in ns: of all envs, of the slowest worker, waiting, of opponents."""
+        """Time of the steps since construction, in ns: of all envs, of slowest workers, of waiting, of opponents."""
         control = self.crew.control
         return {
             "envs": int(control[:, BUSY_NS].sum()),
@@ -301,7 +301,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         }
 
     def close(self) -> None:
-        """End the workers, within seconds even if they hang. The slots stay readable."""
+        """End the workers, within seconds even if they hang. The slots can still be read."""
         self._closed = True
         self.crew.close()
         self.close_failed = self.crew.close_failed

@@ -1,4 +1,4 @@
-"""Stable-Baselines3's own vector envs, with what a run needs beyond them.
+"""Stable-Baselines3's own vector envs, with additions that a run needs.
 
 `start_subproc` starts a `SubprocVecEnv` whose workers ignore signals to the process group. `ActionLogVecEnv` is a
 `DummyVecEnv` that records the actions of its `Retrace` envs.
@@ -36,12 +36,12 @@ from fasttrain.vec.process import START_METHOD, kill_group, wait_for_end
 from fasttrain.vec.worker_start import bind_to_trainer, hold_signals, safe_path, skip_shutdown
 
 EnvFn = Callable[[], gym.Env[Any, Any]]
-WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # what SB3 raises when a worker process is gone
+WORKER_ERRORS = (EOFError, BrokenPipeError, ConnectionResetError)  # SB3 raises these if a worker process is gone
 CLOSE_S = 5.0  # timeout for closing the envs in workers, as with `vec_env=shared`
 
 
 class WorkerFactory:
-    """Builds an env in a worker process of SubprocVecEnv, after it has set up the process."""
+    """Builds an env in a worker process of SubprocVecEnv, after the process was set up."""
 
     def __init__(self, factory: EnvFn) -> None:
         self._factory = factory
@@ -73,7 +73,7 @@ class WorkersVecEnv(SubprocVecEnv):
                 remote.send(("env_method", ("end", (), {})))
                 remote.send(("close", None))
         for remote, process in zip(self.remotes, self.processes, strict=True):
-            with suppress(EOFError, OSError, ValueError):  # dead, or closed after an error
+            with suppress(EOFError, OSError, ValueError):  # the worker is dead, or its pipe was closed after an error
                 if remote.poll(max(0.0, deadline - time.monotonic())):
                     self.close_failed = self.close_failed or str(remote.recv())
                 wait_for_end(process, max(0.0, deadline - time.monotonic()))
@@ -100,15 +100,15 @@ def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
             if isinstance(error, WORKER_ERRORS):
                 raise EnvSpecError("a worker could not build its env; its error message stands above") from error
             raise
-    # A worker ignores SIGTERM, and multiprocessing's own exit handler would wait for it for ever. So kill it first.
+    # multiprocessing's own exit handler would wait for ever, because workers ignore SIGTERM. So kill the workers first.
     Finalize(env, _kill_all, (env.processes,), exitpriority=50)
     return env
 
 
 def _kill_all(processes: Iterable[Any]) -> None:
     for process in processes:
-        with suppress(ValueError):  # closed already
-            if process.is_alive():  # the pid of a process that has been waited for may belong to another one
+        with suppress(ValueError):  # the process object is closed already
+            if process.is_alive():  # the pid of an ended process may belong to another one by now
                 kill_group(process)
 
 
@@ -116,7 +116,7 @@ def _kill_all(processes: Iterable[Any]) -> None:
 def killing_workers(env: VecEnv) -> Iterator[None]:
     """At the end, kill the workers of a SubprocVecEnv.
 
-    After an error SB3's `close` would wait for answers of the workers that have been received already.
+    After an error SB3's `close` would wait for answers of the workers, although these have been received already.
     """
     try:
         yield
@@ -125,7 +125,7 @@ def killing_workers(env: VecEnv) -> Iterator[None]:
             _kill_all(env.unwrapped.processes)
 
 
-MIN_ROWS = 1000  # rows of actions to collect before those of finished episodes are dropped
+MIN_ROWS = 1000  # number of rows after which those of finished episodes are dropped
 
 
 class ActionLogVecEnv(DummyVecEnv):
@@ -172,8 +172,8 @@ class ActionLogVecEnv(DummyVecEnv):
             answer = super().step_wait()
         except Exception as error:
             raise _with_place(error) from error.__cause__
-        if os.getpid() != self._pid:  # 40 ns. An env forked, and the child returned from it.
-            os._exit(EXIT_CRASHED)  # The child would train, and write to the same files as its parent.
+        if os.getpid() != self._pid:  # 40 ns. True in a child process that an env forked and that returned from it.
+            os._exit(EXIT_CRASHED)  # else the child would also train, and write to the parent's files
         return answer
 
     def step_async(self, actions: NDArray[Any]) -> None:
@@ -202,7 +202,7 @@ class ActionLogVecEnv(DummyVecEnv):
         self._most = 2 * len(self.rows) + MIN_ROWS
 
 
-NotedVecEnv = ActionLogVecEnv  # its former name, for scripts
+NotedVecEnv = ActionLogVecEnv  # the former name of ActionLogVecEnv, for scripts
 
 
 # --- errors that SB3's loop, or a wrapper, raises because of what an env returned
@@ -211,11 +211,11 @@ LOOPS = tuple(os.path.dirname(str(it.__file__)) for it in (stable_baselines3, gy
 
 
 def place_of(error: BaseException) -> str:
-    """`env 3, step 12 of its episode, `, if the traceback has it."""
+    """`env 3, step 12 of its episode, ` if the traceback contains that, else an empty text."""
     for frame in _frames(error):
         vec_env, index = (frame.f_locals.get(name) for name in ("self", "env_idx"))
         if isinstance(vec_env, DummyVecEnv) and index is not None:
-            begun = getattr(vec_env.envs[index], "steps_begun", None)  # a `Retrace` has it
+            begun = getattr(vec_env.envs[index], "steps_begun", None)  # only a `Retrace` has this attribute
             step = "" if begun is None else f"step {begun} of its episode, " if begun else "its reset, "
             return f"env {index}, {step}"
     return ""

@@ -1,7 +1,7 @@
 """GymVecEnv: a Gymnasium `VectorEnv`, which steps N envs in one call, as an SB3 vector env with slots.
 
 `metadata["autoreset_mode"]` of a VectorEnv says when the next episode begins. SAME_STEP is what SB3 does. With
-DISABLED, GymVecEnv resets the envs that ended before its step returns. With NEXT_STEP, the step after an episode's end
+DISABLED, GymVecEnv resets the envs that ended before its step returns. With NEXT_STEP the step after an episode's end
 only resets and ignores the action: `slots.resets` marks these rows, and algorithms do not learn from them.
 
 A row may also rest: its next action is ignored because its agent is out of the game or waits for other agents. The
@@ -50,7 +50,7 @@ def registered(env_id: str, kwargs: Mapping[str, Any], max_episode_steps: int | 
 
 
 class GymVecEnv(SlotVecEnv):
-    """N envs of one `VectorEnv`. One random generator serves all of them.
+    """N envs of one `VectorEnv`. All of them share one random generator.
 
     Args:
         make: called with `num_envs`.
@@ -120,7 +120,7 @@ class GymVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, last, last_infos) for index in ended.tolist()]
         over = slots.terminations | slots.truncations
         if self.mode is AutoresetMode.DISABLED and ended.size:
-            if self._masks is not None and self._masks.in_infos:  # the reset's infos have only the rows it resets
+            if self._masks is not None and self._masks.in_infos:  # the infos of a reset have only rows that were reset
                 self._read_masks(observations, infos, ~over)
             options = {"reset_mask": over}
             observations, infos = self._call_env("reset", lambda: self._check_reset(self.venv.reset(options=options)))
@@ -138,7 +138,7 @@ class GymVecEnv(SlotVecEnv):
         self._call_env("reading the observations", lambda: each_array(_copy_rows, slots.observations, rows))
 
     def _check_step(self, answer: object) -> tuple[Any, ...]:
-        """The answer of `step`. EnvError if it is not one value per env: NumPy would repeat a single one."""
+        """The answer of `step`. EnvError if it is not one value per env: NumPy would repeat one value."""
         if not isinstance(answer, tuple) or len(answer) != 5 or not isinstance(answer[4], Mapping):
             expected = "(observations, rewards, terminations, truncations, infos), the infos a dict"
             raise EnvError(f"{self._what}: step() returned {_type_names(answer)}, expected {expected}")
@@ -155,7 +155,7 @@ class GymVecEnv(SlotVecEnv):
         return answer
 
     def _read_masks(self, observations: object, infos: Mapping[str, Any], rows: BoolArray | None) -> None:
-        """Read the masks of these rows (N,) bool; None: of all. Rows that only reset or rest have no mask."""
+        """Read the masks of these rows (N,) bool; None: all rows. Rows that only reset or rest have no mask."""
         masks: Any = self.slots.action_masks
         if rows is None:
             rows = np.ones(self.num_envs, np.bool_)
@@ -193,7 +193,7 @@ class GymVecEnv(SlotVecEnv):
         super().set_options(options)
 
     def call_envs(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], indices: VecEnvIndices) -> list[Any]:
-        """Call the VectorEnv's method once. Of a list or array each env gets its entry; other answers are repeated."""
+        """Call the VectorEnv's method once. Each env gets its entry of a list or array; other answers are repeated."""
         answer = self._call_env(name, lambda: getattr(self.venv, name)(*args, **kwargs))
         return [_of_env(answer, index) for index in self._require_all(indices, name)]
 
@@ -227,7 +227,7 @@ class RowMasks:
     """Reads the masks (N, A) of a VectorEnv from its method, its infos, or its Dict observation.
 
     Args:
-        infos: of a reset that was just made.
+        infos: the infos of a reset that was just made.
         name: the masks' name, as in `find_mask_convention`.
     """
 
@@ -295,7 +295,7 @@ def _mode_of(env: VectorEnv[Any, Any, Any], what: str) -> AutoresetMode:
 
 
 def _last_observations(infos: Mapping[str, Any], what: str) -> object:
-    """The observations (N, ...) before the reset; only the rows of ended episodes are valid."""
+    """The observations (N, ...) before the reset; only rows whose episode ended are valid."""
     for key in ("final_obs", "final_observation"):
         if key in infos:
             return infos[key]
@@ -306,7 +306,7 @@ def _last_observations(infos: Mapping[str, Any], what: str) -> object:
 
 
 def _has_entry(infos: Mapping[str, Any], key: str, index: int) -> bool:
-    """Whether the entry `key` is valid for this env: Gymnasium marks that under `_KEY`."""
+    """Whether the entry `key` is valid for this env. Gymnasium stores this under `_KEY`."""
     marks = infos.get(f"_{key}")
     return marks is None or bool(np.asarray(marks).reshape(-1)[index])
 

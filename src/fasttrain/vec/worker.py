@@ -43,7 +43,7 @@ from fasttrain.vec.worker_start import Bell, Channel, DeadlineError, acquire
 
 Env = gymnasium.Env[Any, Any]
 
-STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: reply without a step, see `Crew.replace`
+STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: reply without stepping; see `Crew.post_worker`
 CLOSE_S = 1.0  # timeout for sending the result of closing
 NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # the kind of message that follows on the pipe
 
@@ -64,16 +64,16 @@ class Assignment(NamedTuple):
 
 
 class Worker:
-    """Serves the requests of one channel."""
+    """Answers the requests that come through one channel."""
 
     def __init__(self, channel: Channel, notify: Bell, settings: Settings | None) -> None:
         self.channel = channel
-        self.notify = notify  # shared by all workers: the trainer waits here for the first one
+        self.notify = notify  # shared by all workers: the trainer waits on it for the first worker that is ready
         self._given = settings
         self.guard = ForkGuard()
 
     def release_pipes(self) -> None:
-        """Runs in a child that an env has forked: it may live on, but must not use the worker's pipes."""
+        """Runs in a child process that an env has forked: it may live on, but must not use the worker's pipes."""
         self.guard.forked = True
         self.channel.connection.close()
         self.notify.close()
@@ -130,7 +130,7 @@ class Worker:
 
     def _build(self, built: list[Env]) -> tuple[list[Callable[[], Env]], list[Env], MaskReader]:
         factories = cloudpickle.loads(self.settings.factories)
-        random.seed()  # forked processes begin with copies of their parent's random state, all with the same
+        random.seed()  # else forked workers would all have the random state of their parent
         np.random.seed()
         first = factories[0].around(built.pop()) if built else factories[0]()
         envs = [first, *(factory() for factory in factories[1:])]
@@ -144,7 +144,7 @@ class Worker:
                     "masks in all or in none"
                 )
         # The search for masks may have reset the env. Build a new one, so that its first episode is the same as in a
-        # DummyVecEnv. fasttrain's own factories search in every process, so nothing differs there.
+        # DummyVecEnv. fasttrain's own factories search in every kind of process, so nothing differs there.
         if masks.used_env and not hasattr(factories[0], "around"):
             close_env(envs[0])
             envs[0] = factories[0]()
@@ -202,7 +202,7 @@ class Worker:
             return RESULT, pack(failure_of(error, env_index=0)._replace(missing=missing))
 
     def _call_reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]], buffer: int) -> object:
-        if seeds[0] is not None:  # some envs draw from the global generators: seed these too, each worker differently
+        if seeds[0] is not None:  # some envs use the global generators: seed these too, differently in each worker
             random.seed(seeds[0])
             np.random.seed(seeds[0] % 2**32)
         return self.rows.reset(seeds, options, buffer)
@@ -251,7 +251,7 @@ def pack(value: object) -> bytes:
 
 def _run_task(task: Callable[[Any, list[Env]], Any], memory: object, built: list[Env]) -> bytes:
     try:
-        answer: bytes = cloudpickle.dumps(task(memory, built))  # plain pickle cannot find some classes of spaces
+        answer: bytes = cloudpickle.dumps(task(memory, built))  # plain pickle cannot send some classes of spaces
         return answer
     except BaseException as error:
         return pack(failure_of(error, env_index=0))
@@ -270,7 +270,7 @@ def _same(value: Any, expected: Any) -> bool:
     try:
         return bool(np.all(np.asarray(value == expected)))
     except Exception:
-        return True  # the two cannot be compared: it has to be enough that the attribute can be read
+        return True  # the values cannot be compared: that the attribute can be read is enough
 
 
 def _is_wrapped(env: object, wrapper: tuple[str, str]) -> bool:

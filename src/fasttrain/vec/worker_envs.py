@@ -30,7 +30,7 @@ from fasttrain.spec.infos import enemy_turn_ms
 from fasttrain.vec.worker_memory import ABSENT, BOOL, FLOAT, INT, NO_ROW, Arrays, ForkGuard
 
 Env = gymnasium.Env[Any, Any]
-SEED_STRIDE = 1_000_003  # between the seeds of an env and of its successors after a failure
+SEED_STRIDE = 1_000_003  # difference between the seeds of an env and of the env that replaces it after a failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class NeedsRestartError(Exception):
 
 
 class BadDataError(EnvError):
-    """An env returned data that must not reach a buffer."""
+    """An env returned wrong data, which must not reach a buffer."""
 
 
 class Packed(NamedTuple):
@@ -83,9 +83,9 @@ class Record(NamedTuple):
     """The message of one env after a step, besides the arrays."""
 
     env_index: int
-    info: bytes = b""  # pickled. At an episode's end the whole info, else the wanted entries that are not numbers
+    info: bytes = b""  # pickled: at an episode's end the whole info, else entries in `info_keys` that are no numbers
     reset_info: bytes = b""  # pickled; of the reset after an episode's end
-    failure: Failure | None = None  # the error after which the env was rebuilt
+    failure: Failure | None = None  # the error because of which the env was rebuilt
     unsent: tuple[str, ...] = ()  # info keys whose values cannot be pickled
 
 
@@ -146,7 +146,7 @@ class EnvRows:
         guard: ForkGuard | None = None,
     ) -> None:
         self.settings, self.factories, self.envs, self.masks, self.arrays = settings, factories, envs, masks, arrays
-        self.current = current  # (1,) row of the env that is in its step or reset: the trainer reads it after a hang
+        self.current = current  # (1,) row of the env that is in its step or reset: for the trainer after a hang
         self.opponents_ns = 0
         self._guard = guard or ForkGuard()  # checked whenever an env returns, before anything is written
         count = len(envs)
@@ -190,7 +190,7 @@ class EnvRows:
     def step(self, buffer: int) -> list[Record]:
         """Step every env with its action in the arrays, and write its row. `buffer`: which observations to write.
 
-        Raises NeedsRestartError: an env failed, and it cannot or shall not be rebuilt here.
+        Raises NeedsRestartError: an env failed, and it cannot or must not be rebuilt here.
         """
         arrays, actions = self.arrays, self.arrays.actions
         self._into, self._before = arrays.observations[buffer], arrays.observations[1 - buffer]
@@ -210,14 +210,14 @@ class EnvRows:
         bad_rows = self._bad_rows()
         for row, reason in bad_rows:
             self._handle_failure(row, actions[row], BadDataError(reason))
-        for row, _ in self._bad_rows() if bad_rows else ():  # the rebuilt env also returns bad data
+        for row, _ in self._bad_rows() if bad_rows else ():  # the rebuilt env returned bad data too
             raise NeedsRestartError(self._failure(row, actions[row], BadDataError("bad data right after a rebuild")))
         return self._records
 
     def _store_step(self, row: int, env: Env, answer: Any) -> None:
-        if self._guard.forked:  # 20 ns
+        if self._guard.forked:  # this check takes 20 ns
             self._guard.check()
-        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns; the call takes 400
+        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns, check_step 400
             check_step(answer)
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
@@ -225,7 +225,7 @@ class EnvRows:
         try:
             arrays.terminations[row] = terminated
             arrays.truncations[row] = truncated
-        except ValueError as error:  # an array of several
+        except ValueError as error:  # if it is an array of several values
             ends = f"terminated={terminated!r:.60} and truncated={truncated!r:.60}"
             raise BadDataError(f"step() returned {ends}; return two bools") from error
         if "perf" in info:
@@ -248,7 +248,7 @@ class EnvRows:
         terminated = bool(self.arrays.terminations[row])
         observation = last_observation(env.observation_space, observation, terminated, self.settings.check_finite)
         self._write_observation(row, self.arrays.final_observations, observation)
-        last, unsent = _pack_info(info)  # before the reset, which may change lists inside it
+        last, unsent = _pack_info(info)  # before the reset, because that may change lists inside the info
         first, unsent_too = self._pack_reset_info(self._store_reset(row, env.reset()))
         if last or first or unsent or unsent_too:
             self._records.append(Record(self.settings.first + row, last, first, None, (*unsent, *unsent_too)))
@@ -268,7 +268,7 @@ class EnvRows:
         return _pack_info(info if keys is None else {key: info[key] for key in keys if key in info})
 
     def _write_observation(self, row: int, into: Any, observation: Any) -> None:
-        """Write one observation. Its shape is checked: NumPy would broadcast a wrong one, such as (1,), silently."""
+        """Write one observation. Its shape is checked: NumPy would broadcast a wrong shape such as (1,)."""
         try:
             if isinstance(into, dict):
                 for key, part in into.items():
@@ -348,7 +348,7 @@ class EnvRows:
 
 
 def successor_seed(seed: int | None, failures: int = 1) -> int | None:
-    """The seed of the env that replaces a failed one. It differs, so that the same failure need not come again."""
+    """The seed of the env that replaces a failed one. It differs, because the same seed could fail again."""
     return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
 
 
@@ -362,7 +362,7 @@ def _assign(into: Any, row: int, value: Any, shape: tuple[int, ...], name: str) 
 def _kind_of(value: object) -> int:
     """The kind of a number in `info_kinds`; ABSENT for any other value.
 
-    NumPy's numbers count as other values: they would arrive as another type.
+    NumPy's numbers count as other values: they would not keep their type.
     """
     if type(value) is bool:
         return BOOL

@@ -32,7 +32,7 @@ REQUEST, COMMAND, BUFFER, NOTIFY = range(4)
 REPLY, MAIL, STEP_NS, BUSY_NS, OPPONENTS_NS, ROW = range(8, 14)
 NO_ROW = -1  # in ROW: no env of the worker is in its step or reset
 
-# The type of a value in `info_values`.
+# Values of `info_kinds`: the type of the value in `info_values`.
 ABSENT, FLOAT, INT, BOOL = range(4)
 
 Space = spaces.Space[Any]
@@ -41,7 +41,7 @@ Space = spaces.Space[Any]
 class Arrays(NamedTuple):
     """Views into the block: of all N envs, or of the rows of one worker."""
 
-    observations: tuple[Observations, Observations]  # steps write the two in turn: the other has the state before
+    observations: tuple[Observations, Observations]  # steps write to both in turn: one has the state before
     final_observations: Observations  # row i is valid if env i ended in the last step
     actions: NDArray[Any]
     rewards: Float32Array
@@ -49,7 +49,7 @@ class Arrays(NamedTuple):
     truncations: BoolArray
     lost: BoolArray  # the episode ended because its env or worker failed
     tasks: Int64Array  # number of the next episode's task, which the trainer writes; 0: none
-    opponents_turn: BoolArray  # games with engines: the next decision is the opponent's
+    opponents_turn: BoolArray  # only for games with engines: True where the opponent decides next
     action_masks: BoolArray | None
     info_values: Float64Array  # (N, K) numbers under the K info keys
     info_kinds: NDArray[np.uint8]  # (N, K) ABSENT, FLOAT, INT, BOOL
@@ -131,7 +131,7 @@ class SharedBlock:
         self.size_bytes = size_bytes
         self._handle: int | str
         if sys.platform == "win32":
-            self._handle = f"fasttrain-{uuid4().hex}"  # a kernel object: gone with its last user
+            self._handle = f"fasttrain-{uuid4().hex}"  # a kernel object: ends with its last user
             self.memory = mmap.mmap(-1, size_bytes, tagname=self._handle)
             return
         if hasattr(os, "memfd_create"):  # not limited by the size of /dev/shm, which is 64 MB in a container
@@ -171,7 +171,7 @@ def receive_block(connection: Connection) -> mmap.mmap:
         memory = mmap.mmap(handle, size_bytes)
     finally:
         os.close(handle)
-    if hasattr(mmap, "MADV_DONTFORK"):  # Linux: a process that an env forks does not get this memory
+    if hasattr(mmap, "MADV_DONTFORK"):  # on Linux: processes that an env forks do not get this memory
         memory.madvise(mmap.MADV_DONTFORK)
     return memory
 

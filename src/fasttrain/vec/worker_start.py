@@ -41,7 +41,7 @@ from fasttrain.terminal import let_output_end
 if sys.platform != "win32":
     import _multiprocessing  # type: ignore[import-not-found]  # what multiprocessing's own semaphores are made of
 
-# One numeric thread per worker: K workers with C threads each on C cores are several times slower than one thread each.
+# One numeric thread per worker: on C cores, K workers with C threads each are several times slower than with one each.
 ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
      "NUMBA_NUM_THREADS"),
@@ -53,7 +53,7 @@ ONE_THREAD = dict.fromkeys(
 def child_environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the child processes that are started inside the block.
 
-    They must be set this early: a spawned process imports the user's main script before it calls `start`.
+    They must be set before the start, because a spawned process imports the user's main script before it calls `start`.
     """
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
@@ -61,20 +61,20 @@ def child_environment(values: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name, None)  # an env may have removed it
+            os.environ.pop(name, None)  # `pop`, because an env may have removed it
             os.environ.update({} if value is None else {name: value})
 
 
 def hold_signals() -> Any:
-    """Block SIGINT and SIGTERM in this thread and in processes that it starts from now on. Returns the mask before."""
+    """Block SIGINT and SIGTERM in this thread and in processes that it starts from now on. Returns the old mask."""
     if sys.platform == "win32":
         return None
-    resource_tracker.ensure_running()  # if it started later, it would unblock the signals again
+    resource_tracker.ensure_running()  # if the tracker started later, it would unblock the signals again
     return signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11: files in the working directory cannot hide Python's own modules
-OURS = "fasttrain"  # the value that fasttrain sets; Python accepts any text
+OURS = "fasttrain"  # the value that fasttrain sets, because Python accepts any text
 
 
 def safe_path() -> AbstractContextManager[None]:
@@ -96,23 +96,23 @@ def signals_held() -> Iterator[None]:
 
 def start(*arguments: object) -> None:
     """Run a worker until it is asked to close, or until the trainer has ended."""
-    os.environ.update(ONE_THREAD)  # a fork server that was started earlier has other values
-    if "torch" in sys.modules:  # the user's main script imports it
+    os.environ.update(ONE_THREAD)  # a fork server that was started earlier may have other values
+    if "torch" in sys.modules:  # the user's main script may have imported it
         sys.modules["torch"].set_num_threads(1)
-    for stream in (sys.stdout, sys.stderr):  # an env's output must not be lost when the process is killed
+    for stream in (sys.stdout, sys.stderr):  # line by line: else output of an env is lost when the process is killed
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)
     start_function("fasttrain.vec.worker:serve", *arguments)
 
 
 def start_function(place: str, *arguments: object) -> None:
-    """Call `module:function`. The import takes seconds, so the process is bound to the trainer before it."""
+    """Call `module:function`. `bind_to_trainer` is called before the import, which takes seconds."""
     bind_to_trainer()
     let_output_end()
     module, _, name = place.partition(":")
     getattr(import_module(module), name)(*arguments)
     if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
-        os._exit(0)  # the interpreter would wait for the threads of an env
+        os._exit(0)  # a normal exit would wait for the threads of an env
     skip_shutdown()
 
 
@@ -121,7 +121,7 @@ def bind_to_trainer() -> None:
     if os.environ.get(SAFE_PATH) == OURS:
         del os.environ[SAFE_PATH]  # programs that an env starts shall not inherit it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A program that an env starts would inherit SIG_IGN, and then its `terminate()` would not work. A handler is not
+    # Not SIG_IGN: a program that an env starts would inherit it, and `terminate()` would not end it. A handler is not
     # child_environment.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     current_process().daemon = False  # an env may have a pool of processes
@@ -135,14 +135,14 @@ def bind_to_trainer() -> None:
 
 
 def skip_shutdown() -> None:
-    """End the process without the interpreter's shutdown, which takes 0.6 s. All must be closed before."""
+    """End the process without the interpreter's shutdown, which takes 0.6 s. Close everything before."""
     atexit.register(os._exit, 0)
 
 
 def _let_sigterm_end_forks() -> None:
     """Let SIGTERM end processes that this one forks: a process pool uses `terminate()`.
 
-    SIGTERM is blocked during a fork, so that one sent right after it waits until the child's handler is set.
+    SIGTERM is blocked during a fork, so that a SIGTERM right after the fork waits until the child's handler is set.
     """
 
     def in_child() -> None:
@@ -159,7 +159,7 @@ def _let_sigterm_end_forks() -> None:
 
 
 def _die_with_the_trainer() -> bool:
-    """Let Linux kill this process group when the trainer's end of the pipe between them closes. False elsewhere.
+    """Let Linux kill this process group when the trainer's end of the pipe between them closes. False: not Linux.
 
     The kernel does it, so this process need not run: an env may hold the interpreter in a long call, or the process
     may be stopped. PR_SET_PDEATHSIG would not do: it reacts to the end of the thread that started the process.
@@ -233,7 +233,7 @@ def make_semaphore(context: multiprocessing.context.BaseContext) -> Any:
 
 
 def forget_name(semaphore: Any) -> None:
-    """To be called once the started process has opened the semaphore: its name need not be removed any more."""
+    """To be called once the started process has opened the semaphore: then nobody needs to remove its name any more."""
     if isinstance(semaphore, NamelessSemaphore):
         semaphore.forget_name()
 
@@ -251,7 +251,7 @@ def _forget(name: str) -> None:
 class Bell:
     """A semaphore that several processes release and the process that made it acquires.
 
-    It is a pipe, so that it can also be sent to processes that start later: a semaphore without a name cannot.
+    It is a pipe, because a pipe can also be sent to processes that start later. A semaphore without a name cannot.
     `release` takes 2 µs, `acquire` 3 µs.
     """
 
@@ -263,10 +263,10 @@ class Bell:
             self._poller.register(self._reader.fileno(), select.POLLIN)
             os.set_blocking(
                 self._writer.fileno(), False
-            )  # the flag belongs to the pipe, so it holds in every process that writes
+            )  # the flag belongs to the pipe, so it also applies in the processes that write
 
     def release(self) -> None:
-        """Add one to the count. Has no effect if the pipe is full, when the count is in the thousands."""
+        """Add one to the count. Has no effect if the pipe is full, which happens at counts in the thousands."""
         with suppress(BlockingIOError):
             self._writer.send_bytes(b"\0")
 
@@ -294,7 +294,7 @@ class Bell:
         self._reader, self._writer = None, state
 
 
-PIECE_BYTES = 4096  # written whole or not at all: PIPE_BUF, and one buffer of a local socket
+PIECE_BYTES = 4096  # a write of this size succeeds as a whole or not at all (PIPE_BUF; one buffer of a local socket)
 _LENGTH = struct.Struct("<Q")
 _POLL_S = 0.1
 
@@ -307,8 +307,8 @@ class Channel(NamedTuple):
     """One end of the communication between trainer and worker."""
 
     connection: Connection
-    go: Any  # semaphore from trainer to worker: a request is posted
-    done: Any  # semaphore from worker to trainer: the reply is written
+    go: Any  # the trainer releases this semaphore when it has posted a request
+    done: Any  # the worker releases this semaphore when it has written the reply
 
     def send(self, payload: bytes, timeout_s: float | None = None) -> None:
         """Send `payload`.
@@ -346,7 +346,7 @@ class Channel(NamedTuple):
         return self.connection.recv_bytes(PIECE_BYTES)
 
     def _until_writable(self, deadline: float | None) -> None:
-        if deadline is None or sys.platform == "win32":  # Windows: pipes cannot be polled for writing
+        if deadline is None or sys.platform == "win32":  # on Windows a pipe cannot be polled for writing
             return
         poller = select.poll()
         poller.register(self.connection.fileno(), select.POLLOUT)
