@@ -233,7 +233,7 @@ FOREIGN = "with replay_buffer_class=Foreign: SB3's own update"
             fasttrain.DQN,
             OwnStorage,
             {"prioritized": {}},
-            "prioritized with a OwnStorage, which draws in its own way",
+            "prioritized with a OwnStorage, which draws transitions in its own way",
         ),
     ],
 )

@@ -48,7 +48,7 @@ def test_bytes(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_hint_is_given_where_it_helps(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(n_step, "free_memory", lambda: 1000)
-    with pytest.raises(ConfigError, match="optimize_memory_usage=True would save 40 bytes of each"):
+    with pytest.raises(ConfigError, match="optimize_memory_usage=True would save 40 bytes per transition"):
         n_step.bytes_of_ring({"observations": 40, "next_observations": 40}, 100, 1)
     with pytest.raises(ConfigError) as refusal:
         n_step.bytes_of_ring({"observations": 80, "next_observations": 8}, 100, 1)

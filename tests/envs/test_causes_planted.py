@@ -76,7 +76,7 @@ def looked_at(fault: str, **limits: Any) -> CheckupResult:
     ("fault", "code", "text"),
     [
         ("own array", "reused_array", "changed by the env after the env had returned it"),
-        ("not put back", "state_left_over", "depends on the actions of the episode before"),
+        ("not put back", "state_left_over", "depends on the actions in the episode before"),
         ("equal copies", "unseeded_randomness", "a generator that the constructor makes.*"),
         ("constructor draws", "unseeded_randomness", "its constructor draws from the global `random`"),
         ("counts steps", "unseeded_randomness", "the cause is unknown"),

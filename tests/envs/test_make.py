@@ -302,7 +302,7 @@ gymnasium.register('Old-v0', entry_point=Old)
         ({"entry_point": "game:LIMIT"}, ["it is 3"]),
         ({"entry_point": "game:Deck"}, ["not a gymnasium.Env but game.Deck;"]),
         ({"id": "game:Old-v0"}, ["not a gymnasium.Env but game.Old", "step returns 4 values"]),
-        ({"entry_point": "game:Old"}, ["taken for an env of the old gym interface: 'Old' object has no attribute"]),
+        ({"entry_point": "game:Old"}, ["seems to have the old gym interface: 'Old' object has no attribute"]),
         ({"entry_point": "game:Duel"}, ["for several agents: use env.backend=pettingzoo env.id=game"]),
         ({"entry_point": "game:Spaceless"}, ["action_space must be a gymnasium.spaces.Space, found builtins.int"]),
         ({"entry_point": "game:needs"}, ["missing env.kwargs.cards; needs accepts: cards"]),
@@ -502,7 +502,7 @@ def test_an_sb3_that_the_module_loads_first_is_stopped_as_well(
     with patch.dict(sys.modules):
         for name in [name for name in sys.modules if name.partition(".")[0] == "stable_baselines3"]:
             del sys.modules[name]
-        with pytest.raises(EnvSpecError, match=r"importing module .trains_itself. trains a model: put what trains"):
+        with pytest.raises(EnvSpecError, match=r"importing module .trains_itself. trains a model: put the training"):
             make_env(EnvSpec(entry_point="trains_itself:Coin"))
 
 

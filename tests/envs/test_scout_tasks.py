@@ -108,6 +108,6 @@ def test_a_second_env_that_cannot_be_beside_the_first_names_the_way_out():
     envs: Envs = []
     spec = dataclasses.replace(SPEC, kwargs={"alone": True})
     Build(spec)(None, envs)
-    with pytest.raises(EnvSpecError, match="the port is taken .* a second env beside the first one: use num_envs=1"):
+    with pytest.raises(EnvSpecError, match="the port is taken .* a first env was still open; use num_envs=1"):
         Check(spec, 0.1, stays=False)(None, envs)
     assert Check(spec, 0.1, stays=False, copies=False)(None, envs).findings == ()

@@ -55,7 +55,7 @@ WALL_OF = {
     "action": "acting", "env_step": "the environment", "buffer": "storing",
     "replay_sample": "drawing replay", "train_fwd": "the update", "train_bwd": "the update", "train": "the update",
     "optim": "the update", "log": "logging", "eval": "evaluating", "checkpoint": "saving",
-    "other": "most of it lies in",
+    "other": "most of it belongs to",
 }  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def test_what_updates_take_together_counts_as_one_and_an_empty_window_divides_by
 @pytest.mark.parametrize(
     ("largest", "effective", "told"),
     [
-        ("env_step", {"vec_env": "native"}, "the environment is the bottleneck: a cheaper step"),
+        ("env_step", {"vec_env": "native"}, "the environment is the bottleneck: make its step cheaper"),
         ("log", {"train_log_enabled": False}, "logging is the bottleneck: raise log_every"),
         (
             "eval",

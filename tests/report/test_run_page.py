@@ -80,7 +80,7 @@ def test_the_plan_has_what_is_notable_first(tmp_path: Path):
     (tmp_path / "plan.json").write_text(json.dumps({**PLAN, "flags": [*PLAN["flags"], own]}))
     (table,) = tables_of(run_page(tmp_path), "Plan")
     assert table.folded
-    assert table.title == "3 flags, the first 2 differ from a plain script, were typed or measured, or are off"
+    assert table.title == "3 flags, the first 2 differ from a plain script, were set or measured, or are off"
     assert [row[0] for row in texts(table)] == ["vec_env", "algo.n_epochs", "num_workers"]
 
 
@@ -100,7 +100,7 @@ def test_self_play_replay_and_reward_terms(tmp_path: Path):
     assert elo.levels == {"learner now: 1,200": 1200.4}
     replay = dict(texts(tables_of(page, "Replay buffer")[0]))
     assert replay["filled"] == "25.0 %"
-    assert replay["batches waited for"] == "10 0.5 s"
+    assert replay["batches that were not ready"] == "10 0.5 s"
     assert texts(tables_of(page, "Quality of the final policy")[1]) == [["vp", "−1.50"], ["win", "0.250"]]
     assert "snapshots of the learner" in page.sections[0].text
 

@@ -56,5 +56,5 @@ def test_no_evaluation_by_no_episodes_and_a_second_copy_that_cannot_be(seated, m
     assert done.summary["evaluation"] == "left out: eval.episodes=0"
     assert json.loads((done.folder / "summary.json").read_text())["quality"]["episodes"] == 0
     monkeypatch.setattr(Seat, "taken", False)
-    with pytest.raises(EnvSpecError, match=r"the seat is taken .*; num_envs=2 are open at once, use num_envs=1"):
+    with pytest.raises(EnvSpecError, match=r"the seat is taken .*; num_envs=2 are open at once; use num_envs=1"):
         seated(num_envs=2)

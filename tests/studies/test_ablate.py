@@ -94,7 +94,7 @@ def test_what_pays_only_together_is_kept_after_all(fasttrain: RunCommand, monkey
 
     measured(redundant).use(monkeypatch)
     done = fasttrain("compare", "+profile=speed", "report=false", "candidates={ablate: [engine, lean_info]}")
-    assert "the levers pay only together, so that all are kept" in done.out
+    assert "the levers help only together, so that all are kept" in done.out
     values = yaml.safe_load((done.folder / "conf" / "profile" / "measured.yaml").read_text(encoding="utf-8"))
     assert (values["engine"], values["lean_info"]) == ("fast", True)
 
@@ -122,7 +122,7 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
     done = fasttrain("ablate", "+profile=speed", "report=false", "minutes=3")
     assert len(fakes.ran) <= 9
     last = done.json("study.json")["rows"][-1]
-    assert (last["keep"], last["why"]) == (True, "kept unmeasured: the time was up")
+    assert (last["keep"], last["why"]) == (True, "keep: there was no time left")
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
     [
         ([], "needs the profile whose settings are measured: fasttrain compare candidates=ablate +profile=speed"),
         (["+profile=baseline"], "candidates=ablate needs the profile"),
-        (["+profile=speed", "candidates={ablate: [x]}"], "candidates={ablate: […]}: x makes no difference here"),
-        (["+profile=speed", "seeds=3"], "seeds has no effect with candidates=ablate, which takes minutes=…"),
+        (["+profile=speed", "candidates={ablate: [x]}"], "candidates={ablate: […]}: x has no effect here"),
+        (["+profile=speed", "seeds=3"], "seeds has no effect with candidates=ablate, whose length is minutes=…"),
         (["+profile=speed", "minutes=0"], "minutes=0.0: must be at least 0.001"),
         (["+profile=spede"], "no such profile"),
     ],
@@ -202,5 +202,5 @@ def test_levers_may_be_chosen_by_name():
     levers = find_levers({"engine": "stock", "lean_info": False}, {"engine": "fast", "lean_info": True})
     assert [lever.name for lever in chosen_levers(levers, ["lean_info"])] == ["lean_info"]
     assert chosen_levers(levers, []) == levers
-    with pytest.raises(ConfigError, match="lean makes no difference here; did you mean 'lean_info'"):
+    with pytest.raises(ConfigError, match="lean has no effect here; did you mean 'lean_info'"):
         chosen_levers(levers, ["lean"])

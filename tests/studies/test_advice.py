@@ -211,7 +211,7 @@ def test_an_advice_has_class_reason_and_both_gains():
     exact = Advice(given._replace(changes=(("workers", 4),)), 0.06, error="it broke")
     text = said(advice_of.advices, [exact], found())
     assert "fasttrain compare" not in text
-    assert "+6 % expected; trying it failed: it broke" in text
+    assert "+6 % expected; the trial failed: it broke" in text
 
 
 def test_without_advice_the_bottleneck_is_named():

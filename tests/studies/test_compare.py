@@ -33,8 +33,8 @@ def test_candidates_are_profiles_overrides_or_both():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "compare needs candidates="), ("[baseline", "not readable as a list"), ("speed", "expected a list"),
-        ("[speed]", "a comparison needs two"), ("[speed, speed]", "two are called speed"),
+        (None, "compare needs candidates="), ("[baseline", "cannot be read as a list"), ("speed", "expected a list"),
+        ("[speed]", "a comparison needs at least two"), ("[speed, speed]", "two candidates are called speed"),
         ("[speed, {name: x}]", "cannot read {'name': 'x'}"), ("[speed, 3]", "cannot read 3"),
         ("[speed, {name: x, overrides: [-m]}]", "'-m' of x is no key=value"),
         ("[speed, {name: '', overrides: []}]", "cannot read {'name': ''"),
@@ -117,7 +117,7 @@ def test_a_failed_cell_is_shown_and_loses_nothing(fasttrain: RunCommand, monkeyp
         (["candidates=[baseline,spede]"], "candidate spede: profile=spede: no such profile"),
         (["candidates=[baseline,num_env=3]"], "candidate num_env=3: unknown key 'num_env'; did you mean 'num_envs'"),
         (["candidates=[baseline,speed]", "minutes=2", "algo=dqn"],
-         "minutes=2: exploration and schedules stretch over total_timesteps; give it too"),
+         "minutes=2: exploration and schedules depend on total_timesteps; set total_timesteps too"),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_said_before_anything_does(fasttrain, monkeypatch, typed, told):

@@ -24,26 +24,26 @@ class Frames:
     """Observations of a ring of `rows` vector steps of N envs.
 
     Args:
-        rows: of the ring of transitions, which is written and cleared together with this one.
+        rows: rows of the ring of transitions, which is written and cleared together with this object.
         num_envs: N.
         shape: (k × c, H, W) of a stacked observation.
-        dtype: of its entries.
+        dtype: dtype of its entries.
         stack: k, frames in an observation, the newest last.
     """
 
     def __init__(self, rows: int, num_envs: int, shape: tuple[int, ...], dtype: Any, stack: int) -> None:
         self.rows, self.num_envs, self.shape, self.stack = rows, num_envs, shape, stack
         self._frame = (shape[0] // stack, *shape[1:])
-        self._size = rows + stack  # with the frames before the oldest row, and the one after the newest
+        self._size = rows + stack  # room for the frames before the oldest row, and for the one after the newest
         self.frames = np.zeros((self._size, num_envs, *self._frame), dtype)
         self.ages = np.zeros((rows, num_envs), np.uint8)  # number of earlier frames in the observation, up to k - 1
         self.clear()
 
     def clear(self) -> None:
         """Forget everything that is stored."""
-        self.written = 0  # rows so far; row r of the ring is the last one written with that remainder
-        self.last: dict[Place, NDArray[Any]] = {}  # the frame after a row, where it is not that of the next row
-        self.others: dict[Place, Images] = {}  # (2, k × c, H, W) observation and next one, not as frames
+        self.written = 0  # rows written so far; row r of the ring is the last of them with remainder r
+        self.last: dict[Place, NDArray[Any]] = {}  # the frame after a row, if it is not that of the next row
+        self.others: dict[Place, Images] = {}  # (2, k × c, H, W) observation and next one, stored whole
 
     @staticmethod
     def bytes_of(shape: tuple[int, ...], dtype: Any, stack: int) -> int:
@@ -54,14 +54,14 @@ class Frames:
         """Store a row: observations (N, …), next ones before any autoreset, and where an episode ended (N,).
 
         Raises:
-            EnvError: an observation is neither the one before with a new frame, nor an episode's first one.
+            EnvError: an observation is neither the previous one with one new frame, nor the first of an episode.
         """
         step, k = self.written, self.stack
         row, seen = step % self.rows, observations.reshape(self.num_envs, k, *self._frame)
         for env in range(self.num_envs) if self.last or self.others else ():
             self.last.pop((row, env), None)
             self.others.pop((row, env), None)
-        if not step:  # frames from before the first row
+        if not step:  # the frames from before the first row
             for back in range(1, k):
                 self.frames[-back] = seen[:, k - 1 - back]
             ages = np.full(self.num_envs, k - 1, np.uint8)
@@ -94,7 +94,7 @@ class Frames:
         return fits
 
     def _begin_anew(self, step: int, env: int, seen: Images) -> None:
-        """Handle an env that was reset between two rows: only the previous row uses the frame announced as next."""
+        """Handle an env that was reset between two rows: only the previous row uses its stored next frame."""
         if seen[:-1].any():
             raise EnvError(
                 f"env {env}: an observation is not the one before it with a new frame; a wrapper around the stacked "
@@ -131,7 +131,7 @@ class Frames:
         return {
             "written": np.array(self.written),
             "frames": self.frames[:size],
-            "before": self.frames[max(size, self._size - self.stack) :],  # from before the first row
+            "before": self.frames[max(size, self._size - self.stack) :],  # the frames from before the first row
             "ages": self.ages[: min(self.written, self.rows)],
             "last_places": np.array([*self.last], np.int64).reshape(-1, 2),
             "last_frames": frames.reshape(-1, *self._frame),

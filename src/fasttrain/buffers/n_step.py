@@ -1,6 +1,6 @@
 """The ends and returns of n-step windows in a replay buffer, and the check that a buffer fits into memory.
 
-Sums and powers equal numpy's bit by bit.
+Sums and powers equal numpy's bit for bit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FlatViews(NamedTuple):
     """Views of a storage's arrays with time and env in one axis: transition i is row i // N of env i % N."""
 
     observations: Observations  # (size * N, ...)
-    next_observations: Observations | None  # None if optimize_memory_usage: those of row + 1
+    next_observations: Observations | None  # None if optimize_memory_usage: they are those of row + 1
     actions: NDArray[Any]  # (size * N, K)
     rewards: Float32Array  # (size * N,)
     dones: Float32Array  # (size * N,)
@@ -32,7 +32,7 @@ class FlatViews(NamedTuple):
 
 
 def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
-    """Bytes of a ring of `rows` × `num_envs` transitions, whose parts have these `sizes` in bytes.
+    """Bytes of a ring of `rows` × `num_envs` transitions, `sizes`: the bytes of each part of a transition.
 
     This is checked before the arrays are made, because np.zeros takes memory only when a page is written, hours later.
 
@@ -43,9 +43,9 @@ def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
     needed, free = each * rows * num_envs, free_memory()
     if needed <= free:
         return needed
-    fits = int(0.9 * free) // each // num_envs * num_envs  # 0.9: there may be less free memory at the next try
+    fits = int(0.9 * free) // each // num_envs * num_envs  # 0.9: at the next try there may be less free memory
     twice = sizes.get("next_observations", 0)
-    hint = f"; optimize_memory_usage=True would save {twice:,} bytes of each" if 3 * twice > each else ""
+    hint = f"; optimize_memory_usage=True would save {twice:,} bytes per transition" if 3 * twice > each else ""
     raise ConfigError(
         f"a replay buffer of {rows * num_envs:,} transitions of {each:,} bytes needs "
         f"{needed / 1e9:.2f} GB ({needed:,} bytes), but {free / 1e9:.2f} GB ({free:,} bytes) are free: "
@@ -53,7 +53,7 @@ def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
     )
 
 
-MAX_N_STEPS = 128  # `_sum_as_numpy` has numpy's order of summation up to this number
+MAX_N_STEPS = 128  # up to this number of terms `_sum_as_numpy` sums in numpy's order
 
 
 @njit
@@ -81,7 +81,7 @@ def n_step_kernel(
     rewards: Float32Array,  # (size, N)
     dones: Float32Array,  # (size, N)
     timeouts: Float32Array,  # (size, N)
-    newest: int,  # the row written last; no window goes beyond it
+    newest: int,  # the row written last; no window goes beyond this row
     powers: Float32Array,  # (n + 1,) gamma ** 0 … n, as of `powers_of`
     last_rows: Int64Array,  # (B,) out: last row of each window
     returns: Float32Array,  # (B,) out: discounted sum of the window's rewards
@@ -131,7 +131,7 @@ def windows_of(
 ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:  # fmt: skip
     """Last row, return, discount and end (B,) of each window; arguments as of `n_step_kernel`.
 
-    Windows of one step are computed by numpy, which takes as long, so that the first update need not wait for a
+    Windows of one step are computed by numpy, which takes no longer, so that the first update need not wait for a
     compiler.
 
     Raises:
@@ -184,7 +184,7 @@ def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Pl
     row, before = (storage.pos - 1) % storage.buffer_size, (storage.pos - 2) % storage.buffer_size
     void[row, [*left_out, *waiting]] = True
     if void[: storage.pos].all() and void[storage.pos + storage._margin() : size].all():
-        void[row] = False  # else nothing could be drawn
+        void[row] = False  # because nothing else can be drawn
     complete = []
     for env in left_out:
         if size > 1 and not void[before, env]:
@@ -192,7 +192,7 @@ def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Pl
         last = int(under_way[env])
         if (
             last != NONE and last != row and env not in lost
-        ):  # equal only if the env made no step while the buffer filled once
+        ):  # equal only if the env made no step while the whole ring was written once
             _extend(storage, last, row, env)
             if env in waiting and not storage.dones[row, env]:
                 continue

@@ -1,4 +1,4 @@
-"""The samplers of replay batches: `Direct` draws when an update asks, `Prefetching` one update ahead in a thread.
+"""The samplers of replay batches: `Direct` draws when an update asks, `Prefetching` draws one update ahead in a thread.
 
 Both give either single batches (tensors on the buffer's device) or a `Block` of indices for kernels, which gather the
 transitions themselves. A block drawn ahead is a copy, so that the ring may be written meanwhile.
@@ -28,11 +28,11 @@ class Block(NamedTuple):
     """U batches of B transitions from one draw, with the numbers that `update_priorities` needs."""
 
     batches: QBatches
-    indices: Int64Array | None = None  # (U * B,) of prioritized replay
+    indices: Int64Array | None = None  # (U * B,) only with prioritized replay
     generation: int | None = None  # rows written when this was drawn
 
     def copied(self) -> Block:
-        """This block with copies of only the drawn transitions: M = L = U * B. The caller holds the lock."""
+        """This block with copies of only the drawn transitions: M = L = U * B. The caller must hold the lock."""
         batches = self.batches
         order, rows = np.arange(batches.rows.size).reshape(batches.rows.shape), batches.rows.reshape(-1)
         copies = batches._replace(
@@ -71,7 +71,7 @@ def draw_block(
         next_rows, following = (last_rows + 1) % storage.buffer_size * width + envs, views.observations
     seen: Any = views.observations
     rows, actions = rows * width + envs, views.actions
-    if isinstance(seen, dict) and isinstance(following, dict):  # only the drawn rows, as flat observations
+    if isinstance(seen, dict) and isinstance(following, dict):  # copies of the drawn rows only, as flat observations
         seen = flat_rows({key: part.take(rows, axis=0) for key, part in seen.items()})
         following = flat_rows({key: part.take(next_rows, axis=0) for key, part in following.items()})
         actions = actions.take(rows, axis=0)
@@ -92,22 +92,22 @@ def draw_block(
 
 
 class Direct:
-    """Draws batches when an update asks for them, from numpy's global stream, as SB3."""
+    """Draws batches when an update asks for them, from numpy's global random stream, as SB3 does."""
 
     def batches(
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
-        """`gradient_steps` batches, each drawn after the update before it, with the priorities that it has set."""
+        """`gradient_steps` batches, each drawn after the previous update, with its new priorities."""
         for _ in range(gradient_steps):
             batch = storage.sample(batch_size, env)  # a user's subclass may return SB3's samples
             yield batch if isinstance(batch, ReplayBatch) else ReplayBatch(*batch)
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> Block:
-        """All batches in one draw, as indices that are valid until the next `put`."""
+        """All batches in one draw, as indices, which are valid until the next `put`."""
         return draw_block(storage, gradient_steps, batch_size)
 
     def close(self) -> None:
-        """End the thread, if there is one. The next request starts it again."""
+        """End the thread, if there is one. The next request starts a new one."""
 
 
 class Replay(NamedTuple):
@@ -139,7 +139,7 @@ class Replay(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """The kind of block that the thread draws. A request for another buffer or size makes finished blocks useless."""
+    """The kind of block that the thread draws. If it changes, finished blocks are of no use."""
 
     storage: ReplayStorage
     gradient_steps: int
@@ -156,24 +156,24 @@ class _Drawn(NamedTuple):
 
 
 class Prefetching(Direct):
-    """Draws the blocks of the next updates in a daemon thread, while the trainer acts, steps and updates.
+    """Draws the blocks of the next updates in a daemon thread, while the trainer acts, steps envs and updates.
 
     A block is drawn as soon as the one before it was taken. With `depth` 1 it lacks the transitions collected since the
-    last update (one vector step if `train_freq` is 1) and the priorities set by that update. Random numbers come from a
-    generator of its own, so that exploration is not affected. Which rows a draw sees depends on timing, so that the
-    same seed does not give the same run. The thread also copies the batches to the device.
+    last update (one vector step if `train_freq` is 1) and the priorities set by that update. The random numbers come
+    from a generator of its own, so that exploration is not affected. Which rows a draw sees depends on timing, so that
+    the same seed does not give the same run. The thread also copies the batches to the device.
 
     Batches are drawn directly, without the thread, with `VecNormalize`, whose statistics change while the envs step,
     and from a buffer whose class overrides `sample` or `_get_samples`.
 
     Args:
-        seed: of the model; None: any.
+        seed: seed of the model; None: a random one.
         depth: maximum number of blocks drawn ahead.
-        bound_s: a request that waits longer raises an error.
+        bound_s: seconds; a request that waits longer raises an error.
 
     Attributes:
         hits: requests whose block was ready.
-        waits: requests that had to wait, among them the first.
+        waits: requests that had to wait, including the first.
         wait_ns: total time of these waits.
     """
 
@@ -182,7 +182,7 @@ class Prefetching(Direct):
             raise ValueError(f"depth={depth} must be at least 1: the blocks drawn ahead")
         self.seed, self.depth, self.bound_s = seed, depth, bound_s
         self.hits = self.waits = self.wait_ns = 0
-        # With a key of its own, because envs and spaces, seeded with `seed` itself, would draw the same numbers.
+        # With `spawn_key`, because envs and spaces, which are seeded with `seed` itself, would draw the same numbers.
         self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
         self._changed = threading.Condition()  # guards the attributes below
         self._request: _Request | None = None
@@ -206,7 +206,7 @@ class Prefetching(Direct):
         """As `Direct.block`, with copies.
 
         Raises:
-            the error that drawing has raised in the thread, with its traceback.
+            any error that drawing raised in the thread, with its traceback.
             FastTrainError: there was no block within `bound_s`.
         """
         block: Block = self._take(_Request(storage, gradient_steps, batch_size, flat=True))
@@ -278,9 +278,9 @@ class Prefetching(Direct):
             if flat:
                 with storage.lock:
                     return _Drawn(generation, draw_block(storage, gradient_steps, batch_size, self._rng).copied())
-            # The lock is held for one batch at a time, so that the trainer's `put` never waits for all.
+            # The lock is held for one batch at a time, so that the trainer's `put` waits for one batch at most.
             batches = [storage.sample(batch_size, None, self._rng, "cpu") for _ in range(gradient_steps)]
-            if storage.device.type != "cpu":  # without the lock, since the copy waits for the device
+            if storage.device.type != "cpu":  # here without the lock, because the copy waits for the device
                 to = storage.device
                 batches = [each_array(lambda part: part.to(to) if isinstance(part, Tensor) else part, batch)
                            for batch in batches]  # fmt: skip

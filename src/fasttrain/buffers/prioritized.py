@@ -22,14 +22,14 @@ from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 
-LEAST, MOST = 1e-150, 1e150  # limits of a priority: it is not 0, which marks empty slots, and the total is finite
+LEAST, MOST = 1e-150, 1e150  # limits of a priority: not 0, which marks empty slots, and so that the total is finite
 
 
 class PrioritizedDraw(NamedTuple):
     """The drawn transitions, with their importance weights."""
 
     indices: Int64Array  # (K * B,) row * num_envs + env, as in `FlatViews`
-    weights: Float32Array  # (K * B,) importance weights, the largest of each batch 1
+    weights: Float32Array  # (K * B,) importance weights, the largest of each batch is 1
     generation: int  # rows written so far
 
 
@@ -68,7 +68,7 @@ def update_kernel(
     indices: Int64Array,  # (B,)
     errors: Float64Array,  # (B,) TD errors
     drawn_at: Int64Array,  # (B,) or (1,): rows written when the index was drawn
-    now: int,  # rows written
+    now: int,  # rows written so far
     margin: int,  # rows after the last written one that are invalid: 1 if optimize_memory_usage
     alpha: float,
     eps: float,
@@ -79,7 +79,7 @@ def update_kernel(
     written in order.
 
     Returns:
-        the index in the batch that is refused (then nothing is written) or -1; how many leaves were written; the
+        the index of a refused entry of the batch (then nothing is written) or -1; how many leaves were written; the
         largest of them.
     """
     size, num_envs = shape
@@ -123,8 +123,8 @@ class PrioritizedReplayBuffer(ReplayStorage):
 
     Args:
         alpha: 0 draws uniformly, 1 in full proportion to the TD error.
-        beta: how much of the bias the weights correct at the beginning of training.
-        beta_final: the same at its end; see `anneal`.
+        beta: how much of the bias the weights correct at the start of training.
+        beta_final: `beta` at the end of training; see `anneal`.
         eps: added to every |TD error|, so that no transition has probability 0.
         *arguments, **options: arguments of `ReplayStorage`.
 
@@ -133,10 +133,10 @@ class PrioritizedReplayBuffer(ReplayStorage):
         generation: rows written so far; see `ReplayStorage`.
 
     Raises:
-        ConfigError: alpha < 0, a beta outside 0 … 1, eps ≤ 0, or what `ReplayStorage` refuses.
+        ConfigError: alpha < 0, a beta outside 0 … 1, eps ≤ 0, or `ReplayStorage` raises it.
     """
 
-    overhead_bytes = 10  # the tree: 8 bytes a leaf and 1/7 of that above them
+    overhead_bytes = 10  # the tree: 8 bytes per leaf, and 1/7 of that for the sums
 
     def __init__(
         self,
@@ -148,9 +148,9 @@ class PrioritizedReplayBuffer(ReplayStorage):
         **options: Any,
     ) -> None:
         if not 0.0 <= alpha < np.inf:
-            raise ConfigError(f"alpha={alpha} must be 0 (uniform) or more; 0.6 is the paper's")
+            raise ConfigError(f"alpha={alpha} must be 0 (uniform) or more; the paper uses 0.6")
         if not (0.0 <= beta <= 1.0 and 0.0 <= beta_final <= 1.0):
-            raise ConfigError(f"beta={beta} and beta_final={beta_final} must be from 0 to 1; the paper's: 0.4 and 1.0")
+            raise ConfigError(f"beta={beta} and beta_final={beta_final} must be from 0 to 1; in the paper 0.4 and 1.0")
         if not 0.0 < eps < np.inf:
             raise ConfigError(f"eps={eps} must be above 0: a transition of priority 0 would never be drawn again")
         super().__init__(*arguments, **options)
@@ -172,7 +172,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         self.beta = self.beta_final + (self._beta_first - self.beta_final) * progress_remaining
 
     def reset(self) -> None:
-        """Empty the buffer. Later priorities for earlier draws are ignored, as for overwritten slots."""
+        """Empty the buffer. Priorities for draws from before are ignored, as for overwritten slots."""
         with self.lock:
             super().reset()
             self.tree.clear()
@@ -196,7 +196,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
                 self._set(self._row + self.pos * self.n_envs, 0.0)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """As in `ReplayStorage`. What is not drawn gets priority 0."""
+        """As in `ReplayStorage`. Transitions that must not be drawn get priority 0."""
         with self.lock:
             complete = super().discard(lost, resting, waiting)
             row = (self.pos - 1) % self.buffer_size
@@ -250,20 +250,20 @@ class PrioritizedReplayBuffer(ReplayStorage):
         td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), of any sign
         generation: int | Int64Array | None = None,  # rows written at that draw, or (B,) for several draws; None: now
     ) -> int:
-        """Set priorities to (|td_error| + eps)^alpha, and return how many. Slots overwritten since are left alone.
+        """Set priorities to (|td_error| + eps)^alpha, and return how many. Overwritten slots are not changed.
 
         If an index occurs twice, its last error counts.
 
         Raises:
             IndexError: there is no transition at an index. Then nothing was changed.
-            ValueError: a TD error is not finite, or there are not as many as indices. Then nothing was changed.
+            ValueError: a TD error is not finite, or their number is not that of the indices. Then nothing was changed.
         """
         if isinstance(td_errors, torch.Tensor):
             td_errors = td_errors.detach().cpu().numpy()
         errors = np.ascontiguousarray(td_errors, np.float64).reshape(-1)
         slots = np.ascontiguousarray(indices, np.int64).reshape(-1)
         if len(errors) != len(slots):
-            raise ValueError(f"{len(slots)} indices and {len(errors)} TD errors: there must be as many")
+            raise ValueError(f"{len(slots)} indices and {len(errors)} TD errors: the numbers must be equal")
         shape = self.buffer_size, self.n_envs
         with self.lock:
             now = self.generation

@@ -1,7 +1,7 @@
 """The rollout of a recurrent policy: a `RolloutStorage` with the LSTM states before each step.
 
 All states are stored, because a minibatch may begin at any step. Minibatches have the same rows as SB3's: one number
-from numpy's global stream splits the env-major data in two, which change places; then minibatches are cut off one after
+from numpy's global stream splits the env-major data in two, which are swapped. Then minibatches are cut off one after
 the other. A sequence begins where a minibatch, an episode or another env's data begins, and after a row that was left
 out. Legend: B rows, S sequences, L layers, H units.
 """
@@ -22,18 +22,18 @@ from torch import Tensor, cat, contiguous_format, zeros
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, each_array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutRow, RolloutStorage
 
-STEP_COST = 11  # a step of the LSTM costs as much as 11 rows: 8 µs a step and 0.7 µs a row (64 units, oneDNN)
+STEP_COST = 11  # a step of the LSTM costs as much time as 11 rows: 8 µs a step and 0.7 µs a row (64 units, oneDNN)
 
 
 class Memory(NamedTuple):
     """The states of a recurrent policy in N envs before it acts."""
 
     states: RNNStates  # pi and vf, each a pair (h, c) of (L, N, H)
-    episode_starts: BoolArray  # (N,) where an episode begins, for which the states count as zero
+    episode_starts: BoolArray  # (N,) where an episode begins, there the states count as zero
 
     @classmethod
     def blank(cls, num_envs: int, state_shape: tuple[int, int], device: Any, keeps_cells: bool = True) -> Memory:
-        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Without cells c has no width."""
+        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Without cells c has width 0."""
         layers, units = state_shape
         pi, vf = ((zeros(layers, num_envs, units, device=device),
                    zeros(layers, num_envs, units * keeps_cells, device=device)) for _ in range(2))  # fmt: skip
@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def within(cls, states: Any, rows: Any) -> Memory:
-        """A Memory of these rows of `states`. No episode begins in them."""
+        """The Memory with these rows of `states`, in which no episode begins."""
         picked = rows_of_states(states, rows)
         return cls(picked, np.zeros(picked.pi[0].shape[1], np.bool_))
 
@@ -50,7 +50,7 @@ class Memory(NamedTuple):
         return Memory(each_array(lambda part: part.clone(), self.states), np.array(self.episode_starts, np.bool_))
 
     def beside(self, other: Memory) -> Memory:
-        """The states of these envs, followed by those of the other ones."""
+        """The states of these envs, followed by the states of `other`."""
         states = each_array(lambda part, more: cat([part, more], 1), self.states, other.states)
         return Memory(states, np.concatenate([self.episode_starts, other.episode_starts]))
 
@@ -63,7 +63,7 @@ class Memory(NamedTuple):
         each_array(lambda part, now: part.__setitem__((slice(None), rows), now), self.states, states)
 
     def where(self, unchanged: BoolArray, states: RNNStates, episode_starts: BoolArray) -> Memory:
-        """These states where `unchanged` (N,) is True, elsewhere `states`, the ones after a step (changed in place)."""
+        """These states where `unchanged` (N,) is True, else `states`, those after a step (overwritten here)."""
         after = Memory(states, episode_starts | (unchanged & self.episode_starts))
         after.put(rows := np.flatnonzero(unchanged), self.of(rows).states)
         return after
@@ -74,7 +74,7 @@ class Padded(NamedTuple):
 
     states: RNNStates  # (L, S, H) each, as stored where the sequences begin
     episode_starts: Tensor  # (S × longest,) float
-    rows: Tensor  # (B,) places of the minibatch's rows among the padding
+    rows: Tensor  # (B,) places of the minibatch's rows between the padding
 
 
 class Group(NamedTuple):
@@ -104,7 +104,7 @@ class RecurrentStorage(RolloutStorage):
     Args:
         state_shape: (L, H) of an LSTM.
         own_critic: whether the critic has an LSTM of its own; else its states are the actor's.
-        keeps_cells: whether there are cell states c; for a GRU they have no width.
+        keeps_cells: whether there are cell states c; for a GRU they have width 0.
         further: arguments of `RolloutStorage`.
     """
 
@@ -137,7 +137,7 @@ class RecurrentStorage(RolloutStorage):
         return tuple(stored.transpose(1, 2).cpu().numpy() for stored in self._states)
 
     def draw_order(self) -> Int64Array:
-        """The `rows` in env-major order from a random place on, followed by those before it."""
+        """The `rows` in env-major order, from a random place to the end and then from the start to that place."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         rows = self.rows
@@ -146,7 +146,7 @@ class RecurrentStorage(RolloutStorage):
         return order
 
     def minibatches(self, batch_size: int | None = None, layout: str = "padded") -> Iterator[RolloutBatch]:
-        """One epoch of minibatches, each cut into sequences. Scalars never have padding.
+        """One epoch of minibatches, each cut into sequences. Scalars have no padding.
 
         Args:
             layout: "padded": observations, actions and masks are padded with zeros (masks: all legal) as in SB3, so
@@ -183,7 +183,7 @@ class RecurrentStorage(RolloutStorage):
         """True where a sequence begins, for rows in this order."""
         begins: BoolArray = (self.episode_starts.reshape(-1)[order] != 0) | (order < self.num_envs)
         if self._left_out is not None:
-            begins[1:] |= np.diff(order) != self.num_envs  # the difference to the same env's next step
+            begins[1:] |= np.diff(order) != self.num_envs  # the difference between two consecutive steps of an env
         return begins
 
     def _padded(self, rows: Int64Array, firsts: Int64Array, lengths: Int64Array) -> RolloutBatch:
@@ -222,7 +222,7 @@ class RecurrentStorage(RolloutStorage):
         return RNNStates((states[0], states[1]), (states[-2], states[-1]))
 
     def _batch(self, rows: Tensor, sequences: Any, with_padding: Tensor) -> RolloutBatch:
-        """Scalars of `rows`; observations, actions and masks of the rows `with_padding`."""
+        """Scalars of `rows`; but observations, actions and masks of the rows `with_padding`."""
         total = self.num_steps * self.num_envs
         actions = self._actions.view(total) if self._discrete else self._actions.view(total, -1)
         masks = None if self._masks is None else self._masks.view(total, -1)
@@ -249,7 +249,7 @@ class RecurrentStorage(RolloutStorage):
 
 
 def sequences_of(begins: BoolArray) -> tuple[Int64Array, Int64Array]:  # (B,) → (S,), (S,)
-    """The first row of each sequence, and its length. Row 0 always begins one."""
+    """The first row of each sequence, and its length. Row 0 always begins a sequence."""
     inner = np.flatnonzero(begins[1:]) + 1
     firsts = np.concatenate([[0], inner])
     return firsts, np.diff(firsts, append=len(begins))
@@ -282,8 +282,8 @@ def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, 
 def cuts(lengths: Int64Array, step_cost: int = STEP_COST) -> list[int]:
     """Divide sequences, the longest first, into groups with little cost for steps and padding. Returns their ends.
 
-    A group costs length of the longest × (step_cost + number of sequences). It is cut in two where that saves most,
-    and its parts likewise.
+    The cost of a group: length of the longest × (step_cost + number of sequences). It is cut in two where that saves
+    most, and so are both parts, again and again.
     """
     ends, todo = [], [(0, len(lengths))]
     while todo:

@@ -1,8 +1,8 @@
 """ReplayStorage: the ring of transitions of an off-policy algorithm, in place of SB3's replay buffers.
 
 This one class replaces SB3's ReplayBuffer, DictReplayBuffer and NStepReplayBuffer (2.9.2), with the same arrays, the
-same draws from numpy's global stream and the same numbers bit by bit (tests/buffers/test_replay_storage.py). It adds
-action masks of the next observations, n steps with Dict observations and with `optimize_memory_usage`, and refuses a
+same draws from numpy's global stream and the same numbers bit for bit (tests/buffers/test_replay_storage.py). It adds
+action masks of the next observations, n steps together with Dict observations or `optimize_memory_usage`, and refuses a
 size that does not fit into memory.
 """
 
@@ -28,7 +28,7 @@ from fasttrain.errors import ConfigError
 TensorObservations = Tensor | dict[str, Tensor]
 Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype of one transition in it
 
-PACK_ABOVE = 32  # wider masks are stored as bits: 8 times less memory; unpacking 256 rows of 200 takes 5 µs
+PACK_ABOVE = 32  # wider masks are stored as bits, in an eighth of the memory; unpacking 256 rows of 200 takes 5 µs
 
 
 class ReplayBatch(NamedTuple):
@@ -38,8 +38,8 @@ class ReplayBatch(NamedTuple):
     actions: Tensor  # (B, K)
     next_observations: TensorObservations  # (B, ...) after the last step of the window
     dones: Tensor  # (B, 1) float32, 1 where the episode ended by the rules, not by a timeout
-    rewards: Tensor  # (B, 1) float32, discounted sum over the window
-    discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None where stock has none
+    rewards: Tensor  # (B, 1) float32, discounted sum of the window's rewards
+    discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None where SB3's class has none
     next_action_masks: Tensor | None = None  # (B, A) bool, legal in next_observations
     weights: Tensor | None = None  # (B, 1) float32, importance weights of prioritized replay
     indices: Int64Array | None = None  # (B,) row * num_envs + env, of prioritized replay
@@ -55,26 +55,26 @@ class ReplayStorage(ReplayBuffer):
         buffer_size: number of transitions.
         observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or a flat Dict of these, in their own dtype.
         action_space: any that SB3 knows; float64 is stored as float32, as in SB3.
-        device: of the batches; the ring itself is in host memory.
+        device: device of the batches; the ring itself is in host memory.
         n_envs: N.
-        optimize_memory_usage: store no next observations, which are the observations of the next row.
+        optimize_memory_usage: store no next observations, because they are the observations of the next row.
         handle_timeout_termination: bootstrap truncated episodes. Not together with `optimize_memory_usage`, where the
             observation after a truncation is lost.
         n_steps: length of the windows, 1 to 128.
-        gamma: discount within a window; must be the algorithm's. It has no effect if n_steps is 1.
-        frame_stack: store images (k × c, H, W) of k stacked frames as `Frames`, each frame once; None: as they are.
+        gamma: discount within a window; must be that of the algorithm. It has no effect if n_steps is 1.
+        frame_stack: store images (k × c, H, W) of k stacked frames as `Frames`, each frame once; None: whole images.
         mask_width: A, or None for an algorithm without masks.
 
     Attributes:
         generation: rows written so far; a reset counts as more than a whole ring.
 
     Raises:
-        ConfigError: a value is out of range, two exclude each other, or there is too little free memory.
+        ConfigError: a value is out of range, two values exclude each other, or there is too little free memory.
     """
 
     observations: Any  # (size, N, ...), or one array per key
-    next_observations: Any  # the same; absent where optimize_memory_usage
-    overhead_bytes = 0  # per transition, of further data in a subclass
+    next_observations: Any  # as `observations`; not there with optimize_memory_usage
+    overhead_bytes = 0  # bytes per transition for further data of a subclass
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ class ReplayStorage(ReplayBuffer):
         self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
-        self.void: BoolArray | None = None  # (size, N) True where there is no transition; None: nowhere
-        self.under_way: Int64Array = np.full(n_envs, NONE)  # rows of transitions whose outcome is not known yet
+        self.void: BoolArray | None = None  # (size, N) True where a row is no transition; None: all are
+        self.under_way: Int64Array = np.full(n_envs, NONE)  # env's row whose outcome is not known yet
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickling: without the lock, which cannot be pickled."""
@@ -142,7 +142,7 @@ class ReplayStorage(ReplayBuffer):
             if self.frames:
                 self.frames.clear()
             self.void = None
-            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # row 0 comes next
+            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # so that row 0 comes next
 
     def _check_settings(self) -> None:
         if not 1 <= self.n_steps <= MAX_N_STEPS:
@@ -152,7 +152,7 @@ class ReplayStorage(ReplayBuffer):
         if self.mask_width is not None and self.mask_width < 1:
             raise ConfigError(f"mask_width={self.mask_width} must be at least 1, or None without masks")
         if self.frame_stack and (self.optimize_memory_usage or self._keyed or self.obs_shape[0] % self.frame_stack):
-            raise ConfigError(f"frame_stack={self.frame_stack} is for images of so many frames, each stored once")
+            raise ConfigError(f"frame_stack={self.frame_stack} is for images that consist of so many frames")
         if not self.optimize_memory_usage:
             return
         if self.handle_timeout_termination:
@@ -214,18 +214,18 @@ class ReplayStorage(ReplayBuffer):
 
     def put(
         self,
-        observations: Observations,  # (N, ...) the actions were taken on
+        observations: Observations,  # (N, ...) on which the actions were taken
         next_observations: Observations,  # (N, ...) before any autoreset
         actions: NDArray[Any],  # (N,) or (N, K)
         rewards: NDArray[Any],  # (N,)
         dones: NDArray[Any],  # (N,) terminated or truncated
-        timeouts: NDArray[Any] | None = None,  # (N,) truncated and not terminated; None: no env was
-        next_masks: BoolArray | None = None,  # (N, A) legal in next_observations; None: all actions are
+        timeouts: NDArray[Any] | None = None,  # (N,) truncated and not terminated; None: no env was truncated
+        next_masks: BoolArray | None = None,  # (N, A) legal in next_observations; None: all actions are legal
     ) -> None:
         """Store a copy of one vector step. Raises ValueError for arrays of a wrong shape.
 
-        If an episode ends in a state without a legal action, all actions are stored as legal: a maximum over no action
-        is -inf, and 0 × -inf in the target would be NaN.
+        If an episode ends in a state without a legal action, all actions are stored as legal: the maximum over no
+        action is -inf, and 0 × -inf in the target would be NaN.
         """
         with self.lock:
             row = self.pos
@@ -286,7 +286,7 @@ class ReplayStorage(ReplayBuffer):
         return rows, envs
 
     def _anywhere(self, count: int, integers: Any) -> tuple[Int64Array, Int64Array]:
-        if self._margin():  # the observation at pos was overwritten by a next observation
+        if self._margin():  # the observation at pos was overwritten by the next observation of the row before
             rows = (integers(1, self.buffer_size, size=count) + self.pos) % self.buffer_size
         else:
             rows = integers(0, self.size(), size=count)
@@ -302,7 +302,7 @@ class ReplayStorage(ReplayBuffer):
         rng: np.random.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> ReplayBatch:
-        """A drawn batch. As in SB3 a subclass may override `_get_samples`, which then gets the rows."""
+        """A drawn batch. As in SB3 a subclass may override `_get_samples`, which is then called with the rows."""
         with self.lock:
             if getattr(self._get_samples, "__func__", None) is not ReplayStorage._get_samples:
                 return self._get_samples(self.draw(batch_size)[0], env)
@@ -384,7 +384,7 @@ class ReplayStorage(ReplayBuffer):
         return masks if masks.dtype == bool else np.unpackbits(masks, axis=1, count=self.mask_width).view(np.bool_)
 
     def _tensor(self, array: NDArray[Any], device: torch.device | str | None) -> Tensor:
-        """The array on the device. On the CPU it is not copied, since it was just gathered."""
+        """The array on the device. On the CPU it is not copied, because it is a new array."""
         return torch.from_numpy(array).to(self.device if device is None else device)
 
 

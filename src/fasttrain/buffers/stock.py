@@ -1,4 +1,4 @@
-"""The storages as instances of SB3's buffers, which callbacks and users' own code expect.
+"""The storages as instances of SB3's buffer classes, because callbacks and users' code expect these.
 
 A `RolloutView` gives a `RolloutStorage` the names, dtypes and samples of SB3's rollout buffers over the same memory. A
 `ReplayStorage` is itself a subclass of SB3's replay buffer, because users name and derive such classes.
@@ -66,9 +66,9 @@ def _state(place: int) -> Any:
 class RolloutView:
     """A `RolloutStorage` with the interface of SB3's rollout buffers; `as_stock` makes it an instance of one.
 
-    Unlike in SB3, the arrays keep their shape (T, N, ...) after `get`, so that `generator_ready` stays False, and
-    `reset` clears nothing. Masks are copies, and on a GPU so are `values`, `returns`, `advantages`, `log_probs`,
-    `actions` and `observations`: assign the whole array to change them.
+    Unlike in SB3 the arrays keep their shape (T, N, ...) after `get`. So `generator_ready` stays False, and `reset`
+    clears nothing. Masks are copies, and on a GPU so are `values`, `returns`, `advantages`, `log_probs`, `actions` and
+    `observations`: assign the whole array to change them.
     """
 
     stock: ClassVar[type[RolloutBuffer]]  # SB3's class of which it is an instance
@@ -118,7 +118,7 @@ class RolloutView:
     def action_masks(self) -> NDArray[Any]:
         """Masks (T, N, A) as float32; 1.0 where an action is legal."""
         if self.storage.masks is None:
-            raise AttributeError("action_masks: the algorithm has none")
+            raise AttributeError("action_masks: the algorithm uses no masks")
         return self.storage.masks.astype(np.float32)
 
     @action_masks.setter
@@ -152,7 +152,7 @@ class RolloutView:
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
         """Samples of one epoch, from an instance of SB3's buffer over these arrays."""
         buffer = object.__new__(self.stock)
-        values = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # `self`: there is none
+        values = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # `self`: not there
         vars(buffer).update({name: value for name, value in values.items() if value is not self})
         yield from buffer.get(batch_size)
 
@@ -179,7 +179,7 @@ STOCK_REPLAYS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
 
 
 class NStepStorage(ReplayStorage, NStepReplayBuffer):  # type: ignore[misc]
-    """Replaces SB3's `NStepReplayBuffer`. As there, every batch has discounts, also with one step."""
+    """Replaces SB3's `NStepReplayBuffer`. As in SB3's class, every batch has discounts, also with one step."""
 
 
 class DictStorage(ReplayStorage, DictReplayBuffer):  # type: ignore[misc]
@@ -189,7 +189,7 @@ class DictStorage(ReplayStorage, DictReplayBuffer):  # type: ignore[misc]
 def replay_class(
     observation_space: spaces.Space[Any], n_steps: int, asked: type[ReplayBuffer] | None
 ) -> type[ReplayStorage]:
-    """The fast class that replaces the class `asked`; None: that replaces the class which SB3 would choose."""
+    """The fast class that replaces the class `asked`; None: the class that replaces SB3's choice."""
     if isinstance(observation_space, spaces.Dict):
         return DictStorage
     return NStepStorage if asked is NStepReplayBuffer or (asked is None and n_steps > 1) else ReplayStorage
@@ -216,8 +216,8 @@ def replay_of(model: Any, mask_width: int | None) -> ReplayStorage:
 
 
 def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
-    """The model's replay buffer; None if it is no `ReplayStorage`. An empty one without masks is replaced by one with
-    `mask_width`.
+    """The model's replay buffer; None if it is no `ReplayStorage`. An empty buffer without masks is replaced by one
+    with `mask_width`.
 
     Raises:
         EnvSpecError: the env has masks, and the buffer does not store any.
@@ -237,7 +237,7 @@ def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
 
 
 def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
-    """Check that a buffer which is not fasttrain's supports the settings `asked`. SB3's own loops run with it.
+    """Check that a buffer which is not fasttrain's supports the settings `asked`. SB3's own loops use such a buffer.
 
     Raises:
         ConfigError: one of the settings would have no effect.
@@ -249,7 +249,7 @@ def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
         and not isinstance(buffer, PrioritizedReplayBuffer)
     ):
         raise ConfigError(
-            f"prioritized with a {type(buffer).__name__}, which draws in its own way: derive it from "
+            f"prioritized with a {type(buffer).__name__}, which draws transitions in its own way: derive it from "
             "fasttrain.buffers.prioritized.PrioritizedReplayBuffer, or remove prioritized"
         )
     if names and not isinstance(buffer, ReplayStorage):
@@ -278,9 +278,9 @@ def frames_in(env: VecEnv | None) -> int | None:
 
 
 def window_of(n_steps: int, gamma: float, asked: type[ReplayBuffer] | None) -> dict[str, Any]:
-    """Defaults of a buffer's `n_steps` and `gamma`: the algorithm's, unless the user gave a buffer class.
+    """Defaults of a buffer's `n_steps` and `gamma`: those of the algorithm, unless the user gave a buffer class.
 
-    SB3 then leaves `n_steps` to that class, and warns of it.
+    In that case SB3 leaves `n_steps` to the class, and warns of that.
     """
     if asked is None:
         return {"n_steps": n_steps, "gamma": gamma}

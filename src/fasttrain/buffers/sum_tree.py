@@ -1,4 +1,4 @@
-"""SumTree: numbers ≥ 0. A number can be changed, or drawn in proportion to its size, in O(log N).
+"""SumTree: numbers ≥ 0, of which each can be changed, or drawn in proportion to its size, in O(log N).
 
 This is the index of prioritized replay (Schaul et al. 2016, arXiv 1511.05952, appendix B.2.1). 256 searches among 10⁶
 leaves take 20 µs; in a binary tree, one search after the other, they take 110 µs.
@@ -18,7 +18,7 @@ from fasttrain.batch import Float64Array, Int64Array
 from fasttrain.jit import fetch, njit
 
 FAN_OUT = 8  # float64 children of a node: 64 bytes, a cache line
-_BITS = 3  # bits of an index that give the child's number
+_BITS = 3  # number of bits of an index that give the child's number
 
 
 @njit
@@ -27,7 +27,7 @@ def refresh(
     starts: Int64Array,
     touched: Int64Array,  # (B,) leaves that were written; overwritten here
 ) -> None:
-    """Compute every sum above the touched leaves again, from its eight children, so that no error accumulates.
+    """Compute all sums above the touched leaves again, from its eight children, so that no error accumulates.
 
     If consecutive leaves have the same parent, its sum is computed once. Neighbours (a new row of envs) and the sorted
     indices of a stratified sample share most parents. Sorting a batch first would cost 9 µs and save 2 of 14.
@@ -59,10 +59,10 @@ def find_kernel(
     rest: Float64Array,  # (B,) prefix sums; overwritten here
     found: Int64Array,  # (B,) out
 ) -> None:
-    """The first leaf whose running sum exceeds the prefix sum; the last positive leaf where rounding leaves none.
+    """The first leaf whose running sum exceeds the prefix sum; the last positive leaf if rounding leaves no such leaf.
 
-    Children whose sums are too small are counted, without branches that could be mispredicted (31 µs, not 60). A child
-    that is zero is never found, since its running sum is that of the child before it.
+    Children whose sums are too small are counted, without branches that could be mispredicted (31 instead of 60 µs). A
+    child that is zero is never found, because its running sum is that of the child before it.
     """
     found[:] = 0
     for level in range(len(starts) - 2, -1, -1):
@@ -158,7 +158,7 @@ class SumTree:
 
 
 def _aligned_zeros(count: int) -> Float64Array:
-    """Zeros that begin on a cache line. With a node's children in two lines, searches are 30 % slower."""
+    """Zeros that begin on a cache line. If the children of a node lay in two lines, searches would be 30 % slower."""
     room = np.zeros(count + FAN_OUT - 1)
     skip = -room.ctypes.data // room.itemsize % FAN_OUT
     return room[skip : skip + count]

@@ -1,1 +1,1 @@
-"""Envs and their wrappers. Nothing here imports torch: worker processes load this room and stay small."""
+"""Envs and their wrappers. Nothing here imports torch: worker processes import this package and must stay small."""

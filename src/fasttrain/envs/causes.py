@@ -27,12 +27,12 @@ from fasttrain.envs.probe import ACTIONS_SEED, SEED, Moment, Play, PlayError
 from fasttrain.envs.second_play import HORIZON, Difference, Frame, differing_part, first_difference, frame_of
 from fasttrain.envs.user_code import preserve_random_state
 
-Playing = Callable[[], AbstractContextManager[Play]]  # plays a new env
-Beside = Callable[[], AbstractContextManager[None]]  # another process plays a copy during the block
+Playing = Callable[[], AbstractContextManager[Play]]  # a context in which a new env is played
+Beside = Callable[[], AbstractContextManager[None]]  # a context in which another process plays a copy
 Again = Callable[[int, int, int, bool], Difference | None]
 PAST_STEPS = 20  # steps that are played before the compared episode
 HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 14, 8, 4
-BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # the longest time of another process's play, and of its start
+BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # limits of the time that another process plays, and that it takes to start
 PLAYING = b"fasttrain: playing beside"  # the first output of that process when it plays
 
 
@@ -40,8 +40,8 @@ def unseeded(difference: Difference, again: Again) -> Finding:
     """The finding that the same seed and actions gave different trajectories in two envs, with its cause.
 
     `again(seed, python, numpy, in_constructor)` plays the recorded actions in a new env. `python` and `numpy` seed the
-    global generators of `random` and NumPy before it is built; with `in_constructor` they get other seeds before it is
-    played. The recorded play had (SEED, 1, 1).
+    global generators of `random` and NumPy before it is built; with `in_constructor` they get other seeds after the env
+    was built and before it is played. The recorded play had (SEED, 1, 1).
     """
     cause = (
         "the cause is unknown. It is neither reset(seed=…) nor the global generators `random` and `np.random`; perhaps "
@@ -72,9 +72,9 @@ def carried_over(difference: Difference, seed_matters: bool, playing: Playing) -
         other, other_steps = _start_after(play, ACTIONS_SEED + 1, steps)
     text = f"on the same env, reset(seed=…) gave another start the second time (first difference: {difference})"
     if not redrawn and steps == other_steps and differing_part(start, other):
-        return make_finding("state_left_over", f"{text}, and the start depends on the actions of the episode before")
+        return make_finding("state_left_over", f"{text}, and the start depends on the actions in the episode before")
     if renumbered := _renumbered(playing):
-        return make_finding("renumbered", f"{text}: the same game with other numbers ({renumbered})")
+        return make_finding("renumbered", f"{text}: the same game, its parts numbered anew ({renumbered})")
     cause = (
         "a generator that the constructor makes and reset(seed=…) does not seed, or a counter of episodes"
         if redrawn
@@ -86,7 +86,7 @@ def carried_over(difference: Difference, seed_matters: bool, playing: Playing) -
 
 
 def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]:
-    """The start from SEED after at most `steps` random steps of another episode, and the number of these steps."""
+    """The start from SEED once the env has made up to `steps` random steps of another episode, and how many."""
     play.rng = np.random.default_rng(actions_seed)
     play.action_space.seed(actions_seed)
     for _ in play.episode(SEED + 1, steps):
@@ -96,7 +96,7 @@ def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]
 
 
 def _renumbered(playing: Playing) -> str:
-    """Examples of whole numbers in the observation that a second play replaces one for one by others; or empty."""
+    """Examples of whole numbers in observations that a second play replaces by others, each by one; or empty."""
     with playing() as play:
         first, actions = _flat_observations(play, PAST_STEPS)
         second, _ = _flat_observations(play, len(actions), lambda _: actions[play.length])
@@ -129,8 +129,8 @@ def _flat_observations(
 def refused(play: Play, what: str, deadline: float) -> Finding:
     """The finding that step() raised for an action which the mask allows. It says whether the mask is late or wrong.
 
-    Episodes are replayed with other actions in that state. A late mask forbids the refused action one step later, in
-    every replay. If other actions raise too, the mask is not the cause.
+    Episodes are replayed with other actions in that state. A mask that comes too late forbids the refused action one
+    step later, in every replay. If other actions raise too, the mask is not the cause.
     """
     accepted = cases = late = 0
     for seed in range(SEED + 1, SEED + 31):
@@ -171,7 +171,7 @@ def _play_another(play: Play, seed: int, moments: Sequence[Moment], refused_acti
 
 
 def interference(playing: Playing, recorded: Sequence[Frame], deadline: float, streams_apart: bool = False) -> str:
-    """The difference that a second copy makes to the first when both are played in turns; empty if there is none.
+    """What differs in the first copy if a second one is played in turns with it; empty if nothing does.
 
     `streams_apart`: each copy has its own state of the global generators of `random` and NumPy.
     """
@@ -196,7 +196,7 @@ def interference_from_outside(beside: Beside, playing: Playing, recorded: Sequen
     try:
         with playing() as one, beside():
             return first_difference(one, recorded, SEED, deadline, len(recorded)) is not None
-    except Exception:  # one of the two cannot be built or played
+    except Exception:  # one of the two envs cannot be built or played
         return True
 
 
@@ -219,10 +219,10 @@ def played_beside(spec: object, folder: str) -> Iterator[None]:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path}, cwd=folder,
     )  # fmt: skip
-    timer = threading.Timer(BUILT_BESIDE_S, process.kill)  # it may wait for a port or licence that this process has
+    timer = threading.Timer(BUILT_BESIDE_S, process.kill)  # it may wait for this process's port or licence
     timer.start()
     try:
-        with suppress(OSError):  # it has ended: its output is empty
+        with suppress(OSError):  # if it has ended, its output is empty
             process.stdin.write(pickle.dumps((spec, folder)))  # type: ignore[union-attr]
             process.stdin.close()  # type: ignore[union-attr]
         if not any(PLAYING in line for line in process.stdout or ()):  # the env may print other lines
@@ -297,7 +297,7 @@ def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
         if not in_time():
             break
         tried += 1
-        alike += [half] if half else []  # 0: the action has no effect here, or only its sign matters
+        alike += [half] if half else []  # 0: here the action has no effect, or only its sign has one
         if min(alike, default=2) < 2:
             break
     if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:

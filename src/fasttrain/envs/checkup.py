@@ -1,8 +1,8 @@
 """The checkup: before training, play a few hundred random legal steps, and play them again from the same seed.
 
-It cannot find these faults: a mask that forbids a legal action; a wrong mask that step() accepts and that never
+It cannot find these faults: a mask that forbids a legal action; a wrong mask that never changes and that step() accepts
 changes; a wrong reward that depends on the action; a reward that random play never reaches; episodes that are the same
-for all seeds (deterministic envs are so), unless reset() seeds np_random with a number of its own; faults after the
+for all seeds (as in deterministic envs), unless reset() seeds np_random with a number of its own; faults after the
 first few hundred steps.
 """
 
@@ -26,7 +26,7 @@ from fasttrain.envs.user_code import CLOSING, Place, preserve_random_state, seed
 from fasttrain.envs.wrappers import has_running_statistics
 
 EnvMaker = Callable[[], Env]
-# After one of these, findings of a second play would have the same cause.
+# After one of these findings, those of a second play would have the same cause.
 DECISIVE = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
     "bad_mask", "mask_not_respected", "done_for_ever",
@@ -48,8 +48,8 @@ class CheckupResult:
     returns: tuple[float, ...]  # returns of the episodes that ended in the first play
     not_checked: tuple[str, ...]  # checks for which there was no time
     masks_ignored: bool = False  # the env has masks, but `use_masks` was false
-    not_fresh: str = ""  # why a lent env that stays differs from a new one after a seeded reset
-    shares: str = ""  # "process" or "machine": copies in one process, or on one machine, influence each other
+    not_fresh: str = ""  # why a lent env that stays does not behave like a new one after a seeded reset
+    shares: str = ""  # "process" or "machine": copies of the env influence each other within it
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -73,7 +73,7 @@ class LentEnv(NamedTuple):
 
     env: Env
     build_s: float
-    stays: bool  # training will use it: check whether it still repeats, from the seed, what it did when it was new
+    stays: bool  # training will use it: so check that it still repeats from the seed what it did when new
     close: Callable[[], object] | None = None  # called before another env is built, if only one can exist
 
 
@@ -98,9 +98,9 @@ def checkup(
             if the same seed gives different trajectories.
         use_masks: draw only legal actions. False: draw from the whole space, as an algorithm without masks does.
         lent: is played in place of the first env.
-        place: receives which call of the env is running.
+        place: is told which call of the env is running.
         copies: check whether two copies are independent.
-        beside: plays a copy in another process, for that check.
+        beside: plays a copy in another process; used for that check.
 
     Raises:
         EnvSpecError: the env cannot be built. Errors while playing are findings.
@@ -124,7 +124,7 @@ class _Checkup:
     findings: list[Finding] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     steps: int = 0
-    spent_s: float = 0.0  # seconds of playing, without builds and the first step, which may compile
+    spent_s: float = 0.0  # seconds of playing, without building and without the first step, which may compile
     recorder: Recorder = field(default_factory=Recorder)
     costs: ProbeResult | None = None
     failed: bool = False  # the first play ended with an error
@@ -142,7 +142,7 @@ class _Checkup:
             elif self._repeats():
                 if self.copies:
                     shares = self._independent()
-                if shares != "machine":  # with "machine" the second env has disturbed the first one
+                if shares != "machine":  # with "machine" the second env has disturbed the first env
                     self._other_actions(self.costs)
         lent = self.lent
         return CheckupResult(
@@ -170,7 +170,7 @@ class _Checkup:
     ) -> Iterator[Play]:
         """Play a new env, or the lent one, after seeding the global generators with `python` and `numpy`.
 
-        `in_constructor`: seed them differently once the env is built.
+        `in_constructor`: seed them differently after the env was built.
         """
         seed_streams(python, numpy)
         if lent is None and self.lent is not None and self.lent.close is not None:
@@ -283,12 +283,12 @@ class _Checkup:
 
     def _other_actions(self, costs: ProbeResult) -> None:
         try:
-            with self._playing(3, 3, self.lent) as play:  # the lent env, so that none must be built
+            with self._playing(3, 3, self.lent) as play:  # the lent env, so that no env must be built
                 deadline = self._deadline()
                 branches = Branches(play, costs, deadline)
                 branches.run(self.recorder.frames[0])
                 if not branches.in_time or any(not pair.rewards_identical for pair in branches.pairs):
-                    # All returns are the same, but there were too few comparisons for this finding.
+                    # All returns are the same, but there were too few comparisons, so the finding would be no proof.
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
                 unused = [*causes.unused_range(play, deadline)]
@@ -309,16 +309,16 @@ class _Checkup:
             self._add_fault(fault)
 
     def _add_carry_over(self, difference: Difference) -> None:
-        """Report that an episode from a seed differed the second time on the same env."""
+        """Report that the same env played another episode from the same seed the second time."""
         if difference.step == 0:
             other_seed = self._again(SEED + 1, 1, 1, self._later(0.1))
             self.findings.append(causes.carried_over(difference, other_seed is not None, self._playing))
-        else:  # caches of physics engines: Gymnasium's BipedalWalker differs in the last bits
+        else:  # such as caches of a physics engine: Gymnasium's BipedalWalker differs in the last bits
             differs = f"on the same env a seed gave another episode the second time ({difference})"
             self.not_checked.append(f"what other actions change: {differs}")
 
     def _independent(self) -> str:
-        """Find out whether copies influence each other: "" for no, or those of one "process", or of one "machine"."""
+        """Find out whether copies of the env influence each other: "" (no), in one "process", or on one "machine"."""
         what = causes.interference(self._playing, self.recorder.frames, self._later(0.2))
         if not what:
             return ""

@@ -1,4 +1,4 @@
-"""Findings of the checkup about an env's answers in one play, each with numbers, and the remedies of all findings."""
+"""Finds faults in what an env returns during one play. Also the remedies of all findings of the checkup."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from fasttrain.envs.probe import Moment
 from fasttrain.errors import EnvError
 
 Severity = Literal["warning", "error"]
-# error: training would stop, or would learn nothing useful. warning: it may be intended.
+# error: training would stop, or would learn nothing useful. warning: it may be intended by the env's author.
 WARNINGS = frozenset({
     "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
     "reward_ignores_action", "unseeded_randomness", "one_step_episodes", "reused_array", "odd_shape", "unused_range",
     "state_left_over", "renumbered", "copies_not_independent", "empty_mask", "lost_games", "changed_action",
 })  # fmt: skip
-ENOUGH_OBSERVATIONS = 50  # needed for the finding "constant": an env may not change for some steps
+ENOUGH_OBSERVATIONS = 50  # needed for "constant_observation": an env may stay the same for some steps
 ENOUGH_EPISODES = 10
-ENOUGH_ONES = 30  # so many episodes of one step in a row, after longer ones, are no coincidence
+ENOUGH_ONES = 30  # after longer episodes, so many episodes of one step in a row are no coincidence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,9 +48,9 @@ def make_finding(code: str, message: str, remedy: str = "", severity: Severity |
 
 
 def without_repetitions(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Drop findings about rewards if actions are ignored, and keep one finding of those codes that tests share.
+    """Drop findings about rewards if actions are ignored. Of findings with the same code keep one.
 
-    Of several it keeps an error before a warning, and else the last.
+    An error is kept before a warning, otherwise the last one.
     """
     ignored = any(finding.code == "action_ignored" for finding in findings)
     chosen: dict[str, Finding] = {}
@@ -65,7 +65,7 @@ def without_repetitions(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Cases:
-    """All cases of one misfit in one part of the answers: their number, and the first (or largest) one."""
+    """All cases of one misfit in one part of the answers: how many there are, and the first (or largest) of them."""
 
     count: int
     text: str
@@ -73,13 +73,13 @@ class _Cases:
 
 
 def fingerprint(value: object) -> object:
-    """A hashable value that is different if `value` differs in any bit. It does not refer to arrays in `value`."""
+    """A hashable value that is different if `value` differs in any bit. It keeps no reference to arrays in `value`."""
     if isinstance(value, Mapping):
         return tuple((key, fingerprint(value[key])) for key in sorted(value, key=str))
     if isinstance(value, (tuple, list)) and any(isinstance(part, (Mapping, tuple, np.ndarray)) for part in value):
         return tuple(fingerprint(part) for part in value)
     if isinstance(value, (bool, int, float, str, type(None))):
-        return repr(value)  # the text of NaN is equal to itself
+        return repr(value)  # as text NaN equals itself
     try:
         array = np.asarray(value)
     except ValueError:
@@ -146,7 +146,7 @@ class AnswerCheck:
         self._mask(moment)
 
     def outcome(self, moment: Moment) -> None:
-        """Look at rewards and ends only, which is cheap."""
+        """Check only rewards and ends, which takes little time."""
         if moment.action is None:
             self._episode += 1
             self._length, self._return = 0, 0.0
@@ -230,7 +230,7 @@ class AnswerCheck:
             and len({end.episode_return for end in self.ends}) == 1
         ):
             always = self.ends[0].episode_return
-            if always > 0:  # with 0 or less, random play may always lose, or never reach a reward
+            if always > 0:  # if it is 0 or less, random play may just always lose, or never reach a reward
                 text = f"each of {len(self.ends)} episodes of random play returned {always:g}, whatever the actions"
                 yield make_finding("reward_ignores_action", text)
             elif self.reward_seems_constant():
@@ -261,9 +261,9 @@ def single_valued(space: spaces.Space[Any]) -> bool:
 REMEDIES = {
     "reused_array": "the env returns the same array each time and writes into it; return observation.copy()",
     "changed_action": "copy the action first: an algorithm may learn from the changed one (vec_env=dummy copies it)",
-    "odd_shape": "NumPy makes it fit; set observation_space to what reset() and step() return",
-    "unused_range": "declare the range that step() uses, or most of what the policy explores has the same effect",
-    "state_left_over": "let reset() set all that step() changes, and copy each array that it starts from; if this is "
+    "odd_shape": "NumPy repeats or reshapes it; set observation_space to what reset() and step() return",
+    "unused_range": "declare the range that step() uses, or most explored actions have the same effect",
+    "state_left_over": "reset() must set all that step() changes, and copy each array that it starts from; if this is "
     "a curriculum, it is fine",
     "renumbered": "number units, cards and places from the same first number in each episode",
     "copies_not_independent": "keep the state of a game in the env itself, not in a module, a class, a file or a port",
@@ -273,19 +273,19 @@ REMEDIES = {
     "out_of_bounds": "widen the Box or scale the value: where bounds are used (images), it is scaled wrongly",
     "observation_not_finite": "find the division or overflow: one such value destroys the network",
     "constant_observation": "the policy sees nothing to act on; check that the env deals, loads or copies its state",
-    "ends_not_bool": "return bool(…) of it",
-    "reward_not_scalar": "return one number, float(…) of it",
+    "ends_not_bool": "return bool(value)",
+    "reward_not_scalar": "return one number: float(value)",
     "reward_not_finite": "find the division or overflow: one such value destroys the network",
     "info_not_dict": "return a dict; {} if there is no info",
     "unpicklable_info": "remove it or turn it into plain values: a worker process cannot send it (lean_info=true "
-    "drops it only between the ends of episodes)",
+    "keeps it in the last info of each episode)",
     "empty_mask": "every action counts as legal there; offer a pass action, or end the episode when the game is over",
     "stale_mask": "compute the mask from the present state, after the step and after reset()",
-    "mask_not_respected": "use the same rules for the mask and for step(), or mend step() for this action",
+    "mask_not_respected": "use the same rules in the mask and in step(), or correct step() for this action",
     "lost_games": "a fault of an engine ended them, not a rule; see its log, and failed_games.jsonl of a run",
     "done_for_ever": "reset() must clear what ends the episode",
     "one_step_episodes": "check what ends an episode, unless the env is a bandit",
-    "constant_reward": "check that rewards are given at all; if they are only rare, it is fine",
+    "constant_reward": "check that rewards are given at all; it is fine if they are only rare",
     "never_done": "check what ends an episode, or set for example env.max_episode_steps=1000",
     "action_ignored": "check that step() uses its argument",
     "reward_ignores_action": "check that the reward is computed from the effect of the action",

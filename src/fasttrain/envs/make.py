@@ -37,16 +37,16 @@ class EnvSpec:
 
     id: str | None = None  # "CartPole-v1", "my_game.envs:MyGame-v0"
     entry_point: str | None = None  # "my_game.envs:MyGame"
-    maker: str | None = None  # an entry point that is registered under `id`, for games by entry points
+    maker: str | None = None  # the entry point to register under `id`, for games of `fasttrain.games`
     kwargs: Mapping[str, Any] = field(default_factory=dict)  # for the constructor
-    wrappers: tuple[Named, ...] = ()  # module:Name, the innermost first
+    wrappers: tuple[Named, ...] = ()  # "module:Name", the innermost wrapper first
     info_keys: tuple[str, ...] = ()  # info entries to keep on every step with `lean_info`
     lean_info: bool = False
     needs_masks: bool = False  # the algorithm needs masks
     use_masks: bool = True  # False: observations and infos stay as they are, even if they contain masks
     masks: str | None = None  # the masks' name, if it is not action_masks
-    max_episode_steps: int | None = None  # adds a truncation, counted in steps of the innermost env
-    action_repeat: int = 1  # env steps per decision
+    max_episode_steps: int | None = None  # truncate after so many steps of the innermost env
+    action_repeat: int = 1  # steps of the env per decision of the policy
     two_sided: bool = False  # self-play: the trainer acts for both sides
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tasks of a curriculum: reset options by name
     memory_inputs: tuple[str, ...] = ()  # what to add to observations: "action", "reward"
@@ -109,7 +109,7 @@ def import_env(spec: EnvSpec, folder: str) -> None:
 
 
 def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
-    """The user's env inside the user's wrappers. `wrapped_core` can wrap it several times, as building may be slow.
+    """The user's env inside the user's wrappers. As building may be slow, `wrapped_core` can wrap it several times.
 
     Raises EnvSpecError: it cannot be built.
     """
@@ -123,7 +123,7 @@ def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
 def wrapped_core(env: Env, spec: EnvSpec) -> Env:
     """Put the wrappers of fasttrain around a `core_env`.
 
-    Raises EnvSpecError: it has no masks although `needs_masks` is set.
+    Raises EnvSpecError: the env has no masks although `needs_masks` is set.
     """
     with _closed_on_error(env):
         if spec.tasks:
@@ -152,7 +152,7 @@ def _closed_on_error(env: Env) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to show
+        with contextlib.suppress(Exception):  # the error of the first attempt is shown
             env.close()
         raise
 
@@ -175,7 +175,7 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
     kwargs = arguments(spec.kwargs, "env.kwargs.", folder)
     if spec.max_episode_steps is not None:
         kwargs["max_episode_steps"] = spec.max_episode_steps
-    kwargs.setdefault("disable_env_checker", True)  # it would warn in every process; the checkup tests more
+    kwargs.setdefault("disable_env_checker", True)  # it warns in every process; the checkup tests more
     try:
         return _with_whole_reset(gymnasium.make(name, **kwargs))
     except gymnasium.error.DependencyNotInstalled as error:
@@ -194,7 +194,7 @@ def _with_kwargs(spec: EnvSpec) -> str:
 
 
 def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
-    """The env that is registered with the old gym package; None if it is not, or if gym is not installed.
+    """The env that is registered with the old gym package; None if there is no such env, or if gym is not installed.
 
     Raises EnvSpecError: gym cannot build the env.
     """
@@ -230,7 +230,7 @@ def _adapted(env: Any, spec: EnvSpec) -> Env:
     try:
         return wrappers.OldGym(env)
     except (EnvSpecError, AttributeError) as error:
-        raise EnvSpecError(f"{spec.option}, taken for an env of the old gym interface: {error}") from error
+        raise EnvSpecError(f"{spec.option} seems to have the old gym interface: {error}") from error
 
 
 def _with_whole_reset(env: Env) -> Env:
@@ -259,7 +259,7 @@ def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
     kwargs = arguments(spec.kwargs, "env.kwargs.", folder)  # copies: envs in one process must not share a list
     try:
         env = creator(**kwargs)
-    except EnvSpecError:  # a class of fasttrain, with a complete message
+    except EnvSpecError:  # raised by a class of fasttrain with a complete message
         raise
     except (Exception, SystemExit) as error:
         raise EnvSpecError(f"{spec.option} could not be built{_with_kwargs(spec)}: {blame(error)}") from error

@@ -1,8 +1,8 @@
-"""Action masks: finds how an env offers them, and gives every env the method `action_masks()`.
+"""Action masks: finds out how an env offers them, and gives each env the method `action_masks()`.
 
 True means legal. A mask is flat, as sb3-contrib expects it: one entry per action of a Discrete space, the sub-actions
-of a MultiDiscrete space one after another, and two entries (may be 0, may be 1) per bit of a MultiBinary space. A mask
-that allows nothing stays as it is; algorithms handle it (`vec/base.EmptyMasks`).
+of a MultiDiscrete space one after another, and two entries per bit of a MultiBinary space (whether 0 and whether 1 is
+legal). A mask that allows nothing stays as it is; algorithms handle it (`vec/base.EmptyMasks`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KEYS = ("action_mask", METHOD)  # names of masks in an info or a Dict observatio
 KEY = KEYS[0]
 MASKABLE_SPACES = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 LOOKED_FOR = f"a method {METHOD}(), info[{KEY!r}], a key {KEY!r} in a Dict observation"
-ADDED = -1e3  # in a mask of numbers to add to logits, this or less forbids an action
+ADDED = -1e3  # in a mask of numbers that are added to logits, this number or less forbids the action
 _SOUNDS_LIKE = re.compile(r"mask|(valid|legal|available|avail|possible|allowed|feasible)_?(action|move)", re.IGNORECASE)
 
 
@@ -63,12 +63,12 @@ def property_of(env: object, name: str) -> Callable[[], Any] | None:
 
 
 def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
-    """A function that returns the mask of the present state: the method `name`, or one that reads the attribute.
+    """A function that returns the mask of the present state: the method `name`, or a function that reads it.
 
     Raises EnvSpecError: the method needs arguments.
     """
     get = env.get_wrapper_attr if isinstance(env, gymnasium.Env) else lambda attribute: getattr(env, attribute)
-    if (read := property_of(env, name)) is not None:  # not read now: it may have no value before the first reset
+    if (read := property_of(env, name)) is not None:  # not read here: it may not exist before a reset
         return read
     try:
         method = get(name)
@@ -87,7 +87,7 @@ def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
 
 
 def sounds_like_masks(env: object) -> list[str]:
-    """Names of methods that may return the env's masks, judged by their names."""
+    """Names of methods that may return the env's masks, as their names suggest."""
     names = {
         name
         for layer in layers(env)
@@ -137,7 +137,7 @@ def find_mask_convention(env: gymnasium.Env[Any, Any], name: str | None = None) 
 
 
 def hidden_mask_error(env: object) -> str:
-    """The message about a wrapper that hides the mask in a Dict observation; empty if no wrapper does so."""
+    """The message about a wrapper that hides the mask in a Dict observation; empty if no wrapper does."""
     for outer, inner in itertools.pairwise(layers(env)):
         inner_space, space = getattr(inner, "observation_space", None), outer.observation_space
         key = mask_key(inner_space) if isinstance(inner_space, spaces.Dict) else None
@@ -176,13 +176,13 @@ def mask_width(space: spaces.Space[Any]) -> int:
 class FlatMasks:
     """Converts the masks of one env, or of several envs of one kind, to flat boolean arrays.
 
-    It remembers whether the masks are numbers to add to logits (0 legal, -inf illegal): then a mask of zeros allows
+    It remembers whether the masks are numbers to add to logits (0 legal, -inf illegal). If so, a mask of zeros allows
     everything. In any other mask of numbers, zeros allow nothing.
 
     Args:
         width: A, the number of entries.
-        heads: the env's Dict action space: masks given by name are put into the order of its keys. None: the order of
-            the mask itself.
+        heads: the env's Dict action space. Masks by name are put into the order of its keys. None: the order of the
+            mask itself.
     """
 
     def __init__(self, width: int, heads: spaces.Dict | None = None) -> None:
@@ -190,9 +190,9 @@ class FlatMasks:
         self.is_added: bool | None = None  # None: not known yet
 
     def __call__(self, mask: object) -> BoolArray:  # (A,) bool
-        """A flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict with a mask per head.
+        """A flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict with one mask per head.
 
-        Raises EnvError: wrong length, names other than the space's, or entries that are no mask.
+        Raises EnvError: the length is wrong, the names are not those of the space, or the entries are no mask.
         """
         if isinstance(mask, Mapping):
             rows = list(mask.values()) if self.heads is None else _by_name(mask, self.heads)
@@ -233,7 +233,7 @@ class FlatMasks:
 
 
 def _by_name(mask: object, heads: spaces.Dict) -> list[Any]:
-    """The masks of the heads in the order of the space's keys. Checks each length: two heads may be swapped."""
+    """The masks of the heads in the order of the space's keys. Checks each length, because two heads may be swapped."""
     if not isinstance(mask, Mapping) or set(mask) != set(heads.spaces):
         names = ", ".join(map(str, mask)) if isinstance(mask, Mapping) else "none"
         raise EnvError(f"the action mask names the heads {names}; the action space has {', '.join(heads)}")
@@ -345,7 +345,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         observation = self._take_mask(observation, info)
-        if truncated and not terminated:  # DQN bootstraps from the last state and needs its mask
+        if truncated and not terminated:  # here DQN needs the mask of the last state, from which it bootstraps
             with suppress(Exception):  # after the end of an episode an env need not have a mask
                 info = {**info, LAST_MASKS: self.action_masks()}
         return observation, reward, terminated, truncated, info
@@ -353,7 +353,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _take_mask(self, observation: object, info: dict[str, Any]) -> object:
         if self._convention == "info":
             self._latest = mask_entry(info, self._keys)
-        elif self._convention == "observation" and isinstance(observation, Mapping):  # the last one may be anything
+        elif self._convention == "observation" and isinstance(observation, Mapping):  # a last one may be anything
             self._latest = observation.get(self._key)
             if self._only_key is not None:
                 return observation.get(self._only_key)
@@ -362,7 +362,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def mask_entry(source: Mapping[str, Any], keys: tuple[str, ...] = KEYS) -> Any:
-    """The mask in an info or a Dict observation: the value of the first of `keys` in it, or None."""
+    """The mask in an info or a Dict observation: the value of the first of `keys` in it; None if it has none."""
     return next((source[key] for key in keys if key in source), None) if source else None
 
 

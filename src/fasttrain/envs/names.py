@@ -1,6 +1,6 @@
 """Python objects in a configuration: `module:Name` names one, `{call: "module:Name", …}` calls one.
 
-Both forms mean the same in every argument of a configuration. It is checked before anything is called.
+Both forms mean the same in every argument of a configuration. All of it is checked before anything is called.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Supplies = Mapping[str, Callable[[], Any]]
 NOTHING: Supplies = MappingProxyType({})
 # "module:Name" in an argument. Text of this form whose module does not exist stays text.
 NAME = re.compile(r"\w+(\.\w+)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-# Modules of Python's own library that `{call: …}` may use: data types, nothing that reads files or starts programs.
+# Modules of Python's own library that `{call: …}` may use: data types; none that reads files or starts programs.
 DATA_TYPES = ("collections", "datetime", "decimal", "fractions", "random", "types")
-CLOSE, SHORTEST = 0.85, 5  # an unknown module name counts as a typo from this similarity and this length on
+CLOSE, SHORTEST = 0.85, 5  # an unknown module name of at least this similarity to a known one and this length is a typo
 
 
 def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = None, only: Any = None) -> Any:
@@ -36,10 +36,10 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
 
     Args:
         kind: the base class that a class must have. A function is accepted too.
-        only: as `kind`, but a function is not accepted.
+        only: the same as `kind`, but without functions.
 
     Raises:
-        EnvSpecError: it is something else, or a part of Python's own library that is no plain data type.
+        EnvSpecError: it is something else, or belongs to Python's own library and is no plain data type.
     """
     target, base = look_up(entry, option, folder), only or kind
     is_class = isinstance(target, type)
@@ -47,7 +47,7 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
         raise EnvSpecError(f"{option}: expected a class{'' if only else ' or function'}, it is {target!r:.80}")
     if base is not None and is_class and not issubclass(target, base):
         raise EnvSpecError(f"{option} must be derived from {base.__module__}.{base.__qualname__}")
-    has_module = isinstance(target, (type, FunctionType, BuiltinFunctionType))  # not of the class
+    has_module = isinstance(target, (type, FunctionType, BuiltinFunctionType))  # read from the object itself
     top = str((has_module and target.__module__) or entry).partition(":")[0].partition(".")[0]
     if top not in DATA_TYPES and _is_pythons(top):
         raise EnvSpecError(
@@ -63,11 +63,11 @@ def resolve_argument(value: Any, option: str, folder: str | None = None, supplie
     `"module:Name"` becomes the object of that name. `{call: "module:Name", size: 3}` becomes what the call returns.
     Any other value is copied.
 
-    Text is a name if its module can be found, in `folder` or installed. Then the name must exist in it, except in
-    Python's own library: its modules have the names of everyday words (`queue:first`).
+    Text is a name if its module can be found, in `folder` or installed. The name must then exist in this module, except
+    in Python's own library: its modules have the names of everyday words (`queue:first`).
 
     Args:
-        supplies: functions by parameter name. Where a callable has such a parameter, the function makes its value.
+        supplies: functions by parameter name. If a callable has such a parameter, the function makes its value.
 
     Raises:
         EnvSpecError: a name does not exist, its module seems to be a typo, or the call failed.
@@ -76,7 +76,7 @@ def resolve_argument(value: Any, option: str, folder: str | None = None, supplie
         return _object_or_text(value, option, folder) if NAME.fullmatch(value) else value
     if type(value) in (list, tuple):
         return type(value)(resolve_argument(one, f"{option}[{i}]", folder, supplies) for i, one in enumerate(value))
-    if type(value) is not dict:  # a Dict space is a mapping too
+    if type(value) is not dict:  # `type`, because a Dict space is a mapping too
         return copy.deepcopy(value)
     target = value.get("call")
     if not isinstance(target, str) or not NAME.fullmatch(target):
@@ -96,7 +96,7 @@ def arguments(
 ) -> dict[Any, Any]:
     """The keyword arguments for `maker`: `values`, each by `resolve_argument`.
 
-    `supplies` makes further parameters that `maker` has. `prefix` is the place in the configuration, for messages.
+    `supplies` makes further parameters of `maker`. `prefix` is the place in the configuration, for messages.
     """
     resolved = {key: resolve_argument(value, f"{prefix}{key}", folder, supplies) for key, value in values.items()}
     parameters = inspect.signature(maker).parameters if maker is not None and supplies else ()
@@ -114,7 +114,7 @@ def _object_or_text(text: str, option: str, folder: str | None) -> Any:
         if len(top) >= SHORTEST and difflib.get_close_matches(top, known - sys.stdlib_module_names, cutoff=CLOSE):
             raise EnvSpecError(f"{option}: no module named {top!r}{did_you_mean(top, known)}")
         return text
-    if spec is not None and spec.origin is None and module == top:  # a folder of that name, without a module in it
+    if spec is not None and spec.origin is None and module == top:  # only a folder of that name, without a module in it
         return text
     try:
         return look_up(text, option, folder)
@@ -126,7 +126,7 @@ def _object_or_text(text: str, option: str, folder: str | None) -> Any:
 
 
 def _is_pythons(top: str) -> bool:
-    """Whether this module belongs to Python's own library, and is not a user's file of the same name."""
+    """Whether this module belongs to Python's own library, and not to a user's file of the same name."""
     if top not in sys.stdlib_module_names:
         return False
     file = getattr(sys.modules.get(top), "__file__", None)

@@ -21,8 +21,8 @@ from fasttrain.envs.masks import MASKABLE_SPACES, FlatMasks, mask_width, random_
 from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame
 from fasttrain.errors import EnvError, EnvSpecError
 
-SEED = 20_260_101  # seed of checkup and measurement; trainings use other seeds: 0, 1, …
-ACTIONS_SEED = 7_919  # differs from SEED: an env may draw its state in the same way as random play draws actions
+SEED = 20_260_101  # seed of the checkup and of measurements; trainings use other seeds: 0, 1, …
+ACTIONS_SEED = 7_919  # differs from SEED, as an env may draw its state in the way in which random play draws actions
 PROBE_SECONDS, PROBE_STEPS = 0.3, 500
 MANY_ACTIONS = 20
 
@@ -31,10 +31,10 @@ class PlayError(EnvSpecError):
     """The env broke its contract while it was played.
 
     Args:
-        code: of the finding.
+        code: code of the finding.
         what: what happened.
-        remedy: what to do; empty: the usual text of the code.
-        at_action: `step` raised.
+        remedy: what to do; empty: the usual remedy of the code.
+        at_action: True if `step` raised it.
     """
 
     def __init__(self, code: str, what: str, remedy: str = "", at_action: bool = False) -> None:
@@ -43,7 +43,7 @@ class PlayError(EnvSpecError):
 
 
 class Moment(NamedTuple):
-    """One answer of the env, and the mask after it."""
+    """What the env returned at one reset or step, and the mask after it."""
 
     action: Any  # None after a reset
     observation: Any
@@ -51,7 +51,7 @@ class Moment(NamedTuple):
     terminated: Any
     truncated: Any
     info: Any
-    mask: BoolArray | None  # (A,) of the next action; None without masks and after the end of an episode
+    mask: BoolArray | None  # (A,) for the next action; None without masks, and after the end of an episode
     ended: bool
 
 
@@ -60,13 +60,13 @@ Watch = Callable[[Moment], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """Times in seconds. The first reset and step are not counted: they compile, load and allocate."""
+    """Times in seconds. The first reset and the first step are not counted, because they compile, load and allocate."""
 
-    build_s: float  # constructing the env
-    step_s: float  # mean
-    step_cv: float  # standard deviation / mean of a step: the larger, the longer envs wait for each other
+    build_s: float  # time of constructing the env
+    step_s: float  # mean time of a step
+    step_cv: float  # standard deviation / mean of a step: the larger it is, the longer envs wait for each other
     mask_s: float  # mean of `action_masks()`, 0 without masks
-    reset_s: float  # mean
+    reset_s: float  # mean time of a reset
     steps: int  # number of measured steps
     resets: int  # number of measured resets
     episode_steps: float | None  # mean length of the episodes that ended; None if none did
@@ -82,8 +82,8 @@ class Play:
     Args:
         env_factory: builds the env; the time is measured.
         use_masks: draw only actions that the env's masks allow, if it has masks.
-        lenient: read every mask twice and compare every action after the step; `faults` holds what changed.
-        place: receives which call of the env is running.
+        lenient: read each mask twice, and check that `step` does not change the action. `faults` has what changed.
+        place: is told which call of the env is running.
         build_s: the building time of an env that exists already, if `env_factory` only returns it.
     """
 
@@ -109,10 +109,10 @@ class Play:
         self.rng = np.random.default_rng(ACTIONS_SEED)
         self.faults: dict[str, str] = {}  # text of the first fault by code
         self.lengths: list[int] = []  # lengths of the episodes that ended
-        self.steps_s: list[float] = []  # seconds of each step, without the time in which other processes used the core
+        self.steps_s: list[float] = []  # seconds of each step, without the time for which other processes had the core
         self.resets_s: list[float] = []
         self.total_steps = 0
-        self.length = 0  # number of steps of this episode, including one that raises
+        self.length = 0  # number of steps of this episode, with a step that raises
         self.action: Any = None  # the last action
         self.warm_up_s = 0.0
         self._lenient = lenient
@@ -151,7 +151,7 @@ class Play:
                 return moment
 
     def episode(self, seed: int, most: int, choose: Callable[[Moment], Any] | None = None) -> Iterator[Moment]:
-        """The moments of one episode from a seeded reset, at most `most` steps. None for `choose`: random actions."""
+        """The moments of one episode from a seeded reset, at most `most` steps. Without `choose` actions are random."""
         moment = self.reset(seed)
         yield moment
         while not moment.ended and self.length < most:
@@ -178,18 +178,18 @@ class Play:
 
     def step(self, action: Any) -> Moment:
         self.action, passed = action, copy.copy(action)
-        self.length += 1  # a step that fails counts too
+        self.length += 1  # a step that fails also counts
         self.place.step(self.length)
         delay_s, cpu_began, began = self._run_delay.seconds(), time.process_time(), time.perf_counter()
         try:
             answer = self.env.step(passed)
         except (Exception, SystemExit) as error:
-            if "values to unpack (expected 5" in str(error):  # raised by a wrapper, which unpacks the answer first
+            if "values to unpack (expected 5" in str(error):  # raised in a wrapper, which unpacks what step() returned
                 raise self._wrong_step(f"the wrong number of values ({error})") from error
             raise self._failed(error, at_action=True) from error
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         delay_s = self._run_delay.seconds() - delay_s
-        self.steps_s.append(max(wall_s - delay_s, 1e-9))  # the two clocks differ: a short step might get a time below 0
+        self.steps_s.append(max(wall_s - delay_s, 1e-9))  # not below 0 for a short step: the two clocks differ
         self._cpu_s.append(cpu_s)
         self.total_steps += 1
         if self._lenient and not np.array_equal(action, passed):
@@ -216,8 +216,8 @@ class Play:
     def draw_another(self, mask: BoolArray | None, action: Any) -> Any:
         """A random legal action other than `action`; None if 20 draws find none.
 
-        With many actions it is every other time the first one: this often does nothing ("pass"), unlike all others,
-        and random play would rarely draw it.
+        With many actions, half of the draws take the first one: it often does nothing ("pass"), unlike all others, and
+        random play would rarely draw it.
         """
         draws: Iterator[Any] = (self.draw(mask) for _ in range(20))
         many = isinstance(self.action_space, spaces.Discrete) and self.action_space.n > MANY_ACTIONS
@@ -273,7 +273,7 @@ class Play:
     def _failed(self, error: BaseException, at_action: bool = False) -> PlayError:
         what = f"env {self.env.unwrapped} failed at {self.position()}: {blame(error)}"
         shape = isinstance(error, (TypeError, ValueError)) and re.search(r"unpack|unexpected keyword", str(error))
-        if self.action is None and shape:  # raised by a wrapper that unpacks the answer
+        if self.action is None and shape:  # raised in a wrapper, which unpacks what reset() returned
             return PlayError("raised", what, "reset(self, *, seed=None, options=None) must return (observation, info)")
         return PlayError("raised", what, at_action=at_action)
 
@@ -289,13 +289,13 @@ class Play:
 class RunDelay:
     """The time for which this thread was ready to run but had no core, as Linux counts it. Reading it takes 2 µs.
 
-    It is subtracted from the time of a step: otherwise a busy machine would make the env look slow.
+    It is subtracted from the time of a step: otherwise an env would seem slow on a busy machine.
     """
 
     def __init__(self, file: str = "/proc/thread-self/schedstat") -> None:
         try:
             self._file: int | None = os.open(file, os.O_RDONLY)
-        except OSError:  # another operating system, or a kernel that does not count it
+        except OSError:  # another operating system, or a kernel that does not count this time
             self._file = None
 
     def seconds(self) -> float:
@@ -325,5 +325,5 @@ def _short(value: object) -> str:
 def _pickled_bytes(info: object) -> int:
     try:
         return len(pickle.dumps(info, pickle.HIGHEST_PROTOCOL)) if info or not isinstance(info, Mapping) else 0
-    except Exception:  # user objects may raise anything; the checkup reports them
+    except Exception:  # the user's objects may raise anything; the checkup reports it
         return 0

@@ -13,12 +13,12 @@ from fasttrain.batch import Slots
 
 
 class NativeGame(Protocol):
-    """N independent games of one kind, which are stepped together and write into the slots.
+    """N independent games of one kind, which step together and write into the slots.
 
-    `VecEnv.env_method` reaches its other public methods, for example `set_opponents(mix, indices=None)`. A game that
-    can use threads has an attribute `max_threads`, at first 1; a run sets it to the number of cores. If a game lists
-    its compiled functions (`kernel_calls`, see `GameBatch`), a run compiles them before training and shows their names.
-    A game for self-play is a `TwoSidedGame`.
+    `VecEnv.env_method` can call all other public methods of the game, for example `set_opponents(mix, indices=None)`. A
+    game that can use threads has an attribute `max_threads`, at first 1; a run sets it to the number of cores. If a
+    game lists its compiled functions (`kernel_calls`, see `GameBatch`), a run compiles them before training and shows
+    their names. A game for self-play is a `TwoSidedGame`.
     """
 
     num_envs: int
@@ -28,19 +28,19 @@ class NativeGame(Protocol):
     opponents_ns: int  # time of the opponents' turns since construction, in ns; a part of the steps' time
 
     def bind(self, slots: Slots) -> None:
-        """Receive the arrays: the game reads actions from them and writes everything else."""
+        """Receive the arrays: the game reads its actions from them and writes all other arrays."""
 
     def reset(self, indices: NDArray[np.int64], seeds: Sequence[int | None]) -> None:
         """Start a new game in each listed env and write its first observation and mask.
 
-        An env whose seed is None goes on with its random generator, or gets one with a random seed if it has none.
+        An env whose seed is None keeps its random generator. If it has none, it gets one with a random seed.
         """
 
     def step(self) -> None:
         """Apply `slots.actions`, let opponents act until each learner must act again, and write all slots.
 
         Envs that end write their last observation to `final_observations` and are reset in the same step (autoreset).
-        They go on with their random generator.
+        They keep their random generator.
 
         Raises:
             EnvError: an action is illegal. The message names the env, the action and the legal actions.
@@ -64,11 +64,11 @@ class ResumableGame(NativeGame, Protocol):
 
 
 class TwoSidedGame(NativeGame, Protocol):
-    """A native game for self-play: it can stop at the opponent's decisions too.
+    """A native game for self-play: it can also stop at the decisions of the opponent.
 
     With the opponent "self" (`set_opponents("self")`) a step ends at the next decision of either side. The slots then
     hold the observation and the mask of the side that must act, as if this side were the learner. Rewards are always
-    the learner's, since the last decision of either side. A new game may begin with a decision of the opponent.
+    the learner's, counted since the last decision of either side. A new game may begin with a decision of the opponent.
 
     A game with several opponents may have `seats_to_decide` (N,), the number of the opponent that acts, from 1.
     """
@@ -76,4 +76,4 @@ class TwoSidedGame(NativeGame, Protocol):
     opponents_turn: NDArray[np.bool_]  # (N,): the opponent must act; written by reset and step
 
     def step_listed(self, indices: NDArray[np.int64]) -> None:
-        """`step` for these games only, with their rows of `slots.actions`. Only their rows are written."""
+        """`step` for these games only, with their rows of `slots.actions`. Only rows of these games are written."""

@@ -1,4 +1,4 @@
-"""Retrace: a wrapper that records how an env came to its present state, so that a resumed run can go there again.
+"""Retrace: a wrapper that records how an env came to its present state, so that a resumed run can restore it.
 
 The state of a Python env cannot be read in general. If its random numbers come from Gymnasium's generator
 (`env.np_random`), the state follows from the generator's state at the start of the episode and the actions since then.
@@ -28,10 +28,10 @@ from fasttrain.envs.user_code import blame, process_settings
 from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plugins import OURS
 
-MOST_ACTIONS = 100_000  # actions of one episode; more would take much memory, and minutes to repeat
-MOST_S = 60.0  # seconds to repeat the actions of one env; envs do so one after the other
+MOST_ACTIONS = 100_000  # most actions of an episode; more would take much memory, and minutes to repeat
+MOST_S = 60.0  # most seconds to repeat the actions of one env; envs repeat theirs one after the other
 LIBRARIES = ("gymnasium.", "stable_baselines3.", *(f"{name}." for name in OURS))
-MOST_PARTS, MOST_DEPTH = 20_000, 12  # limits for reading an env's attributes, in about 10 ms
+MOST_PARTS, MOST_DEPTH = 20_000, 12  # limits for reading an env's attributes, so that it takes about 10 ms
 SKIPPED = ("env", "spec", "_np_random", "_np_random_seed")
 NO_DATA = (gymnasium.Space, property, staticmethod, classmethod, FunctionType, ModuleType, type)
 
@@ -53,11 +53,11 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The outermost wrapper of an env. It records actions, checks last observations and closes the env.
 
     Recording costs 0.35 µs per step and 1.1 µs per episode. With `log_actions_in` a step costs nothing. The last
-    observation of an episode is made to fit its space before the reset. `close()` reaches the env once, and what it
-    raises ends no run.
+    observation of an episode is made to fit its space before the reset. `close()` is called on the env only once, and
+    what it raises ends no run.
 
     Args:
-        copies: copy the last observation, for envs that write into the same array in `reset`. SB3's loops do not copy.
+        copies: copy the last observation, for envs that write into the same array in `reset`. SB3's loops do not.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], copies: bool = False) -> None:
@@ -65,19 +65,19 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._copies = copies
         self._info: dict[str, Any] = {}  # the info of the last step
         self._close_failed: str | None = None  # the error of close(), as text; None: the env is open
-        self._first_seed: int | None = None  # of the last seeded reset. An env may derive more than np_random from it
-        self._begin: dict[str, Any] | None = None  # the generator before the episode; None: its reset was seeded
-        self._begun = False  # False: no episode, or one that cannot be repeated
+        self._first_seed: int | None = None  # seed of the last seeded reset; an env may use it for more than np_random
+        self._begin: dict[str, Any] | None = None  # the generator before the episode; None: the reset was seeded
+        self._begun = False  # False: there is no episode, or it cannot be repeated
         self._repeated: list[Any] = []  # the actions of this episode that `retrace` made
-        self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the actions after them; or the rows of an ActionLog
+        self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the actions after those; or the rows of an ActionLog
         self.first_row = 0  # where the running episode begins in `_actions`
         self._inner_step = env.step
         self._total = 0.0
-        self._observation: object = None  # not copied: an env that changes it later does so as a part of its state
+        self._observation: object = None  # not copied: if an env changes it later, it is a part of the env's state
         self._log: tuple[ActionLog, int] | None = None
 
     def log_actions_in(self, log: ActionLog, index: int) -> None:
-        """Let a vector env record the actions. A step is then the inner env's own."""
+        """Let a vector env record the actions. Then `step` is the inner env's own `step`."""
         self._log = log, index
         self._actions = log.rows
         self.first_row = len(log.rows)
@@ -91,7 +91,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answer
 
     def _check_last_observation(self) -> None:
-        """Before a reset: SB3's loops have put the last observation into the info of its step."""
+        """Called before a reset, when SB3's loops have put the last observation into the info."""
         info = self._info if self._log is None else self._log[0].buf_infos[self._log[1]]
         if info and "terminal_observation" in info:
             truncated = bool(info.get("TimeLimit.truncated", False))
@@ -107,7 +107,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         if seed is None:
             self._begin = _state_of(self.env) if self._begun else None
         else:
-            self._first_seed, self._begin = seed, None  # the seed is enough
+            self._first_seed, self._begin = seed, None  # the seed is enough to repeat the reset
         before = None if self._log is None else process_settings()
         answer = self.env.reset(seed=seed, options=options)
         if self._log is not None and before and process_settings() != before:
@@ -153,7 +153,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             return None
         try:
             return self._notes()
-        except TypeError:  # the env's own state has other than plain values
+        except TypeError:  # the env's own state has values that are not plain
             return None
 
     def _notes(self) -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Bring the env into the state that `notes` describe. If that fails, begin an episode with `other_seed`.
 
         Args:
-            notes: from `retrace_notes`; None begins the other episode at once.
+            notes: from `retrace_notes`; with None the other episode begins at once.
             most_s: give up after this time.
 
         Returns:
@@ -189,8 +189,8 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             try:
                 observation = self._repeat(notes, time.monotonic() + most_s)
                 same = _equal(observation, notes["observation"]) and to_dict(_state_of(self.env)) == notes["now"]
-                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # sum() of 3.12 rounds less
-            except Exception:  # an env may raise anything at actions that do not fit its state
+                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # Python 3.12 rounds less
+            except Exception:  # an env may raise anything if actions do not fit its state
                 same = False
         if not same:
             observation = self.reset(seed=other_seed)[0]
@@ -216,13 +216,13 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
                 raise TimeoutError("the episode is too long to repeat")
             observation, _, terminated, truncated, _ = self._step(action)
             if terminated or truncated:
-                raise ValueError("the episode ended before")
+                raise ValueError("the episode ended too early")
         self._repeated = list(notes["actions"])
         return observation
 
 
 class RetraceFactory:
-    """Builds what `factory` builds, inside a `Retrace`."""
+    """Builds the env of `factory` inside a `Retrace`."""
 
     def __init__(self, factory: Callable[[], gymnasium.Env[Any, Any]], copies: bool = False) -> None:
         self.factory, self.copies = factory, copies
@@ -235,11 +235,11 @@ class RetraceFactory:
         return Retrace(self.factory.around(core), self.copies)  # type: ignore[attr-defined]
 
 
-Retraced = RetraceFactory  # its former name, for scripts
+Retraced = RetraceFactory  # the former name of RetraceFactory, for scripts
 
 
 def close_env(env: Any) -> str:
-    """Close `env`. Returns what that raised as text: an error in `close()` must not end a run."""
+    """Close `env`. Returns an error of `close()` as text, because it must not end a run."""
     if isinstance(env, Retrace):
         return env.end()
     try:
@@ -283,7 +283,7 @@ def _equal(observation: object, expected: object) -> bool:
 def attribute_digests(env: gymnasium.Env[Any, Any]) -> dict[str, str]:
     """A digest of each attribute of the user's env, its class and the user's wrappers, by name.
 
-    It covers numbers, text, arrays, generators and containers of them. Of other values it covers only the type.
+    It covers numbers, text, arrays, generators and containers of them. Of any other value it covers only the type.
     """
     digests: dict[str, str] = {}
     layer: Any = env
@@ -315,10 +315,10 @@ def _update_digest(value: object, digest: hashlib._Hash, parts: Iterator[int], d
     parts_inside: Iterable[object] = ()
     if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
         digest.update(repr(value).encode("utf-8", "replace"))
-    elif isinstance(value, np.memmap):  # its file outlives the process
+    elif isinstance(value, np.memmap):  # its file stays when the process ends
         return
     elif isinstance(value, np.ndarray):
-        sample = value.flat[:: 1 + value.size // MOST_PARTS]  # a checkpoint must not wait for a large data set
+        sample = value.flat[:: 1 + value.size // MOST_PARTS]  # so that a checkpoint need not wait for a large data set
         digest.update(repr((value.shape, value.dtype)).encode() + (b"" if value.dtype.hasobject else sample.tobytes()))
     elif isinstance(value, np.random.Generator):
         parts_inside = [value.bit_generator.state]

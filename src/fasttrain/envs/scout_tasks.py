@@ -1,7 +1,7 @@
-"""Tasks for a `vec.process.Scout`: build one env, run the checkup, or measure its speed, before the plan is made.
+"""Tasks for a `vec.process.Scout` before the plan is made: build one env, run its checkup, or measure its speed.
 
 A task is pickled and sent to the scout's process. There it is called with the memory that the process shares with the
-trainer, and with a list in which the process keeps the env between tasks: empty, or one `core_env`.
+trainer, and with a list in which the process keeps the env between tasks. It is empty or has one `core_env`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class BuildResult(NamedTuple):
     build_s: float
     mask_error: str  # empty, or why an algorithm that needs masks cannot use the env
     old_gym: bool  # it has the old gym interface, which is adapted
-    normalizer: str = ""  # name of a user's wrapper that normalizes by its own running statistics
+    normalizer: str = ""  # name of a user's wrapper that normalizes by running statistics of its own
 
 
 class MeasureResult(NamedTuple):
-    """The costs of a short play, and why the env differs from a new one after it (empty: it does not)."""
+    """The costs of a short play, and why the env then differs from a new one (empty if it does not)."""
 
     costs: ProbeResult
     not_fresh: str
@@ -50,7 +50,7 @@ class MeasureResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Build:
-    """Build the env and keep it."""
+    """Build the env and keep it in the process."""
 
     spec: EnvSpec
     folder: str = field(default_factory=os.getcwd)
@@ -58,7 +58,7 @@ class Build:
     def __call__(self, memory: mmap.mmap | None, envs: Envs) -> BuildResult:
         place, spec = Place(memory), self.spec
         place.enter(BUILDING)
-        import_env(spec, self.folder)  # not timed: it happens once per process and may take longer than building
+        import_env(spec, self.folder)  # not timed: an import happens once per process and may take longer than building
         began = time.perf_counter()
         envs.append(core_env(spec, self.folder))
         build_s = time.perf_counter() - began
@@ -92,7 +92,7 @@ class Check:
         env = wrapped_core(envs[0], self.spec)
         lent = LentEnv(env, self.build_s, self.stays, None if self.copies else lambda: (close_env(env), envs.pop()))
 
-        def new_env() -> Env:  # wrapped twice, as the env of the process was: the search for masks resets it each time
+        def new_env() -> Env:  # wrapped twice, like the env of the process: each search for masks resets it
             core = core_env(self.spec, self.folder)
             wrapped_core(core, dataclasses.replace(self.spec, needs_masks=False))
             return wrapped_core(core, self.spec)
@@ -105,9 +105,7 @@ class Check:
         except EnvSpecError as error:
             if not self.copies:
                 raise
-            raise EnvSpecError(
-                f"{error}; this was a second env beside the first one: use num_envs=1 if only one can exist"
-            ) from error
+            raise EnvSpecError(f"{error}; a first env was still open; use num_envs=1 if only one can exist") from error
 
 
 @dataclass(frozen=True)

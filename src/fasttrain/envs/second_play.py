@@ -1,7 +1,7 @@
 """Plays recorded episodes a second time: is the second play the same, and what does a different action change?
 
-`Branches` plays pairs of episodes that are equal up to one action. They show what the action changes, and whether the
-masks belong to the present state.
+`Branches` plays pairs of episodes that are equal up to one action. The pairs show what the action changes, and whether
+the masks belong to the present state.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from fasttrain.envs.findings import ENOUGH_EPISODES, Finding, fingerprint, make_
 from fasttrain.envs.masks import is_legal
 from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult
 
-HORIZON = 200  # at most so many steps of an episode are compared
+HORIZON = 200  # most steps of an episode that are compared
 RECORDED_STEPS = 300
 MAX_PAIRS, MAX_SHORT_PAIRS = 60, 80
-MIN_EPISODES = 30  # episodes with an unusual reward; with fewer an effect in one of ten is missed too often
+MIN_EPISODES = 30  # episodes with an unusual reward; with fewer, an effect in a tenth of them is missed too often
 UNTOUCHED_PAIRS = 6  # if the reward (or mask) never varied in so many pairs, more pairs would show nothing new
 
 
@@ -78,7 +78,7 @@ def first_difference(
     at_least: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> Difference | None:
-    """Play `recorded` again from reset(seed). Returns None if there was no difference before the deadline.
+    """Play `recorded` again from reset(seed). Returns None if nothing differed before the deadline.
 
     Args:
         at_least: number of steps to play even after the deadline.
@@ -101,7 +101,7 @@ def first_difference(
 
 
 def not_fresh(play: Play, recorded: Sequence[Frame]) -> str:
-    """Why an env that was played does not repeat the recorded play of a new env; empty if it does repeat it."""
+    """Why an env that was played before does not repeat the recorded play of a new env; empty if it does."""
     try:
         difference = first_difference(play, recorded, SEED, deadline=0.0, at_least=len(recorded))
     except PlayError as fault:
@@ -125,17 +125,17 @@ def differing_part(one: Frame, other: Frame) -> str:
 class Pair(NamedTuple):
     """Two episodes from one seed. Their first `common` actions are the same, the next one differs.
 
-    The action after that is the same again if it is legal in both (`same_next`).
+    `same_next`: the action after it is the same again, because it is legal in both.
     """
 
-    one: list[Frame]  # [0] is the reset
+    one: list[Frame]  # frames of the first episode; [0] is the reset
     other: list[Frame]
     common: int
     same_next: bool
 
     @property
     def identical(self) -> bool:
-        """Whether the different action changed neither observations nor rewards nor ends."""
+        """Whether the different action changed no observation, reward or end."""
         return [frame[1:4] for frame in self.one] == [frame[1:4] for frame in self.other]
 
     @property
@@ -157,10 +157,10 @@ class Branches:
 
     def __init__(self, play: Play, costs: ProbeResult, deadline: float) -> None:
         self.pairs: list[Pair] = []
-        self.short_pairs: list[Pair] = []  # pairs that end two steps after the common actions, to compare masks
-        self.episodes: list[list[Frame]] = []  # the first episode of each pair, and episodes without a choice
+        self.short_pairs: list[Pair] = []  # for comparing masks: pairs that end two steps after the common actions
+        self.episodes: list[list[Frame]] = []  # the first one of each pair, and episodes with one legal action
         self.wrong_mask = ""  # text about two equal states with different masks
-        self.carries_over: Difference | None = None  # difference of a replayed episode: earlier episodes influence it
+        self.carries_over: Difference | None = None  # difference in a replayed episode, caused by earlier ones
         self.in_time = True
         self._play, self._costs, self._deadline = play, costs, deadline
         self._rng = np.random.default_rng(SEED)
@@ -168,7 +168,7 @@ class Branches:
     def run(self, first: Frame) -> None:
         """Play pairs until all questions are answered, or until the time or the number of pairs is used up.
 
-        `first` is the frame of a reset with `SEED` of a new env.
+        `first` is the frame after a new env was reset with `SEED`.
         """
         self._compare_first_masks(first)
         without_choice = 0
@@ -188,12 +188,12 @@ class Branches:
                 (self.short_pairs if rewards_settled else self.pairs).append(pair)
 
     def _affordable_steps(self) -> int:
-        """The longest episodes for which there is time. A pair takes at most three plays of this length."""
+        """The most steps of an episode for which there is time. A pair takes at most three plays of this length."""
         left_s = self._deadline - time.perf_counter() - 2 * self._costs.reset_s
         return int(min(HORIZON, left_s / 3 / max(self._costs.step_s + self._costs.mask_s, 1e-6)))
 
     def _compare_first_masks(self, first: Frame) -> None:
-        """Compare masks after a reset: a cache that `reset` does not clear shows the mask of the last episode."""
+        """Compare masks after a reset: if `reset` does not clear a cache, the mask is that of the last episode."""
         for steps in (1, 2, 3, 5, 8) if self._play.has_masks else ():
             if self.wrong_mask or self.carries_over or self._affordable_steps() < steps:
                 return
@@ -216,13 +216,13 @@ class Branches:
         return len(pairs) >= UNTOUCHED_PAIRS and not varied
 
     def _pair(self, seed: int, horizon: int, short: bool) -> Pair | None:
-        """Play one pair; None if the episode had no choice, or differed before the different action."""
+        """Play one pair; None if there was one legal action only, or a difference before the different action."""
         usual = min((len(pair.one) for pair in self.pairs), default=0)
-        latest = int(self._rng.integers(max(1, min(20, usual // 2))))  # early: many steps follow
+        latest = int(self._rng.integers(max(1, min(20, usual // 2))))  # early, so that many steps follow
         moments, one = list[Moment](), list[Frame]()
         for moment in self._play.episode(seed, min(horizon, latest + 2) if short else horizon):
             moments.append(moment)
-            one.append(frame_of(moment))  # taken now, because the env may write into the returned array later
+            one.append(frame_of(moment))  # copied now, because the env may write into the returned array later
         self.episodes.append(one)
         different = None
         for common in range(min(latest, len(one) - 2), -1, -1):
@@ -233,7 +233,7 @@ class Branches:
         moment = self._play.step(different)
         other.append(frame_of(moment))
         same_next = False
-        while not moment.ended and len(other) <= min(len(one), horizon):  # to see if it continues
+        while not moment.ended and len(other) <= min(len(one), horizon):  # to see whether it is longer
             action = self._play.draw(moment.mask)
             if len(other) == common + 2 < len(one):
                 same_action = one[common + 2].action
@@ -242,7 +242,7 @@ class Branches:
             moment = self._play.step(action)
             other.append(frame_of(moment))
         if not moments[-1].ended and len(other) > len(one):
-            other.pop()  # the first episode did not end, we stopped it
+            other.pop()  # the first episode did not end: it was stopped here
         return Pair(one, other, common, same_next)
 
     def _replay(self, seed: int, prefix: Sequence[Frame]) -> list[Frame] | None:
@@ -269,7 +269,7 @@ class Branches:
         if self.wrong_mask:
             yield make_finding("stale_mask", self.wrong_mask)
         elif text := late_masks(self.pairs + self.short_pairs, self.episodes):
-            # Only a warning: rules may allow or forbid actions one turn after the action that caused it.
+            # Only a warning, because an action may by the rules change the legal actions of the next turn but one.
             yield make_finding("stale_mask", text, severity="warning")
         if text := ignored_action(self.pairs):
             yield make_finding("action_ignored", text)
@@ -326,7 +326,7 @@ def ignored_action(pairs: Sequence[Pair]) -> str:
 
 
 def independent_reward(pairs: Sequence[Pair]) -> str:
-    """Evidence that the reward varies but does not depend on the action; empty if there is none.
+    """Evidence that the reward varies, but not with the action; empty if there is none.
 
     A reward that comes only at the last step and is the same in all episodes is no evidence: random play may always
     lose.
@@ -336,7 +336,7 @@ def independent_reward(pairs: Sequence[Pair]) -> str:
     counts = Counter(frame.reward for pair in pairs for frame in pair.one[1:])
     usual = counts.most_common(1)[0][0]
     finals = {pair.one[-1].reward for pair in pairs}
-    compared = list[list[Frame]]()  # the frames of each first episode that the different action could have changed
+    compared = list[list[Frame]]()  # of each first episode the frames that a different action could have changed
     for one, other, common, _ in pairs:
         shorter = len(other) < len(one)
         compared.append(one[common + 1 : len(other) if shorter else len(one) - (len(finals) == 1)])

@@ -12,12 +12,12 @@ from fasttrain.batch import Int64Array
 from fasttrain.errors import EnvSpecError
 from fasttrain.spec.setting import did_you_mean
 
-TASK = "task"  # entry of an episode's last info
+TASK = "task"  # entry of an episode's last info with the name of the task
 MOST_NAMED = 8
 
 
 class _WatchedOptions(dict[Any, Any]):
-    """Reset options that record which keys were read. Iterating over them counts as reading all."""
+    """Reset options that record which keys were read. Iterating over the options counts as reading all of them."""
 
     def __init__(self, options: Mapping[Any, Any]) -> None:
         super().__init__(options)
@@ -84,7 +84,7 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.choice: Int64Array = np.zeros(1, np.int64)
         self._names, self._options = [*tasks], [*tasks.values()]
         self._task = 0
-        self._checked: set[int] = set()  # tasks that have been used once
+        self._checked: set[int] = set()  # numbers of tasks whose options have been checked
 
     def set_task(self, number: int) -> None:
         """Choose the task of the next episode, for an environment without shared memory."""

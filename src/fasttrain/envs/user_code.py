@@ -36,7 +36,7 @@ _OUR_FOLDERS = (
 _LIBRARY_FOLDERS = tuple(
     os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
-MAX_MESSAGE = 2000  # characters of an exception's message, which may contain a whole array
+MAX_MESSAGE = 2000  # most characters of an exception's message, which may contain a whole array
 PYTHONS_FOLDERS = _LIBRARY_FOLDERS[:2]
 
 
@@ -56,7 +56,7 @@ def process_settings() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "numpy.seterr": "raise" in np.geterr().values(),
-        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # a higher limit does no harm
+        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # that an env raises the limit does no harm
         "warnings.simplefilter": [each for each in warnings.filters[:1] if each[0] == "error"],
         "the handler of SIGINT": _signal.getsignal(signal.SIGINT),
         "sys.stdout": sys.stdout.closed,
@@ -91,7 +91,7 @@ def seed_streams(python: int, numpy: int) -> None:
 
 def blame(error: BaseException) -> str:
     """Return "ValueError: text (my_game.py:12, in step)": the type, the message and the user's line that raised."""
-    while error.__cause__ is not None and _raised_by_us(error):  # Gymnasium wraps errors of constructors
+    while error.__cause__ is not None and _raised_by_us(error):  # Gymnasium raises its own error from a constructor's
         error = error.__cause__
     try:
         message = str(error)
@@ -100,7 +100,7 @@ def blame(error: BaseException) -> str:
     message = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]}…"
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, SyntaxError):
-        return text  # the text already has file and line
+        return text  # the message itself has file and line
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_ours(frame.filename)]
     if not frames:
         return text
@@ -123,7 +123,7 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
     """Import `name` from an installed package or from `folder`. The import must not train a model.
 
     Raises:
-        EnvSpecError: the module is not found, hides one of Python's own, trains a model, or fails on import. The
+        EnvSpecError: the module is not found, hides a module of Python's own, trains a model, or fails on import. The
             message names `option` as the one to change.
     """
     make_importable(folder)
@@ -131,7 +131,7 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
     for file in (f"{top}.py", top) if top in sys.stdlib_module_names else ():
         if os.path.exists(os.path.join(folder, file)):
             raise EnvSpecError(f"{option}: {file} hides Python's own module of that name; rename it")
-    importlib.invalidate_caches()  # the file may be newer than the import system's cache of its folder
+    importlib.invalidate_caches()  # because the file may be newer than Python's cache of its folder
     try:
         with _TrainingForbidden():
             return importlib.import_module(name)
@@ -149,12 +149,12 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
 
 
 BASE = "stable_baselines3.common.base_class"
-LEARNS = ("learn", "_setup_learn")  # `PPO.learn(model)` calls the second one too
-TRAINS = 'trains a model: put what trains under `if __name__ == "__main__":`'
+LEARNS = ("learn", "_setup_learn")  # `PPO.learn(model)` also calls the second one
+TRAINS = 'trains a model: put the training under `if __name__ == "__main__":`'
 
 
 def is_importing() -> bool:
-    """Whether a module of the user's that is just being imported calls this."""
+    """Whether this is called while a module of the user is being imported."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not import_user_module.__code__:
         frame = frame.f_back
@@ -203,7 +203,7 @@ class _TrainingForbidden(MetaPathFinder):
 
     def _guard(self, module: object) -> None:
         base = getattr(module, "BaseAlgorithm", None)
-        if base is None or base.__getattribute__ is not object.__getattribute__:  # already guarded, by an outer import
+        if base is None or base.__getattribute__ is not object.__getattribute__:  # already guarded by an outer import
             return
 
         def refuse_to_learn(*_: object, **__: object) -> None:
@@ -236,7 +236,7 @@ def look_up(entry: str, option: str, folder: str | None = None) -> Any:
             value = getattr(value, name)
     except AttributeError:
         raise EnvSpecError(_missing_name(entry, option, value, name)) from None
-    except Exception as error:  # a package may explain itself why it has dropped a name, as supersuit does
+    except Exception as error:  # a package may say itself why a name is gone, as supersuit does
         raise EnvSpecError(f"{option}: {blame(error)}") from error
     return value
 
@@ -282,7 +282,7 @@ def _missing_name(entry: str, option: str, owner: object, name: str) -> str:
     return f"{option}: module {module_name!r} has no {name!r}{hint}"
 
 
-BEATS, PHASE, SEED, EPISODE, STEP = range(5)  # words of 8 bytes; BEATS: number of calls of `enter`
+BEATS, PHASE, SEED, EPISODE, STEP = range(5)  # indices of words of 8 bytes; BEATS: number of calls of `enter`
 WORDS = 5
 STARTING, BUILDING, LOOKING, RESETTING, STEPPING, MASKING, CLOSING = range(7)
 
@@ -290,7 +290,7 @@ STARTING, BUILDING, LOOKING, RESETTING, STEPPING, MASKING, CLOSING = range(7)
 class Place:
     """Which call of an env is running now, in memory that another process can read after a hang or a crash.
 
-    An update costs 0.3 µs, which is not counted as time of the env.
+    An update costs 0.3 µs, which does not count as time of the env.
 
     Args:
         memory: at least `WORDS` words, zeroed; None: private memory.
@@ -338,7 +338,7 @@ class Place:
         return {
             STARTING: "the start of its process",
             BUILDING: "its constructor",
-            LOOKING: "its first reset",  # made to look for action masks
+            LOOKING: "its first reset",  # the reset that looks for action masks
             RESETTING: step,
             STEPPING: step,
             MASKING: f"action_masks() after {step}",

@@ -20,10 +20,10 @@ from fasttrain.spec.infos import enemy_turn_ms
 
 
 class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Repeats each action up to `times` times. Rewards are added up; observation and info are those of the last step.
+    """Repeats each action up to `times` times. Rewards are added up; observation and info are the last ones.
 
     The repetition ends early if the episode ends, or if the mask of an inner `ActionMasks` forbids the action. The time
-    `info["perf"]["enemy_turn_ms"]` is added up too. Episode lengths, `total_timesteps` and rollouts count decisions.
+    `info["perf"]["enemy_turn_ms"]` is also added up. Episode lengths, `total_timesteps` and rollouts count decisions.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], times: int, masked: bool) -> None:
@@ -51,7 +51,7 @@ class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Turns a Dict action space of Discrete spaces into a MultiDiscrete one, in the order of the (sorted) keys.
 
     A Dict inside a Dict is flattened. The env receives its own Dict, with each value counted from its space's `start`.
-    An outer `ActionMasks` reads `action_heads` to bring masks given by name into the same order.
+    An outer `ActionMasks` reads `action_heads` to put masks given by name into the same order.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], action_heads: spaces.Dict) -> None:
@@ -94,8 +94,8 @@ ALWAYS_KEPT = ("episode", "perf")
 class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Drops all info entries except `keys`, so that a worker pickles less. The last info of an episode stays whole.
 
-    Observations, rewards and ends of episodes do not change, so learning is exactly the same. It must be outside of
-    wrappers that read other entries, such as `ActionMasks`.
+    Observations, rewards and ends of episodes do not change, so learning is exactly the same. The wrapper must be
+    outside of wrappers that read other entries, such as `ActionMasks`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], keys: Iterable[str] = ()) -> None:
@@ -213,7 +213,7 @@ class MemoryInputs(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def reset_takes(env: Any) -> set[str]:
-    """Which of `seed` and `options` the innermost env's `reset` accepts."""
+    """Those of the arguments `seed` and `options` that `reset` of the innermost env accepts."""
     parameters = inspect.signature(getattr(env, "unwrapped", env).reset).parameters
     both = {"seed", "options"}
     return both if any(each.kind is each.VAR_KEYWORD for each in parameters.values()) else both & {*parameters}
@@ -248,7 +248,7 @@ class PlainReset(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
-    """Adapts an env of the old gym interface, up to gym 0.26. Its other attributes and methods stay reachable.
+    """Adapts an env of the old gym interface, up to gym 0.26. Its other attributes and methods can be used as before.
 
     A `done` is a truncation if `info["TimeLimit.truncated"]` is true, as in gym's own TimeLimit.
     """
@@ -295,7 +295,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
         return True
 
     def __getattr__(self, name: str) -> Any:
-        if name == "old":  # it is not set yet while unpickling
+        if name == "old":  # while unpickling it is not set yet
             raise AttributeError(name)
         return getattr(self.old, name)
 
@@ -304,7 +304,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
 
 
 def converted(space: spaces.Space[Any], what: str) -> spaces.Space[Any]:
-    """Convert a space of the old gym, recognized by its class name, to Gymnasium. Gymnasium's own stay as they are.
+    """Convert a space of the old gym, recognized by its class name, to Gymnasium. Gymnasium's own are not changed.
 
     Raises EnvSpecError: it is another kind of object.
     """
@@ -327,10 +327,10 @@ def converted(space: spaces.Space[Any], what: str) -> spaces.Space[Any]:
 
 
 class TwoSided(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """For self-play: puts `opponents_turn` into every info, and does not step the env if the action is negative.
+    """For self-play: puts `opponents_turn` into every info, and does not step the env at a negative action.
 
-    The entry is 0 at the learner's turn, else the number of the opponent that acts: the env's `seat_to_decide`, or 1.
-    A negative action lets a vector env step some envs while the others wait. It is the outermost wrapper.
+    The entry is 0 if the learner acts next, else the number of the opponent that acts: the env's `seat_to_decide`, or
+    1. A negative action lets a vector env step some envs while the others wait. This wrapper is the outermost one.
 
     Raises:
         EnvSpecError: the env has no property `opponents_turn`, or its actions may be negative.

@@ -45,8 +45,8 @@ from fasttrain.kernels.recurrent import (
 from fasttrain.kernels.simd import dot_rows
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-# Results of a step of N envs: choices (N, K) and continuous actions (N, A), one of them without columns; values (N,);
-# log-probabilities (N,). No NamedTuple, since numba takes 15 µs longer to read that from Python.
+# Results of a step of N envs: choices (N, K) and continuous actions (N, A), of which one has no columns; values (N,);
+# log-probabilities (N,). No NamedTuple, because numba takes 15 µs longer to read one from Python.
 Acted = tuple[Int64Array, Float32Array, Float32Array, Float32Array]
 
 
@@ -59,15 +59,15 @@ def act_rows(
     order: Int64Array,  # (N,) 0, 1, …
     flat: Float32Array,
     layout: Layout,
-    scratch: Scratch,  # with a part for each thread
+    scratch: Scratch,  # has a part for each thread
     memory: Remembered | None,  # states of the LSTMs; None: no LSTMs, and that branch is not compiled
     acted: Acted,  # out
     team: Int64Array,
     me: int,
 ) -> Any:
-    """Draw a legal action for each row, by the inverse of its cumulative distribution or from its Gaussian.
+    """Draw a legal action for each row, by inverting its cumulative distribution, or from its Gaussian.
 
-    Threads take blocks of rows as they are free. This changes no result.
+    Free threads take the next block of rows. The result does not depend on that.
 
     Returns:
         float32, on thread 0: the sum of values and log-probabilities, by which the caller sees whether all are finite.
@@ -124,7 +124,7 @@ def decide(
 def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Float32Array, actions: Int64Array) -> Any:
     """Draw an action for each sub-action into `actions` (K,), from the logits in probs[1]; returns the log-probability.
 
-    Where nothing is legal any action is drawn, and its log-probability counts as 0, as in sb3-contrib.
+    If no choice is legal, any choice is drawn and its log-probability counts as 0, as in sb3-contrib.
     """
     log_prob, begin, offset = np.float32(0), 0, 0
     for k in range(len(dims)):
@@ -155,11 +155,11 @@ def train_epoch(
     memory: Sequences | None,  # states of the LSTMs; None: no LSTMs, and those branches are not compiled
     statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means, and the gradient's norm
     guarded: bool,  # skip a step where loss or gradient is not finite; its norm is then NaN
-    blamed: Int64Array,  # (1,) in and out: index in `flat` of the first parameter that was the cause; -1: none yet
+    blamed: Int64Array,  # (1,) in and out: index in `flat` of the first parameter with a bad gradient; -1: none so far
     team: Int64Array,
     me: int,  # thread 0 takes the steps, the others compute parts of the gradients
 ) -> int:
-    """One epoch of minibatch steps. Returns their number, which is smaller where `target_kl` was exceeded.
+    """One epoch of minibatch steps. Returns the number of steps, which is smaller if `target_kl` was exceeded.
 
     The rows of a minibatch are cut into as many parts as `scratch` has room for. Thread 0 adds the parts in order, so
     that the result does not depend on the number of threads.

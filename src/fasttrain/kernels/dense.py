@@ -3,8 +3,8 @@
 Weights are (inputs, outputs). Their widths are padded with zeros to multiples of `simd.PAD`, and stay zero through
 forward, backward and Adam. Rows of a batch come in multiples of `simd.TILE_ROWS`.
 
-On one AVX-512 core at float32, 32 × 64 × 64, `add_product` reaches 114 GFLOP/s (peak 118), as a gradient of weights
-110; `activate` takes 0.16 ns per tanh (torch.tanh: 2.4 ns).
+On one AVX-512 core at float32, 32 × 64 × 64, `add_product` reaches 114 GFLOP/s (peak 118), and for the gradient of
+weights 110; `activate` takes 0.16 ns per tanh (torch.tanh: 2.4 ns).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from fasttrain.kernels.simd import (
 )
 
 ACTIVATIONS = TANH, RELU = 0, 1
-LARGEST = 1.7976931348623157e308  # for comparisons: under relaxed arithmetic math.isfinite (x - x == 0) is always True
-COPY_FROM_ROWS = 32  # with fewer rows it does not pay to copy `b`
+LARGEST = 1.7976931348623157e308  # to compare with: in relaxed arithmetic math.isfinite (x - x == 0) is always True
+COPY_FROM_ROWS = 32  # with fewer rows copying `b` takes more time than it saves
 _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats
 
 
@@ -137,7 +137,7 @@ def add_to_rows(
     d: Float32Array,  # (n,), n a multiple of PAD
     out: Float32Array,  # (R, n), added to
 ) -> None:
-    """out[rows] += outer(values, d), for the entries from `begin` to `end`: the weight gradient of that layer."""
+    """out[rows] += outer(values, d), for the entries from `begin` to `end`: the gradient of that layer's w."""
     n = out.shape[1]
     j = 0
     while j + _STRIP <= n:
@@ -182,8 +182,8 @@ def sparse_backward(lists: Any, order: Int64Array, d: Float32Array, out: Float32
 def activate(x: Float32Array, kind: int) -> None:
     """Replace x by its tanh or relu; by NaN for any other kind.
 
-    tanh is the rational approximation of Eigen and XLA (degree 13 over 6, error 2e-7); beyond ±7.9 it is ±1 in float32.
-    The comparisons are such that NaN stays NaN.
+    tanh is the rational approximation of Eigen and XLA (degree 13 ÷ degree 6, error 2e-7); beyond ±7.9 it is ±1 in
+    float32. The comparisons are written so that NaN stays NaN.
     """
     f = x.dtype.type
     if kind == RELU:
@@ -240,7 +240,7 @@ def clip_and_adam(
 ) -> float:
     """Clip the gradient to `max_grad_norm` (as `clip_grad_norm_`), then take a step of torch's Adam (Kingma & Ba 2015).
 
-    Returns the norm before clipping. If `guarded` and the norm or the loss is not finite: NaN, and nothing is changed.
+    Returns the norm before clipping. If `guarded` and norm or loss is not finite, it returns NaN and changes nothing.
     """
     f = parameters.dtype.type
     square = 0.0
@@ -265,7 +265,7 @@ def clip_and_adam(
 
 @njit_inner
 def worst_of(numbers: Float32Array) -> int:
-    """Index of the first number that is NaN or infinite; if there is none, of the largest absolute value."""
+    """Index of the first number that is NaN or infinite; if all are finite, of the largest absolute value."""
     worst = 0
     for c in range(len(numbers)):
         if not abs(numbers[c]) <= LARGEST:

@@ -1,8 +1,8 @@
 """An LSTM layer for sequences of different lengths, and its gradient: step by step, without padding.
 
 Rows are ordered by step, and in each step the longest sequences come first. So the sequences of a step are the first
-ones of the previous step. Products with inputs and gradients of weights do not depend on time: the caller computes them
-in one product over all rows. Gates are side by side as in torch: input, forget, cell, output.
+ones of the previous step. Products with inputs, and gradients of weights, do not depend on time: the caller computes
+them in one product over all rows. Gates are side by side as in torch: input, forget, cell, output.
 
 Legend: B rows, S sequences, T steps, H units, a multiple of `simd.PAD`. Working rows are S rounded up to TILE_ROWS.
 """
@@ -19,7 +19,7 @@ from fasttrain.kernels.simd import TILE_ROWS
 
 @njit_inner
 def squash(row: Float32Array, units: int) -> None:  # (4H,)
-    """Turn the sums into gates in place. A sigmoid is computed from the tanh of half its argument, which is fast."""
+    """Replace the sums by the gates. A sigmoid is computed from the tanh of half its argument, which is fast."""
     half = row.dtype.type(0.5)
     for c in range(2 * units):
         row[c] *= half
@@ -49,7 +49,7 @@ def lstm_forward(
     w: Float32Array,  # (H, 4H)
     h0: Float32Array,  # (S, H)
     c0: Float32Array,  # (S, H)
-    sizes: Int64Array,  # (T,) number of sequences with such a step; never larger than for the step before
+    sizes: Int64Array,  # (T,) number of sequences that have this step; never larger than for the step before
     befores: Float32Array,  # (B, H) out: each row's hidden state before the step
     cells: Float32Array,  # (B, H) out
     squashed: Float32Array,  # (B, H) out: tanh of the cells
@@ -83,8 +83,8 @@ def lstm_forward(
 
 @njit_inner
 def gate_gradients(
-    d_hidden: Float32Array,  # (H,) from the later steps and from the layers that read this row
-    d_cells: Float32Array,  # (H,) in: of the step after; out: for the step before
+    d_hidden: Float32Array,  # (H,) gradients from the later steps and from the layers that read this row
+    d_cells: Float32Array,  # (H,) in: from the step after this one; out: for the step before it
     gates: Float32Array,  # (4H,)
     before: Float32Array,  # (H,) cells before the step
     squashed: Float32Array,  # (H,)
@@ -92,7 +92,7 @@ def gate_gradients(
 ) -> None:
     """The gradient of the sums from which one row's gates are computed.
 
-    Each loop uses few arrays. With more, LLVM does not see that they do not overlap, and does not vectorize.
+    Each loop uses few arrays. With more arrays LLVM does not see that they do not overlap, and does not vectorize.
     """
     units, one = len(before), before.dtype.type(1)
     for c in range(units):
@@ -114,7 +114,7 @@ def gate_gradients(
 
 @njit_inner
 def lstm_backward(
-    d_hidden: Float32Array,  # (B, H) in: of the outputs; out: plus those from the later steps
+    d_hidden: Float32Array,  # (B, H) in: gradients of the outputs; out: with those from later steps added
     gates: Float32Array,  # (B, 4H)
     w: Float32Array,  # (4H, H)
     c0: Float32Array,  # (S, H)

@@ -1,8 +1,8 @@
 """MLPs of one flat parameter vector on blocks of rows: forward, backward, masked softmax; and heads of Q-networks.
 
-Only non-zero inputs enter the first layer, and only legal actions the softmax: in Skull King 37 of 248 inputs and 4 of
-86 actions, which saves most of the work of the widest layers. The first layers of policy and value net are side by side
-in one matrix, so that a row's inputs are read once.
+Only non-zero inputs enter the first layer, and only legal actions enter the softmax: in Skull King 37 of 248 inputs and
+4 of 86 actions, which saves most of the work of the widest layers. The first layers of policy and value net are side by
+side in one matrix, so that a row's inputs are read once.
 
 An action has K sub-actions (a Discrete one has 1) with `dims` (K,) choices each. A row of Q-values (A,) has the choices
 of all sub-actions side by side, and padding. Legend: `flat` (P,) parameters, `gradient` (P,) is added to, `activations`
@@ -46,17 +46,17 @@ class Layout(NamedTuple):
     """The places of the layers of the policy net (row 0) and the value net (row 1) in the flat parameter vector (P,).
 
     Weights are (inputs, outputs); those of a head are (outputs, inputs), since its rows are read one by one. All widths
-    are padded. Both first layers are one matrix (inputs, `first_width`). A row of activations has those of all layers.
+    are padded. Both first layers are one matrix (inputs, `first_width`). A row of activations is of all layers.
     """
 
     inputs: int
     first_width: int  # width of both first layers together
-    first_weights: int  # offset
-    first_biases: int  # offset
+    first_weights: int  # where the weights of both first layers begin
+    first_biases: int  # where the biases of both first layers begin
     depth: Int64Array  # (2,) hidden layers, at least 1
     sizes: Int64Array  # (2, D) width of every hidden layer
     columns: Int64Array  # (2, D) its first column in a row of activations
-    weights: Int64Array  # (2, D + 1) offsets of the layers from the second on; of the head at index `depth`
+    weights: Int64Array  # (2, D + 1) where each layer's weights begin, from the second layer on; [depth]: the head
     biases: Int64Array  # (2, D + 1) where the biases of each layer begin
     dims: Int64Array  # (K,) sizes of the sub-actions; their sum is A, the width of the mask; [A] for continuous actions
     kind: int  # dense.TANH or dense.RELU
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """Constant arrays: kernels without reference counts (`njit_bare`) cannot allocate them."""
+    """Constant arrays: kernels without reference counts (`njit_bare`) cannot allocate arrays."""
 
     zeros: Float32Array  # (S,)
     ones: Float32Array  # (BLOCK,)
@@ -74,10 +74,10 @@ class Constants(NamedTuple):
 class Lists(NamedTuple):
     """Observations and masks of M rows as lists: row i has the columns `columns[starts[i]:starts[i + 1]]`."""
 
-    values: Float32Array  # non-zero inputs
+    values: Float32Array  # the inputs that are not zero
     columns: Int32Array
     starts: Int64Array  # (M + 1,)
-    legal: Int32Array  # legal actions
+    legal: Int32Array  # the legal actions
     legal_starts: Int64Array  # (M + 1,)
 
 
@@ -85,8 +85,8 @@ class Rows(NamedTuple):
     """M transitions of a rollout."""
 
     lists: Lists
-    actions: Int64Array  # (M, K); (M, 0) where they are continuous
-    points: Float32Array  # (M, A) continuous actions; (M, 0) where they are choices
+    actions: Int64Array  # (M, K); (M, 0) if actions are continuous
+    points: Float32Array  # (M, A) continuous actions; (M, 0) if actions are choices
     old_values: Float32Array  # (M,)
     old_log_probs: Float32Array  # (M,)
     advantages: Float32Array  # (M,)
@@ -94,7 +94,7 @@ class Rows(NamedTuple):
 
 
 def empty_lists(count: int, inputs: int, actions: int) -> Lists:
-    """Lists with room for `count` rows, not initialised. Memory is only taken for what is written."""
+    """Lists with room for `count` rows, not initialised. The system gives memory only for what is written."""
     values, columns = np.empty(count * inputs, np.float32), np.empty(count * inputs, np.int32)
     starts, legal_starts = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     return Lists(values, columns, starts, np.empty(count * actions, np.int32), legal_starts)
@@ -161,7 +161,7 @@ def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool
 
 @njit_inner
 def padded_rows(count: int) -> int:
-    """The next multiple of TILE_ROWS: the dense layers compute so many rows for `count` rows of data."""
+    """The next multiple of TILE_ROWS: the dense layers compute this number of rows for `count` rows of data."""
     return (count + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
@@ -169,7 +169,7 @@ def padded_rows(count: int) -> int:
 def forward_block(
     flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, activations: Float32Array
 ) -> None:
-    """Hidden activations of both nets for the rows `order`, at most BLOCK."""
+    """Compute the hidden activations of both nets for the rows `order`, at most BLOCK."""
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w = flat[at : at + inputs * width].reshape((inputs, width))
     bias = flat[layout.first_biases : layout.first_biases + width]
@@ -183,7 +183,7 @@ def forward_block(
 
 @njit_inner
 def forward_hidden(flat: Float32Array, layout: Layout, padded: int, activations: Float32Array) -> None:
-    """Activations of the hidden layers from the second on, of every net."""
+    """Compute the activations of the hidden layers of every net, from the second layer on."""
     for net in range(len(layout.depth)):
         for layer in range(1, layout.depth[net]):
             x, w, bias = layer_of(net, layer, flat, layout, activations)
@@ -208,9 +208,9 @@ def backward_hidden(
     flat: Float32Array, layout: Layout, count: int, activations: Float32Array, deltas: Float32Array,
     transposed: Float32Array, constants: Constants, gradient: Float32Array,
 ) -> None:  # fmt: skip
-    """Gradients of the hidden layers from the second on, of both nets, for `count` rows.
+    """Compute the gradients of both nets' hidden layers, from the second layer on, for `count` rows.
 
-    `deltas` has the gradients of each net's last activations, and zeros from row `count` on.
+    `deltas` has the gradients of each net's last activations, and zeros in the rows from `count` on.
     """
     padded = padded_rows(count)
     zeros, ones, every = constants
@@ -263,7 +263,7 @@ def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32A
 
 @njit_inner
 def head_logits(h: Float32Array, w: Float32Array, bias: Float32Array, legal: Int32Array, logits: Float32Array) -> None:
-    """Write the logits of the m legal actions alone into `logits` (≥m,), from the last activations h (k,)."""
+    """Write the logits of only the m legal actions into `logits` (≥m,), from the last activations h (k,)."""
     dot_rows(w, legal, 0, len(legal), h, len(h), logits)
     for m in range(len(legal)):
         logits[m] += bias[legal[m]]
@@ -291,7 +291,7 @@ def softmax(probs: Float32Array, begin: int, end: int) -> Any:
 
 @njit_inner
 def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Array) -> None:
-    """Write hidden weights as (outputs, inputs), the order in which the gradient of a layer's inputs reads them."""
+    """Write hidden weights as (outputs, inputs), the order in which gradients of inputs read them."""
     for net in (POLICY, VALUE):
         for layer in range(1, layout.depth[net]):
             k, n = layout.sizes[net, layer - 1], layout.sizes[net, layer]
@@ -322,8 +322,8 @@ def join(outputs: Float32Array, dims: Int64Array) -> None:
 def greedy_of(q_values: Float32Array, mask: BoolArray, begin: int, choices: int) -> int:
     """The first legal choice with the highest value in a sub-action, whose columns start at `begin`; -1: none is legal.
 
-    mask is (A,), or (0,) where all choices are legal. NaN compares as false: if the first legal value is NaN, it is
-    chosen, and the caller sees it.
+    mask is (A,), or (0,) if all choices are legal. NaN compares as false: if the first legal value is NaN, it is
+    chosen, so that the caller sees it.
     """
     best = -1
     for a in range(choices):
@@ -344,7 +344,7 @@ def greedy_row(q_values: Float32Array, mask: BoolArray, dims: Int64Array, chosen
 
 @njit_inner
 def value_of(q_values: Float32Array, chosen: Int64Array, dims: Int64Array) -> float:
-    """Mean of the values of the chosen sub-actions; one without a legal choice counts as 0."""
+    """Mean of the values of the chosen sub-actions; a sub-action without a legal choice counts as 0."""
     total, begin = np.float32(0), 0
     for k in range(len(dims)):
         if chosen[k] >= 0:

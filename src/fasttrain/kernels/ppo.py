@@ -1,8 +1,8 @@
 """The PPO update of an MLP policy in compiled kernels: log-probabilities, clipped loss, gradients, clipping and Adam.
 
-Actions are choices, or continuous ones of a diagonal Gaussian. The kernels that Python calls are in `actor_critic.py`.
-The algorithm is that of `algos/ppo.py` with another order of summation: gradients agree with autograd to 1e-5 relative
-(tests/kernels/test_ppo_kernels.py).
+Actions are choices, or continuous actions of a diagonal Gaussian. The kernels that Python calls are in
+`actor_critic.py`. The algorithm is that of `algos/ppo.py` with another order of summation: gradients agree with
+autograd to 1e-5 relative (tests/kernels/test_ppo_kernels.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fasttrain.kernels.simd import dot_rows
 
 NUM_STATISTICS = 7
 POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIPPED, APPROX_KL, LOSS, GRAD_NORM = range(NUM_STATISTICS)
-NO_STEP = -1.0  # in place of a gradient norm: `target_kl` was exceeded
+NO_STEP = -1.0  # stands in place of a gradient norm if `target_kl` was exceeded
 HALF_LOG_2_PI = np.float32(0.5 * math.log(2 * math.pi))
 
 
@@ -45,7 +45,7 @@ class LossSettings(NamedTuple):
     ent_coef: float
     vf_coef: float
     normalize_advantage: bool
-    target_kl: float  # < 0: none
+    target_kl: float  # < 0: no limit
 
 
 class AdamSettings(NamedTuple):
@@ -66,13 +66,13 @@ class Scratch(NamedTuple):
 
     activations: Float32Array  # (parts, BLOCK, S)
     deltas: Float32Array  # (parts, BLOCK, S) gradients of the activations
-    probs: Float32Array  # (parts, 4, A) of one row's legal actions, see `rate`
+    probs: Float32Array  # (parts, 4, A) values for the legal actions of one row, see `rate`
     gradients: Float32Array  # (parts, P)
     transposed: Float32Array  # (P,) hidden weights as (outputs, inputs)
     statistics: Float64Array  # (parts, NUM_STATISTICS)
-    values: Float32Array  # (parts, 1) a row's value, then its gradient
-    moments: Float64Array  # (2,) of a minibatch's advantages, see `moments`
-    # As in `Constants`; numba takes 4 µs longer to read a NamedTuple inside another from Python.
+    values: Float32Array  # (parts, 1) the value of a row, later its gradient
+    moments: Float64Array  # (2,) results of `moments` for a minibatch
+    # The arrays of `Constants`: numba takes 4 µs longer to read a NamedTuple inside another one from Python.
     zeros: Float32Array
     ones: Float32Array
     every: Int32Array
@@ -109,7 +109,7 @@ def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float3
     """Log-probability of the actions (K,) and entropy of one row, from the logits of its legal actions in probs[1].
 
     Afterwards probs (4, ≥m) holds for each legal action: the probability p; log p; p × (log p + entropy of the
-    sub-action), which is minus the entropy's slope in the logit; and whether the action was taken.
+    sub-action), which is minus the derivative of the entropy by the logit; and whether the action was taken.
     """
     log_prob, entropy = np.float32(0), np.float32(0)
     begin, offset = 0, 0
@@ -130,7 +130,7 @@ def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float3
 
 @njit_inline
 def log_stds_of(flat: Float32Array, layout: Layout) -> Float32Array:
-    """A view (A,) of the log standard deviations among parameters or gradients; (0,) where actions are choices."""
+    """A view (A,) of the log standard deviations among parameters or gradients; (0,) if actions are choices."""
     at = max(layout.log_std, 0)
     return flat[at : at + (layout.dims.sum() if layout.log_std >= 0 else 0)]
 
@@ -149,8 +149,8 @@ def draw_point(log_stds: Float32Array, normals: Float32Array, means: Float32Arra
 def rate_point(log_stds: Float32Array, point: Float32Array, probs: Float32Array) -> tuple[Any, Any]:
     """Log-probability of a continuous action (A,) and entropy of one row, from the Gaussian's means (A,) in probs[1].
 
-    Afterwards probs (4, A) is such that the formula for gradients of logits gives the gradients of the means: rows 0
-    and 2 are zeros, row 3 is (action - mean) ÷ variance.
+    Afterwards probs (4, A) is such that the formula for the gradients of logits gives those of the means: rows 0 and 2
+    are zeros, row 3 is (action - mean) ÷ variance.
     """
     log_prob, entropy = np.float32(0), np.float32(0)
     for d in range(len(log_stds)):
@@ -169,9 +169,9 @@ def add_log_std_slopes(
     """Add a row's gradients of the log standard deviations to `out` (A,).
 
     Args:
-        slope: of the loss in the row's log-probability.
+        slope: derivative of the loss by the row's log-probability.
         entropy_share: by how much one unit of the row's entropy lowers the loss.
-        probs: as `rate_point` has left it.
+        probs: with the values that `rate_point` wrote.
     """
     for d in range(len(log_stds)):
         z = probs[3, d] * np.exp(log_stds[d])
@@ -182,7 +182,7 @@ def add_log_std_slopes(
 def policy_block(order: Int64Array, share: float, training: Training, part: int) -> None:
     """Policy loss and entropy bonus of at most BLOCK rows, and their gradients through the policy head.
 
-    `share` is 1 ÷ rows of the minibatch. The rows' activations are those of this part.
+    `share` is 1 ÷ rows of the minibatch. The activations of the rows are in the scratch of this part.
     """
     flat, layout, rows, loss, scratch = training.flat, training.layout, training.rows, training.loss, training.scratch
     gradient, statistics, probs = scratch.gradients[part], scratch.statistics[part], scratch.probs[part]
@@ -211,7 +211,7 @@ def policy_block(order: Int64Array, share: float, training: Training, part: int)
         statistics[APPROX_KL] += (ratio - 1.0) - log_ratio
         slope = np.float32(slope * share)
         add_log_std_slopes(slope, entropy_share, log_stds, probs, out_log_stds)
-        slopes = probs[1]  # gradients of the logits; they replace the log-probabilities
+        slopes = probs[1]  # gradients of the logits, in place of the log-probabilities
         for m in range(len(legal)):
             slopes[m] = slope * (probs[3, m] - probs[0, m]) + entropy_share * probs[2, m]
             out_bias[legal[m]] += slopes[m]
@@ -221,14 +221,14 @@ def policy_block(order: Int64Array, share: float, training: Training, part: int)
 
 @njit_inner
 def value_block(order: Int64Array, share: float, training: Training, part: int) -> None:
-    """Squared value error of some rows and its gradients through the value head; arguments as of `policy_block`."""
+    """Squared value error of some rows and its gradients through the value head; see `policy_block`."""
     flat, layout, rows, loss, scratch = training.flat, training.layout, training.rows, training.loss, training.scratch
     gradient, statistics, out = scratch.gradients[part], scratch.statistics[part], scratch.values[part]
     hidden = last_of_net(VALUE, layout, scratch.activations[part])
     deltas = last_of_net(VALUE, layout, scratch.deltas[part])
     w, bias = head_of_net(VALUE, 1, flat, layout)
     out_w, out_bias = head_of_net(VALUE, 1, gradient, layout)
-    only = scratch.every  # its first entry is the head's only row
+    only = scratch.every  # its first entry, 0, is the only row of the head
     for r in range(len(order)):
         row = order[r]
         dot_rows(w, only, 0, 1, hidden[r], w.shape[1], out)
@@ -286,7 +286,7 @@ def moments(order: Int64Array, advantages: Float32Array, normalize: bool, out: F
 
 @njit_inline
 def add_parts(scratch: Scratch) -> None:
-    """Add gradients and statistics of all parts to those of the first, in order."""
+    """Add gradients and statistics of all parts to those of the first part, in order."""
     total, sums = scratch.gradients[0], scratch.statistics[0]
     for part in range(1, len(scratch.gradients)):
         for c in range(len(total)):
@@ -299,7 +299,7 @@ def add_parts(scratch: Scratch) -> None:
 def take_step(
     count: int,  # rows of the minibatch
     step: int,  # number of Adam's step, from 1
-    training: Training,  # the sums of the gradients are in its first part
+    training: Training,  # the first part has the sums of the gradients
     means: Float64Array,  # (NUM_STATISTICS,) out
     guarded: bool,
     blamed: Int64Array,

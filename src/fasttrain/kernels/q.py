@@ -6,7 +6,7 @@ dueling heads (Wang et al. 2016), one head per sub-action (Tavakoli et al. 2018)
 importance weights (Schaul et al. 2016), with another order of summation: gradients agree with autograd to 1e-5 relative
 (tests/kernels/test_q.py).
 
-Inputs go through dense layers. Lists of non-zero inputs, as in the PPO kernels, would have to be built for every
+Inputs go through dense layers. Lists of non-zero inputs, as in the PPO kernels, would have to be built anew for every
 minibatch: for 64 rows of 248 floats, 37 of them not zero, they would save 11 of 165 µs with [64, 64].
 
 Parameters (P,) are read and updated in torch's memory, one after the other. The kernels need padded copies (F,) of the
@@ -51,7 +51,7 @@ NET = 0  # the only net in a Q-network's `Layout`, whose head is the layer after
 
 
 class QSettings(NamedTuple):
-    """Which algorithm an update computes."""
+    """Settings that decide which algorithm an update computes."""
 
     double: bool  # the online net chooses the next action, the target net gives its value
     huber: bool  # smooth L1 loss with beta 1, as in SB3; else the squared error
@@ -65,7 +65,7 @@ class QScratch(NamedTuple):
     activations: Float32Array  # (BLOCK, S)
     deltas: Float32Array  # (BLOCK, S) gradients of the activations
     targets: Float32Array  # (BLOCK,)
-    chosen: Int64Array  # (BLOCK, K) next actions
+    chosen: Int64Array  # (BLOCK, K) the next actions
     online: Float32Array  # (F,) layers of the online net for the forward pass
     back: Float32Array  # (F,) the same for the backward pass
     target: Float32Array  # (F,) layers of the target net for the forward pass
@@ -115,7 +115,7 @@ def lay_ahead(parameters: Float32Array, pieces: Pieces, layers: Float32Array) ->
 
 @njit_inner
 def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array, collect: bool = False) -> None:
-    """Copy parameters (P,) into layers (F,) for the backward pass; the other way round if `collect`."""
+    """Copy parameters (P,) into layers (F,) for the backward pass; with `collect` from layers to parameters."""
     for p in range(len(pieces)):
         outputs, inputs = pieces[p, OUTPUTS], pieces[p, INPUTS]
         for j in range(outputs):
@@ -189,9 +189,9 @@ def target_block(update: int, begin: int, end: int, training: QTraining) -> None
 
 @njit_inner
 def error_block(update: int, begin: int, end: int, training: QTraining, errors: Float32Array) -> float:
-    """Write absolute temporal difference errors of rows that went through the online net into `errors` (U, B), and the
-    gradient of their loss ÷ B into the head's deltas. Returns the sum of the losses. Errors and losses are means over
-    the sub-actions."""
+    """Write absolute temporal difference errors of the rows that went through the online net into `errors` (U, B), and
+    the gradient of their loss ÷ B into the head's deltas. Returns the sum of the losses. Errors and losses are means
+    over the sub-actions."""
     batches, layout, settings, scratch = training.batches, training.layout, training.settings, training.scratch
     dims = layout.dims
     share = np.float32(1.0 / (batches.rows.shape[1] * len(dims)))
@@ -276,7 +276,7 @@ def to_inputs(
 
 @njit_inner
 def are_within(batches: QBatches, dims: Int64Array) -> bool:
-    """Whether every row and every action exists. Later code checks no bounds."""
+    """Whether every row and every action exists. The code after this checks no bounds."""
     for u in range(batches.rows.shape[0]):
         for i in range(batches.rows.shape[1]):
             row, next_row = batches.rows[u, i], batches.next_rows[u, i]
@@ -296,15 +296,15 @@ def train_updates(
     exp_avg: Float32Array,  # (P,) in and out
     exp_avg_sq: Float32Array,  # (P,) in and out
     first_step: int,  # number of Adam's next step, from 1
-    losses: Float64Array,  # (U,) out: means
-    errors: Float32Array,  # (U, B) out: absolute temporal difference errors, each from before its update
-    norms: Float64Array,  # (U,) out: of the gradients
+    losses: Float64Array,  # (U,) out: mean loss of each update
+    errors: Float32Array,  # (U, B) out: absolute temporal difference errors, computed before the update
+    norms: Float64Array,  # (U,) out: norm of the gradient of each update
     guarded: bool,  # skip a step where loss or gradient is not finite; its norm is then NaN
-    blamed: Int64Array,  # (1,) in and out: index of the first parameter that was the cause; -1: none yet
+    blamed: Int64Array,  # (1,) in and out: index of the first parameter whose gradient was not finite; -1: none so far
 ) -> int:
     """U gradient updates one after the other.
 
-    Returns the number of steps taken; -1, with nothing done, where a row or an action is out of range.
+    Returns the number of steps taken; -1 if a row or an action is out of range; then nothing is done.
     """
     batches, layout, pieces, adam, scratch = (
         training.batches, training.layout, training.pieces, training.adam, training.scratch

@@ -4,7 +4,7 @@ An LSTM replaces the first layer. Only inputs that are not zero enter its gates.
 without padding (`lstm.py`). Its hidden states then go through the nets in blocks of rows. A part of a minibatch
 consists of whole sequences, so that the parts are independent.
 
-Legend: C LSTMs, those of policy and value net or one for both; H units; B rows of a minibatch; M rows of the rollout.
+Legend: C LSTMs (of policy and value net, or one for both); H units; B rows of a minibatch; M rows of the rollout.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fasttrain.kernels.nets import (
 )
 from fasttrain.kernels.ppo import Training, policy_block, value_block
 
-# Rows of `Cells.places`. For each sequence: its first place in the minibatch, and its length. For each step: how many
-# sequences have it, the rank of the next sequence that ends with it, and the first of its rows.
+# Rows of `Cells.places`. For each sequence: where it begins in the minibatch, and its length. For each step: how many
+# sequences have it, the rank of the next sequence that ends with it, and the first row of the step.
 FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)
 
 
@@ -40,21 +40,21 @@ class Lstms(NamedTuple):
     units: int  # H
     inputs: Int64Array  # (C,) offsets of (inputs, 4H)
     hidden: Int64Array  # (C,) offsets of (H, 4H)
-    biases: Int64Array  # (C, 2) offsets of (4H,), of inputs and of hidden states
+    biases: Int64Array  # (C, 2) offsets of (4H,), for inputs and for hidden states
 
 
 class Cells(NamedTuple):
     """Working memory of the LSTMs, for each part of a minibatch."""
 
     order: Int64Array  # (parts, B) rows step by step, the longest sequence first
-    places: Int64Array  # (parts, 5, B + 2) of sequences and steps, written by `lay_out`
+    places: Int64Array  # (parts, 5, B + 2) places of sequences and steps, written by `lay_out`
     begun: Float32Array  # (parts, C, 2, B, H) hidden states and cells with which sequences begin
     gates: Float32Array  # (parts, C, B, 4H) later the gradients of the gates' sums
     # (parts, C, 5, B, H) hidden states before the steps; cells; tanh of cells; hidden states after the steps; gradients
     # of those
     outputs: Float32Array
     rows: Float32Array  # (parts, 3, B rounded up, H) of one step: hidden states, cells, tanh of cells; or gradients
-    sums: Float32Array  # (parts, B rounded up, 4H) of one step: the gates' sums
+    sums: Float32Array  # (parts, B rounded up, 4H) for one step: the gates' sums
     bias: Float32Array  # (parts, 4H) sum of both biases
 
 
@@ -62,7 +62,7 @@ class Past(NamedTuple):
     """States before each row's step: hidden states and cells of the policy's LSTM, then of the value net's."""
 
     states: tuple[Float32Array, Float32Array, Float32Array, Float32Array]  # (M, H)
-    starts: Float32Array  # (M,) 1 where an episode begins, for which the states count as zero
+    starts: Float32Array  # (M,) 1 where an episode begins: there the states count as zero
 
 
 class Remembered(NamedTuple):
@@ -77,7 +77,7 @@ class Remembered(NamedTuple):
 class Sequences(NamedTuple):
     """Inputs of the LSTMs in an epoch, and their working memory."""
 
-    begins: BoolArray  # (M,) in the epoch's order: True where a sequence begins; it also begins with a minibatch
+    begins: BoolArray  # (M,) in the epoch's order: True where a sequence begins; each minibatch also begins one
     lstms: Lstms
     past: Past  # states before each of the M rows
     cells: Cells
@@ -95,7 +95,7 @@ def weights_of(cell: int, flat: Float32Array, layout: Layout, lstms: Lstms) -> t
 
 @njit_inner
 def lay_out(
-    begins: BoolArray,  # (B,) rows of a minibatch that begin a sequence; the first always does
+    begins: BoolArray,  # (B,) True in rows of a minibatch that begin a sequence, such as the first
     begin: int,
     end: int,
     batch: Int64Array,  # (B,) rows
@@ -108,7 +108,7 @@ def lay_out(
         the number of sequences, the length of the longest, and the number of rows.
     """
     count, longest, total, i = 0, 0, 0, begin
-    while i < end and i > 0 and not begins[i]:  # rows of a sequence that began earlier
+    while i < end and i > 0 and not begins[i]:  # skip the rows of a sequence that began earlier
         i += 1
     while i < end:
         after = i + 1
@@ -121,12 +121,12 @@ def lay_out(
         places[SIZES, t] = 0
     for s in range(count):
         places[SIZES, places[LENGTHS, s] - 1] += 1
-    for t in range(longest - 2, -1, -1):  # sequences with a step t: those of t + 1 steps and all longer ones
+    for t in range(longest - 2, -1, -1):  # sequences that have a step t: those of t + 1 steps and all longer ones
         places[SIZES, t] += places[SIZES, t + 1]
     row = 0
     for t in range(longest):
         places[BEGINS, t] = row
-        places[NEXT, t] = places[SIZES, t + 1]  # sequences that end with this step come after all longer ones
+        places[NEXT, t] = places[SIZES, t + 1]  # sequences that end with this step follow all longer ones
         row += places[SIZES, t]
     for s in range(count):
         length = places[LENGTHS, s]
@@ -141,7 +141,7 @@ def lay_out(
 def enter(block: int, columns: int, hidden: Float32Array, count: int, activations: Float32Array) -> None:
     """Copy hidden states (B, H) of `count` rows from `block` on to the nets' inputs, from column `columns` on.
 
-    Padding is set to zero: gradients of weights are products with all rows, and an earlier block may have left NaN.
+    Padding is set to zero: gradients of weights are products with all rows, and NaN of an earlier block may be there.
     """
     units = hidden.shape[1]
     for r in range(padded_rows(count)):
@@ -182,7 +182,7 @@ def forward_remembering(
     block: Int64Array, begin: int, flat: Float32Array, layout: Layout, lists: Lists, memory: Remembered,
     activations: Float32Array, me: int,
 ) -> None:  # fmt: skip
-    """`nets.forward_block` for a policy with LSTMs."""
+    """As `nets.forward_block`, for a policy with LSTMs."""
     lstm_count = len(memory.lstms.inputs)
     for cell in range(lstm_count):
         step_cells(block, begin, cell, flat, layout, lists, memory, me)
@@ -218,7 +218,7 @@ def forward_lstms(laid: Int64Array, count: int, longest: int, training: Training
 def backward_lstms(
     laid: Int64Array, count: int, longest: int, training: Training, memory: Sequences, part: int
 ) -> None:
-    """Gradients of the LSTMs' parameters, from those of the hidden states in `cells.outputs[part, …, 4]`."""
+    """Gradients of the LSTMs' parameters, from the gradients of the hidden states in `cells.outputs[part, …, 4]`."""
     layout, scratch, lstms, cells = training.layout, training.scratch, memory.lstms, memory.cells
     total, units, gradient = len(laid), lstms.units, scratch.gradients[part]
     nothing, size = scratch.zeros[:units], len(scratch.ones)

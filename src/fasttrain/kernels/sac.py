@@ -1,7 +1,7 @@
 """The SAC update of MLP networks in a compiled kernel on threads: critics, actor and target critics; and acting.
 
 The algorithm is that of SB3's `sac/sac.py` (Haarnoja et al. 2018) with n-step returns and another order of summation.
-Unlike autograd, the actor's update computes no gradient of the critics' weights, and for each row it goes back only
+Unlike autograd, the actor's update computes no gradient of the critics' weights, and each row's gradient goes back only
 through the critic with the lowest value. Parameters stay in torch's memory; padded copies are made as in `q.py`.
 """
 
@@ -23,10 +23,10 @@ from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add
 
 LOWEST_LOG_STD, HIGHEST_LOG_STD = np.float32(-20), np.float32(2)  # SB3's, as is EPSILON, in the density of an action
 EPSILON, ONE, HALF = np.float32(1e-6), np.float32(1), np.float32(0.5)
-SEEN, NEXT = 0, 1  # observations and next observations
+SEEN, NEXT = 0, 1  # index of the observations, and of the next observations
 NUM_STATISTICS = 5
 CRITIC_LOSS, ACTOR_LOSS, MISSING_ENTROPY, CRITIC_NORM, ACTOR_NORM = range(NUM_STATISTICS)
-# Stages of an update: copy the parameters into layers; gradients of the critics; sum these; step the critics; gradients
+# Stages of an update: copy the parameters into layers; gradients of the critics; sum them; step the critics; gradients
 # of the actor; step the actor and move the target critics; end.
 LAY, VALUES, SUM, STEP, ACTOR, FOLLOW, OVER = range(7)
 
@@ -35,7 +35,7 @@ class SACBatch(NamedTuple):
     """B transitions."""
 
     features: Float32Array  # (2, B, O) of the observations and of the next ones
-    actions: Float32Array  # (B, A) of -1 to 1
+    actions: Float32Array  # (B, A) from -1 to 1
     rewards: Float32Array  # (B,)
     discounts: Float32Array  # (B,) 0 where the episode ended by the rules
     noise: Float32Array  # (2, B, A) standard normal
@@ -85,7 +85,7 @@ class Update(NamedTuple):
 
 
 class SACScratch(NamedTuple):
-    """Working memory for R rows (B and padding) in `parts` parts, on which threads may work at the same time.
+    """Working memory for R rows (B and padding) in `parts` parts, so that threads can work at the same time.
 
     BLOCK rows go through a net together. Padding is always zero."""
 
@@ -109,14 +109,14 @@ class SACScratch(NamedTuple):
     critic_sums: Float32Array  # (parts, N, F)
     actor_gradient: Float32Array  # (P,)
     critic_gradients: Float32Array  # (N, P)
-    squares: Float64Array  # (N,) squared norms of these
+    squares: Float64Array  # (N,) squared norms of the critics' gradients
     sums: Float64Array  # (parts, NUM_STATISTICS)
     constants: Constants
 
 
 @njit
 def draw_rows(
-    heads: Float32Array,  # (≥n, 2 A) what the actor's head gives
+    heads: Float32Array,  # (≥n, 2 A) the outputs of the actor's head
     noise: Float32Array,  # (n, A)
     actions: Float32Array,  # (≥n, A) out
     slopes: Float32Array,  # (≥n, A) out
@@ -131,7 +131,7 @@ def draw_rows(
         log_prob = np.float32(0)
         for a in range(dims):
             log_std = heads[r, dims + a]
-            log_std = LOWEST_LOG_STD if log_std < LOWEST_LOG_STD else log_std  # NaN stays
+            log_std = LOWEST_LOG_STD if log_std < LOWEST_LOG_STD else log_std  # NaN stays NaN
             log_std = HIGHEST_LOG_STD if log_std > HIGHEST_LOG_STD else log_std
             action = np.float32(math.tanh(np.float64(heads[r, a] + np.exp(log_std) * noise[r, a])))
             slope = ONE - action * action
@@ -155,7 +155,7 @@ def fill(features: Float32Array, actions: Float32Array, begin: int, count: int, 
 
 @njit_inner
 def act_block(which: int, begin: int, end: int, batch: SACBatch, actor: Net, scratch: SACScratch) -> None:
-    """Draw actions for some rows. `scratch` keeps what the backward pass needs."""
+    """Draw actions for some rows. The values that the backward pass needs are kept in `scratch`."""
     inputs, activations = scratch.inputs[which, begin:], scratch.activations[which, begin:]
     fill(batch.features[which], batch.actions[:, :0], begin, end - begin, inputs)
     forward(scratch.actor_ahead, actor.layout, False, inputs, end - begin, activations)
@@ -178,7 +178,7 @@ def values_block(part: int, begin: int, end: int, update: Update, scratch: SACSc
         values = q_values_of(activations, layout)
         for r in range(count):
             value = values[r, 0]
-            if n == 0 or value < targets[r] or value != value:  # NaN is the lowest, as for torch
+            if n == 0 or value < targets[r] or value != value:  # NaN counts as the lowest, as in torch
                 targets[r] = value
     for r in range(count):
         soft = targets[r] - ent_coef * scratch.log_probs[NEXT, begin + r]
@@ -210,7 +210,7 @@ def lowest_rows(n: int, count: int, layout: Layout, activations: Float32Array, c
         own, lower = activations[n, r, column], 0
         for other in range(len(activations)):
             value = activations[other, r, column]
-            nan = value != value  # NaN is the lowest, as for torch
+            nan = value != value  # NaN counts as the lowest, as in torch
             lower += value < own or (nan and own == own) or (other < n and (nan or value == own))
         if lower == 0:
             chosen[number] = r
@@ -220,7 +220,7 @@ def lowest_rows(n: int, count: int, layout: Layout, activations: Float32Array, c
 
 @njit_inline
 def actor_block(part: int, begin: int, end: int, update: Update, scratch: SACScratch) -> None:
-    """For some rows: gradients of the mean of ent_coef × log_probs - the lowest value."""
+    """For some rows: gradients of the mean of ent_coef × log_prob - (lowest value of the critics)."""
     batch, actor, settings, layout = update.batch, update.actor, update.settings, update.critic.layout
     count, critics, dims = end - begin, len(scratch.critics_ahead), batch.actions.shape[1]
     inputs, rows = scratch.q_inputs[part], scratch.chosen[part]
@@ -247,7 +247,7 @@ def actor_block(part: int, begin: int, end: int, update: Update, scratch: SACScr
             for a in range(dims):
                 slope, raw = scratch.slopes[SEEN, at, a], outputs[r, dims + a]
                 by_action = (ent_coef + ent_coef) * scratch.drawn[SEEN, at, a] / (slope + EPSILON)
-                outer = (by_action - inputs[i, wide + a]) * share * slope  # gradient of the mean
+                outer = (by_action - inputs[i, wide + a]) * share * slope  # gradient of the Gaussian's mean
                 slopes[r, a] = outer
                 if not (raw < LOWEST_LOG_STD or raw > HIGHEST_LOG_STD):
                     slopes[r, dims + a] = outer * np.exp(raw) * batch.noise[SEEN, at, a] - ent_coef * share
@@ -273,7 +273,7 @@ def lay_critic(n: int, nets: Learners, critic: Net, scratch: SACScratch) -> None
 
 @njit_inner
 def pieces_of(stage: int, parts: int, critics: int) -> int:
-    """Number of pieces of work in a stage. Every stage opens the same number; pieces beyond this number are empty."""
+    """Number of pieces of work in a stage. Every stage has the same number; further pieces are empty."""
     if stage in (VALUES, ACTOR):
         return parts
     return 2 * critics + 1 if stage == LAY else critics + 1 if stage == FOLLOW else critics
@@ -335,7 +335,7 @@ def work_on(stage: int, piece: int, update: Update, scratch: SACScratch, statist
 
 @njit_inline
 def end_of(stage: int, count: int, settings: SACSettings, scratch: SACScratch, statistics: Float64Array) -> int:
-    """Sum up the statistics of a stage, on thread 0; returns the next stage."""
+    """Called on thread 0: sum up the statistics of a stage, and return the next stage."""
     if stage in (VALUES, ACTOR):
         for name in range(CRITIC_NORM):
             if (name == CRITIC_LOSS) == (stage == VALUES):
@@ -354,13 +354,13 @@ def train_update(
     scratch: SACScratch,
     statistics: Float64Array,  # (NUM_STATISTICS,) out: means, and norms of gradients, NaN where the step was skipped
     team: Int64Array,
-    me: int,  # thread 0 opens the stages
+    me: int,  # thread 0 starts the stages
 ) -> int:
     """One update of all networks.
 
     Rows are cut into as many parts as `scratch` has room for, and their sums are added in order, so that the result
-    does not depend on the number of threads. Where a step was skipped, this returns the index of the cause in the
-    gradient of the critics or of the actor.
+    does not depend on the number of threads. If a step was skipped, this returns the index of the first number that was
+    not finite, in the gradient of the critics or of the actor.
     """
     stage, looks, critics, settings = LAY, 0, len(update.learners.critics), update.settings
     parts = len(scratch.sums)

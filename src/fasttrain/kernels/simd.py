@@ -2,10 +2,10 @@
 
 They are written as LLVM code for the width of this machine's registers. On short rows (64 floats) they reach the
 processor's peak (118 GFLOP/s on a core with AVX-512, float32). This is twice the speed of loops that LLVM vectorizes:
-those sum within a register, check for overlapping arrays and compute a remainder at every call.
+LLVM's loops sum within a register, check for overlapping arrays and compute a remainder at every call.
 
 All arrays are float32 with unit stride along the row. Widths are multiples of `PAD`, which is a multiple of the
-registers' width, so that there is no remainder. No bounds are checked. The processor is the one for which numba
+registers' width, so that no remainder is left. Bounds are not checked. The processor is the one for which numba
 compiles (NUMBA_CPU_NAME and NUMBA_CPU_FEATURES can name another one).
 """
 
@@ -44,10 +44,10 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, triple: str, features: str) -> Tile:
-        """The tile for a processor, given LLVM's names of it. Its sums and operands use nearly all registers. It has at
-        least eight sums, to hide the latency of a multiply-add (4 cycles, and two start in each cycle).
+        """The tile for a processor, given LLVM's names for it. Its sums and operands use nearly all registers. It has
+        at least eight sums, to hide the latency of a multiply-add (4 cycles, and two start in each cycle).
 
-        AVX2 has 16 registers: 4 × 2 reaches 91 to 95 of a core's 96 GFLOP/s; 8 × 1 loads more than it computes: 44.
+        AVX2 has 16 registers: 4 × 2 reaches 91 to 95 of a core's 96 GFLOP/s; 8 × 1 loads too much and reaches 44.
         """
         has = set(features.split(","))
         if triple.startswith(("aarch64", "arm64")):
@@ -60,10 +60,10 @@ class Tile(NamedTuple):
 PAD = 16  # floats: one AVX-512 register, two of AVX2, four of NEON
 _TRIPLE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
 LANES, TILE_HEIGHT, TILE_VECTORS = Tile.of(_TRIPLE, _FEATURES)
-TILE_ROWS = 8  # batches are padded to a multiple of it; 8 rows are one tile or two, by the width of vectors
+TILE_ROWS = 8  # batches are padded to multiples of 8 rows, which are one or two tiles, depending on the processor
 PANEL = 4096  # floats of a matrix that a product copies at a time: 16 KB, half of the first cache
 GROUP = 16  # entries that `nonzero_bits` reads
-STRIP_VECTORS = 8  # registers of a row that are summed at the same time
+STRIP_VECTORS = 8  # number of registers of a row that are summed at the same time
 
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -106,7 +106,7 @@ class _Code:
         self.builder.store(value, self._as_vector(pointer, vector), align=4)
 
     def splat(self, number: ir.Value) -> ir.Value:
-        """The number in every lane."""
+        """A vector with the number in every lane."""
         nothing = ir.Constant(_VECTOR, ir.Undefined)
         first = self.builder.insert_element(nothing, number, ir.Constant(ir.IntType(32), 0))
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
@@ -141,7 +141,7 @@ class _Code:
         return ir.Constant(_INDEX, value)
 
     def length(self, position: int) -> ir.Value:
-        """Rows of the array argument at `position`."""
+        """Number of rows of the array argument at `position`."""
         return cgutils.unpack_tuple(self.builder, self._array(position).shape)[0]
 
     def _array(self, position: int) -> ir.Value:
@@ -154,7 +154,7 @@ class _Code:
 
 
 def as_generator(write: Callable[[_Code], ir.Value | None]) -> Callable[..., ir.Value]:
-    """`write` with the arguments with which numba calls an intrinsic's code generator."""
+    """`write` as a function with the arguments that numba passes to an intrinsic's code generator."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         value = write(_Code(context, builder, signature, arguments))
@@ -294,13 +294,13 @@ def dot_rows(typing: Context, w: Kind, rows: Kind, begin: Kind, end: Kind, h: Ki
 def transpose_tile(typing: Context, a: Kind, at: Kind, down: Kind, out: Kind, to: Kind, across: Kind) -> Code:
     """out[to + c × across + r] = a[at + r × down + c] for r and c below `LANES`; a and out are vectors.
 
-    A matrix of 256 × 256 takes 14 µs; number by number it takes 100.
+    This takes 14 µs for a matrix of 256 × 256; moving single numbers takes 100.
     """
 
     def write(code: _Code) -> None:
         add, (_, at, down, _, to, across) = code.builder.add, code.arguments
         rows = [code.load(code.pointer(0, column=add(at, code.builder.mul(code.number(r), down)))) for r in _LANES]
-        for _ in range(LANES.bit_length() - 1):  # each time the two halves of the rows are interleaved
+        for _ in range(LANES.bit_length() - 1):  # each time interleave the two halves of the rows
             pairs = [(rows[r], rows[r + LANES // 2]) for r in range(LANES // 2)]
             rows = [code.interleaved(*pair, begin) for pair in pairs for begin in (0, LANES // 2)]
         for c in _LANES:

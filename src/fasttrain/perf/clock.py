@@ -1,6 +1,6 @@
 """PhaseClock: every nanosecond of the main thread belongs to exactly one phase, so that the phases add up.
 
-To enter a phase ends the one before it. This takes about 0.1 µs.
+Entering a phase ends the previous one. This takes about 0.1 µs.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# In the order of the [PERF] table, which has milliseconds per 1,000 env steps.
+# In the order of the [PERF] table.
 PHASES = (
     "action",  # policy forward and sampling
     "env_step",  # stepping the envs and reading masks, with opponents' turns
-    "buffer",  # storing transitions, episode bookkeeping, bootstraps, advantages
+    "buffer",  # storing transitions, counting episodes, bootstrapping, advantages
     "replay_sample",  # drawing minibatches from a replay buffer
     "train_fwd",  # losses, forward
     "train_bwd",  # gradients
-    "train",  # forward and backward together where they are not timed separately (stock classes, kernels)
+    "train",  # forward and backward together if they are not timed separately (stock classes, kernels)
     "optim",  # gradient clipping and the optimizer's step
     "log",  # loggers, live view, [PERF] itself, episodes.csv
     "eval",  # evaluation during training
@@ -28,7 +28,7 @@ UPDATE_PHASES = ("replay_sample", "train_fwd", "train_bwd", "train", "optim")
 
 
 class PhaseClock:
-    """Adds up the main thread's time by phase. `totals_ns` lacks the time since the current phase was entered."""
+    """Adds up the main thread's time by phase. `totals_ns` does not yet have the time since the current phase began."""
 
     __slots__ = ("_current", "_since_ns", "totals_ns")
 
@@ -42,14 +42,14 @@ class PhaseClock:
         now = time.perf_counter_ns()
         previous = self._current
         self.totals_ns[previous] += now - self._since_ns
-        self.totals_ns[phase] += 0  # an unknown phase fails here, not in the report
+        self.totals_ns[phase] += 0  # so that an unknown phase fails here, not in the report
         self._current = phase
         self._since_ns = now
         return previous
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Inside, time belongs to phase `name`; afterwards to the phase from before."""
+        """Inside, time belongs to phase `name`; afterwards to the previous phase again."""
         previous = self.enter(name)
         try:
             yield

@@ -1,7 +1,7 @@
 """[PERF]: disjoint phases in milliseconds per 1,000 env steps, as one machine-readable line, table rows and JSON.
 
-The column "alone" has the steps/s that the run would reach if it spent time in that phase alone. `enemy_turn_ms` is a
-part of `env_step_ms`.
+The column "alone" has the steps/s that the run would reach if all other phases took no time. `enemy_turn_ms` is a part
+of `env_step_ms`.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, NamedTuple
 from fasttrain.perf.clock import PHASES, UPDATE_PHASES
 from fasttrain.terminal import rate_text
 
-PER_STEP_BELOW = 20.0  # slower runs (steps/s) show times per step instead of per 1,000
+PER_STEP_BELOW = 20.0  # runs with fewer steps/s show times per step instead of per 1,000 steps
 
 
 class EnvTimes(NamedTuple):
-    """Times that the envs report, in nanoseconds. All but the first are of envs in worker processes."""
+    """Times that the envs report, in nanoseconds. All but the first are about worker processes."""
 
-    opponents_ns: int = 0  # inside env_step; with workers their mean, since they run in parallel
+    opponents_ns: int = 0  # a part of env_step; the mean over workers, because they run in parallel
     num_workers: int = 0
     envs_ns: int = 0  # time in the envs, of all workers together
     slowest_ns: int = 0  # sum over all steps of the slowest worker's time
     waiting_ns: int = 0  # time that the trainer waited for workers
-    in_step: bool = True  # all workers step together; else in groups, while the policy acts
+    in_step: bool = True  # True: all workers step together; False: in groups, while the policy acts
     restarts: int = 0
     lost_steps: int = 0
-    games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, the mean over running games
+    games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, means over the running games
     episodes: int = 0  # episodes that ended
     ticks: float = 0  # ticks of the games' own clocks, if the env reports them
 
@@ -50,11 +50,11 @@ class PerfWindow:
     envs: EnvTimes
     cpu_share: float | None  # CPU time of the process and its children ÷ (wall × cores), 0..1
     gpu_share: float | None  # 0..1, None without a GPU or without its library
-    memory_bytes: int  # resident, children included
+    memory_bytes: int  # resident memory, with child processes
 
     @property
     def worker_parts_ns(self) -> dict[str, int]:
-        """Parts of env_step with workers: the slowest worker and the transport, or the waiting with first_ready."""
+        """With workers the parts of env_step: the slowest worker and the transport; with first_ready the waiting."""
         envs, env_step = self.envs, self.phases_ns.get("env_step", 0)
         if not envs.num_workers:
             return {}
@@ -96,7 +96,7 @@ class PerfWindow:
         return {f"{name}_ms": round(self.ms(ns), 6) for name, ns in times_ns}
 
     def shown_times(self) -> Iterator[tuple[str, int, bool]]:
-        """Name and time of all phases that took time, and `other`; True for a part of the phase before."""
+        """Name and time of all phases that took time, and `other`; True if it is a part of the phase before."""
         for phase in PHASES:
             spent = self.phases_ns.get(phase, 0)
             if spent > 0 or phase == "other":
@@ -174,7 +174,7 @@ def _workers(window: PerfWindow) -> dict[str, Any]:
 
 
 def limits_dict(window: PerfWindow) -> dict[str, float | None]:
-    """Steps/s that the run would reach with that part of the work alone; None if the part took no time."""
+    """Steps/s that the run would reach if it did only that part of the work; None if the part took no time."""
     phases = window.phases_ns
     groups = {
         "env_only_steps_per_s": phases.get("env_step", 0),
@@ -187,14 +187,14 @@ def limits_dict(window: PerfWindow) -> dict[str, float | None]:
 BOTTLENECKS = {  # the phases of each bottleneck, and what to do about it; each phase belongs to one
     "env": (("env_step",), ""),  # see `_env_advice`
     "act": (("action",), "acting is the bottleneck: more envs per step (num_envs) amortise each forward pass"),
-    "update": (UPDATE_PHASES, "the update is the bottleneck: fewer or larger ones (PPO: algo.n_epochs, batch_size; "
-               "DQN: updates_per_step), each checked for quality"),
+    "update": (UPDATE_PHASES, "the update is the bottleneck: fewer or larger updates (PPO: algo.n_epochs, batch_size; "
+               "DQN: updates_per_step), check the quality of each"),
     "buffer": (("buffer",), "storing is the bottleneck: more envs per step (num_envs) amortise it; or smaller "
                "observations (uint8 for images); or smaller infos (lean_info=true)"),
     "log": (("log",), "logging is the bottleneck: raise log_every; or train_log_enabled=false"),
     "eval": (("eval",), "evaluating is the bottleneck: raise eval_every; or lower eval.episodes; or eval_async=true"),
     "checkpoint": (("checkpoint",), "saving is the bottleneck: raise checkpoint_every; or checkpoint_async=true"),
-    "other": (("other",), "most of it lies in no phase, such as callbacks of yours: py-spy record names them"),
+    "other": (("other",), "most of it belongs to no phase, such as callbacks of yours: py-spy record names it"),
 }  # fmt: skip
 SAMPLING = (
     "drawing replay minibatches is the bottleneck: fewer of them (updates_per_step); or prefetch=on with a "
@@ -203,7 +203,7 @@ SAMPLING = (
 
 
 def advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) -> str:
-    """The bottleneck, and what to try about it. Settings that are in force already (`effective`) are left out."""
+    """The bottleneck, and what to try against it. Settings that are in use already (`effective`) are left out."""
     phases = window.phases_ns
     times = {name: sum(phases.get(phase, 0) for phase in members) for name, (members, _) in BOTTLENECKS.items()}
     name = max(times, key=times.__getitem__)
@@ -226,11 +226,11 @@ def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) ->
         most = max(envs.games, key=lambda part: part[1])[0]
         waits = "they wait for each other" if envs.in_step else "they wait for the policy"
         theirs = waits if most == "queue" else f"their time is {most}"
-        return f"waiting for games is the bottleneck, {theirs} most of all: fasttrain doctor says what would pay"
+        return f"waiting for games is the bottleneck, {theirs} most of all: fasttrain doctor names remedies"
     if not envs.num_workers:
         batched = effective.get("vec_env") in ("native", "vector")
         ways = "" if batched else "; or a native batch (vec_env=native); or worker processes (vec_env=shared)"
-        return f"the environment is the bottleneck: a cheaper step{ways}"
+        return f"the environment is the bottleneck: make its step cheaper{ways}"
     if parts.get("transport", 0) > 0.4 * window.phases_ns.get("env_step", 1):
         ways = "more envs per worker (num_envs); or one process (vec_env=dummy)"
         return f"sending data to the workers takes longer than their work: {ways}"
@@ -238,7 +238,7 @@ def _env_advice(window: PerfWindow, cores: int, effective: Mapping[str, Any]) ->
     if envs.in_step and envs.slowest_ns > 1.4 * mean:
         return (
             f"the slowest worker takes {envs.slowest_ns / max(1.0, mean):.1f} times the mean and all wait for it: "
-            "schedule=first_ready (not repeatable); or more envs per worker, which evens out"
+            "schedule=first_ready (not repeatable); or more envs per worker, which evens out their times"
         )
     if envs.num_workers < cores:
         return f"the envs are the bottleneck and {envs.num_workers} of {cores} cores step them: raise workers"

@@ -19,10 +19,10 @@ from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PHASES, PhaseClock
 from fasttrain.perf.report import EnvTimes, PerfWindow, perf_line, phases_dict
 
-MOST_WINDOWS = 240  # with more, neighbours are merged and the interval doubles: to 256 s in a run of ten hours
+MOST_WINDOWS = 240  # with more, neighbours are merged and the interval doubles, up to 256 s in a run of ten hours
 FIRST_INTERVAL_S = 1.0
-COST_SHARE = 0.002  # maximum share of the time for marks: to read 64 worker processes' counters takes 3 ms
-SHORTEST_CPU_NS = 50_000_000  # for shorter windows the CPU share is unknown: its clock ticks every 10 ms
+COST_SHARE = 0.002  # largest share of the time for marks: reading the counters of 64 worker processes takes 3 ms
+SHORTEST_CPU_NS = 50_000_000  # shorter windows have no CPU share, because its clock ticks every 10 ms
 
 
 class Mark(NamedTuple):
@@ -46,7 +46,7 @@ class Mark(NamedTuple):
         wall_ns = self.wall_ns - before.wall_ns
         cpu = gpu = None
         if wall_ns > SHORTEST_CPU_NS:
-            used_s = max(0.0, self.cpu_s - before.cpu_s)  # it may decrease when a child process ends
+            used_s = max(0.0, self.cpu_s - before.cpu_s)  # CPU time may decrease when a child process ends
             cpu = min(1.0, used_s * 1e9 / wall_ns)
         if self.gpu_busy_ns is not None and before.gpu_busy_ns is not None and wall_ns:
             gpu = (self.gpu_busy_ns - before.gpu_busy_ns) / wall_ns
@@ -62,7 +62,7 @@ class Mark(NamedTuple):
 
 
 class WindowLog:
-    """The marks of one training, at times in seconds. `cost_s` is the time that it took to make a mark."""
+    """The marks of one training, with times in seconds. `cost_s`: the time that making a mark took."""
 
     def __init__(self, begin: Mark, now: float, cost_s: float = 0.0) -> None:
         self.interval_s = FIRST_INTERVAL_S
@@ -79,7 +79,7 @@ class WindowLog:
         return now >= self._next
 
     def add(self, mark: Mark, now: float, cost_s: float) -> None:
-        """End a window, unless there was no env step in it. The next one lasts the longer, the larger `cost_s` is."""
+        """End a window, unless there was no env step in it. A large `cost_s` makes the next window longer."""
         self._next = self._after(now, cost_s)
         if mark.env_steps == self.last.env_steps:
             return
@@ -92,7 +92,7 @@ class WindowLog:
         return now + max(self.interval_s, cost_s / COST_SHARE)
 
     def finish(self, mark: Mark) -> None:
-        """End the training. Time after the last env step, say of an update, belongs to the last window."""
+        """End the training. Time after the last env step, for example of an update, belongs to the last window."""
         if len(self._marks) > 1 and mark.env_steps == self.last.env_steps:
             self._marks.pop()
         self.add(mark, 0.0, 0.0)
@@ -170,11 +170,11 @@ class PerfMeter:
 
 
 def usage() -> tuple[float, int]:
-    """CPU seconds so far ÷ cores, and resident memory, both with child processes; 0.8 ms, and 60 µs for each child."""
+    """CPU seconds so far ÷ cores, and resident memory, both with child processes; Takes 0.8 ms, and 60 µs per child."""
     process = psutil.Process()
     cpu_s, memory_bytes = 0.0, 0
     for each in (process, *process.children(recursive=True)):
-        with suppress(psutil.Error):  # a child may have ended since
+        with suppress(psutil.Error):  # a child may have ended meanwhile
             times = each.cpu_times()
             memory_bytes += each.memory_info().rss
             cpu_s += sum(times[:4])  # user and system time, also of its children that have ended

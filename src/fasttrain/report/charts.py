@@ -1,8 +1,8 @@
 """Charts as plain data, which tests read, and how they are drawn with matplotlib.
 
-A chart is true if it has something to show. Figures have the colours of the light theme; `page.py` replaces each colour
-by `var(--…)` of the page's style sheet. matplotlib takes half a second to load, so that the first figure imports it.
-pyplot and its global state are not used.
+`bool(chart)` is True if the chart has something to show. Figures have the colours of the light theme; `page.py`
+replaces each colour by `var(--…)` of the page's style sheet. matplotlib takes half a second to load, so that it is
+imported with the first figure. pyplot and its global state are not used.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ LIGHT = {
     "c8": "#85603f", "c9": "#3d4954", "c10": "#c8a6e0",
 }  # fmt: skip
 INK, MUTED, FAINT, PAPER = (LIGHT[name] for name in ("ink", "muted", "faint", "paper"))
-GREY = 7  # index of the colour of "others"; colours after it are only for phases
+GREY = 7  # index of the colour of "others"; the colours after it are only for phases
 WIDTH, HEIGHT = 6.0, 3.1  # inches; 432 pt is about the width of one of two columns on a screen
 BAND = 0.18  # opacity of bands
 MARKERS = "osD^vPX"
 LEGEND_CHARACTER = 0.078  # largest width of a character in a legend, in inches
 TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # up to, unit, its seconds
-# Places of a point's name, in gaps to the right and up. The first of equally good places is used.
+# Places of a point's name, in units of GAP to the right and up. Of equally good places the first is used.
 GAP = 7  # unit of the PLACES below, in points
 PLACES = ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
 
 
 def color_of(index: int) -> int:
-    """The palette's colours in turn, without grey."""
+    """The number of a colour: the palette's colours in turn, without grey."""
     return index % GREY
 
 
@@ -80,7 +80,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A name with its value, interval and single observations (`dots`). `text` is written beside it."""
+    """A name with its value, interval and single observations (`dots`). `text` is written beside the bar."""
 
     name: str
     value: float | None = None
@@ -159,12 +159,12 @@ class XY(_Chart):
                       color=MUTED)  # fmt: skip
         if self.from_zero:
             top = max((float(np.nanmax(line.y)) for line in self.lines), default=1.0)
-            axes.set_ylim(0, 1.1 * (top or 1.0))  # all values may be 0
+            axes.set_ylim(0, 1.1 * (top or 1.0))  # 1.0 if all values are 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows(_Chart):
-    """Names below each other with horizontal bars from zero, or with dots if zero has no meaning."""
+    """Names below each other with horizontal bars from zero, or with dots if a bar from zero has no meaning."""
 
     value: Metric
     rows: Sequence[Row]
@@ -262,7 +262,7 @@ class Heat(_Chart):
         return figure
 
 
-Chart = XY | Rows | Split | Heat  # `draw` makes the figure without its title, which the page and the PNG add
+Chart = XY | Rows | Split | Heat  # `draw` makes a figure without title; the page and the PNG add the title
 
 
 # --- drawing that all kinds of charts share
@@ -277,7 +277,7 @@ def _figure(height: float = HEIGHT) -> tuple[Figure, Axes]:
 
 
 def _row_figure(names: Sequence[str], legend: float = 0.0) -> tuple[Figure, Axes]:
-    """A figure with names below each other; `legend`: inches above for it."""
+    """A figure with names below each other; `legend`: inches above them for a legend."""
     figure, axes = _figure(0.75 + 0.31 * max(2, len(names)) + legend)
     axes.set_yticks(range(len(names)), [label(name) for name in names])
     axes.set_ylim(len(names) - 0.45, -0.55)
@@ -316,11 +316,11 @@ def _measure(axis: Axis, metric: Metric) -> None:
 
 def _name_points(figure: Figure, axes: Axes, groups: Sequence[Series]) -> None:
     """Write names beside their points, each at the place where it covers the fewest points, intervals and earlier
-    names. A place outside the frame counts as three of them.
+    names. A place outside the frame counts as three covered ones.
     """
     from matplotlib.transforms import Bbox
 
-    figure.draw_without_rendering()  # computes the positions on the paper
+    figure.draw_without_rendering()  # this computes the positions on the paper
     inch, to_paper = figure.dpi, axes.transData.transform
     taken = [Bbox([to_paper(each)] * 2).padded(0.05 * inch) for g in groups for each in zip(g.x, g.y, strict=True)]
     for group in groups:

@@ -18,7 +18,7 @@ from fasttrain.terminal import one_line
 
 FILE = "study.json"
 Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
-# Reading 30 cells of a native game would take half a gigabyte. 32 blocks of each are 2 MB with 30,000 episodes.
+# Reading 30 cells of a native game would take half a gigabyte. 32 blocks of each cell are 2 MB with 30,000 episodes.
 CELL_BYTES, CELL_BLOCKS = 2_000_000, 32
 FIGURES = (
     "steps_per_s", "speed_up", "win_rate", "mean_reward", "tail", "score_diff", "draw_rate", "mean_turns", "difference",
@@ -27,10 +27,10 @@ FIGURES = (
 
 
 def signed(value: float | None, is_rate: bool) -> str:
-    """A difference as `+1.2`, of win rates in percentage points."""
+    """A difference such as `+1.2`; between win rates in percentage points."""
     if value is None:
         return NOTHING
-    value = round(100 * value if is_rate else value, 9)  # without rounding errors of equal means
+    value = round(100 * value if is_rate else value, 9)  # rounded, because equal means may differ by rounding errors
     text = percent(value / 100).removesuffix(" %") if is_rate else number(value)
     return f"+{text}" if value > 0 else text
 
@@ -56,7 +56,7 @@ class Comparison:
         self.margin, self.threshold = (as_number(self.gate.get(name)) for name in ("margin", "threshold"))
         named = [str(row.get("name")) for row in (*as_rows(self.stored.get("candidates")), *self.rows)]
         self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))
-        # A file without a gate: the win rate, if one is known.
+        # In a file without a gate it is the win rate, if one is known.
         has_wins = any(Estimate.of(row.get("win_rate")).value is not None for row in self.rows)
         self.metric_name = str(self.gate.get("metric") or ("win_rate" if has_wins else "mean_reward"))
         self.title = metric_of(self.metric_name).title
@@ -88,9 +88,9 @@ def compare_page(folder: Path) -> Page:
     runs = study.runs()
     pairs = [(what, over) for what in ((WINS, RETURN) if study.by_wins else (RETURN, WINS)) for over in (STEPS, TIME)]
     passes = (
-        "A candidate passes when it is no worse than the baseline by more than "
-        f"{margin_text(study.margin, study.is_rate)}: its whole interval lies to the right of that margin, from "
-        f"{number(study.gate.get('min_pairs'))} seeds on."
+        "A candidate passes if it is no worse than the baseline by more than "
+        f"{margin_text(study.margin, study.is_rate)}: its whole interval lies to the right of that margin; at least "
+        f"{number(study.gate.get('min_pairs'))} seeds are needed."
     )
     sections = [
         Section("Quality", passes if study.margin is not None else "", [
@@ -138,7 +138,7 @@ def _verdict(study: Comparison, row: Mapping[str, Any]) -> Banner:
     speed, change = Estimate.of(row.get("speed_up")), Estimate.of(row.get("difference"))
     facts = [f"{times(speed.value)} as fast {speed.interval(times)}".strip()] if speed.value is not None else []
     if row.get("faster") is False:
-        facts.append(f"less than the {times(study.gate.get('min_speed_up'))} that a trade-off is worth")
+        facts.append(f"less than the {times(study.gate.get('min_speed_up'))} that a trade-off must reach")
     if change.value is not None:
         margin = margin_text(study.margin, study.is_rate)
         facts.append(f"{study.title} {difference_text(change, study.is_rate)}, margin {margin}")

@@ -1,4 +1,4 @@
-"""Makes curves and charts from training episodes and from the windows of perf.json. Pure functions."""
+"""Makes curves and charts from training episodes, and from the windows of perf.json. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fasttrain.report.words import Metric, number, percent, seconds
 from fasttrain.runs.logs import TERM, Episodes
 from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
 
-MOST_BINS = 100  # points of a curve: a chart 420 pt wide shows no more
+MOST_BINS = 100  # most points of a curve: a chart 420 pt wide can show no more
 EPISODES_PER_BIN = 20
 POINTS = 80  # points of a mean curve over seeds
-SEED_BINS = 40  # points of a seed's curve; fewer than in a run's report: the band shows the noise
+SEED_BINS = 40  # points of a seed's curve; fewer than in a run's report, because the band shows the noise
 QUANTILES = (0.1, 0.9)
 MOST_REASONS, MOST_TERMS = 6, 6
-MOST_WINDOWS = 120  # perf.json may have twice as many, but a chart shows no more
+MOST_WINDOWS = 120  # perf.json may have twice as many, but a chart can show no more
 TINY_SHARE = 0.01  # smaller phases are shown together as "rest"
 PHASE_LOOK = {  # phase → its name and colour
     "action": ("choose actions", 5), "env_step": ("step envs", 1), "buffer": ("store", 4),
@@ -79,8 +79,8 @@ def name_shares(x: Floats, names: Sequence[str], most: int) -> tuple[Floats, dic
 def across_seeds(curves: Sequence[Series], bounds: tuple[float, float] = (-np.inf, np.inf)) -> Series | None:
     """The mean of several runs' curves over their common range of x, with Student's 95 % interval.
 
-    The interval is clipped to `bounds`, the range of possible values. The band of a single run is its line. None if the
-    runs have no range in common.
+    The interval is clipped to `bounds`, the range of possible values. For a single run the band is the line itself.
+    None if the runs have no range in common.
     """
     low, high = (pick([c.x[at] for c in curves], default=np.nan) for pick, at in ((max, 0), (min, -1)))
     if not low <= high:
@@ -137,7 +137,7 @@ SCORE = Learned("score_difference", Metric("score difference"), SCORE_KEYS, "sco
 
 
 def along(episodes: Episodes, over: Over, columns: Sequence[str]) -> tuple[Floats, Floats] | None:
-    """The x of `over` and the first of the `columns` that has numbers, without rows in which one is missing."""
+    """The x of `over` and the first of the `columns` that has numbers, without rows in which x or y is missing."""
     at, values = episodes.column((over.column,)), episodes.column(columns)
     if at is None or values is None:
         return None
@@ -192,7 +192,7 @@ def elo_chart(self_play: Mapping[str, Any]) -> Chart:
     levels = {} if learner is None else {f"learner now: {learner:,.0f}": learner}
     return XY(name="elo", title="Elo of the snapshots in the pool", x=Metric("taken at env step"), y=Metric("Elo"),
               lines=drawn, points=drawn, levels=levels,
-              note="from the learner's games; an untrained policy began with 1,000")  # fmt: skip
+              note="from the learner's games; the untrained policy has 1,000")  # fmt: skip
 
 
 def seeds_chart(
@@ -253,7 +253,7 @@ def _reason_color(name: str, order: Sequence[str]) -> int:
 
 
 def phase_ms(total: Mapping[str, Any]) -> dict[str, float]:
-    """Phase → milliseconds per 1,000 env steps, of the phases that took any time."""
+    """Phase → milliseconds per 1,000 env steps, for the phases that took any time."""
     found = {phase: as_number(total.get(f"{phase}_ms")) for phase in PHASES}
     return {phase: value for phase, value in found.items() if value}
 
@@ -266,7 +266,7 @@ def time_charts(total: Mapping[str, Any], windows: Sequence[Mapping[str, Any]]) 
         Row(name=name, value=ms / wall, color=color, text=f"{percent(ms / wall)} · {number(ms)} ms")
         for ms, (name, color) in sorted(((ms, PHASE_LOOK[phase]) for phase, ms in phases.items()), reverse=True)
     ]
-    bars = Rows(name="phases", title="Where the main thread's time went", rows=rows,
+    bars = Rows(name="phases", title="What the main thread spent its time on", rows=rows,
                 value=Metric("share of the time", percent), note="ms: milliseconds per 1,000 env steps")  # fmt: skip
     return [bars, *window_charts(windows)]
 
@@ -291,7 +291,7 @@ def window_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
     def mean(name: str) -> Floats:
         values = column(name)
         known = lasted * np.isfinite(values)
-        with np.errstate(invalid="ignore"):  # 0 / 0 if the value is not known
+        with np.errstate(invalid="ignore"):  # 0 / 0 if the value is unknown
             return summed(known * np.nan_to_num(values)) / summed(known)
 
     def curve(values: Floats, name: str = "", color: int = 0) -> list[Series]:

@@ -33,7 +33,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         with activity(console, "drawing report.html"):
             many = len(folders) > 1 or (_kind(folders[0]) is None and folders[0].is_dir())
             if config.output is not None and not many:
-                what = "is for the page over several runs; that of one lies in its folder"
+                what = "is for the page over several runs; the page of one run lies in its folder"
                 raise ConfigError(f"output={config.output} {what}")
             file = _over_all(folders, config.output) if many else write_report(folders[0])
     except OSError as error:
@@ -43,7 +43,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 def named_folders(text: str) -> list[Path]:
-    """The folders A and B of `run=A,B`. An existing folder with a comma in its name is recognized."""
+    """The folders A and B of `run=A,B`. A folder with a comma in its name is recognized if it exists."""
     found, name = [], ""
     for part in text.split(","):
         name = f"{name},{part}" if name else part
@@ -59,7 +59,7 @@ def _over_all(folders: Sequence[Path], output: str | None) -> Path:
     """
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"run={folder}: no such folder; name those of runs, run=A,B")
+            raise ConfigError(f"run={folder}: no such folder; name the folders of runs: run=A,B")
     runs = list(dict.fromkeys(run for folder in folders for run in Watch([folder]).folders()))
     if not runs:
         raise ConfigError(
@@ -69,9 +69,9 @@ def _over_all(folders: Sequence[Path], output: str | None) -> Path:
     above = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
     file = above / FILE if output is None else Path(output)
     if output is None and _kind(above) is not None:
-        raise ConfigError(f"run=…: {above} above all of these has a page of its own; name another as output=FILE.html")
+        raise ConfigError(f"run=…: {above}, which contains all of these, has a report of its own; use output=FILE.html")
     if file.suffix != ".html" or not file.parent.is_dir():
-        raise ConfigError(f"output={file}: name a file that ends in .html, in a folder that exists")
+        raise ConfigError(f"output={file}: name a file that ends in .html, in an existing folder")
     return write_page(runs_page(runs, file.parent), file.parent, file.name)
 
 
@@ -83,9 +83,9 @@ def write_report(folder: Path) -> Path:
 
 
 def page_of(folder: Path) -> Page:
-    """The page of the study, sweep or run in `folder`. Raises ConfigError if it holds none."""
+    """The page of the study, sweep or run in `folder`. Raises ConfigError if there is none."""
     if not folder.is_dir():
-        raise ConfigError(f"run={folder}: no such folder; name that of a run, a sweep or a study")
+        raise ConfigError(f"run={folder}: no such folder; name the folder of a run, a sweep or a study")
     kind = _kind(folder)
     if kind is None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A report page as plain data, and how it is written as report.html with pictures beside it.
+"""The contents of a report page, and how they are written as report.html with pictures beside it.
 
 Colours in the SVG become `var(--…)` of the page's style sheet. Text in the SVG stays text, in the page's font.
 """
@@ -47,7 +47,7 @@ class Tile(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a table. `share` (0..1) draws a bar behind it; `link` is relative to the page."""
+    """A cell of a table. `share` (0..1) draws a bar behind the text; `link` is relative to the page."""
 
     text: str
     note: str = ""
@@ -68,7 +68,7 @@ class Cell(NamedTuple):
         try:
             target = run.resolve().relative_to(folder.resolve()) / (FILE if (run / FILE).is_file() else "")
             return cls(text, link="./" + quote(target.as_posix()) if run.is_dir() else "")
-        except (OSError, ValueError):  # the run is not below `folder`, or its name is impossible
+        except (OSError, ValueError):  # the run is not below `folder`, or its name cannot be a path
             return cls(text)
 
 
@@ -108,7 +108,7 @@ class Banner(NamedTuple):
 
 @dataclass(slots=True)
 class Section:
-    """A heading with charts, tables and videos below it. Empty ones are left out."""
+    """A heading with charts, tables and videos below it. Those without content are left out."""
 
     title: str
     text: str = ""
@@ -126,7 +126,7 @@ class Section:
 
 @dataclass(slots=True)
 class Page:
-    """The contents of a report. Empty parts are left out. Texts are not trusted: the template escapes them."""
+    """The contents of a report. Empty parts are left out. The template escapes all its texts."""
 
     kind: str
     title: str
@@ -223,7 +223,7 @@ BY_HEX = {value: f"var(--{name})" for name, value in LIGHT.items()}
 PNG_DPI = 144
 TITLE_INCHES = 0.33
 STYLE: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # this font comes with matplotlib; the page replaces it
+    "font.family": ["DejaVu Sans"],  # this font comes with matplotlib; the page uses its own
     "font.size": 9.5,
     "text.parse_math": False,  # names of envs may contain $
     "text.color": INK,
@@ -253,14 +253,14 @@ STYLE: dict[str, Any] = {
 @contextmanager
 def style() -> Iterator[None]:
     """matplotlib's settings for figures that are made inside the block; a user's matplotlibrc is ignored."""
-    logger = logging.getLogger("matplotlib")  # at its first use it logs that it builds its font cache
+    logger = logging.getLogger("matplotlib")  # matplotlib logs at its first use that it builds its font cache
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         from matplotlib.style import context
 
         with warnings.catch_warnings():
-            # A glyph that DejaVu Sans lacks is a box in the PNG; the page's font may have it.
+            # If DejaVu Sans lacks a glyph, the PNG shows a box; the page's own font may have the glyph.
             warnings.filterwarnings("ignore", message="Glyph .* missing from")
             with context(["default", STYLE]):
                 yield
@@ -274,7 +274,7 @@ def to_svg(figure: Figure, prefix: str) -> str:
 
     out = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-    with rc_context({"svg.hashsalt": "fasttrain"}):  # the same figure gives the same text
+    with rc_context({"svg.hashsalt": "fasttrain"}):  # so that the same figure gives the same text
         figure.savefig(out, format="svg", metadata=nothing)
     text = out.getvalue()
     text = text[text.index("<svg") :]
@@ -283,7 +283,7 @@ def to_svg(figure: Figure, prefix: str) -> str:
 
 
 def _tag(tag: str, prefix: str) -> str:
-    """Rewrite one tag of the SVG for the page. Text between tags has `<` and `>` escaped and never gets here."""
+    """Rewrite one tag of the SVG for the page. In text between tags `<` and `>` are escaped."""
     if tag.startswith("<!--"):
         return ""
     if tag.startswith("<svg"):

@@ -20,7 +20,7 @@ from fasttrain.spec.plan import is_notable
 from fasttrain.spec.precedence import key_of
 from fasttrain.terminal import one_line
 
-FILES = ("summary.json", "plan.json", "episodes.csv")  # a folder with one of them is a run's
+FILES = ("summary.json", "plan.json", "episodes.csv")  # a folder with one of these is a run's folder
 QUALITY = ("episodes", "distinct_episodes", "mean_reward", "win_rate", "draw_rate", "score_diff")
 VIDEO, MOST_VIDEOS = re.compile(r"step_(\d+)\.mp4"), 8
 LENGTHS = ("mean_length", "mean_turns")
@@ -88,7 +88,7 @@ def _overrides(summary: Mapping[str, Any]) -> list[str]:
 
 def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     env, seed = as_mapping(config.get("env")), summary.get("seed", config.get("seed"))
-    # The profile that was typed, else the one in the flags' sources.
+    # The profile on the command line, else the one in the sources of the flags.
     profiles = [text.partition("=")[2] for text in _overrides(summary) if key_of(text) == "profile"]
     sources = [str(row.get("source", "")) for row in flags]
     profiles += [source.removeprefix("profile ") for source in sources if source.startswith("profile ")]
@@ -108,7 +108,7 @@ def _banners(summary: Mapping[str, Any]) -> list[Banner]:
         return [Banner("Crashed", str(summary.get("error", "")), "bad")]
     if summary.get("status") == "stopped":
         return [Banner("Stopped by a signal", "everything finished by then is saved and shown here", "open")]
-    unread = "no summary.json that can be read: shown is what the run wrote on its way"
+    unread = "no summary.json that can be read: this page shows what the run wrote before it ended"
     return [] if summary else [Banner("Unfinished", unread, "open")]
 
 
@@ -124,7 +124,7 @@ def _tiles(summary: Mapping[str, Any], total: Mapping[str, Any], quality: Mappin
         note = f"{found.interval(metric.form)}, greedy".lstrip(", ")
         tiles.append(Tile(metric.heading, metric.form(found.value), note))  # no value: the page leaves the tile out
     elo = as_mapping(summary.get("self_play")).get("elo")
-    tiles.append(Tile("Learner's Elo", number(elo), "by the snapshots it met"))
+    tiles.append(Tile("Learner's Elo", number(elo), "from games against snapshots"))
     if phases := phase_ms(total):
         slowest, used = max(phases.items(), key=lambda item: item[1])
         note = f"{percent(used / sum(phases.values()), 0)} of the main thread's time"
@@ -205,7 +205,7 @@ def _perf_table(total: Mapping[str, Any]) -> Table:
         for name, value in figures.items()
     ]
     names = ["phase", ">ms per 1,000 env steps", ">share", ">steps/s if alone"]
-    note = "Phases are disjoint and sum to the training time; evaluation after the training is not in it."
+    note = "Phases do not overlap, and their sum is the training time. The final evaluation is not included."
     return Table(names, rows, "[PERF] over the whole run", note)
 
 
@@ -221,7 +221,7 @@ def _replay_table(replay: Mapping[str, Any], total: Mapping[str, Any]) -> Table:
     if prefetch := as_mapping(replay.get("prefetch")):
         rows += [
             ["batches that were ready", number(prefetch.get("hits"))],
-            ["batches waited for", Cell(number(prefetch.get("waits")), seconds(prefetch.get("wait_s")))],
+            ["batches that were not ready", Cell(number(prefetch.get("waits")), seconds(prefetch.get("wait_s")))],
         ]
     return Table(["replay buffer", ">at the end"], rows if replay else [])
 
@@ -264,5 +264,5 @@ def _plan_table(flags: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -
         asked = Cell(values[0], tone="dim" if row.get("requested") != row.get("effective") else dim)
         rows.append([Cell(texts[0], tone=dim), asked, *(Cell(text, tone=dim) for text in (values[1], *texts[1:]))])
     names = ["flag", "requested", "effective", "class", "source", "why"]
-    title = f"{len(flags)} flags, the first {notable} differ from a plain script, were typed or measured, or are off"
+    title = f"{len(flags)} flags, the first {notable} differ from a plain script, were set or measured, or are off"
     return Table(names, rows, title, folded=True)

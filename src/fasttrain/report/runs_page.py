@@ -40,7 +40,7 @@ class Run(NamedTuple):
         plan = read_json(folder / "plan.json")
         config = as_mapping(plan.get("config"))
         settings = flat(config) if config else {}
-        for row in as_rows(plan.get("flags")):  # effective values differ between machines
+        for row in as_rows(plan.get("flags")):  # requested values, because effective ones differ between machines
             if row.get("flag") in settings:
                 settings[row["flag"]] = row.get("requested")
         name = os.path.relpath(folder, above).replace(os.sep, "/")
@@ -51,7 +51,7 @@ class Run(NamedTuple):
         return str(self.settings.get("seed", self.summary.get("seed", "")))
 
     def figure(self, name: str) -> Estimate:
-        """The final quality with its interval over episodes, or the speed."""
+        """The speed, or a figure of the final quality with its interval over episodes."""
         if name == "steps_per_s":
             return Estimate(as_number(self.summary.get(name)))
         return quality_of(self.summary, name)
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The settings in which the runs differ. A setting that an older run does not have yet is ignored there."""
+    """The settings in which the runs differ. A setting that an older run does not have is ignored in that run."""
     keys = dict.fromkeys(key for run in runs for key in run.settings if key.split(".")[0] not in IGNORED)
     return [key for key in keys if len({_text(run.settings[key]) for run in runs if key in run.settings}) > 1]
 
@@ -124,7 +124,7 @@ def runs_page(folders: Sequence[Path], above: Path) -> Page:
 def _figure_chart(groups: Mapping[str, Sequence[Run]], colors: Mapping[str, int], name: str) -> Chart:
     found = {group: over_seeds(run.figure(name) for run in runs) for group, runs in groups.items()}
     rows = [(group, value, colors[group]) for group, value in found.items() if value.value is not None]
-    note = "lines: 95 % intervals over seeds, of a single run over its episodes"
+    note = "lines: 95 % intervals over seeds; for a single run over its episodes"
     return Rows.of(name, METRICS[name], rows, note, bars=name == "steps_per_s")
 
 

@@ -100,7 +100,7 @@ def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Estim
 
 @dataclass(slots=True)
 class Setting:
-    """The cells of a sweep that differ in the seed only."""
+    """The cells of a sweep that differ only in the seed."""
 
     values: tuple[str, ...]
     name: str
@@ -159,7 +159,7 @@ def _banners(cells: Sequence[Mapping[str, Any]]) -> list[Banner]:
         return [Banner("Nothing to show", "sweep.json has no cells that can be read", "bad")]
     counts = Counter(str(cell.get("status")) for cell in cells)
     return [
-        Banner(f"{counts[status]} of {len(cells)} cells {status}", "the reasons stand in the table", TONES[status])
+        Banner(f"{counts[status]} of {len(cells)} cells {status}", "the reasons are in the table", TONES[status])
         for status in ("failed", "illegal", "stopped")
         if counts[status]
     ]
@@ -206,7 +206,7 @@ def _ordered(values: Sequence[str]) -> list[str]:
 
 def _pareto_charts(settings: Sequence[Setting], keys: Sequence[str], metric: str) -> list[Chart]:
     """Speed against quality, with the Pareto front."""
-    speed = np.array([each.figure("steps_per_s").value for each in settings], dtype=np.float64)  # NaN where unknown
+    speed = np.array([each.figure("steps_per_s").value for each in settings], dtype=np.float64)  # NaN if it is unknown
     quality = np.array([each.figure(metric)[:3] for each in settings], dtype=np.float64).reshape(-1, 3)
     both = np.flatnonzero(np.isfinite(speed) & np.isfinite(quality[:, 0]))
     if len(both) < 2:
@@ -218,7 +218,7 @@ def _pareto_charts(settings: Sequence[Setting], keys: Sequence[str], metric: str
         Series(name=name, x=speed[at], y=quality[at, 0], low=quality[at, 1] if known else None,
                high=quality[at, 2] if known else None, labels=tuple(names[at]), color=color)
         for name, at, color in (
-            ("not beaten in both", front, 0), ("beaten in both", np.setdiff1d(both, front), GREY)) if len(at)
+            ("no other is better in both", front, 0), ("worse in both", np.setdiff1d(both, front), GREY)) if len(at)
     ]  # fmt: skip
     line = Series(x=points[0].x, y=points[0].y, dashed=True)
     note = f"labels: {' · '.join(keys)}" + ("; upright lines: 95 % intervals" if known else "")

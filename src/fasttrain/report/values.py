@@ -1,4 +1,4 @@
-"""Reads values of JSON files that may be incomplete or wrong: numbers, lists, figures with intervals."""
+"""Reads numbers, lists and figures with intervals from JSON files that may be incomplete or wrong."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def as_list(value: object) -> list[Any]:
 
 
 class Estimate(NamedTuple):
-    """A value with its interval. None: not in the file."""
+    """A value with its interval. None if the file does not have it."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
-    never: bool = False  # stored without a value: for example a threshold that was never reached
+    never: bool = False  # it was stored without a value, for example because a threshold was never reached
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -50,7 +50,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, value: object) -> Estimate:
-        """A number, or `{"value" (or "difference"), "low", "high"}`; an open bound is null in JSON."""
+        """A number, or `{"value" (or "difference"), "low", "high"}`; an infinite bound is null in JSON."""
         if not isinstance(value, Mapping):
             return cls(as_number(value))
         middle = as_number(value.get("value", value.get("difference")))

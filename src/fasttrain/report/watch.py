@@ -1,8 +1,8 @@
-"""`fasttrain watch [FOLDER …]`: a table of all runs below a folder, which is refreshed.
+"""`fasttrain watch [FOLDER …]`: a table of all runs below a folder, drawn again and again.
 
 It reads only what runs write: status.json, which a training renews every two seconds, summary.json, and the lock of the
-folder. The files of an ended run are read again only if its folder's time has changed, which happens when a file is
-replaced.
+folder. The files of an ended run are read again only if its folder's time stamp has changed, which happens when a file
+is replaced.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from fasttrain.terminal import one_line, rate_text
 
 USUAL = ("outputs", "multirun", "studies")
 EVERY_S = 1.0
-RECENT_S = 2.0  # a folder that changed within this time may change again with the same time stamp
-SILENT_S = 120.0  # if the lock cannot be read, a run with an older status counts as dead
+RECENT_S = 2.0  # seconds in which a folder may change again without a new time stamp
+SILENT_S = 120.0  # seconds; if the lock cannot be read, a run with an older status counts as dead
 MOST_BYTES = 16 << 20  # larger files are not read
 DEAD = "dead"
 STYLES = {"done": "dim", "stopped": "yellow", "crashed": "red", DEAD: "red"}
 NAMES = ("run", "state", "steps", "steps/s", "reward", "win", "age", "last message")
-LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # in columns; PLAIN_WIDTH: the table without a terminal
+LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # in columns; PLAIN_WIDTH: of the whole table without a terminal
 
 
 class Row(NamedTuple):
-    """One run. `alive`: a process works on it. Times are in seconds since 1970."""
+    """One run. `alive`: a process is working on it. Times are in seconds since 1970."""
 
     state: str
     alive: bool
@@ -100,7 +100,7 @@ class Watch:
         found = {}
         for root in self._roots:
             for folder in runs_below(str(root)):
-                with suppress(OSError):  # the folder was just removed
+                with suppress(OSError):  # if the folder was just removed
                     name = os.path.relpath(folder, root if len(self._roots) == 1 else ".")
                     found[one_line(folder if name == "." else name)] = self._row(folder, now)
         return sorted(found.items(), key=lambda item: (not item[1].alive, -item[1].began))
@@ -164,7 +164,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _at_work(folder: Path, status: dict[str, Any], now: float) -> str:
-    """The process that works on a run; empty if none. On another machine, or without locks, status.json tells."""
+    """The process that works on a run; empty if none. For another machine, or without locks, status.json tells."""
     if status.get("host") in (None, platform.node()) and (folder / LOCK).exists():
         return holder(folder)
     lives = status.get("phase") not in (None, *ENDS) and now - (as_number(status.get("time")) or 0.0) < SILENT_S
@@ -172,11 +172,11 @@ def _at_work(folder: Path, status: dict[str, Any], now: float) -> str:
 
 
 def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any], process: str) -> Row:
-    """The row of a run from its files, each of which may be missing or wrong. `process`: works on it now, or empty."""
+    """The row of a run from its files, each of which may be missing or wrong. `process`: the one at work, or empty."""
     phase, ended = str(status.get("phase") or ""), summary.get("status")
     changed = max((as_number(part.get("written")) or 0.0 for part in (status, summary, plan)), default=0.0)
     newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # the run was resumed
-    if process:  # the status may be of an earlier process
+    if process:  # the status may have been written by an earlier process
         state = "starting" if status and (phase in ENDS or str(status.get("pid")) != process) else phase or TRAINING
     elif phase in ENDS or newer or not isinstance(ended, str):
         state = phase if phase in ENDS else DEAD

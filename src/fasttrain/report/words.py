@@ -1,4 +1,4 @@
-"""Numbers as texts, labels from texts of envs, and the names and formats of all figures. Pure functions."""
+"""Turns numbers and texts of envs into short texts. Has the names and formats of all figures. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from fasttrain.report.values import Estimate, as_number
 from fasttrain.terminal import one_line
 
-LABEL_CHARACTERS = 34  # so many characters fit beside a bar
+LABEL_CHARACTERS = 34  # number of characters that fit beside a bar
 NOTHING = "–"
 
 Form = Callable[..., str]
@@ -23,7 +23,7 @@ def label(text: object) -> str:
 
 
 def _form(write: Callable[..., str]) -> Form:
-    """`write` for any value: `–` if it is no number, and a minus sign in place of a hyphen."""
+    """`write` made safe for any value: `–` if it is no number. A hyphen becomes a minus sign."""
 
     @wraps(write)
     def text(value: object, *more: object) -> str:
@@ -98,7 +98,7 @@ class Metric(NamedTuple):
 
     title: str
     form: Form = number
-    never: str = NOTHING  # text of a value that was stored as infinite
+    never: str = NOTHING  # text for a value that was stored as infinite
 
     def text(self, found: Estimate) -> str:
         return self.never if found.value is None and found.never else self.form(found.value)

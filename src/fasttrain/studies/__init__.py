@@ -1,1 +1,1 @@
-"""Many runs: sweeps and comparisons turned into tables."""
+"""Several runs at once: sweeps, comparisons and searches, with their tables."""

@@ -1,8 +1,8 @@
-"""`fasttrain compare candidates=ablate +profile=speed`: which of the profile's settings pay on this env and machine.
+"""`fasttrain compare candidates=ablate +profile=speed`: which settings of the profile make training faster here.
 
-A setting that differs between baseline and profile is a lever. Each lever is measured twice: added on the way from the
-baseline to the profile, and left out of the profile. It is dropped if the profile is clearly no slower without it, or
-learns better without it. The other levers form profile/measured.yaml, which is then compared with the whole profile.
+A setting that differs between baseline and profile is a lever. Each lever is measured twice: once added on the way from
+the baseline to the profile, once left out of the profile. It is dropped if the profile is clearly no slower without it,
+or learns better without it. The other levers form profile/measured.yaml, which is then compared with the whole profile.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fasttrain.terminal import command, spelt, with_interval
 
 BASELINE, WHOLE, MEASURED = "baseline", "profile", "measured"
 FIRST_S = 6.0  # seconds of training of the first two cells, which measure the speed of baseline and profile
-SHARE_OF_CELLS = 0.8  # share of the time for cells; in the rest the result is compared with the profile
+SHARE_OF_CELLS = 0.8  # share of the time for cells; the rest is for comparing the result with the profile
 ROUNDS = 2
-CHECKS = 3  # the result and the profile run in turn, so many times each
+CHECKS = 3  # the result and the profile run in turn, each so many times
 LONGEST_S, SHORTEST_S = 60.0, 2.0  # seconds of training of a cell
-MOST_OVERTIME = 1.5  # slow cells end after this many times the profile's time
-# Name → settings that form one lever. Every other setting is a lever by itself.
+MOST_OVERTIME = 1.5  # a slow cell ends after so many times the profile's time
+# Name of a lever → its settings. Every other setting is a lever by itself.
 TOGETHER = {
     "learning_rate": ("algo.learning_rate",),
     "n_epochs": ("algo.n_epochs",),
@@ -51,7 +51,7 @@ class Lever:
 
     @property
     def flag_class(self) -> str:
-        """exact, rounding or trade-off. Hyperparameters are trade-offs."""
+        """exact, rounding or trade-off. Hyperparameters count as trade-offs."""
         if self.name in BY_NAME:
             return BY_NAME[self.name].class_of(self.after[self.name])
         return "exact" if self.name == "logging" else "trade-off"
@@ -68,8 +68,8 @@ class Finding:
 
     lever: Lever
     added: Ratio | None  # speed after ÷ before this change, where changes are added one by one to the baseline
-    within: Ratio | None  # speed of the profile ÷ of the profile without the lever
-    quality: Comparison | None  # profile minus profile without the lever; None if it is exact or episodes are too few
+    within: Ratio | None  # speed of the profile ÷ speed of the profile without the lever
+    quality: Comparison | None  # profile minus profile without lever; None: the lever is exact, or too few episodes
     failed: bool = False  # the profile does not run without the lever
 
     @property
@@ -93,13 +93,13 @@ class Finding:
         if self.costs_quality:
             return "drop: the profile learns better without it"
         if self.within is None:
-            return "keep: the profile does not run without it" if self.failed else "kept unmeasured: the time was up"
+            return "keep: the profile does not run without it" if self.failed else "keep: there was no time left"
         if self.brings_quality:
             return "keep: the profile learns worse without it"
-        gain = f"{self.within.text()} as fast with it"
+        gain = f"{self.within.text()} the speed with it"
         if self.within.clear:
             return f"keep: {gain}" if self.within.value > 1 else f"drop: slower with it, {gain}"
-        return f"drop: no gain, {gain}" if self.within.alike else f"keep: the noise is larger than its effect, {gain}"
+        return f"drop: no gain, {gain}" if self.within.alike else f"keep: the noise is larger than the effect, {gain}"
 
 
 def is_ablation(config: Config) -> bool:
@@ -108,7 +108,7 @@ def is_ablation(config: Config) -> bool:
 
 
 def asked_of(config: Config) -> list[str]:
-    """The levers that the user named; empty: all."""
+    """The levers that the user named; empty: all levers."""
     return re.findall(r"[\w.]+", str(config.candidates))[1:]
 
 
@@ -123,7 +123,7 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
         example = f"{command()} compare candidates=ablate +profile=speed"
         raise ConfigError(f"candidates=ablate needs the profile whose settings are measured: {example}")
     if wrong := next((key for key in sources if key == "seeds" or key.startswith("stop.")), ""):
-        raise ConfigError(f"{wrong} has no effect with candidates=ablate, which takes minutes=…; remove it")
+        raise ConfigError(f"{wrong} has no effect with candidates=ablate, whose length is minutes=…; remove it")
     base = [text for text in base_overrides(overrides) if key_of(text) != "profile"]
     before = settings(compose(merged(base, ["profile=baseline"])))
     levers = find_levers(before, settings(config))
@@ -161,7 +161,7 @@ class Ablation:
         return EXIT_DONE
 
     def _run_ends(self) -> bool:
-        """Measure the speed of baseline and profile, and find the levers that change anything on this machine."""
+        """Measure the speed of baseline and profile, and find the levers that have an effect on this machine."""
         seed, horizon = self.config.seed, (10**9, FIRST_S)
         found = self.study.run(
             [self._wanted(BASELINE, (), seed, horizon), self._wanted(WHOLE, self._names, seed, horizon)]
@@ -180,16 +180,16 @@ class Ablation:
         return True
 
     def _plan_cells(self) -> list[Wanted]:
-        """The cells: two rounds of all levers in turn. Their length is chosen so that all fit into the time."""
+        """The cells: two rounds of all levers in turn. The length of a cell is chosen so that all fit into the time."""
         names = [lever.name for lever in self.levers]
-        fixed = [name for name in self._names if name not in names]  # levers not asked for stay as in the profile
+        fixed = [name for name in self._names if name not in names]  # others stay as in the profile
         ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names)]  # the cells that decide come first
         ways += [(f"-{name}", (*fixed, *(other for other in names if other != name))) for name in names]
         ways += [(BASELINE, tuple(fixed))]
         ways += [(f"+{name}", (*fixed, *names[: place + 1])) for place, name in enumerate(names[:-1])]
         left = SHARE_OF_CELLS * self.budget_s - self.study.spent_s()
         seconds = min(LONGEST_S, max(SHORTEST_S, left / (ROUNDS * len(ways)) - self.overhead_s))
-        self.seconds = self.study.notes.setdefault("cell_s", round(seconds, 1))  # a continued study keeps its value
+        self.seconds = self.study.notes.setdefault("cell_s", round(seconds, 1))  # a continued study keeps the old value
         self.horizon = max(1, round(self.speed * self.seconds)), MOST_OVERTIME * self.seconds
         return [
             self._wanted(label, applied, self.config.seed + number, self.horizon)
@@ -219,7 +219,7 @@ class Ablation:
     def conclude(self, written: bool) -> None:
         """Print and store the findings. `written`: also write the profile."""
         findings = self.findings()
-        if findings:  # without findings those of an earlier part of the study stay
+        if findings:  # without new findings, those from before a stop stay
             self.study.notes["rows"] = [_row(finding) for finding in findings]
             self.study.console.print()
             self.study.console.print(_table(findings))
@@ -243,7 +243,7 @@ class Ablation:
         return found
 
     def _quality(self, lever: Lever, whole: Mapping[int, Cell], without: Mapping[int, Cell]) -> Comparison | None:
-        """Quality of the profile minus quality without the lever, over cells with the same number of steps."""
+        """Quality of the profile minus its quality without the lever, over cells with the same number of steps."""
         if lever.flag_class == "exact":
             return None
         ours, theirs = (
@@ -264,11 +264,11 @@ class Ablation:
             checks.append(self._cell(MEASURED, self.study.use_profile(MEASURED), seed, self.horizon))
         cells = self.study.run(checks, self.budget_s)
         result = speed_ratio(cells[MEASURED], cells[WHOLE])
-        said = "not run beside the profile: the time was up"
+        said = "not compared with the profile, because the time was over"
         if result is not None:
             said = f"{result.text()} as fast as the profile"
             if result.clear and result.value < 1:
-                said += "; the levers pay only together, so that all are kept"
+                said += "; the levers help only together, so that all are kept"
                 kept = [finding.lever.name for finding in findings]
         self._write_profile(findings, [*kept, *others], said)
         self.study.notes["kept"] = kept
@@ -287,7 +287,7 @@ class Ablation:
 
 
 def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lever]:
-    """The levers between two sets of settings (`study.settings`), in the order of the settings."""
+    """The levers between two sets of settings (`study.settings`), in the order of `study.settings`."""
     owner = {key: name for name, keys in TOGETHER.items() for key in keys}
     names = dict.fromkeys(owner.get(key, key) for key in before if before[key] != after[key])
     keys = {name: TOGETHER.get(name, (name,)) for name in names}
@@ -315,7 +315,7 @@ def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
         if name not in known:
             hint = did_you_mean(name, known)
             raise ConfigError(
-                f"candidates={{ablate: […]}}: {name} makes no difference here{hint}; what does: {', '.join(known)}"
+                f"candidates={{ablate: […]}}: {name} has no effect here{hint}; choose among {', '.join(known)}"
             )
     return [lever for lever in levers if not names or lever.name in names]
 

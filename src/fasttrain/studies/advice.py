@@ -1,8 +1,8 @@
 """Changes of a configuration that might make it faster, and the expected gain of each.
 
 The parts that a change affects are measured again, in turn with the same parts of the present configuration. The model
-in `limits` computes the gain from that. Below are the texts of `fasttrain doctor`: the machine, the parts of the run,
-its limit, and the advice.
+in `limits` computes the gain from these times. Below are the texts of `fasttrain doctor`: the machine, the parts of the
+run, its limit, and the advice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fasttrain.spec.setting import FlagClass
 from fasttrain.studies.limits import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.terminal import command, rate_text, spelt
 
-MOST = 7  # candidates that are built and measured, some seconds each
+MOST = 7  # most candidates that are measured, which takes some seconds each
 SLOWER_FROM = 1.2  # slowest worker's work ÷ the mean; above it schedule=first_ready may pay
 PARTS = ("env", "policy", "update")
 
@@ -45,14 +45,14 @@ class Situation(NamedTuple):
     effective: Config
     rates: Rates
     flow: Flow
-    trained_s: float | None = None  # seconds per env step of a short training here
+    trained_s: float | None = None  # seconds per env step of a short training on this machine
     slowest_over_mean: float | None = None  # slowest worker's work ÷ mean of all workers
     finished_s: float | None = None  # seconds per env step of the finished run in `run=FOLDER`
-    engines: tuple[str, list[str]] | None = None  # the limit of games with engines, and overrides to try
+    engines: tuple[str, list[str]] | None = None  # for games with engines: what limits them, and overrides to try
 
     @property
     def present_s(self) -> float:
-        """Seconds per env step of the short training. Changes are compared with it."""
+        """Seconds per env step of the short training. Changes are compared with this time."""
         return self.trained_s or 0.0
 
     @property
@@ -62,10 +62,10 @@ class Situation(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A change that might pay."""
+    """A change that might make the run faster."""
 
     changes: tuple[tuple[str, Any], ...]  # dotted key, value
-    parts: tuple[str, ...]  # the parts of the run that it affects
+    parts: tuple[str, ...]  # the parts of the run that the change affects
     why: str
 
     @property
@@ -91,9 +91,9 @@ class Advice(NamedTuple):
     """A change with its expected gain, and its measured gain if it was tried."""
 
     candidate: Candidate
-    expected: float  # 0.25: a quarter more steps/s
+    expected: float  # expected gain; 0.25: a quarter more steps/s
     real: float | None = None  # measured gain, if it was tried
-    error: str = ""  # why trying it failed
+    error: str = ""  # why the trial failed
 
     def to_dict(self) -> dict[str, Any]:
         change = self.candidate
@@ -115,7 +115,7 @@ def candidates(now: Situation) -> list[Candidate]:
 
 
 def logging_advice(now: Situation) -> list[Advice]:
-    """Advice about logging, without a second measurement: ten times the interval leaves a tenth of the cost."""
+    """Advice about logging, without another measurement: at ten times the interval a tenth of the cost remains."""
     cost, config = now.rates.logging or 0.0, now.effective
     gain = gain_of(now.present_s, now.present_s - 0.9 * cost)
     if gain < WORTH:
@@ -130,7 +130,7 @@ def _engine(now: Situation) -> Iterator[Candidate]:
     config = now.effective
     if config.engine == "stock" and config.algo.spec.has_fast:
         changes = {"engine": "fast", "vec_env": "auto", "fused_update": "auto", "torch_threads": "auto"}
-        yield Candidate((*changes.items(),), PARTS, "the stock classes' own overhead")
+        yield Candidate((*changes.items(),), PARTS, "the overhead of the stock classes")
 
 
 def _stepping(now: Situation) -> Iterator[Candidate]:
@@ -138,7 +138,7 @@ def _stepping(now: Situation) -> Iterator[Candidate]:
     config, facts, machine, rates = now.effective, now.facts, now.machine, now.rates
     fast_on_policy = config.engine == "fast" and config.algo.spec.on_policy
     if config.vec_env == "subproc" or (config.vec_env == "dummy" and machine.cores > 1):
-        yield Candidate((("vec_env", "shared"),), ("env",), "one process steps all envs, or one process each")
+        yield Candidate((("vec_env", "shared"),), ("env",), "one process steps all envs, or each env has one")
     if now.engines is not None and now.engines[1]:
         pairs = (text.split("=") for text in now.engines[1])
         changes = tuple((key, int(value) if value.isdigit() else value) for key, value in pairs)
@@ -174,7 +174,7 @@ def _sizes(now: Situation) -> Iterator[Candidate]:
 
 
 def _computing(now: Situation) -> Iterator[Candidate]:
-    """Changes that compute the same learning faster."""
+    """Changes with which the same learning is computed faster."""
     config, machine = now.effective, now.machine
     if config.engine == "stock":
         yield from _threads(now)
@@ -192,7 +192,7 @@ def _computing(now: Situation) -> Iterator[Candidate]:
         yield from _threads(now)
     drawing = config.algo.spec.off_policy and config.prefetch == "off"
     if drawing and most_gain(now.rates.replay, now.present_s) >= WORTH:
-        yield Candidate((("prefetch", "on"),), ("update",), "batches drawn beside the update")
+        yield Candidate((("prefetch", "on"),), ("update",), "batches are drawn while the update runs")
 
 
 def _threads(now: Situation) -> Iterator[Candidate]:
@@ -226,12 +226,12 @@ def _learning(now: Situation) -> Iterator[Candidate]:
 
 
 def changed_plan(now: Situation, candidate: Candidate) -> RunSpec | None:
-    """The plan after the change; None if the change is not possible or changes nothing."""
+    """The plan after the change; None if the change is impossible or has no effect."""
     config = with_changes(now.requested, candidate.changes)
     sources = {**now.sources, **dict.fromkeys((key for key, _ in candidate.changes), "command line")}
     try:
         facts = now.facts
-        if {"engine", "vec_env"} & set(dict(candidate.changes)):  # they need other facts about the env
+        if {"engine", "vec_env"} & set(dict(candidate.changes)):  # these changes need other facts about the env
             facts = env_facts(with_fixed_opponent(config))
         plan = resolve(config, sources, facts, now.machine)
     except (ConfigError, EnvSpecError):
@@ -253,7 +253,7 @@ def advise(
     measure_again: Callable[[RunSpec, Candidate], tuple[Rates, Flow] | None],
     tell: Callable[[str], None],
 ) -> list[Advice]:
-    """The changes that gain at least `WORTH`, the best first. `measure_again`: None if a run cannot be built."""
+    """The changes that gain at least `WORTH`, the best first. `measure_again` returns None if a run cannot be built."""
     found = logging_advice(now)
     for candidate in candidates(now):
         if (plan := changed_plan(now, candidate)) is None:
@@ -297,7 +297,7 @@ def parts(console: Console, now: Situation) -> None:
     say(console, f"Machine: {facts['cores']} cores, {units}, {facts['gpu'] or 'no GPU'}, {memory}")
     rates, run_s = now.rates, now.run_s
     names = ["steps/s", "µs per step", "of the run's time"]
-    table = FittingTable(["part, by itself", *names], right=names)
+    table = FittingTable(["part, measured alone", *names], right=names)
     for part, name in NAMES.items():
         if (seconds := getattr(rates, part)) is not None:
             share = "" if run_s is None else f"{100 * seconds / run_s:.0f} %"
@@ -320,17 +320,17 @@ def advices(console: Console, best: Sequence[Advice], now: Situation) -> None:
     if not best:
         say(console, f"No change that was considered makes it faster. The bottleneck is {bottleneck(now)}.")
         return
-    say(console, "What would pay:")
+    say(console, "What would make it faster:")
     for number, advice in enumerate(best, 1):
         change = advice.candidate
         line = f"  {number}. {change.text} ({change.flag_class}; {change.why}): {_gain(advice.expected)} expected"
         if advice.real is not None:
             line += f", {_gain(advice.real)} when tried"
         if advice.error:
-            line += f"; trying it failed: {advice.error}"
+            line += f"; the trial failed: {advice.error}"
         say(console, line)
         if change.flag_class == "trade-off":
-            say(console, f"     changes the learning: check with: {comparison(now.overrides, change.overrides)}")
+            say(console, f"     changes the learning; check it with: {comparison(now.overrides, change.overrides)}")
 
 
 def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
@@ -344,7 +344,7 @@ def bottleneck(now: Situation) -> str:
     rates, run_s = now.rates, now.run_s
     part = max(PARTS, key=lambda name: getattr(rates, name) or 0.0)
     most = float("inf") if run_s is None else most_gain(getattr(rates, part), run_s)
-    return f"{NAMES[part]}: " + ("all of it" if most == float("inf") else f"at most {_gain(most)} if it took no time")
+    return f"{NAMES[part]}: " + ("everything" if most == float("inf") else f"at most {_gain(most)} if it took no time")
 
 
 def _gain(gain: float) -> str:

@@ -1,7 +1,7 @@
 """`fasttrain compare candidates=[baseline,speed]`: is it faster, and does it learn as well?
 
 Every candidate trains with the same seeds, each in a process of its own. They take turns (A B C, A B C …), so that a
-machine that slows down slows all of them. The others are compared with the first candidate, by the rules in `judge`.
+machine that slows down slows all of them. All others are compared with the first candidate, by the rules in `judge`.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def parse_candidates(text: str | None) -> list[Candidate]:
     """`[baseline, speed, num_envs=8, {name: mine, overrides: [profile=speed, num_envs=8]}]` → candidates.
 
     A bare word names a profile; `key=value` is a candidate with that override. Raises ConfigError if the text is no
-    such list, has fewer than two entries, or two of the same name.
+    such list, has fewer than two entries, or has two with the same name.
     """
     example = "candidates='[baseline, speed, {name: mine, overrides: [profile=speed, num_envs=8]}]'"
     if text is None:
@@ -103,16 +103,16 @@ def parse_candidates(text: str | None) -> list[Candidate]:
         entries = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(
-            f"candidates={text}: not readable as a list; write {example}, overrides with brackets in quotes"
+            f"candidates={text}: cannot be read as a list; write {example}, and put overrides with brackets in quotes"
         ) from error
     if not isinstance(entries, list):
         raise ConfigError(f"candidates={text}: expected a list; write {example}")
     candidates = [_candidate(entry, example) for entry in entries]
     names = [candidate.name for candidate in candidates]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigError(f"candidates={text}: two are called {twice}; give one another name")
+        raise ConfigError(f"candidates={text}: two candidates are called {twice}; rename one of them")
     if len(candidates) < 2:
-        raise ConfigError(f"candidates={text}: a comparison needs two; the first is what the others must match")
+        raise ConfigError(f"candidates={text}: a comparison needs at least two; the first is the baseline")
     return candidates
 
 
@@ -138,8 +138,8 @@ def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
     schedules = (str(getattr(config.algo, key, "")) for key in ("learning_rate", "clip_range"))
     if config.algo.spec.stretches or any(schedule.startswith("linear") for schedule in schedules):
         raise ConfigError(
-            f"minutes={config.minutes:g}: exploration and schedules stretch over total_timesteps; give "
-            "it too, about as many steps as the fastest candidate will make"
+            f"minutes={config.minutes:g}: exploration and schedules depend on total_timesteps; set "
+            "total_timesteps too: about as many steps as the fastest candidate will make"
         )
     return [*ends, f"total_timesteps={ENDLESS}"]
 
@@ -212,7 +212,7 @@ def _speed_table(rows: Sequence[Row], gate: Mapping[str, Any]) -> FittingTable:
     return table
 
 
-# Title, name of the figure, scale, form.
+# Title of the column, name of the figure, scale, format.
 QUALITY = (
     ("win rate %", "win_rate", 100.0, "{:.1f}"),
     ("draws %", "draw_rate", 100.0, "{:.1f}"),
@@ -227,7 +227,7 @@ QUALITY = (
 
 def _quality_table(rows: Sequence[Row]) -> FittingTable:
     known = {name for _, name, _, _ in QUALITY} | set(FIGURES)
-    own = dict.fromkeys(name for row in rows for name in row.figures if name not in known)  # of env.result.scores
+    own = dict.fromkeys(name for row in rows for name in row.figures if name not in known)  # from env.result.scores
     columns = [*QUALITY, *((one_line(name), name, 1.0, "{:.3g}") for name in own)]
     shown = [column for column in columns if any(row.figures.get(column[1]) is not None for row in rows)]
     table = FittingTable(["candidate", *(title for title, _, _, _ in shown), "verdict"])

@@ -33,20 +33,20 @@ from fasttrain.studies.rig import WITH, Rig, Samples, measure, rates_of, ratios_
 from fasttrain.studies.study import last_line, merged, run_cell
 
 DOCTOR_SCHEMA = 1
-SHOWN, TRIED = 2, 1  # number of suggestions
+SHOWN, TRIED = 2, 1  # how many suggestions are shown, and how many are tried
 SECONDS = 3.0  # seconds for measuring each part
 AGAIN_ROUNDS = 7  # rounds in which a changed part and the present one are measured in turn
-TRY_S = 4.0  # least seconds of each training that tries a change
+TRY_S = 4.0  # shortest time of each training that tries a change
 OWN_KEYS = ("doctor", "run")
-# Settings of the run that a training for trying a change does not use.
+# Settings of the run that are left out of trainings that try a change.
 NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every")
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Examine the configuration, or that of `run=FOLDER`; print the result and write doctor.json.
+    """Examine this configuration, or the one of `run=FOLDER`; print the result and write doctor.json.
 
-    Returns 4 if stopped by Ctrl-C. Raises ConfigError if the run does not have the named part, or if `run` is not the
-    folder of a finished run.
+    Returns 4 if stopped by Ctrl-C. Raises ConfigError if the run does not have the part in `doctor.test`, or if `run`
+    is not the folder of a finished run.
     """
     doctor = Doctor(_case(config, sources, overrides), folder, make_console())
     stopped = False
@@ -75,7 +75,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
         return Case(config, sources, [text for text in overrides if key_of(text).split(".")[0] not in OWN_KEYS])
     typed = [key for key, source in sources.items() if source == "command line"]
     if ignored := sorted(key for key in typed if key != "run" and not key.startswith("doctor.")):
-        raise ConfigError(f"doctor run=… takes doctor.… besides only: {', '.join(ignored)} would do nothing")
+        raise ConfigError(f"doctor run=… takes only keys below doctor. besides: {', '.join(ignored)} would do nothing")
     folder = Path(config.run)
     summary = read_json(folder / "summary.json")
     if not (folder / "plan.json").is_file() or not summary.get("steps_per_s"):
@@ -90,7 +90,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
 
 
 class Doctor:
-    """One examination. `report` works at any moment, with what was measured so far."""
+    """One examination. `report` can be called at any time and shows what was measured so far."""
 
     def __init__(self, case: Case, folder: Path, console: Console) -> None:
         self.case, self.folder, self.console = case, folder, console
@@ -101,7 +101,7 @@ class Doctor:
         self.tried: list[dict[str, Any]] = []
         self.slowest_over_mean: float | None = None
         self.engines: tuple[str, list[str]] | None = None  # the limit of games with engines, and what to try
-        self.advised = False  # True when all changes were considered
+        self.advised = False  # True once all changes were considered
         self._torch_threads = torch.get_num_threads()
         self._rigs = 0
         self.rig: Rig | None = None
@@ -115,7 +115,7 @@ class Doctor:
         test, planned = config.doctor.test, self.plan.config
         if test == "replay" and not planned.algo.spec.off_policy:
             raise ConfigError(
-                f"doctor.test=replay has no effect with algo={planned.algo.name}: it has no replay buffer"
+                f"doctor.test=replay has no effect with algo={planned.algo.name}: this algorithm has no replay buffer"
             )
         if test == "transport" and planned.vec_env != "shared":
             raise ConfigError(
@@ -125,7 +125,7 @@ class Doctor:
     def examine(self) -> None:
         """Measure the parts, look for changes that pay, and try the best ones."""
         settings = self.config.doctor
-        with activity(self.console, "looking at the run") as doing:
+        with activity(self.console, "measuring the run") as doing:
             doing.now("building it")
             self.rig = rig = self._build(self.plan)
             doing.now("training for a moment")
@@ -146,7 +146,7 @@ class Doctor:
             self.samples = {part: values for part, values in self.samples.items() if part in shown}
             return
         show.parts(self.console, self.situation)
-        with activity(self.console, "looking for changes that pay") as doing:
+        with activity(self.console, "looking for changes that make it faster") as doing:
             self.advices = advise(self.situation, self._measure_again, doing.now)
         self.advised = True
         rig.close()
@@ -168,12 +168,12 @@ class Doctor:
         return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
 
     def _measure_again(self, plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
-        """Measure the parts that `candidate` changes, in turn with the present ones. None if it cannot be built."""
+        """Measure the parts that `candidate` changes, in turn with the present ones. None: the run cannot be built."""
         if self.rig is None:
             return None
         try:
             rig = self._build(plan)
-        except FastTrainError:  # only the built model shows some conflicts
+        except FastTrainError:  # some conflicts show only when the model is built
             return None
         try:
             rig.warm_up(SECONDS / 2)
@@ -188,7 +188,7 @@ class Doctor:
             rig.close()
 
     def _try(self, advice: Advice, number: int) -> Advice:
-        """Train with the present and the changed configuration in turn, twice each; the better of the two counts."""
+        """Train with the present and the changed configuration in turn, twice each; of each the faster one counts."""
         config = self.plan.config
         rollout = config.num_envs if config.algo.spec.off_policy else config.algo.rollout_size
         steps = max(int(max(TRY_S, 2 * SECONDS) / typical(self.samples["train"])), 6 * rollout)
@@ -207,7 +207,7 @@ class Doctor:
             if stopped:
                 raise KeyboardInterrupt
             if not cell.done:
-                return advice._replace(error=cell.error or "it left no summary")
+                return advice._replace(error=cell.error or "it wrote no summary.json")
             rates[side].append(cell.rate)
         self.tried.append({"change": advice.candidate.text, "env_steps": steps, "steps_per_s": rates})
         return advice._replace(real=max(rates["changed"]) / max(rates["now"]) - 1.0)
@@ -219,7 +219,7 @@ class Doctor:
         if self.advised:
             show.advices(self.console, self.advices[:SHOWN], self.situation)
         if status == "stopped":
-            say(self.console, "stopped; this is what was measured until then")
+            say(self.console, "stopped; these are the results so far")
         write_json(self.folder / "doctor.json", self.to_dict(status))
         say(self.console, f"written to {self.folder / 'doctor.json'}")
 

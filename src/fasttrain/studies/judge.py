@@ -16,11 +16,11 @@ from fasttrain.spec.infos import WIN_KEYS
 from fasttrain.studies import statistics
 from fasttrain.studies.study import Cell
 
-RISE = 0.9  # share of the baseline's rise that counts as learned, if gate.threshold is not set
-TAIL = 0.2  # the last fifth of a training curve; its mean depends less on chance than one final policy
+RISE = 0.9  # without gate.threshold a run counts as learned at this share of the baseline's rise
+TAIL = 0.2  # share at the end of a training curve; its mean depends less on chance than one final policy
 EVERY_BYTE = 10**12  # episodes.csv is read completely
-WINDOW = 100  # episodes whose mean is a point of the curve, as in the live view
-OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # in summary.json; others are in its quality
+WINDOW = 100  # each point of the curve is a mean over so many episodes, as in the live view
+OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # in summary.json; others in its `quality`
 # Figures that are shown as the interquartile mean over seeds, with a bootstrap interval.
 FIGURES = (*OF_TRAINING, "win_rate", "mean_reward", "score_diff", "draw_rate", "mean_turns", "tail", "elo")
 
@@ -37,7 +37,7 @@ class Outcome:
     values: statistics.Floats  # (E,) 0 or 1 for a win rate, else returns
 
     def figure(self, name: str) -> float | None:
-        """One of `FIGURES`, or another result of the final evaluation. None: not reported."""
+        """One of `FIGURES`, or another result of the final evaluation. None if it is not reported."""
         if name == "tail":
             return self.tail()
         group = self.summary if name in OF_TRAINING else self.summary["quality"]
@@ -64,7 +64,7 @@ class Outcome:
         return float(self.values[:WINDOW].mean()) if len(self.values) >= WINDOW else None
 
     def time_to(self, threshold: float) -> tuple[float, float] | None:
-        """(env steps, seconds of training) when the mean of 100 episodes first reached the threshold; None: never."""
+        """(env steps, seconds of training) at which a mean of 100 episodes first reached the threshold; None: never."""
         for index, best in statistics.trail(self.values, WINDOW, levels=1000):  # type: ignore[arg-type]
             if best >= threshold:
                 return float(self.env_steps[index]), float(self.wall_s[index])
@@ -89,7 +89,7 @@ def read_outcome(cell: Cell) -> Outcome:
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate over all its seeds. None: the env does not report it, or there is no baseline to compare with."""
+    """One candidate over all its seeds. A figure is None if the env does not report it, or if there is no baseline."""
 
     name: str
     outcomes: Mapping[int, Outcome]
@@ -180,7 +180,7 @@ def _row(
     figures = {name: _interval([outcome.figure(name) for outcome in runs]) for name in names}
     figures["sample_efficiency"] = _interval([outcome.efficiency(common) for outcome in runs])
     reached = [None if threshold is None else outcome.time_to(threshold) for outcome in runs]
-    ends: Counter[str] = Counter()  # shares of end reasons in the final evaluations, over all seeds
+    ends: Counter[str] = Counter()  # end reason → its share in the final evaluations of all seeds
     for outcome in runs:
         for reason, share in outcome.summary["quality"].get("end_reason", {}).items():
             ends[reason] += share / len(runs)

@@ -1,7 +1,7 @@
 """How fast a run could be, computed from the measured times of its parts and how they overlap. Pure functions.
 
-Times are seconds per env step of the whole vectorized env. The limit counts envs, policy and update; storing and
-logging come on top of it.
+Times are seconds per env step of the whole vectorized env. The limit is that of envs, policy and update; storing and
+logging take additional time.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Rates(NamedTuple):
 
     env: float | None = None
     policy: float | None = None
-    update: float | None = None  # seconds of an update, with drawing from the replay buffer
+    update: float | None = None  # of gradient updates, with drawing from the replay buffer
     replay: float | None = None  # part of `update`
-    transport: float | None = None  # part of `env`: time of worker processes besides the slowest one's work
+    transport: float | None = None  # part of `env`: time of the worker processes beyond the work of the slowest one
     logging: float | None = None
     storing: float | None = None  # storing transitions, ending episodes, computing advantages
 
@@ -40,7 +40,7 @@ class Flow(NamedTuple):
 
 
 def limit_s(rates: Rates, flow: Flow, whole: bool = False) -> float:
-    """Seconds per env step of envs, policy and update. `whole`: also storing and logging, which the trainer does."""
+    """Seconds per env step of envs, policy and update. `whole`: with storing and logging, which the trainer does."""
     env, own = rates.env or 0.0, rates.policy or 0.0
     own += (rates.storing or 0.0) + (rates.logging or 0.0) if whole else 0.0
     collect = env + own
@@ -57,17 +57,17 @@ def composed_limit(rates: Rates, flow: Flow) -> float:
 
 
 def expected_s(present_s: float, before: tuple[Rates, Flow], after: tuple[Rates, Flow]) -> float:
-    """Seconds per env step after a change, at least the new limit. Time that the parts do not explain stays."""
+    """Seconds per env step after a change, but not below the new limit. Time that no part explains stays the same."""
     changed = present_s + limit_s(*after, whole=True) - limit_s(*before, whole=True)
     return max(changed, limit_s(*after))
 
 
 def gain_of(present_s: float, changed_s: float) -> float:
-    """The gain in steps/s: 0.25 is a quarter more."""
+    """The gain in steps/s: 0.25 means a quarter more."""
     return present_s / changed_s - 1.0
 
 
 def most_gain(part: float | None, present_s: float) -> float:
-    """The gain if that part took no time, which no change of it can exceed."""
+    """The gain if that part took no time. No change of the part can gain more."""
     others_s = present_s - (part or 0.0)
     return float("inf") if others_s <= 0 else present_s / others_s - 1.0

@@ -38,8 +38,8 @@ from fasttrain.studies.statistics import interquartile_mean
 from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
-FILLED = 20_000  # transitions in a replay buffer before its updates are timed: they must not fit into the cache
-BUFFER = 50_000  # largest replay buffer, because two configurations are in memory
+FILLED = 20_000  # transitions in a replay buffer before its updates are timed: more than fits into the cache
+BUFFER = 50_000  # most transitions of a replay buffer, because two configurations are in memory
 WARMUP = 1_000
 ROUNDS = 12  # rounds of short windows, so that other programs disturb all parts alike; the first is not counted
 LEAST_ROUNDS, SLACK = 2, 1.5  # limits for a part with long iterations: rounds, and time ÷ `seconds`
@@ -48,8 +48,8 @@ Samples = dict[str, list[float]]  # part → seconds per env step of each window
 
 
 class IterationTimer(BaseCallback):
-    """The last callback: measures whole iterations, from the start of one rollout to the start of another, then stops
-    the training. Work of `learn` before the first rollout and after the last is not measured.
+    """The last callback. It measures whole iterations, from the start of one rollout to the start of another, then
+    stops the training. Work of `learn` before the first rollout and after the last is not measured.
     """
 
     def __init__(self, seconds: float, clock: PhaseClock) -> None:
@@ -101,14 +101,14 @@ class Rig:
             torch.set_num_threads(torch_threads)
         self._said = (folder / DOCTOR_LOG).open("w", encoding="utf-8")
         plan = plan._replace(config=steady(plan.config))
-        with contextlib.redirect_stdout(self._said):  # loggers print to the stream that they were built with
+        with contextlib.redirect_stdout(self._said):  # loggers print to the stream that was there when they were built
             self.run = build(plan, folder, Console(file=self._said, width=140))
         self.config: Config = self.run.plan.config
         model: Any = self.run.model
         self.model, self.stock = model, is_stock(model)
         self.off_policy, self.num_envs = self.config.algo.spec.off_policy, self.config.num_envs
         stepping = self.run.env if self.stock else model.collector.source_of(model.env)
-        self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # with worker processes
+        self.shared = stepping if isinstance(stepping, SharedMemoryVecEnv) else None  # None without worker processes
         self.games = stepping if isinstance(stepping, ExternalVecEnv) else None
         self._threads = torch.get_num_threads()
         self._callbacks = callbacks_of(self.run, users=False)
@@ -116,7 +116,7 @@ class Rig:
         self.slow_update = False  # True if one update takes longer than a window
 
     def activate(self) -> None:
-        """Set this run's number of torch threads: two runs are built at the same time."""
+        """Set this run's number of torch threads: needed because two runs exist at the same time."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
@@ -149,7 +149,7 @@ class Rig:
         self.slow_update = slow and getattr(self.model, "target_kl", None) is None
         if self.off_policy:
             model, wanted = self.model, min(FILLED, self.config.algo.buffer_size, self.config.total_timesteps)
-            starts, model.learning_starts = model.learning_starts, 2**62  # collect without updates
+            starts, model.learning_starts = model.learning_starts, 2**62  # updates begin later
             try:
                 while model.replay_buffer.size() * self.num_envs < wanted and time.perf_counter() < until:
                     self.train(seconds / 10)
@@ -160,7 +160,7 @@ class Rig:
     @contextlib.contextmanager
     def collecting(self) -> Iterator[Callable[[], None]]:
         """Yields a function that collects a rollout (DQN: a vector step) in lockstep. `num_timesteps` does not change.
-        Games with external engines are collected each at its own pace, as in training.
+        Games with external engines each go at their own pace, as in training.
         """
         model, clock = self.model, self.run.clock
         callback = CallbackList([StockPhases(clock)] if self.stock else [])
@@ -189,13 +189,13 @@ class Rig:
         """The bottleneck of games with external engines during training, and overrides to try. None without engines."""
         if self.games is None:
             return None
-        self.train(0.0)  # the pause before it must not count as waiting of the games
+        self.train(0.0)  # so that the pause before does not count as waiting of the games
         return self.games.limits(lambda: self.train(seconds))
 
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         shared = self.shared
         groups = shared is not None and self.config.schedule == "first_ready"
-        # On a busy machine the probe also counts waiting for a core, so that only long waits are believed.
+        # On a busy machine the probe also counts waiting for a core, so only long waits count.
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing
         return Flow(groups, machine.cores, env_cores)
@@ -242,7 +242,7 @@ def update_window(rig: Rig, seconds: float) -> Window:
 
 
 def _round(rig: Rig) -> tuple[int, float]:
-    """The number of gradient updates of a round, and of the transitions before it."""
+    """The number of gradient updates in a round, and the number of transitions before them."""
     updates = max(1, rig.model.gradient_steps)
     return updates, updates * rig.num_envs / updates_per_step(rig.model)
 
@@ -254,7 +254,7 @@ def _dqn_updates(rig: Rig) -> float:
 
 
 def _ppo_update(rig: Rig, seconds: float) -> float:
-    """Seconds of one PPO update. If it takes longer than `seconds`, later ones run one epoch, scaled to all epochs."""
+    """Seconds of one PPO update. If it takes longer than `seconds`, later ones run one epoch, and are scaled to all."""
     model, epochs = rig.model, rig.model.n_epochs
     with untouched(model.policy):
         try:
@@ -301,7 +301,7 @@ WITH = {"env": "transport", "policy": "storing"}  # part → another part that t
 
 
 def windows_of(rig: Rig, wanted: Sequence[str]) -> list[str]:
-    """Names of the windows that measure the parts `wanted`, as far as the run has them."""
+    """Names of the windows that measure the parts `wanted`, if the run has them."""
     names = dict.fromkeys(OF_WINDOW.get(part, part) for part in wanted)
     return [name for name in names if name != "replay" or rig.off_policy]
 
@@ -318,8 +318,8 @@ def measure(
 
     Args:
         seconds: time for each part and configuration, all rounds together.
-        samples: configuration → part → measured values. They are added here, so that an interrupted measurement leaves
-            its values. The first round is not stored.
+        samples: configuration → part → measured values. New values are added here, so that an interrupted measurement
+            leaves those that it has. The first round is not stored.
         tell: is called with the name of the next window.
     """
     spent = dict.fromkeys(((name, key) for name in names for key in rigs), 0.0)
@@ -334,7 +334,7 @@ def measure(
                 found = WINDOWS[name](rig, seconds / rounds)
                 took = time.perf_counter() - begun
                 spent[name, key] += took
-                if turn or took > seconds / 2:  # a long window needs no warm-up round
+                if turn or took > seconds / 2:  # the first round is left out, unless windows are long
                     for part, value in found.items():
                         samples[key].setdefault(part, []).append(value)
 
@@ -348,7 +348,7 @@ def typical(values: Sequence[float]) -> float:
 
 
 def rates_of(samples: Samples) -> Rates:
-    """The typical value of each part. For logging the mean of the middle half, because only some windows log."""
+    """The typical value of each part. For logging it is the mean of the middle half, because only some windows log."""
     found = {part: typical(values) for part, values in samples.items() if part in Rates._fields}
     if "logging" in samples:
         found["logging"] = float(interquartile_mean(np.array(samples["logging"])))
@@ -356,6 +356,6 @@ def rates_of(samples: Samples) -> Rates:
 
 
 def ratios_of(changed: Samples, base: Samples) -> dict[str, float]:
-    """Typical changed ÷ typical base, for the parts that both have."""
+    """Typical time after the change ÷ before it, for the parts that both have."""
     both = [part for part in changed if part in base and typical(base[part]) > 0]
     return {part: typical(changed[part]) / typical(base[part]) for part in both}

@@ -19,24 +19,24 @@ from fasttrain.intervals import student
 from fasttrain.terminal import with_interval
 
 Floats = NDArray[np.float64]
-MIN_PAIRS = 5  # fewer seeds prove no equality, whatever their interval is
-MIN_SPEED_UP = 1.1  # below it a candidate is not worth its trade-offs
+MIN_PAIRS = 5  # with fewer seeds there is no verdict "pass", whatever the interval is
+MIN_SPEED_UP = 1.1  # with a smaller speed-up a candidate is not worth its trade-offs
 MOST_PAIRS = 1000  # largest result of seeds_needed
 RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
 WIN_RATE_MARGIN = 0.03
 REWARD_MARGIN = 0.05  # share of the baseline's mean reward
 # In zero-sum games the mean reward is about 0, and so is 5 % of it. If the mean is below NEAR_ZERO standard deviations
-# of the baseline's seeds, the margin is SPREAD_MARGIN of them, with which about ten seeds give a verdict.
+# of the baseline's seeds, the margin is SPREAD_MARGIN of these deviations. Then about ten seeds give a verdict.
 NEAR_ZERO, SPREAD_MARGIN = 1.0, 1.5
-TINY = 1e-9  # least margin, if all values are zero
+TINY = 1e-9  # smallest margin, for the case that all values are zero
 SLIGHT = 0.05  # a smaller gain in speed is not worth a setting
 NOISE = 0.03  # speeds of a few short runs on a shared machine differ by this share without a cause
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its 95 % interval. The bounds are infinite if there was one observation."""
+    """A value and its 95 % interval. With one observation the bounds are infinite."""
 
     value: float
     low: float
@@ -48,18 +48,18 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio(Interval):
-    """The speed of one configuration ÷ that of another, from cells that ran in turn."""
+    """The speed of one configuration ÷ that of another, measured in cells that ran in turn."""
 
     pairs: int
 
     @property
     def clear(self) -> bool:
-        """Whether the two differ by more than noise; False with one pair."""
+        """Whether the two speeds differ by more than noise; False with one pair."""
         return self.pairs > 1 and (self.low > 1 or self.high < 1) and abs(self.value - 1) > NOISE
 
     @property
     def alike(self) -> bool:
-        """Whether the first is clearly not faster by more than `SLIGHT`."""
+        """Whether the first is for certain no more than `SLIGHT` faster."""
         return self.pairs > 1 and self.high <= 1 + SLIGHT
 
     def text(self) -> str:
@@ -69,7 +69,7 @@ class Ratio(Interval):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Candidate minus baseline over the seeds that both have."""
+    """Candidate minus baseline over the seeds with results of both."""
 
     pairs: int
     baseline: float
@@ -82,7 +82,7 @@ class Comparison:
     bootstrap: tuple[float, float]  # percentile bootstrap over seeds, for information
     margin: float
     verdict: str
-    seeds_needed: int | None  # for an open verdict: about how many seeds give one, if the two are equal
+    seeds_needed: int | None  # without a verdict: about how many seeds would give one, if the two are equal
 
 
 def compare(
@@ -102,7 +102,7 @@ def compare(
     differences = ours - theirs
     low, high = t_interval(differences)
     verdict, needed = OPEN, None
-    if high < -margin and len(seeds) > 2:  # two seeds may differ by chance
+    if high < -margin and len(seeds) > 2:  # two seeds may both differ by chance
         verdict = FAIL
     elif low > -margin and len(seeds) >= min_pairs:
         verdict = PASS
@@ -124,7 +124,7 @@ def compare(
 
 def seeds_needed(differences: Floats, margin: float, min_pairs: int = MIN_PAIRS) -> int | None:
     """Number of pairs with which two equal candidates of this spread pass with probability 0.8, by the power of
-    Student's test (noncentral t distribution). None if the spread is not known.
+    Student's test (noncentral t distribution). None if the spread is unknown.
     """
     if len(differences) < 2 or margin <= 0:
         return None
@@ -136,7 +136,7 @@ def seeds_needed(differences: Floats, margin: float, min_pairs: int = MIN_PAIRS)
 
 
 def t_interval(values: Floats) -> tuple[float, float]:
-    """Student's 95 % interval of the mean; infinite for a single value."""
+    """Student's 95 % interval of the mean; infinite bounds for a single value."""
     mean, half = map(float, student(values))
     return mean - half, mean + half
 
@@ -183,8 +183,8 @@ def margin_of(baseline: Mapping[int, float], is_rate: bool) -> float:
 def learning_curve(env_steps: Sequence[float], values: Sequence[float], total: float, bins: int = 50) -> list[float]:
     """Mean value of the episodes that ended in each of `bins` equal shares of the `total` env steps.
 
-    A share without an episode repeats the one before it; shares before the first episode have the first mean. Empty
-    without an episode. The mean of the curve is the area under it, divided by its width.
+    A share without an episode has the mean of the share before; shares before the first episode have the first mean.
+    Empty without an episode. The mean of the curve is the area under it, divided by its width.
     """
     if not len(values):
         return []
@@ -210,7 +210,7 @@ def trail(values: Sequence[float], window: int = 100, levels: int = 100) -> list
 
 
 def median_time(times: Sequence[float | None], seed: int = 0) -> Interval:
-    """The time at which half of the runs had reached a threshold, with a 95 % bootstrap interval. None: never reached.
+    """The time at which half of the runs had reached a threshold, with a 95 % bootstrap interval. A None is never.
 
     It uses only order statistics, because an infinite time cannot be averaged.
     """

@@ -38,13 +38,13 @@ from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.terminal import command, one_line, rate_text
 
-LEAST_WINDOWS = 3  # a rate leaves out the first window if a run has at least so many
+LEAST_WINDOWS = 3  # if a run has at least so many windows, its rate leaves out the first
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 
 
 @dataclass(slots=True)
 class Cell:
-    """One run and its result."""
+    """One run of a study, and its result."""
 
     label: str  # name of the candidate or trial; of a sweep the cell's number
     overrides: list[str]
@@ -65,7 +65,7 @@ class Cell:
 
     @property
     def rate(self) -> float:
-        """Steps/s without the first window, in which caches are cold; of a very short run the whole rate."""
+        """Steps/s without the first window, in which caches are cold; for a very short run with it."""
         windows = read_json(self.folder / "perf.json").get("windows") or []
         if len(windows) >= LEAST_WINDOWS and (seconds := windows[-1]["wall_s"] - windows[0]["wall_s"]) > 0:
             return float((windows[-1]["env_steps"] - windows[0]["env_steps"]) / seconds)
@@ -90,7 +90,7 @@ class Cell:
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any], study: Path) -> Cell:
-        """The cell that `to_dict` stored, with its present summary.json."""
+        """The cell that `to_dict` stored, with summary.json as it is now."""
         folder, typed = study / str(stored["folder"]), texts_without_removed(stored["overrides"])
         fields = {key: stored[key] for key in ("label", "exit_code", "error", "seconds", "seed")}
         return cls(overrides=typed, folder=folder, summary=read_json(folder / "summary.json"), **fields)
@@ -151,13 +151,13 @@ def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]
 
 
 def merged(base: Sequence[str], more: Sequence[str]) -> list[str]:
-    """`base` followed by `more`, without overrides of `base` whose key (or group, or profile) `more` sets again."""
+    """`base` followed by `more`, without overrides of `base` whose key, group or profile is also in `more`."""
     keys = {key_of(text) for text in more} - {""}
     return [text for text in base if key_of(text) not in keys] + list(more)
 
 
 def why(exit_code: int, log: Path) -> str:
-    """Why a cell failed: a signal, its `fasttrain: error:` line, or its last line. Empty if it did not fail."""
+    """Why a cell failed: a signal, its `fasttrain: error:` line, or its last line. Empty if the cell did not fail."""
     if exit_code in (EXIT_DONE, EXIT_STOPPED):
         return ""
     if exit_code < 0:
@@ -171,7 +171,7 @@ STUDY_SCHEMA = 1
 # Settings of the study itself, which its cells do not get.
 OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gate", "tune", "report", "live")
 MINUTES = 10.0  # length of an ablation or a search without minutes=…
-FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are no notes
+FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json besides the notes
 CELL_OVERRIDES = ("live=off", "report=false")
 # An unfinished cell is started again, so that checkpoints would only take time. Typed overrides replace these.
 CELL_DEFAULTS = ("on_existing=overwrite", "checkpoint_every=0")
@@ -179,7 +179,7 @@ Compose = Callable[[Sequence[str]], Config]  # command line arguments → typed 
 
 
 class Wanted(NamedTuple):
-    """A cell to run."""
+    """A cell that a study must have."""
 
     label: str
     seed: int
@@ -192,7 +192,7 @@ def base_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 class Study:
-    """The cells of one folder. `study.json` is written after each of them; `notes` are its other entries.
+    """The cells of one folder. `study.json` is written after each cell; `notes` are its further entries.
 
     Args:
         folder: the study's folder. Its finished cells are not run again.
@@ -211,7 +211,7 @@ class Study:
         self.notes: dict[str, Any] = {key: value for key, value in stored.items() if key not in FIXED}
         self.cells = [Cell.from_dict(cell, self.folder) for cell in stored.get("cells", [])]
         self.begun = time.perf_counter()
-        self.store()  # with study.json the folder counts as a study
+        self.store()  # study.json marks the folder as a study
 
     def find(self, wanted: Wanted) -> Cell | None:
         """The finished cell with this label and these overrides, or None."""
@@ -223,8 +223,8 @@ class Study:
     def run(self, cells: Iterable[Wanted], until_s: float = math.inf) -> dict[str, dict[int, Cell]]:
         """Run the cells that are not finished, in this order. Returns the finished ones by label and seed.
 
-        A cell that fails is printed and stored, and the study continues. A label whose cell had wrong settings is not
-        tried with other seeds. No cell begins after `until_s` seconds of the study. Raises KeyboardInterrupt after
+        If a cell fails, this is printed and stored, and the study continues. If a cell had wrong settings, its label is
+        not tried with other seeds. No cell begins after `until_s` seconds of the study. Raises KeyboardInterrupt after
         SIGINT or SIGTERM; finished cells are stored.
         """
         todo = list(cells)
@@ -262,7 +262,7 @@ class Study:
         title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
         with activity(self.console, title + self._eta([wanted, *later], until_s), lambda: last_line(folder)):
             overrides = self._overrides(wanted)
-            while holder(folder):  # the cell of a killed study may still be running
+            while holder(folder):  # the cell may still run, if its study was killed
                 time.sleep(0.2)
             cell, stopped = run_cell("train", merged(CELL_DEFAULTS, overrides), folder, wanted.label, wanted.seed)
             cell.overrides = overrides
@@ -277,7 +277,7 @@ class Study:
         return [*wanted.overrides, *CELL_OVERRIDES, f"seed={wanted.seed}"]
 
     def _folder_of(self, wanted: Wanted) -> Path:
-        """The cell's folder. Its name has a hash of the overrides, because a candidate may change and keep its name."""
+        """The cell's folder. Its name has a hash of the overrides, because a name may later have other overrides."""
         mark = hashlib.sha256("\n".join(self._overrides(wanted)).encode()).hexdigest()[:6]
         name = "".join(letter if letter.isalnum() or letter in "-+.=_" else "-" for letter in wanted.label)[:60]
         return self.folder / CELLS / f"{name}_seed{wanted.seed}_{mark}"
@@ -306,7 +306,7 @@ class Study:
     def write_profile(self, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:
         """Write conf/profile/NAME.yaml in the study's folder. `notes`: key → comment behind it."""
         lines = ["# @package _global_", *(f"# {line}".rstrip() for line in head.splitlines())]
-        for key in sorted(values, key=lambda key: key.startswith("algo.")):  # the keys below `algo` come last
+        for key in sorted(values, key=lambda key: key.startswith("algo.")):  # keys below `algo` come last
             group, _, inner = key.rpartition(".")
             if group and f"{group}:" not in lines:
                 lines.append(f"{group}:")

@@ -1,7 +1,7 @@
 """`fasttrain -m`: every cell in a new process, then one table of speed and quality over all of them.
 
-Hydra composes the cells. It would run them in one process, where the first cell would pay for imports, compilation and
-cold caches.
+Hydra composes the cells. Hydra would run them in one process, in which the first cell would pay for imports,
+compilation and cold caches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CSV_COLUMNS = ("status", "steps_per_s", "speed_up", "mean_reward", "win_rate", "
 
 
 def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
-    """The cell's row: what `CSV_COLUMNS` names."""
+    """The cell's row of the table, with the columns `CSV_COLUMNS`."""
     quality, speed = cell.summary.get("quality", {}), cell.summary.get("steps_per_s")
     own: dict[str, Any] = {"status": cell.status, "error": cell.error, "folder": str(cell.folder)}
     own |= {key: quality.get(key) for key in ("mean_reward", "win_rate")}
@@ -45,9 +45,9 @@ class Sweep:
 
     Args:
         arguments: the typed arguments, stored so that the sweep can be continued.
-        overrides: the same as Hydra's overrides, with those from environment variables.
+        overrides: these arguments as Hydra's overrides, with overrides from environment variables.
         files: options with which a cell finds the user's configuration files.
-        way: `on_existing`.
+        way: value of `on_existing`.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Sweep:
             self._stored = read_json(folder / "sweep.json").get("cells", [])
 
     def _known(self, label: str, overrides: list[str], folder: Path) -> Cell | None:
-        """The cell, if it was finished before the sweep was stopped."""
+        """The cell, if it was finished before the sweep was stopped; else None."""
         for row in self._stored:
             typed, seconds = texts_without_removed(row["overrides"]), float(row.get("seconds", 0))
             if (str(row["cell"]), typed, row["exit_code"]) == (label, overrides, EXIT_DONE):
@@ -108,7 +108,7 @@ class Sweep:
         return None
 
     def _without_report(self) -> list[str]:
-        """Cells draw no page of their own, which takes a second, unless the user typed `report`."""
+        """Overrides so that cells draw no report, which takes a second, unless the user typed `report`."""
         typed = {key_of(text) for text in self.arguments}
         return ["report=false"] if self.command == "train" and "report" not in typed else []
 
@@ -125,7 +125,7 @@ class Sweep:
         stopped, else 1 if a cell failed, else 2 (cells with wrong settings).
         """
         if self.folder is None:
-            raise ConfigError(f"{' '.join(filter(key_of, self.arguments))}: no value is left, so no cell to run")
+            raise ConfigError(f"{' '.join(filter(key_of, self.arguments))}: no value is left, so there is no cell")
         found = self._rows()
         self._print(*found)
         self._write(*found)
@@ -152,7 +152,7 @@ class Sweep:
         return rows, [key for key in keys if len({values.get(key) for values in cells}) > 1], against
 
     def _reference(self) -> tuple[float | None, str]:
-        """Speed and name of the cell that speed-ups are relative to: the baseline profile's, or the first finished."""
+        """Speed and name of the cell that speed-ups are relative to: the baseline profile's or the first one."""
         done = [cell for cell in self.cells if cell.summary.get("steps_per_s")]
         baseline = [cell for cell in done if any(o.lstrip("+") == "profile=baseline" for o in cell.overrides)]
         cell = next(iter((*baseline, *done)), None)
@@ -201,7 +201,7 @@ def _swept_keys(given: Sequence[str]) -> dict[str, int]:
     try:
         overrides = OverridesParser.create().parse_overrides(list(given))
         return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
-    except HydraException:  # Hydra itself reports it
+    except HydraException:  # Hydra itself reports such an error
         return {}
 
 
