@@ -34,8 +34,8 @@ __all__ = [
 
 
 def put_behind_python(folder: str) -> None:
-    """Let modules of `folder` be imported, before installed packages but after Python's own, so that a file named
-    signal.py or queue.py hides none of these."""
+    """Let modules of `folder` be imported: before installed packages, but after Python's own modules, so that a file
+    named signal.py or queue.py does not hide them."""
     while folder in sys.path:
         sys.path.remove(folder)
     library = os.path.dirname(os.__file__)

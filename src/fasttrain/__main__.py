@@ -1,4 +1,4 @@
-"""The command `fasttrain`, also as `python -m fasttrain`. A Ctrl-C while modules are imported prints no traceback."""
+"""The command `fasttrain`, or `python -m fasttrain`. A Ctrl-C while modules are imported prints no traceback."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ THREADS_S = 5.0  # seconds that threads of an env have to end when the command i
 
 def main() -> int:
     """The command line; returns the exit code."""
-    gc.disable()  # saves a second; commands.implementation enables it after all imports
+    gc.disable()  # this saves a second; commands.implementation enables it after all imports
     with suppress(OSError):  # the working directory does not exist, which the command reports
-        if sys.path[0] in ("", os.getcwd()):  # `python -m`
+        if sys.path[0] in ("", os.getcwd()):  # started by `python -m`
             put_behind_python(os.getcwd())
     let_output_end()
     ended: list[int] = []
@@ -32,7 +32,7 @@ def main() -> int:
         sys.stderr.write("fasttrain: stopped before anything could be saved\n")
         return 130
     except ImportError as error:
-        way_out = "fasttrain needs it: install fasttrain again, or rename a file here that has a package's name"
+        way_out = "fasttrain needs this: install it again, or rename a file here that has a package's name"
         sys.stderr.write(f"fasttrain: error: {' '.join(str(error).split())}: {way_out}\n")
         return 2
     leaving = threading.Event()
@@ -50,7 +50,7 @@ def _leave_threads(ended: list[int], leaving: threading.Event) -> None:
 
 def _leave(ended: list[int]) -> None:
     """End the process when everything is closed and written. To delete 400,000 objects one by one would take 1.5 s, and
-    libraries such as ale-py's would print pages about leaks."""
+    ale-py's library would print pages about leaks."""
     if ended:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):  # the stream has no reader any more, or is closed

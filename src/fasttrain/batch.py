@@ -27,7 +27,7 @@ LAST_MASKS = "terminal_action_masks"  # key in the info of a truncated step: (A,
 
 
 class Record(Protocol):
-    """An entry of `Records`, in compiled code."""
+    """An entry of `Records`, as compiled code sees it."""
 
     def __getattr__(self, field: str) -> Any: ...
 
@@ -43,21 +43,21 @@ class FinishedEpisode(NamedTuple):
     final_observation: Any  # observation before the autoreset; a dict for Dict spaces
     truncated: bool  # True only if the episode was cut and did not also terminate
     info: dict[str, Any]  # info of the env's last step
-    lost: bool = False  # ended by a fault of the env or its worker, not by a rule of the game
+    lost: bool = False  # True if a fault of the env or its worker ended it, not a rule of the game
 
 
 class QBatches(NamedTuple):
-    """U minibatches of B rows out of M stored transitions, for kernels. An array that is not needed is empty."""
+    """U minibatches of B rows out of M stored transitions, for kernels. Arrays that are not needed are empty."""
 
     observations: Float32Array  # (M, O)
-    next_observations: Float32Array  # (L, O), may be the same array
-    actions: Int64Array  # (M, K), K sub-actions; 1 of a Discrete action
+    next_observations: Float32Array  # (L, O), may be the same array as `observations`
+    actions: Int64Array  # (M, K), K sub-actions; a Discrete action has 1
     rows: Int64Array  # (U, B) of `observations` and `actions`
     next_rows: Int64Array  # (U, B) of `next_observations`
-    rewards: Float32Array  # (U, B) discounted sums over the steps in between
+    rewards: Float32Array  # (U, B) discounted sums of rewards over the steps in between
     discounts: Float32Array  # (U, B) gamma to the power of the number of steps; (0, 0): the algorithm's gamma
     dones: Float32Array  # (U, B) 1 where the episode ended by the rules
-    next_masks: BoolArray  # (U, B, A) True = legal in the next observations; (0, 0, 0): all actions are
+    next_masks: BoolArray  # (U, B, A) True = legal in the next observations; (0, 0, 0): all actions are legal
     weights: Float32Array  # (U, B) weights of the losses in prioritized replay; (0, 0): all are 1
 
 
@@ -84,12 +84,12 @@ def select_rows(arrays: Any, rows: Int64Array | slice | int) -> Any:
 
 
 def draw_choices(rng: Any, dims: Sequence[int], count: int, action_masks: BoolArray | None) -> Int64Array:
-    """Uniform over the legal choices of each of K sub-actions, (count, K).
+    """Draw uniformly among the legal choices of each of K sub-actions: (count, K).
 
     Args:
         rng: numpy's Generator, or `numpy.random` itself.
-        dims: choices of each sub-action, A their sum.
-        action_masks: (count, A) bool; None: all choices are legal, as in a sub-action without a legal choice.
+        dims: numbers of choices of the sub-actions; A is their sum.
+        action_masks: (count, A) bool; None: all are legal. Where none is, any is drawn.
     """
     keys = rng.random((count, sum(dims)))
     if action_masks is not None:
@@ -105,7 +105,7 @@ def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: st
     """Copy a checkpoint's array of that name into `target`.
 
     Raises:
-        ConfigError: there is none of that name, or it has another shape or dtype.
+        ConfigError: there is no such array, or it has another shape or dtype.
     """
     array = arrays.get(name)
     if array is None:
@@ -118,7 +118,7 @@ def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: st
 
 
 def flat_rows(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, ...), or an array per key → (M, O)
-    """Contiguous float32 rows. The parts of a Dict are flat and side by side, in the order of `keys` or in its own."""
+    """Contiguous float32 rows. The parts of a Dict are flat and side by side, in the order of `keys` or of the Dict."""
     if not isinstance(observations, dict):
         rows: Float32Array = np.ascontiguousarray(observations, np.float32)
         return rows if rows.ndim == 2 else rows.reshape(len(rows), -1)
@@ -127,7 +127,7 @@ def flat_rows(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (
 
 
 class without_prefix(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
-    """The arrays named `prefix/…`, by their names without the prefix. An array is read from its file on access."""
+    """The arrays named `prefix/…`, by their names without the prefix. Arrays are read on access."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], prefix: str) -> None:
         self._arrays, self._start = arrays, f"{prefix}/"
@@ -152,8 +152,8 @@ class Slots:
     """Preallocated arrays that vector envs write in place, once per vector step.
 
     Row i of `observations` and `action_masks` belongs to the state in which env i acts next. If its episode ended, that
-    is the first state of the next episode, and `finished` has the end of the old one. The next step overwrites every
-    array, so readers must copy what they need for longer.
+    is the first state of the next episode, and `finished` has the end of the old episode. The next step overwrites
+    every array, so readers must copy what they need for longer.
     """
 
     observations: Observations  # (N, ...) in the observation space's dtype, or one array per key
@@ -163,8 +163,8 @@ class Slots:
     truncations: BoolArray  # (N,)
     action_masks: BoolArray | None = None  # (N, A), None for an env without masks
     finished: list[FinishedEpisode] = field(default_factory=list)  # one for each env whose episode ended
-    resets: BoolArray | None = None  # (N,) True where the step was no transition: a mere reset, or the env rested
-    rests: BoolArray | None = None  # (N,) True where the next step will be no transition; None: nowhere
+    resets: BoolArray | None = None  # (N,) True where the step was no transition: only a reset, or a rest
+    rests: BoolArray | None = None  # (N,) True where the next step will be no transition; None: in no env
 
     @property
     def num_envs(self) -> int:

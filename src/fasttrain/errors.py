@@ -1,9 +1,9 @@
 """The errors that fasttrain raises. A message says what happened, where (env 3, step 812; which key) and what to do.
 
 In messages about a run, `step` is the number of env steps (`model.num_timesteps`) after the event; 0 is the reset. In
-messages about an env or an episode, steps count from 1, including one that failed.
+messages about an env or an episode, steps count from 1, and a step that failed counts too.
 
-The command line prints the message and exits with `exit_code`; with `FASTTRAIN_TRACEBACK=1` also the traceback.
+The command line prints the message and exits with `exit_code`; with `FASTTRAIN_TRACEBACK=1` it prints the traceback.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class NoMasksError(EnvSpecError, ValueError):
 
 
 class DivergedError(FastTrainError):
-    """Too many updates in a row had a loss or gradient that is not finite. The weights are the last finite ones."""
+    """Too many updates in a row had a loss or gradient that is not finite. The weights are the last good ones."""
 
 
 class CrashedError(FastTrainError):
-    """An error ended a training of which something was saved; `__cause__` is that error."""
+    """An error ended a training of which something was saved; `__cause__` is the error."""
 
 
 def too_little_memory(error: MemoryError) -> str:

@@ -1,7 +1,7 @@
-"""Decorators that compile functions by numba: once per machine (cached on disk), without the GIL.
+"""Decorators that compile functions by numba, once per machine (cached on disk). Compiled functions release the GIL.
 
-`njit` has strict IEEE arithmetic, so that a kernel gives the same numbers as the Python code it is tested against. The
-other decorators are for kernels whose results may differ by rounding.
+`njit` has strict IEEE arithmetic, so that a kernel gives the same numbers as the Python code against which it is
+tested. The other decorators are for kernels whose results may differ by rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numba.core.typing.templates import Signature
 
     Values = Sequence[ir.Value]
-    Code = tuple[Signature, Callable[..., ir.Value]]  # an intrinsic's types, and a function that writes a call
+    Code = tuple[Signature, Callable[..., ir.Value]]  # an intrinsic's types, and what writes its code
 
 if cast(Any, numba.config).DISABLE_JIT:
     raise ConfigError("NUMBA_DISABLE_JIT is set: fasttrain's kernels need numba's compiler; unset that variable")
@@ -37,7 +37,7 @@ _BARE: Options = {**_RELAXED, "_nrt": False}
 
 
 def njit(function: F) -> F:
-    """Compile `function` on its first call. Type checkers see the Python function."""
+    """Compile `function` on its first call. For type checkers it stays the Python function."""
     return _kernel(function)
 
 
@@ -45,7 +45,7 @@ def _kernel(function: F, **options: object) -> F:
     compiled: Any = numba.njit  # Any, because its annotations lack some options
     dispatcher = compiled(nogil=True, no_cfunc_wrapper=True, **options)(function)
     if KEEPS:
-        dispatcher._cache = KernelCache(dispatcher)  # where `cache=True` would set numba's own cache
+        dispatcher._cache = KernelCache(dispatcher)  # with `cache=True` numba would set its own cache here
     resolve = dispatcher.get_call_template
 
     def resolve_types(args: Sequence[types.Type], kws: Mapping[str, types.Type]) -> object:
@@ -58,15 +58,15 @@ def _kernel(function: F, **options: object) -> F:
 def _plain(kind: types.Type) -> types.Type:
     """The type for which a kernel is compiled when another kernel calls it with `kind`.
 
-    For numba a literal number has a type of its own, and a record's field is an int32. Each of these would compile the
-    function once more, which was a quarter of the time for Skull King.
+    For numba a literal number has a type of its own, and a record's field is an int32. For each such type numba would
+    compile the function once more, which takes a quarter of the compile time of Skull King.
     """
     kind = types.unliteral(kind)
     return types.int64 if isinstance(kind, types.Integer) and getattr(kind, "signed", False) else kind
 
 
 def njit_relaxed(function: F) -> F:
-    """As `njit`, with relaxed arithmetic: sums in any order, and fused multiply-add.
+    """As `njit`, with relaxed arithmetic: sums in any order, and fused multiply-add instructions.
 
     Without a fixed order LLVM can vectorize a dot product (95 GFLOP/s on a core). NaN and infinity keep their meaning,
     so that a guard can still see them.
@@ -96,7 +96,7 @@ def njit_inline(function: F) -> F:
 
 
 def intrinsic(function: Callable[..., Code]) -> Any:
-    """numba's `intrinsic`: a function of types that returns a signature and the LLVM code for a call of it."""
+    """numba's `intrinsic`: a function of types that returns a signature and the LLVM code of a call."""
     return numba.extending.intrinsic(function)
 
 
@@ -112,7 +112,7 @@ def fetch(typing: Any, x: types.Type, begin: types.Type, end: types.Type) -> Cod
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         with cgutils.for_range_slice(builder, begin, end, ir.Constant(ir.IntType(64), 16)) as (index, _):
             address = builder.bitcast(builder.gep(data, [index]), byte)
-            builder.call(function, [address, number(0), number(3), number(1)])  # for reading, all cache levels, data
+            builder.call(function, [address, number(0), number(3), number(1)])  # read, into all caches, data
         return context.get_dummy_value()
 
     return types.void(x, types.int64, types.int64), write

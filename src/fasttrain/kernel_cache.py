@@ -1,9 +1,9 @@
-"""The cache of compiled kernels on disk: one file each, named by everything that its machine code depends on.
+"""The cache of compiled kernels on disk: one file each, named by all that the machine code depends on.
 
 The name has a digest of the signature, the processor, the versions and all code that is compiled (`digest_of`). So a
-file is right wherever it was compiled, there is no index, and two processes that compile at once write the same file.
+file is valid wherever it was compiled, there is no index, and two processes that compile at once write the same file.
 numba's own cache names a file by its path and trusts modification times, so that a fresh clone, an image's layer or a
-reinstall compiles everything again. It also does not notice changes of the kernels that a kernel calls, and has an
+reinstallation compiles everything again. It also does not notice changes of the kernels that a kernel calls, and has an
 index that the last of two writers overwrites.
 """
 
@@ -43,14 +43,14 @@ try:  # private parts of numba: pyproject.toml has a ceiling on its version beca
     _normalised: Callable[[object], object] = sigutils.normalize_signature
     _AppDirs: Any = appdirs.AppDirs
     KEEPS = True
-except (ImportError, AttributeError):  # another version of numba: there is no cache, each process compiles
+except (ImportError, AttributeError):  # another version of numba: there is no cache, so that each process compiles
     KEEPS = False
     NullCache: Any = object  # type: ignore[no-redef]
 
 logging.getLogger("numba").setLevel(logging.WARNING)  # otherwise 61,255 records if an env sets DEBUG for all loggers
 
-KEPT = 2  # versions of one kernel for one processor, so that a change of the branch and back compiles nothing
-DEAD_S = 3600  # after so many seconds an unfinished file counts as abandoned
+KEPT = 2  # versions of one kernel for one processor, so that changing the branch and back compiles nothing
+DEAD_S = 3600  # seconds after which an unfinished file counts as abandoned
 _DIGEST_SIZE = 32  # bytes
 _CHOICES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")  # variables NUMBA_…
 _VERSIONS = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag)
@@ -84,15 +84,15 @@ class KernelCache(NullCache):
         return str(folders()[0])
 
     def load_overload(self, sig: object, target_context: Any) -> object:
-        """The compiled kernel; None if there is none, or its file is damaged."""
+        """The compiled kernel; None if there is no file, or it is damaged."""
         target_context.refresh()
         payload = recall("".join(self._name(sig, target_context)))
         return None if payload is None else _rebuild(target_context, *pickle.loads(payload))
 
     def save_overload(self, sig: object, data: Any) -> None:
-        """Store the compiled kernel. If no folder can be written to, there is one warning."""
+        """Store the compiled kernel. If no folder can be written to, one warning is printed."""
         if data.library.has_dynamic_globals or any(not loop.can_cache for loop in data.lifted):
-            return  # the machine code has addresses of this process
+            return  # such machine code has addresses of this process
         if not remember(*self._name(sig, self._dispatcher.targetctx), _dumps(data._reduce())):
             _cannot_keep(folders()[0])
 
@@ -118,13 +118,13 @@ def recall(name: str) -> bytes | None:
 
 
 def remember(name: str, version: str, payload: bytes) -> bool:
-    """Write the file `name` + `version` into every folder; returns whether that worked in any."""
+    """Write the file `name` + `version` into every folder; returns whether this succeeded in at least one."""
     written = [_write(folder, name, version, payload) for folder in folders()]
     return any(written)
 
 
 def _read(file: Path) -> bytes | None:
-    """The object that `_write` wrote; None for a damaged file, whose kernel is then compiled and written again."""
+    """The object that `_write` wrote; None for a damaged file; then the kernel is compiled and written again."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -164,23 +164,23 @@ def _outdated(folder: Path, kernel: str) -> list[Path]:
 
 @cache
 def _cannot_keep(folder: Path) -> None:
-    line = f"compiled kernels cannot be written to {folder}: every run compiles them; NUMBA_CACHE_DIR names a place"
+    line = f"compiled kernels cannot be written to {folder}: every run compiles them; set NUMBA_CACHE_DIR"
     sys.stderr.write(f"fasttrain: warning: {line}\n")
 
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
 _CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_exceptiontable")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # not hashed: file names have their versions
+_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # not hashed: their versions are hashed
 
 
 def digest_of(value: object) -> bytes:
     """A digest of a kernel, or of anything that a kernel may refer to.
 
-    A function counts with its bytecode and everything that this names: constants with their values, other kernels and
-    functions with their code, and so on. So a change of a comment or of another function in the file changes nothing;
-    a change of something that it calls or of a constant, in whatever file, changes the digest. All other things count
-    with the whole file that they come from. Code is read from memory, since files may have changed since the import.
+    A function enters with its bytecode and all that the bytecode names: constants with their values, other kernels and
+    functions with their code, and so on. So a change of a comment or of another function in the file changes nothing; a
+    change of something that it calls or of a constant, in whatever file, changes the digest. All other things enter
+    with the whole file that they come from. Code is read from memory, because files may have changed since the import.
     """
     hasher = hashlib.sha256()
     for part in _Walk().of(value):
@@ -194,10 +194,10 @@ class _Walk:
     """Visits all parts of a value once, in an order that depends only on the code."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, Any]] = {}  # id → number, and the object, so that its id is not reused
+        self._seen: dict[int, tuple[int, Any]] = {}  # id → number, and the object, whose id must stay
 
     def of(self, value: object, names: Iterable[str] = ()) -> Iterator[str | bytes]:
-        """The parts of a value; of a module only these `names`, which the code may read from it."""
+        """The parts of a value; of a module only these `names`, which code may read from the module."""
         yield type(value).__name__
         if isinstance(value, Enum):
             yield f"{_name(type(value))}.{value.name}"
@@ -285,13 +285,13 @@ def _name(value: object) -> str:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether its code may change while all versions in a file's name stay the same."""
+    """Whether the code of `value` may change although all versions in a file's name stay the same."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
     return module.partition(".")[0] not in _VERSIONED
 
 
 def _source(value: object) -> bytes:
-    """The content of the file that it comes from; empty for versioned packages."""
+    """The content of the file from which `value` comes; empty for versioned packages."""
     holder = value if hasattr(value, "__module__") else type(value)
     file = getattr(sys.modules.get(str(holder.__module__)), "__file__", None)
     return Path(file).read_bytes() if file and _is_ours(holder) else b""
@@ -339,8 +339,8 @@ def compile_all(calls: Sequence[KernelCall], now: Callable[[str], None] = lambda
 class Compiler:
     """A process that compiles kernels into the cache. It ends when this process ends.
 
-    It has normal priority: a million steps of CartPole beside two busy cores took 84 s so, and 133 s with niceness 5,
-    where compiling took 85 s instead of 29. On idle cores there was no difference.
+    It has normal priority: with two busy cores a million steps of CartPole took 84 s, and 133 s with niceness 5,
+    because compiling then took 85 s instead of 29. On idle cores there was no difference.
     """
 
     def __init__(self, calls: Sequence[KernelCall]) -> None:
@@ -350,7 +350,7 @@ class Compiler:
         )
         try:
             self._pipe.write(pickle.dumps(asked))
-            self._pipe.flush()  # the pipe stays open, and its end tells the process to end
+            self._pipe.flush()  # the pipe stays open: when it is closed, the process ends
         except OSError:
             pass  # the process has ended already; `failure` says why
 
@@ -363,7 +363,7 @@ class Compiler:
 
     @property
     def failure(self) -> str:
-        """The last line of the errors of a process that is done; empty if everything was compiled."""
+        """The last line on stderr of a process that has ended; empty if everything was compiled."""
         if self._process.returncode == 0 or self._process.stderr is None:
             return ""
         said = self._process.stderr.read().decode(errors="replace").strip().splitlines()
@@ -379,18 +379,18 @@ class Compiler:
 
 
 def compile_asked() -> None:
-    """The code of the process of `Compiler`."""
+    """The code that the process of `Compiler` runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after a Ctrl-C the trainer decides when to end this process
     asked = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_end_with_trainer, daemon=True).start()
     try:
         for module, name, signature in asked:
             getattr(import_module(module), name).compile(signature)
-    except Exception as error:  # any error becomes one line for the trainer
+    except Exception as error:  # for the trainer any error becomes one line
         sys.exit(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
 def _end_with_trainer() -> None:
-    while os.read(0, 1):  # sys.stdin has a lock, which would be held when Python ends
+    while os.read(0, 1):  # not sys.stdin, whose lock would be held when Python ends
         pass
     os._exit(0)

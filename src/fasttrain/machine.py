@@ -19,10 +19,10 @@ _BF16_UNITS = {"amx_bf16": "AMX", "avx512_bf16": "AVX512-BF16"}  # CPU flag → 
 
 
 def usable_cores() -> int:
-    """Physical cores, limited to those on which this process may run (taskset) and to its CPU time (docker --cpus)."""
+    """Physical cores; not more than this process may use (taskset) or has CPU time for (docker --cpus)."""
     try:
         allowed = len(os.sched_getaffinity(0))  # type: ignore[attr-defined, unused-ignore]
-    except AttributeError:  # not on Windows or macOS
+    except AttributeError:  # Windows and macOS lack this function
         allowed = os.cpu_count() or 1
     return max(1, math.ceil(min(psutil.cpu_count(logical=False) or allowed, allowed, _cpu_quota())))
 
@@ -32,14 +32,14 @@ def free_memory() -> int:
     free = int(psutil.virtual_memory().available)
     for folder in _own_folders("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            with suppress(OSError, ValueError, IndexError):  # there is no file, or it says "max": no limit
+            with suppress(OSError, ValueError, IndexError):  # no limit: there is no file, or it says "max"
                 left = _number(folder / limit) - _number(folder / used) + _reclaimable(folder / "memory.stat")
                 free = min(free, max(0, int(left)))
     return free
 
 
 def process_age_s() -> float:
-    """Seconds since this process was created; 0 if the clock was set back since."""
+    """Seconds since this process was created; 0 if the clock has been set back meanwhile."""
     return max(0.0, time.time() - psutil.Process().create_time())
 
 
@@ -53,7 +53,7 @@ def stop_after(parent: int, look_every_s: float = 2.0) -> None:
 def outgrows(pid: int) -> int:
     """Bytes that the process `pid` and its children use, if they are about to exhaust the memory; else 0.
 
-    This is so when less than a sixteenth of the memory that they could have at most is left.
+    This is true if less than a sixteenth of the memory that they can have at most is left.
     """
     free = free_memory()
     if free > 2**31:
@@ -74,7 +74,7 @@ def _cpu_quota() -> float:
         with suppress(OSError, ValueError, IndexError, ZeroDivisionError):
             quota = min(quota, _number(folder / "cpu.max") / _number(folder / "cpu.max", 1))
         with suppress(OSError, ValueError, IndexError, ZeroDivisionError):
-            limit = _number(folder / "cpu.cfs_quota_us")  # -1: no limit
+            limit = _number(folder / "cpu.cfs_quota_us")  # -1 means no limit
             quota = min(quota, limit / _number(folder / "cpu.cfs_period_us") if limit > 0 else math.inf)
     return quota
 
@@ -82,7 +82,7 @@ def _cpu_quota() -> float:
 def _own_folders(controller: str) -> Iterator[Path]:
     """The folders of this process's control group and of those above it, of versions 2 and 1 (Linux).
 
-    Inside a container its group is the root of the mounted folder, whatever path /proc names.
+    Inside a container the group is the root of the mounted folder, whatever path /proc names.
     """
     with suppress(OSError):
         for line in _OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
@@ -108,7 +108,7 @@ def _reclaimable(file: Path) -> float:
 
 
 def lived_at(pid: int, at_s: float) -> bool:
-    """Whether the process lives, and did so at that time (of `time.time`); process ids are used again."""
+    """Whether the process lives, and did so at that time (of `time.time`); ids are given out again."""
     with suppress(psutil.Error, ValueError, OverflowError):
         return psutil.Process(pid).create_time() <= at_s + 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
@@ -118,7 +118,7 @@ def bf16_units(cpuinfo: Path = _CPUINFO) -> str:
     """Name of the CPU's units for bfloat16 products; empty if there are none, or it is unknown."""
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # not Linux
+    except OSError:  # other systems than Linux
         return ""
     flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
     return next((name for flag, name in _BF16_UNITS.items() if flag in flags), "")

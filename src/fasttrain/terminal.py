@@ -1,4 +1,4 @@
-"""Text for the terminal: how the command is typed, lines that fit its width, letters that it can show."""
+"""Text for the terminal: how to type the command, lines that fit the width, letters that can be shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def own_program(name: str) -> str:
 
 
 def with_own_pip(text: str) -> str:
-    """`text` with the pip of this Python in place of `pip`, because on PyPI fasttrain is another project."""
+    """`text` with the pip of this Python in place of `pip`. (On PyPI fasttrain is another project.)"""
     return re.sub(r"(?<![/\\])(?<!-m )(?<!uv )\bpip install\b", lambda _: f"{own_program('pip')} install", text)
 
 
@@ -53,7 +53,7 @@ def as_typed(text: str) -> str:
 
 
 def folded(text: str, width: int) -> str:
-    """`text` in lines of at most `width`, with no break in a word, before a % or in a command to be copied."""
+    """`text` in lines of at most `width`, without breaking a word, a number with its %, or a command."""
     one_piece = re.compile(rf"{re.escape(command())} \S+(?: [^\s\[]+=\S*)*|(?:[a-z]+ )?[\d.]+ %")
     lines: list[str] = []
     for line in text.split("\n"):
@@ -117,14 +117,14 @@ class Output:
     @classmethod
     def end(cls, error: OSError, file: int) -> None:
         """Throw away everything that is written to `file` from now on."""
-        if error.errno not in (errno.EPIPE, errno.EIO):  # closed; the SIGHUP of a terminal may come a moment later
+        if error.errno not in (errno.EPIPE, errno.EIO):  # these mean closed; a terminal's SIGHUP may come later
             cls.lost = str(error)
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)
 
 
 class _Lasting(io.FileIO):
-    """A file for which an error, such as a full disk, ends the output without raising where it is written."""
+    """A file for which an error, such as a full disk, ends the output and raises nothing where something is written."""
 
     def write(self, content: Any) -> int:
         try:
@@ -139,7 +139,7 @@ def let_output_end() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         raw = getattr(getattr(old, "buffer", None), "raw", getattr(old, "buffer", None))
-        if type(raw) is io.FileIO and raw.fileno() == number:  # other streams: notebook, test, Windows console
+        if type(raw) is io.FileIO and raw.fileno() == number:  # others: notebook, test, Windows console
             lasting = _Lasting(number, "w", closefd=False)
             whole = lasting if raw is old.buffer else io.BufferedWriter(lasting)
             form = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
@@ -175,5 +175,5 @@ def one_line(text: object, limit: int = 400) -> str:
 
 
 def shown(text: str) -> str:
-    """Lines for a terminal, without control characters and so without escape sequences."""
+    """Lines for a terminal, without control characters, and thus without escape sequences."""
     return "".join(it if it.isprintable() or it in "\n\t" else "\N{REPLACEMENT CHARACTER}" for it in text)

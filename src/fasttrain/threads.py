@@ -1,12 +1,12 @@
-"""Threads that work on one call of a kernel together: how they share the work, and whether threads pay.
+"""Threads that work on one call of a kernel together: how they share the work, and whether threads save time.
 
 A kernel that can run on threads has `team` and `me` as its last arguments: counters that all threads see, and the
 thread's number. Python calls it once, as thread 0. `begin_work` in the kernel then calls the other threads, which are
-already in compiled code, in `follow`, and look for work there: to wake a sleeping thread takes 10 to 80 µs, a step of
-256 games takes 90. They run the kernel's own machine code with the arguments of thread 0, so that it is compiled only
-once. numba's `prange` would compile every function below it a second time, and has threads of its own. Work is cut into
-pieces, and a thread takes the next one when it is free, so that nobody waits for a thread that is late. Such a kernel
-must not raise, since it would not wait for the other threads then.
+already in compiled code, in `follow`, and look for work there: waking a sleeping thread takes 10 to 80 µs, a step of
+256 games takes 90. They run the kernel's own machine code with the arguments of thread 0, so that the kernel is
+compiled only once. numba's `prange` would compile every function below it a second time, and has threads of its own.
+Work is cut into pieces, and a thread takes the next one when it is free, so that no thread waits for a late one. Such a
+kernel must not raise, because it would then not wait for the other threads.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 # Entries of `team`. CALL: increases, and is odd while thread 0 is in a kernel; INSIDE: number of other threads in it;
-# ENTRY, ARGUMENTS: addresses of its machine code and its arguments; PIECES, DONE: numbers of all and of done pieces;
-# NOTE: for the kernel's own use; SIZE: number of threads; NEXT: the next piece of each thread's share, on a cache
-# line of its own.
+# ENTRY, ARGUMENTS: addresses of the kernel's machine code and arguments; PIECES, DONE: numbers of all and of finished
+# pieces; NOTE: for the kernel's own use; SIZE: number of threads; NEXT: the next piece of each thread's share, on a
+# cache line of its own.
 CALL, INSIDE, ENTRY, ARGUMENTS, PIECES, DONE, NOTE, SIZE, NEXT = range(9)
 LINE = 8  # int64 in a cache line
 NOTHING = 1 << 40  # number of the next piece if none is open; larger than any piece
-CHUNK = 32  # games in a piece: 15 µs of bots' play
-SPINS = 4000  # checks before a waiting thread offers its core to others: about 50 µs
-STAYS = SPINS + 2000  # checks before a thread without work goes to sleep: about 2 ms
+CHUNK = 32  # games in a piece: 15 µs if bots play
+SPINS = 4000  # checks after which a waiting thread offers its core to others: about 50 µs
+STAYS = SPINS + 2000  # checks after which a thread without work goes to sleep: about 2 ms
 _IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 _GIVE_WAY = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 _POINTER, _INT64 = ir.IntType(8).as_pointer(), ir.IntType(64)
@@ -81,7 +81,7 @@ def fetch_add(typing: Context, team: types.Type, place: types.Type, amount: type
 
 @intrinsic
 def look(typing: Context, team: types.Type, place: types.Type) -> Code:
-    """Atomic read of team[place]. After it, the thread sees what other threads wrote before they set this value."""
+    """Atomic read of team[place]. After this the thread sees all that other threads wrote before they set the value."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         return builder.load_atomic(_address(context, builder, signature.args[0], *arguments), "seq_cst", 8)
@@ -110,7 +110,7 @@ def publish(typing: Context, team: types.Type) -> Code:
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kernel = builder.function
-        result, error, *own_arguments, _ = kernel.args  # by numba's calling convention; the thread's number is replaced
+        result, error, *own_arguments, _ = kernel.args  # in numba's calling convention; the thread's number is replaced
         stored = cgutils.alloca_once(builder, ir.LiteralStructType([value.type for value in own_arguments]))
         for number, value in enumerate(own_arguments):
             builder.store(value, cgutils.gep_inbounds(builder, stored, 0, number))
@@ -159,7 +159,7 @@ def pause(typing: Context) -> Code:
 
 @intrinsic
 def give_way(typing: Context) -> Code:
-    """Let the system run another thread on this core, which may be the one that this thread waits for."""
+    """Let the system run another thread on this core, which may be the one for which this thread waits."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kind = ir.FunctionType(ir.IntType(32), [])
@@ -171,7 +171,7 @@ def give_way(typing: Context) -> Code:
 
 @njit_inner
 def rest(checks: int) -> None:
-    """Wait before the next check of a spin loop: briefly at first, after `SPINS` checks let other threads run."""
+    """Wait before the next check of a spin loop: briefly at first; after `SPINS` checks let other threads run."""
     if checks < SPINS:
         pause()
     else:
@@ -189,7 +189,7 @@ def wait_for(team: Int64Array, place: int, value: int) -> None:
 
 @njit_inner
 def open_pieces(team: Int64Array, pieces: int) -> None:
-    """Let threads claim this number of pieces, after all earlier ones are done.
+    """Let threads claim this number of pieces, once all earlier pieces are done.
 
     A kernel must open the same number each time. Otherwise a thread that is just claiming could read the old begin and
     the new end of its share, and take a piece twice.
@@ -211,10 +211,10 @@ def begin_work(team: Int64Array, me: int, pieces: int) -> None:
 
 @njit_inner
 def claim(team: Int64Array, me: int) -> int:
-    """The next piece for this thread; -1: none is left.
+    """The next piece for this thread; -1 if none is left.
 
     A thread first takes pieces of its own share, which is the same in every call, so that a game stays in the cache of
-    one core (a step of 256 games on two cores takes 75 instead of 95 µs). Then it takes those of other threads.
+    one core (a step of 256 games on two cores takes 75 instead of 95 µs). Then it takes pieces of other threads.
     """
     size = team[SIZE]
     for further in range(size):
@@ -229,7 +229,7 @@ def claim(team: Int64Array, me: int) -> int:
 
 @njit_inner
 def end_work(team: Int64Array, me: int) -> None:
-    """Thread 0 waits until all others have left the kernel, since its arguments end with it."""
+    """Thread 0 waits until all others have left the kernel, because its arguments exist only until it returns."""
     if me == 0 and team[SIZE] > 1:
         fetch_add(team, CALL, 1)
         checks = 0
@@ -240,7 +240,7 @@ def end_work(team: Int64Array, me: int) -> None:
 
 @njit_inner
 def is_open(team: Int64Array) -> bool:
-    """Whether thread 0 is still in the kernel; for the other threads."""
+    """Whether thread 0 is still in the kernel; called by the other threads."""
     return bool(look(team, CALL) % 2 == 1)
 
 
@@ -266,13 +266,13 @@ def follow(team: Int64Array, me: int) -> None:
 # --- the threads
 
 MOST = 256  # threads of a team
-FOLLOW = KernelCall(follow, (new_team(), 1))  # must be compiled besides the kernels that run on threads
+FOLLOW = KernelCall(follow, (new_team(), 1))  # must be compiled before kernels run on threads
 
 
 class Team:
-    """Threads that work on a kernel together with the caller, for one caller at a time; `run` finds a free team.
+    """Threads that work on a kernel together with the caller, for one caller at a time. `Teams.run` finds a free team.
 
-    The kernel releases the GIL. Nothing waits in Python, where handing over the GIL takes longer than a step of 256
+    The kernel releases the GIL. Nothing waits in Python, because handing over the GIL takes longer than a step of 256
     games.
     """
 
@@ -312,15 +312,15 @@ class _Follower:
 
 
 class Teams:
-    """The teams of this process. Acting, updating and games use one in turn; two callers at a time use two."""
+    """The teams of this process. Acting, updating and games take turns with one team; two callers at once use two."""
 
     def __init__(self) -> None:
         self._free: list[Team] = []
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._free.clear)  # a forked process has none of the threads
+            os.register_at_fork(after_in_child=self._free.clear)  # a forked process does not have the threads
 
     def run(self, kernel: Callable[..., R], threads: int, *arguments: object) -> R:
-        """Return what the kernel returns; `arguments` are all but its last two."""
+        """Return what the kernel returns; `arguments`: all arguments except `team` and `me`."""
         if threads < 2:
             return kernel(*arguments, new_team(), 0)
         try:
@@ -328,7 +328,7 @@ class Teams:
         except IndexError:
             team = Team()
         result = team.run(kernel, threads, *arguments)
-        self._free.append(team)  # not after an error, when other threads may still be in the kernel
+        self._free.append(team)  # skipped after an error, because other threads may still be in the kernel
         return result
 
 
@@ -338,18 +338,18 @@ run = Teams().run
 class ThreadChoice:
     """Chooses whether a kernel runs on threads, by the times of its last runs.
 
-    Two threads halve the time of an update on an idle machine. Where another process uses the second core, they make it
+    Two threads halve the time of an update on an idle machine. If another process uses the second core, they make it
     several times slower, because every minibatch waits for the thread without a core. The choice changes no number, so
     that a run does not depend on timing.
 
     Args:
         trial: number of runs in a row for which the slower mode is tried. One run is not enough, because threads must
-            first be woken: acting for 256 envs takes 0.27 ms, then 0.11; without threads 0.19.
+            first be woken: acting for 256 envs takes 0.27 ms at first, then 0.11; without threads 0.19.
     """
 
-    TRY_OTHER_EVERY = 50  # the slower mode gets one of that many trials
-    CLEAR = 1.3  # a mode that takes this many times as long is tried a quarter as often
-    REMEMBERED = 4  # runs of each mode; the fastest counts, so that a short disturbance does not matter
+    TRY_OTHER_EVERY = 50  # one of so many trials is given to the slower mode
+    CLEAR = 1.3  # a mode that takes so many times as long is tried a quarter as often
+    REMEMBERED = 4  # runs of each mode; the fastest counts, so that short disturbances do not matter
 
     def __init__(self, trial: int = 1) -> None:
         self._seconds = {mode: deque[float](maxlen=self.REMEMBERED) for mode in (True, False)}
@@ -376,7 +376,7 @@ class ThreadChoice:
         self._seconds[on_threads].append(seconds)
 
     def run(self, kernel: Callable[..., R], threads: int, *arguments: object, runs: int = 1) -> R:
-        """Call the kernel on up to that many threads, if they pay, and note the time of each of the `runs` in it."""
+        """Call the kernel on up to that many threads, if they help, and note the time of each of its `runs`."""
         on_threads = threads > 1 and self.next()
         begun = time.perf_counter()
         result = run(kernel, threads if on_threads else 1, *arguments)

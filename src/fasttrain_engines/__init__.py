@@ -1,7 +1,7 @@
 """External game engines: their processes, and the games that are played with them.
 
-A user derives a game from `RequestEngine` or `DecisionServer`; `docs/guides/external_engines.md` shows both. They are
-imported on first use, because a command without engines needs only this package's settings.
+A user derives a game from `RequestEngine` or `DecisionServer`; `docs/guides/external_engines.md` shows both. Both
+classes are imported on first use, because a command without engines needs only this package's settings.
 """
 
 from __future__ import annotations

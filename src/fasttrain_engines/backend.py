@@ -51,8 +51,8 @@ class _Daemons(Backend):
         most = self.own(config).games_per_daemon
         daemons, per_daemon = shared_out(self.own(config), config.num_envs, cores)
         if most == "auto" or daemons * per_daemon - config.num_envs >= guests:
-            return f"evaluations play {guests} games with the training's engines; the training's wait meanwhile"
-        return f"daemons.games_per_daemon={most}: evaluations end the training's games, which start again after them"
+            return f"evaluations play {guests} games with the training's engines; the training's games wait meanwhile"
+        return f"daemons.games_per_daemon={most}: evaluations end the training's games, which start again afterwards"
 
 
 BACKEND = _Daemons()

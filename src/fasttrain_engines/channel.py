@@ -1,4 +1,4 @@
-"""Channel: one connection to an engine. Messages are sent at once; received ones are decoded as they arrive.
+"""Channel: one connection to an engine. Messages are sent at once; received messages are decoded when they arrive.
 
 After a wrong frame or a late answer a channel is closed for good, because a later message could be the answer to an
 earlier request.
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from fasttrain_engines.wire import Codec, Framing, GameLostError
 
-MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # limits of messages that no one has read
-TRACED = 40  # the record of a failed game has so many of the newest frames
-TRACED_BYTES = 400  # bytes of each frame that a trace keeps
+MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # limits of messages that arrived and that no game has read
+TRACED = 40  # so many of the newest frames are recorded when a game fails
+TRACED_BYTES = 400  # so many bytes of each frame are recorded
 T = TypeVar("T")
 
 
@@ -32,7 +32,7 @@ class Channel(asyncio.Protocol):
     """Sends and receives messages: `send` and `receive`, or `ask` a request with an id and wait for its answer.
 
     Args:
-        framing: of this connection alone; it holds incomplete frames.
+        framing: an object for this connection alone, because it keeps incomplete frames.
         id_key: key of the id in requests and answers; empty: there are no ids.
     """
 
@@ -58,7 +58,7 @@ class Channel(asyncio.Protocol):
         """Send over this transport. Pipes have one for each direction."""
         self._writer = transport
         self._transports.append(transport)
-        if self.failure is not None:  # it failed before it was connected
+        if self.failure is not None:  # the channel failed before it was connected
             self._hang_up()
 
     def data_received(self, data: bytes) -> None:
@@ -71,13 +71,13 @@ class Channel(asyncio.Protocol):
                 self._take(self._codec.decode(payload), len(payload))
         except GameLostError as error:
             self.fail(error)
-        except Exception as error:  # raised by a user's framing or codec
+        except Exception as error:  # a user's framing or codec raised it
             self.fail(GameLostError("garbage", f"{type(error).__name__}: {str(error)[:200]}"))
         self.decode_ns += time.perf_counter_ns() - now
 
     def _take(self, message: object, size: int) -> None:
         number = message.get(self._id_key) if self._asked and isinstance(message, dict) else None
-        if type(number) is int:  # bool is no id
+        if type(number) is int:  # a bool is no id
             answer = self._asked.pop(number, None)
             if answer is None:
                 raise GameLostError("wrong answer", f"the engine answered request {number}, which was not sent")
@@ -95,7 +95,7 @@ class Channel(asyncio.Protocol):
         self.fail(GameLostError("closed", f"the engine closed the connection{f': {exc}' if exc else ''}"))
 
     def eof_received(self) -> bool:
-        return False  # closes the connection in both directions
+        return False  # this closes the connection in both directions
 
     def fail(self, error: GameLostError) -> None:
         """Close for good. All waiting calls raise `error`."""
@@ -133,15 +133,15 @@ class Channel(asyncio.Protocol):
         return await self._in_time(self._reader, timeout_s)
 
     def unread(self) -> list[Any]:
-        """All waiting messages, which then count as read."""
+        """Take all waiting messages."""
         messages = [message for message, _ in self._unread]
         self._unread.clear()
         self._unread_bytes = 0
         return messages
 
     async def ask(self, message: dict[str, Any], timeout_s: float) -> Any:
-        """Send a request with a new id and return its answer. Several requests may be open. Raises GameLostError after
-        the timeout, or if the channel failed.
+        """Send a request with a new id and return its answer. Several requests may wait for answers. Raises
+        GameLostError after the timeout, or if the channel failed.
         """
         self._last_id += 1
         self.send({**message, self._id_key: self._last_id})

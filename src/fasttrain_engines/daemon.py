@@ -1,7 +1,7 @@
 """Daemon: one process of an engine. It is started by the user's command and reached over TCP, a unix socket or pipes.
 
-It belongs to the process group of its worker, which is killed when the trainer ends. The closing of a pipe triggers
-this. The daemon inherits the pipe, so that it also ends if the worker has died before.
+It belongs to the process group of its worker, which is killed when the trainer ends. The end of a pipe triggers this.
+The daemon inherits the pipe, so that it ends even if the worker has died before the trainer.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ HOST = "127.0.0.1"
 GAMES = "/usr/games"  # Debian's folder of programs like gnugo, which is often not on PATH
 LOOK_S = 0.02  # seconds between two checks whether a process listens or has ended
 CLOSE_S = 3.0  # seconds from SIGTERM to SIGKILL; a JVM writes its recording in this time
-LOG_MB, KEPT_LOGS = 16.0, 3  # size at which a log is rotated, and number of older logs
-SAID_LINES = 8  # lines of the log in error messages
+LOG_MB, KEPT_LOGS = 16.0, 3  # size at which a log is rotated, and number of older logs that are kept
+SAID_LINES = 8  # so many last lines of the log are in error messages
 PROBE_TIMEOUT_S = 30.0  # timeout of a JVM that is started to try its flags
-# A JVM logs to stdout, which carries the messages if an engine is connected by pipes.
+# A JVM logs to stdout. If an engine is connected by pipes, only its messages may go there.
 QUIET_STDOUT = ("-Xlog:disable", "-Xlog:all=warning:stderr")
 TEMPORARY = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY)  # another try may succeed
 # Program → its package in Debian and Ubuntu.
@@ -46,9 +46,9 @@ class Daemon:
     """One engine process, which can be restarted.
 
     Args:
-        ports: an endless iterator of ports to try.
-        folder: for logs and recordings.
-        threads: number of cores that it may use.
+        ports: an endless iterator over the ports to try.
+        folder: the folder for logs and recordings.
+        threads: number of cores that the process may use.
     """
 
     def __init__(self, settings: DaemonsConfig, index: int, ports: Iterator[int], folder: Path, threads: int) -> None:
@@ -57,24 +57,24 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.address: str | tuple[str, int] | None = None  # None: its pipes
         self.ready = False
-        self.draining = False  # it gets no new games, and is not restarted
+        self.draining = False  # True: it gets no new games and is not restarted
         self.over: asyncio.Future[str] | None = None  # result: why the process must be restarted
         self.seats = self.games = self.finished = 0  # seats in use; games begun since the start; finished games
         self.served: dict[Channel, int] = {}  # open connection → games begun on it
-        self.turned_away = 0  # refused connections in a row
+        self.turned_away = 0  # number of refused connections in a row
         self.memory_bytes = self.cpu_s = 0.0
         self.heard_ns = 0  # time of its last message
         self._waiting, self._since_ns, self.busy_ns = 0, 0, 0
         self._cpu_before_s = 0.0  # CPU time of earlier processes of this daemon
-        self._family: list[psutil.Process] = []  # its child processes when `look` was called last
-        self._piped: Channel | None = None  # the only connection, if it is reached over its pipes
+        self._family: list[psutil.Process] = []  # its child processes at the last call of `look`
+        self._piped: Channel | None = None  # the only connection, if it is connected by pipes
 
     @property
     def name(self) -> str:
         return f"daemon {self.index}"
 
     def end(self, why: str) -> None:
-        """Request a restart of the process. Until then it gives no seats."""
+        """Request a restart of the process. Until then no seat is given."""
         self.ready = False
         if self.over is not None and not self.over.done():
             self.over.set_result(why)
@@ -83,7 +83,7 @@ class Daemon:
         """Start the process and wait until it answers the greeting of `game`.
 
         Raises:
-            EnvSpecError: the program cannot be started; another try would not help.
+            EnvSpecError: the program cannot be started, and another try would not help.
             GameLostError: the process did not answer.
         """
         self.stop()
@@ -103,10 +103,10 @@ class Daemon:
                 await self._answers(game, max(LOOK_S, deadline - time.monotonic()))
                 if self.process.poll() is None:
                     break
-                raise GameLostError("start", "another program answered at its address")
+                raise GameLostError("start", "another program answered at the daemon's address")
             except GameLostError as error:
                 if self.address is None and error.cause == "closed":
-                    await self.wait_for_end(1.0)  # the pipes of a process close a moment before it ends
+                    await self.wait_for_end(1.0)  # the pipes of a process close shortly before it ends
                 if self.process.poll() is not None:
                     raise GameLostError("start", f"{self.name} {self.ended()}{self.said()}") from error
                 if self.address is None or time.monotonic() > deadline:
@@ -132,12 +132,12 @@ class Daemon:
             raise channel.failure
 
     def _command(self) -> list[str]:
-        """The command with its placeholders filled in; chooses the address."""
+        """The command with its placeholders filled in. This also chooses the address."""
         command = [str(part) for part in self.settings.command]
         if java := place_after_java(command):
             uses_pipes = not any("{port}" in part or "{socket}" in part for part in command)
             flags = [*self.settings.jvm_flags, *(QUIET_STDOUT if uses_pipes else ())]
-            command[java:java] = flags  # first, because the command's own flags must win
+            command[java:java] = flags  # first, because later flags win, and these are the command's own
         values = {"{index}": str(self.index), "{threads}": str(self._threads), "{folder}": str(self.folder)}
         values["{daemons}"] = str(Path(__file__).parent)
         self.address = None
@@ -145,7 +145,7 @@ class Daemon:
             self.address = (HOST, free_port(self._ports))
             values["{port}"] = str(self.address[1])
         elif any("{socket}" in part for part in command):
-            # The path of a unix socket may have 100 characters, so that it is not in the run's folder.
+            # The path of a unix socket may have 100 characters, so it is not in the run's folder.
             self.address = os.path.join(tempfile.mkdtemp(prefix="fasttrain-"), "engine")
             values["{socket}"] = self.address
         return [fill_in(part, values) for part in command]
@@ -202,7 +202,7 @@ class Daemon:
             if top.status() == psutil.STATUS_STOPPED:
                 self.end("was stopped by a signal")
             self._family = family = [*below.get(top.pid, ())]
-            for one in family:  # the list grows in the loop
+            for one in family:  # the list may grow in the loop
                 family += below.get(one.pid, ())
             for one in (top, *family):
                 with suppress(psutil.Error):
@@ -273,8 +273,8 @@ def spawn(
     """Start a program.
 
     Raises:
-        EnvSpecError: it does not exist or cannot be run; the message names its package if that is known.
-        GameLostError: the system lacks memory or descriptors now.
+        EnvSpecError: it does not exist or cannot be run. The message names its package if that is known.
+        GameLostError: the system has no memory or file descriptors left now.
     """
     folder = settings.cwd
     try:
@@ -296,7 +296,7 @@ def spawn(
 
 
 def place_after_java(command: Sequence[str]) -> int:
-    """The place for flags in a command that starts a JVM, perhaps by `env NAME=VALUE java`. 0: it starts none."""
+    """The place for flags in a command that starts a JVM, perhaps by `env NAME=VALUE java`. 0 if it starts no JVM."""
     program = next((place for place, part in enumerate(command) if part != "env" and "=" not in part), 0)
     return program + 1 if Path(command[program]).name in ("java", "java.exe") else 0
 
@@ -311,7 +311,7 @@ def check_jvm_flags(settings: DaemonsConfig) -> None:
 
 
 def refused_flags(java: str, flags: Sequence[str]) -> dict[str, str]:
-    """Flags with which this JVM does not start → its message. If each flag works alone, they are tried together."""
+    """Flags with which this JVM does not start → its message. If each flag works alone, all are tried together."""
     if not flags or not _jvm_error(java, flags):
         return {}
     each = {flag: _jvm_error(java, [flag]) for flag in flags}
@@ -338,7 +338,7 @@ def _start_problem(program: str, error: OSError) -> str:
 
 
 def kill_tree(process: subprocess.Popen[bytes], known: Sequence[psutil.Process] = ()) -> None:
-    """Kill a process and its descendants. `known`: earlier descendants, if the process has ended already."""
+    """Kill a process and its descendants. `known`: its descendants so far, in case the process has ended already."""
     descendants = list(known)
     with suppress(psutil.Error):
         descendants += psutil.Process(process.pid).children(recursive=True)
@@ -351,7 +351,7 @@ def kill_tree(process: subprocess.Popen[bytes], known: Sequence[psutil.Process] 
 
 
 def fill_in(part: str, values: dict[str, str]) -> str:
-    """Replace the known placeholders; other braces stay."""
+    """Replace the known placeholders; other braces are not changed."""
     for name, value in values.items():
         part = part.replace(name, value)
     return part
@@ -362,7 +362,7 @@ def free_port(ports: Iterator[int]) -> int:
     first = None
     for port in ports:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else ports of ended engines look used
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else ports of ended engines seem to be in use
             try:
                 probe.bind((HOST, port))
                 return port
@@ -375,7 +375,7 @@ def free_port(ports: Iterator[int]) -> int:
 
 
 def rotate(log: Path, most_mb: float = LOG_MB) -> None:
-    """Copy a long log to an older file and empty it; the engine goes on writing into it."""
+    """Copy a long log to an older file and empty it; the engine continues to write into it."""
     with suppress(OSError):
         if log.stat().st_size < most_mb * 2**20:
             return

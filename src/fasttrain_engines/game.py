@@ -2,8 +2,8 @@
 
 There are two kinds of engines. One answers requests: `RequestEngine` sends "reset" and "step" and reads the answers.
 The other asks for decisions (Forge, Showdown): `DecisionServer` reads messages until the engine wants a decision, and
-answers it. A user writes the outgoing messages, and `read`, which interprets a received message. Waiting, deadlines,
-ids, failures, masks and records are handled here. A game that needs more overrides `begin` and `play`.
+answers it. A user writes the outgoing messages, and the method `read`, which interprets a received message. Waiting,
+deadlines, ids, failures, masks and records are handled here. A game that needs other code overrides `begin` and `play`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fasttrain_engines.channel import Channel
 from fasttrain_engines.wire import CODECS, FRAMINGS, Codec, Framing, GameLostError
 
 Legal = Union[Sequence[int], BoolArray, None]  # noqa: UP007 - read at run time by Python 3.10
-MOST_NOTES = 100_000  # messages in a row without a decision
+MOST_NOTES = 100_000  # most messages in a row without a decision
 MOST_REWARD = float(np.finfo(np.float32).max)
 MOST_MS = 1e9
-NO_ACTION = "no legal action"  # a cause of lost games; env.on_empty_mask=raise makes it an error
+NO_ACTION = "no legal action"  # a cause of lost games; with env.on_empty_mask=raise it is an error
 COUNTED = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -35,13 +35,13 @@ class Decision(NamedTuple):
     observation: Any
     legal: Legal = None  # numbers of legal actions, or a mask (A,); None: all
     reward: float = 0.0  # reward since the last decision
-    engine_ms: float | None = None  # time that the engine thought, if it reports it
-    tag: Any = None  # for `answer`: for example the id of the question, or the engine's own list of options
-    theirs: bool = False  # the opponent decides (opponent=self): its observation and actions, our reward
+    engine_ms: float | None = None  # time for which the engine thought, if the engine reports it
+    tag: Any = None  # for `answer`, for example the id of the question or the engine's own list of options
+    theirs: bool = False  # the opponent decides (opponent=self): its observation and actions, the learner's reward
 
 
 class Over(NamedTuple):
-    """The game has ended. `truncated`: by a limit."""
+    """The game has ended. `truncated`: True if a limit ended it."""
 
     observation: Any
     reward: float = 0.0
@@ -51,9 +51,9 @@ class Over(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The engine refuses the last action. The same decision is asked again; no step was made."""
+    """The engine refuses the last action. The same decision must be made again, and no step was made."""
 
-    legal: Legal = None  # None: the legal actions of before, without the refused one
+    legal: Legal = None  # None: the same legal actions without the refused one
 
 
 Outcome = Union[Decision, Over, Refused]  # noqa: UP007
@@ -70,8 +70,8 @@ class EngineGame(ABC):
     codec: str | type[Codec] = "json"  # "json", "msgpack", "text", or the user's class
     id_key: str = "id"
     timeout_s: float = 30.0  # timeout of each request; set from daemons.timeouts_s.request
-    # A game that is ready waits so long for others, so that the policy decides for several in one batch. It waits only
-    # while each engine has two other games to play. For engines that play many games on one core.
+    # A game that is ready waits up to so many ms for others, so that the policy decides for several in one batch. It
+    # waits only while each engine has two other games to play. This is for engines that play many games on one core.
     wait_ms: float = 0.0
 
     def channel(self) -> Channel:
@@ -114,8 +114,8 @@ class MessageGame(EngineGame):
 
     @abstractmethod
     def read(self, message: Any) -> Outcome | None:
-        """The meaning of a message; None if it needs no answer. Any exception means that the message is not of the
-        protocol, and the game is lost.
+        """The meaning of a message; None if it needs no answer. Any exception means that the message does not follow
+        the protocol; then the game is lost.
         """
 
 
@@ -145,13 +145,13 @@ class RequestEngine(MessageGame):
 
 
 class DecisionServer(MessageGame):
-    """An engine that asks for decisions. Between them it may send messages that need no answer."""
+    """An engine that asks for decisions. Between decisions it may send messages that need no answer."""
 
     decision: Decision  # the decision that waits for an answer
 
     @abstractmethod
     def new_game(self, game: int, seed: int) -> Any:
-        """The message that begins a game; None where the engine begins by itself."""
+        """The message that begins a game; None if the engine begins by itself."""
 
     @abstractmethod
     def answer(self, decision: Decision, action: Any) -> Any:
@@ -172,7 +172,7 @@ class DecisionServer(MessageGame):
         return await self._next(channel)
 
     async def _next(self, channel: Channel) -> Outcome:
-        until, left_s = time.monotonic() + self.timeout_s, self.timeout_s  # other messages do not extend it
+        until, left_s = time.monotonic() + self.timeout_s, self.timeout_s  # other messages do not extend the deadline
         for _ in range(MOST_NOTES):
             outcome = read_message(self, await channel.receive(max(0.0, left_s)))
             left_s = until - time.monotonic()
@@ -184,7 +184,7 @@ class DecisionServer(MessageGame):
 
 
 def read_message(game: MessageGame, message: object) -> Outcome | None:
-    """`game.read`; any exception becomes a GameLostError."""
+    """The result of `game.read`, of which any exception becomes a GameLostError."""
     try:
         return game.read(message)
     except GameLostError:
@@ -207,7 +207,7 @@ async def greet(game: EngineGame, channel: Channel, timeout_s: float) -> None:
 
 
 def check_outcome(outcome: Outcome) -> Outcome:
-    """Raises GameLostError if an outcome's reward or time is no number that float32 can hold."""
+    """Returns `outcome`. Raises GameLostError if its reward or time is no number that float32 can hold."""
     if isinstance(outcome, Refused):
         return outcome
     reward, took_ms = outcome.reward, outcome.engine_ms
@@ -230,7 +230,7 @@ def mask_of(legal: Legal, width: int) -> BoolArray:
         return np.ones(width, np.bool_)
     try:
         array = np.asarray(legal)
-    except (ValueError, OverflowError) as error:  # lists of different lengths
+    except (ValueError, OverflowError) as error:  # for example lists of different lengths
         raise GameLostError("bad decision", f"legal actions {legal!s:.80}: {error}") from error
     if array.dtype == np.bool_:
         mask = array.reshape(-1)
@@ -239,7 +239,7 @@ def mask_of(legal: Legal, width: int) -> BoolArray:
         if array.size and array.dtype.kind not in "iu":
             raise GameLostError("bad decision", f"legal actions {legal!s:.80}, there are 0 to {width - 1}")
         if array.shape == (width,) and len({*array.tolist()}) < width and np.isin(array, (0, 1)).all():
-            mask = array == 1  # a mask of 0 and 1: numbers of actions do not come twice
+            mask = array == 1  # so it is a mask of 0 and 1, because no action number may come twice
         elif array.size and (array.min() < 0 or array.max() >= width or len({*array.ravel().tolist()}) < array.size):
             why = f"each of 0 to {width - 1} may come once; or give a mask of {width} entries, 1 = legal"
             raise GameLostError("bad decision", f"legal actions {legal!s:.80}: {why}")
@@ -260,7 +260,7 @@ def row_of(observation: object, space: spaces.Space[Any]) -> Any:
             raise GameLostError("bad decision", f"observation {observation!s:.80}, expected the keys {[*space.spaces]}")
         return {key: row_of(observation[key], part) for key, part in space.spaces.items()}
     try:
-        with np.errstate(over="ignore"):  # the check for finite numbers below finds it
+        with np.errstate(over="ignore"):  # an overflow is found by the check for finite numbers below
             row = np.asarray(observation, space.dtype)
     except (ValueError, TypeError, OverflowError) as error:
         raise GameLostError("bad decision", f"observation {observation!s:.80}: {error}") from error
@@ -268,6 +268,6 @@ def row_of(observation: object, space: spaces.Space[Any]) -> Any:
         raise GameLostError("bad decision", f"observation of shape {row.shape}, expected {space.shape or ()}")
     if row.dtype.kind == "f" and not np.isfinite(row).all():
         raise GameLostError("bad decision", f"observation {observation!s:.80} is not finite")
-    if isinstance(space, COUNTED) and not space.contains(row):  # such numbers are used as indices
+    if isinstance(space, COUNTED) and not space.contains(row):  # because such numbers are used as indices
         raise GameLostError("bad decision", f"observation {observation!s:.80} is not of {space}")
     return row

@@ -2,7 +2,7 @@
 
 A row waits for an action, sends it to the engine, waits for the next decision, writes it into the shared memory and
 tells the trainer. A fault of the engine ends only that game: the row begins another one, and the game is marked as
-lost, which is no result.
+lost. A lost game has no result.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from fasttrain_engines.stats import GameTimes, Tally
 from fasttrain_engines.wire import GameLostError
 
 PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0  # pauses before a row tries again to begin a game
-MOST_FORCED = 10_000  # limit of forced decisions in a row
+MOST_FORCED = 10_000  # most forced decisions in a row
 MOST_WITHOUT = 1000  # games in a row without a decision for the policy; more end the run
-MOST_REFUSED = 100  # limit of refused actions at one decision
-KEPT_MB = 64.0  # a file of records that reaches this size is started anew
+MOST_REFUSED = 100  # most refused actions at one decision
+KEPT_MB = 64.0  # a file of records that reaches this size is emptied
 SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # name of a time or count → its index in `words`
 
-READY, STEP, AGAIN = range(3)  # news of a row: first decision, result of an action, the same decision again
+READY, STEP, AGAIN = range(3)  # kinds of news of a row: first decision, result of an action, the same decision again
 
 
 class Records:
-    """A file of JSON lines, which is started anew when it has grown too long."""
+    """A file of JSON lines, which is emptied when it has become too long."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -76,7 +76,7 @@ class Table:
     """The objects that all rows of a worker share."""
 
     arrays: Arrays
-    words: Int64Array  # times and counts of the worker, in shared memory; SPENT has the indices
+    words: Int64Array  # times and counts of the worker, in shared memory; with the indices in SPENT
     action_space: spaces.Space[Any]
     settings: DaemonsConfig
     pool: Pool
@@ -86,9 +86,9 @@ class Table:
     asks_again: bool
     names: Iterator[int]  # unique numbers for games
     tally: Tally
-    two_sided: bool = False  # the trainer decides for the opponent too
-    empty_raises: bool = False  # a decision without a legal action is an error, not a lost game
-    guest: bool = False  # the games are of an evaluation
+    two_sided: bool = False  # True: the trainer decides also for the opponent
+    empty_raises: bool = False  # True: a decision without a legal action is an error, not a lost game
+    guest: bool = False  # True: the games are those of an evaluation
     actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # row → done when the trainer has acted
 
 
@@ -100,11 +100,11 @@ class Row:
         self.pool, self.settings = table.pool, table.settings
         self.number = -1
         self.seat: Any = None  # the `Seat` of the running game
-        self.carried = 0.0  # rewards of forced decisions before the policy's first one
+        self.carried = 0.0  # rewards of forced decisions before the policy's first decision
         self.shown_ns = self.asked_ns = 0
 
     async def live(self, before: asyncio.Task[None] | None) -> None:
-        """Play games until the task is cancelled. `before`: the row's former task."""
+        """Play games until the task is cancelled. `before`: the previous task of this row."""
         if before is not None:
             await asyncio.wait([before])
         try:
@@ -126,7 +126,7 @@ class Row:
             outcome = await self._played(self.game.play(self.seat.channel, action))
             if isinstance(outcome, Refused):
                 if not (self.table.asks_again or arrays.opponents_turn[row]):
-                    raise GameLostError("refused", f"the engine does not take action {action}")
+                    raise GameLostError("refused", f"the engine does not accept action {action}")
                 self._narrow(outcome, action)
         except GameLostError as error:
             await self._end(None, error)
@@ -161,7 +161,7 @@ class Row:
                 if decision is None:
                     return outcome
                 if outcome.legal is None:  # the only legal action was refused
-                    raise GameLostError("refused", "the engine does not take the only legal action")
+                    raise GameLostError("refused", "the engine does not accept the only legal action")
                 self.table.words[SPENT["refused"]] += 1
                 outcome = decision._replace(legal=outcome.legal)
             reward += outcome.reward
@@ -258,7 +258,7 @@ class Row:
         self.table.tell(row, STEP, info)
 
     async def _timed(self, asked: Awaitable[Outcome]) -> Outcome:
-        """The engine's answer. Counts where the time until then went."""
+        """The engine's answer. Also counts what the time until then was spent on."""
         seat, words = self.seat, self.table.words
         channel, decoded = seat.channel, seat.channel.decode_ns
         began = self.asked_ns = time.perf_counter_ns()
@@ -315,7 +315,7 @@ class Row:
         words, seat = self.table.words, self.seat
         if error.cause == NO_ACTION and self.table.empty_raises:
             where = f"in env {self.row}, game {self.number}, after {self.length:,} decisions"
-            raise EnvError(f"{NO_ACTION} {where}: {error}. {NO_LEGAL_ACTION}: such a game is lost then") from error
+            raise EnvError(f"{NO_ACTION} {where}: {error}. {NO_LEGAL_ACTION}: then such a game is lost") from error
         words[SPENT["lost"]] += 1
         words[SPENT["lost_decisions"]] += self.length
         self.table.tally.lost[error.cause] += 1

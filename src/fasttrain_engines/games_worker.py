@@ -1,9 +1,9 @@
 """The worker process that plays games with external engines: hundreds at once, in one asyncio loop.
 
-Each row of the slots is a task (`game_row`). The trainer sends the numbers of the rows that shall act and gets back the
-rows with news. A message takes both sides 0.1 ms, whatever its length, so that all news of one round of the loop are
-sent together. With `wait_ms` of the game's class the worker waits for the news of more rows, while each daemon has two
-games to play on average.
+Each row of the slots is a task (`game_row`). The trainer sends the numbers of the rows that must act, and gets back the
+rows with news. A message takes 0.1 ms on both sides, whatever its length. So all news of one round of the loop are sent
+together. With `wait_ms` of the game's class the worker waits for the news of more rows, while each daemon has two games
+to play on average.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import Lengths
 
-FIRST_GUEST = 1 << 30  # the games of evaluations have numbers from this one on
+FIRST_GUEST = 1 << 30  # games of evaluations have this number or a higher one
 TELL_EVERY_S = 1.0  # seconds between two messages with counts to the trainer
 
 
@@ -52,15 +52,15 @@ class GamesSettings:
     daemons: DaemonsConfig
     worker: int
     num_workers: int
-    games: int  # games of the training that are played at once
-    count: int  # daemons of this worker
+    games: int  # number of training games that are played at once
+    count: int  # number of daemons of this worker
     per_daemon: int
     cores: int
-    asks_again: bool = True  # False: the learner cannot repeat a decision, so that a refused action ends the game
-    two_sided: bool = False  # the trainer decides for the opponent too
-    first_guest: int = 1 << 31  # rows from this one on are games of evaluations
+    asks_again: bool = True  # False: the learner cannot repeat a decision, so a refused action ends the game
+    two_sided: bool = False  # True: the trainer decides also for the opponent
+    first_guest: int = 1 << 31  # rows with this number or a higher one are games of evaluations
     guest_kwargs: dict[str, Any] | None = None  # None: `kwargs`
-    empty_raises: bool = False  # a decision without a legal action is an error (in games of the training)
+    empty_raises: bool = False  # True: a decision without a legal action is an error (only in training games)
 
 
 class Ready(NamedTuple):
@@ -136,7 +136,7 @@ class Worker(asyncio.Protocol):
             itertools.count(settings.worker, settings.num_workers), self.pool.tally, settings.two_sided,
             settings.empty_raises,
         )  # fmt: skip
-        # Games of evaluations are not counted and have other numbers than the training's games.
+        # Games of evaluations are not counted, and their numbers differ from those of training games.
         names = itertools.count(FIRST_GUEST + settings.worker, settings.num_workers)
         self.guests = replace(
             self.table, words=np.zeros_like(words), names=names, tally=Tally(), two_sided=False, empty_raises=False,
@@ -194,7 +194,7 @@ class Worker(asyncio.Protocol):
         self._line.write(self._frames.pack(pickle.dumps((kind, content))))
 
     def _tell(self, row: int, kind: int, info: dict[str, Any] | None = None) -> None:
-        """Send news of a row, together with others of this round of the loop, or of the next milliseconds."""
+        """Send news of a row, together with others of this round of the loop, or of the next `wait_ms`."""
         self._under_way.discard(row)
         self._news.append((row, kind, info))
         first, wait_s = len(self._news) == 1, self.wait_s
@@ -216,7 +216,7 @@ class Worker(asyncio.Protocol):
         self._send("rows", news)
 
     def _say(self, text: str) -> None:
-        """Write a line about a daemon into the journal."""
+        """Write a line about a daemon into daemons.log."""
         with suppress(OSError), open(self._journal, "a", encoding="utf-8") as file:
             file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
 

@@ -1,8 +1,8 @@
 """Go against GNU Go 3.8, over the Go Text Protocol (GTP) on its pipes. One process plays on one board.
 
-All commands for one decision are written at once: our move, the engine's answer, the legal moves, the stones. The
-engine knows legality, captures and the score; this module makes the observation of a board.
-GTP: https://www.lysator.liu.se/~gunnar/gtp/gtp2-spec-draft2/gtp2-spec.html, GNU Go's own commands: its `gtp.c`.
+All commands for one decision are written at once: the learner's move, the engine's answer, the legal moves, the stones.
+The engine knows legality, captures and the score; this module only makes observations of the board. GTP:
+https://www.lysator.liu.se/~gunnar/gtp/gtp2-spec-draft2/gtp2-spec.html, GNU Go's own commands: its `gtp.c`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KOMI = {5: 24.5, 7: 8.5, 9: 7.5}
 COLOURS = ("both", "black", "white")
 PASS, RESIGN = "PASS", "RESIGN"
 ERR_STEPS = 40  # wins after which the opponent makes no more random moves (`errs`)
-PLANES = 7  # own stones and the opponent's with 1, 2, more liberties; the opponent's last move
+PLANES = 7  # own stones with 1, 2 and more liberties; the same for the opponent; the opponent's last move
 MOST_SEED = 2**31 - 1
 
 
@@ -50,20 +50,20 @@ class Replies:
 class Go(EngineGame):
     """A game of Go. Actions are the points, row by row from the top left, and the pass.
 
-    The observation (7 size² + 3,) holds planes of the board, whether the opponent has passed, whether we play Black,
-    and the share of `most_moves` that were made. The reward is 1 or -1 at the end, by area (Chinese rules, positional
-    superko), which GNU Go counts. The last info has `is_win`, `score_diff` (points ahead), `colour`, `result` and
-    `errs`.
+    The observation (7 size² + 3,) holds planes of the board, whether the opponent has passed, whether the learner is
+    Black, and the share of `most_moves` that were made. The reward is 1 or -1 at the end, by area (Chinese rules,
+    positional superko), which GNU Go counts. The last info has `is_win`, `score_diff` (points ahead), `colour`,
+    `result` and `errs`.
 
     Args:
         size: size of the board, 5 to 19.
         level: GNU Go's strength, 1 to 10.
         komi: points that White gets; None: half a point less than Black's lead in perfect play (KOMI), else 7.5.
-        colour: the learner's colour; both: in turn, the first by the first game's seed.
+        colour: the learner's colour; both: in turn. The seed of the first game decides the first colour.
         most_moves: moves of both sides after which the game is truncated; None: 3 size².
         errs: share of the opponent's moves that are random at the beginning, because a learner that never wins cannot
             learn. Each win with a colour reduces it by a fortieth, each loss raises it by a third of that, so that a
-            quarter of the games is won until it is 0.
+            quarter of the games is won until `errs` is 0.
     """
 
     framing, codec = Replies, "text"
@@ -99,7 +99,7 @@ class Go(EngineGame):
         self._result = ""
 
     async def hello(self, channel: Channel) -> None:
-        for command in ("all_legal", "set_random_seed"):  # only GNU Go has both
+        for command in ("all_legal", "set_random_seed"):  # only GNU Go has both commands
             if await self._asked(channel, f"known_command {command}") != ["true"]:
                 raise GameLostError("start", f"the engine knows no {command}: is it GNU Go 3.8?")
 
@@ -119,7 +119,7 @@ class Go(EngineGame):
         second_pass = move == PASS and self._moves[-1:] == [PASS]
         self._moves.append(move)
         ours = f"play {self._mine} {move}"
-        if second_pass:  # GNU Go would play on
+        if second_pass:  # GNU Go itself would continue
             return await self._over(channel, ours)
         return await self._they_move(channel, ours)
 
@@ -146,7 +146,7 @@ class Go(EngineGame):
         observation = self._seen(black, white)
         if len(self._moves) >= self._most:
             return Over(observation, truncated=True, info={"colour": self._mine})
-        points = [*map(self._point, legal.split()), len(self._names)]  # a pass is never listed
+        points = [*map(self._point, legal.split()), len(self._names)]  # GNU Go never lists the pass
         return Decision(observation, points)
 
     async def _over(self, channel: Channel, *commands: str) -> Over:
@@ -188,7 +188,7 @@ class Go(EngineGame):
         return _unknown("a point", name) if point is None else point
 
     def _seen(self, black: str, white: str) -> Float32Array:
-        """The observation of a board on which stones lie at these points."""
+        """The observation of a board with stones at these points."""
         area, stones = self._size * self._size, dict[int, int]()
         for side, names in enumerate((black, white) if self._mine == "black" else (white, black)):
             stones |= dict.fromkeys(map(self._point, names.split()), side)

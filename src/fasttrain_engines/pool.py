@@ -2,10 +2,10 @@
 
 A daemon that ends, hangs or is stopped is restarted, after a pause that doubles with each failure. A daemon that has
 played enough games or uses too much memory is recycled: its successor starts, then it gets no new games and ends with
-its last one. It plays until its successor is ready, because games step together: one without a seat would stop others.
+its last one. It plays until the successor is ready: games step together, and one without a seat would stop others.
 
-If a daemon plays on some connections and refuses or ignores further ones, each daemon gets only as many games from then
-on, and more daemons are started if daemons.count=auto.
+If a daemon plays on some connections and refuses or ignores further ones, from then on each daemon gets only as many
+games, and more daemons are started if daemons.count=auto.
 
 Guests are the games of an evaluation. They are played by the same daemons, beside the training's games. If the daemons
 take no more games, the trainer is told and ends the training's games. Failures of guests do not end the training.
@@ -34,11 +34,11 @@ from fasttrain_engines.stats import Tally
 from fasttrain_engines.wire import GameLostError
 
 LOOK_EVERY_S = 0.2  # seconds between two checks whether daemons live
-SAMPLE_EVERY_S = 2.0  # seconds between two measurements of memory, CPU time and logs
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # seconds before a failed daemon is restarted
+SAMPLE_EVERY_S = 2.0  # seconds between two measurements of memory, CPU time and log sizes
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # shortest and longest pause before a failed daemon is restarted
 STARTS_IN_A_ROW = 5  # failed starts after which the pool gives up
 TURNED_AWAY = 2  # after so many refused connections in a row a daemon counts as full
-SURE_S = 0.2  # seconds from closed connections to the visible end of a dying process
+SURE_S = 0.2  # seconds after which a process whose connections closed has visibly ended, if it is dying
 
 
 class Seat(NamedTuple):
@@ -46,7 +46,7 @@ class Seat(NamedTuple):
 
     daemon: Daemon
     channel: Channel
-    since_start: object  # object that identifies the start of the daemon; a restart has another one
+    since_start: object  # object that identifies the start of the daemon; after a restart it is another object
     guest: bool = False
 
 
@@ -61,7 +61,7 @@ def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
 
 
 def playing(daemon: Daemon) -> int:
-    """The number of connections on which a daemon plays. Its other seats wait for the first answer of a game."""
+    """The number of connections on which a daemon plays. Games on its other seats have not answered yet."""
     return sum(channel.failure is None for channel in daemon.served)
 
 
@@ -69,7 +69,7 @@ class Pool:
     """`count` daemons with `per_daemon` seats each.
 
     Args:
-        make: makes the game, which greets the engines.
+        make: builds the game, which greets the engines.
         say: is called with a line about each daemon that ended or was recycled.
         tell: is called with "takes" and a line for the user if a daemon takes fewer games, or with "guests" if a guest
             finds no seat.
@@ -93,7 +93,7 @@ class Pool:
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
         self._tell, self._at_once = tell, games or count * per_daemon
-        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # games of a daemon with guests
+        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # games per daemon, with guests
         ports = itertools.cycle(ports_of(str(settings.ports), part, parts))
         threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)
@@ -105,14 +105,14 @@ class Pool:
         self._successor: Daemon | None = None  # replaces a daemon that is being recycled
         self.tally = Tally()
         self.failure: Exception | None = None  # why the pool gave up
-        self._lost_in_a_row = {False: 0, True: 0}  # key: guests
+        self._lost_in_a_row = {False: 0, True: 0}  # key: whether the game is a guest's
         self._guests_away = 0  # refused guests in a row
-        # A process that ends loses all its games, and further ones until its end is seen.
+        # If a process ends, all its games are lost, and further games until its end is noticed.
         enough = max(100, 4 * count * per_daemon)
         self._most_lost = enough if settings.max_failures == "auto" else settings.max_failures
         self._began_ns = time.perf_counter_ns()
         self._changed: asyncio.Future[None] | None = None
-        self._starting = asyncio.Semaphore(max(1, cores // parts))  # a JVM that starts keeps a core busy
+        self._starting = asyncio.Semaphore(max(1, cores // parts))  # because a starting JVM keeps a core busy
         self._tasks: list[asyncio.Task[None]] = []
 
     async def open(self) -> None:
@@ -128,7 +128,7 @@ class Pool:
         self._tasks.append(asyncio.create_task(self._look()))
 
     async def close(self, games: Iterable[asyncio.Task[None]] = ()) -> None:
-        """End the games and all daemons. Daemons that do not end by SIGTERM are killed."""
+        """End the games and all daemons. Daemons that do not end after SIGTERM are killed."""
         await cancel([*games, *self._tasks])
         daemons = {*self.daemons, *([self._successor] if self._successor else [])}
         for daemon in daemons:
@@ -149,7 +149,7 @@ class Pool:
                 raise self.failure
             up = [one for one in self.daemons if one.ready and not one.draining]
             free = [one for one in up if one.seats < (self.most if guest else self.per_daemon)]
-            # A daemon that has refused a connection gets the next ones one by one.
+            # A daemon that has refused a connection gets further ones only one by one.
             free = [one for one in free if not one.turned_away or one.seats <= len(one.served)]
             if free:
                 break
@@ -195,7 +195,7 @@ class Pool:
     async def turned_away(
         self, daemon: Daemon, channel: Channel | None, since_start: object, guest: bool, error: GameLostError
     ) -> bool:
-        """Handle a failed seat. Returns True if no game is lost, because none has begun: the connection was closed
+        """Handle a failed seat. Returns True if no game is lost because no game has begun: the connection was closed
         before the first answer of a game, or the daemon takes no more connections.
         """
         closed, fresh = error.cause == "closed", channel not in daemon.served
@@ -215,8 +215,8 @@ class Pool:
         return closed or full
 
     async def _guest_turned_away(self, daemon: Daemon) -> bool:
-        """Handle a refused guest of a daemon that plays on other connections. Returns whether the daemon lives; after
-        the second refusal it takes no more connections.
+        """Handle a guest that was refused by a daemon which plays on other connections. Returns whether the daemon
+        lives; after the second refusal it takes no more connections.
         """
         await daemon.wait_for_end(SURE_S)
         lives = daemon.process is not None and daemon.process.poll() is None
@@ -229,7 +229,7 @@ class Pool:
         return lives
 
     def _takes(self, daemon: Daemon, takes: int) -> None:
-        """Limit all daemons to `takes` games each; start more daemons if there are too few places then."""
+        """Limit all daemons to `takes` games each; start more daemons if this leaves too few places."""
         before, self.per_daemon, self.most = self.per_daemon, takes, takes
         at_once = f"{daemon.name} takes {takes} games at once, not {before}"
         lacking = -(-self._at_once // takes) - len(self.daemons)
@@ -249,12 +249,12 @@ class Pool:
     def leave(self, seat: Seat) -> None:
         seat.channel.close()
         seat.daemon.served.pop(seat.channel, None)
-        if seat.daemon.address is None and seat.daemon.over is seat.since_start:  # its pipes cannot be reopened
+        if seat.daemon.address is None and seat.daemon.over is seat.since_start:  # because pipes cannot be opened again
             seat.daemon.end("recycled" if seat.daemon.draining else "its pipes were closed")
         self._free(seat.daemon)
 
     def stays(self, seat: Seat) -> bool:
-        """Count a finished game. Returns whether another game may begin on the seat. May start recycling."""
+        """Count a finished game. Returns whether another game may begin on the seat. This may start recycling."""
         daemon, limit = seat.daemon, self.settings.recycle
         if seat.channel.failure is not None or seat.since_start is not daemon.over:
             return False
@@ -293,7 +293,7 @@ class Pool:
             self._give_up(text)
 
     def doubt(self, daemon: Daemon, cause: str, asked_ns: int) -> None:
-        """Restart a daemon that did not answer and has sent nothing to any game since it was asked."""
+        """Restart a daemon that did not answer and has sent nothing to any game since the request."""
         if cause in ("timeout", "no connection") and daemon.heard_ns < asked_ns:
             daemon.end("does not answer")
 
@@ -320,7 +320,7 @@ class Pool:
             try:
                 if not daemon.ready:
                     async with self._starting:
-                        if daemon.draining:  # its successor has started in the meantime
+                        if daemon.draining:  # its successor has started meanwhile
                             break
                         await daemon.start(self._game)
                 if before is not None:
@@ -375,7 +375,7 @@ class Pool:
                 self.look()
 
     def look(self) -> None:
-        """Measure the memory of all daemons, with one pass over the system's processes."""
+        """Measure the memory of all daemons, in one pass over the processes of the system."""
         below: dict[int, list[psutil.Process]] = {}
         for one in psutil.process_iter(["ppid"]):
             below.setdefault(one.info["ppid"], []).append(one)
@@ -384,7 +384,7 @@ class Pool:
                 daemon.look(below)
 
     def sample(self) -> Tally:
-        """The counts, with the present figures of each daemon."""
+        """The counts so far, and the present figures of each daemon."""
         wall_ns = max(1, time.perf_counter_ns() - self._began_ns)
         self.tally.daemons = [
             {

@@ -13,12 +13,12 @@ from fasttrain.spec.setting import setting
 if TYPE_CHECKING:
     from fasttrain.spec.config import Config
 
-ROWS_PER_WORKER = 128  # with more games another worker process is faster, if there are cores
+ROWS_PER_WORKER = 128  # with more games per worker another process is faster, if there are free cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timeouts:
-    """Deadlines of engines in seconds. A connection that missed one is never used again."""
+    """Deadlines of engines in seconds. After a missed deadline the connection is not used again."""
 
     start: float = setting(60.0, "Seconds from the start of a process to its first answer.", least=0.1)
     request: float = setting(30.0, "Seconds for each answer. A later one counts as none.", least=0.01)
@@ -80,7 +80,7 @@ def workers_for(settings: DaemonsConfig, num_envs: int, cores: int) -> int:
 
 
 def check_daemons(settings: DaemonsConfig, config: Config) -> None:
-    """Raises ConfigError if the settings of engines contradict each other or the run's."""
+    """Raises ConfigError if the settings of engines contradict each other or those of the run."""
     env = config.env
     if env.entry_point is None or not settings.command:
         missing = "daemons.command=[my_engine,--port,'{port}']" if env.entry_point else "env.entry_point=my_game:MyGame"
@@ -98,9 +98,9 @@ def check_daemons(settings: DaemonsConfig, config: Config) -> None:
     needed = shared_out(settings, config.num_envs, 1 << 16)[0]
     beside = (
         settings.recycle.games is not None or settings.recycle.mb is not None
-    )  # the successor starts before the end
+    )  # because a successor starts before its predecessor ends
     if "{port}" in words and last - first + 1 < (count if isinstance(count, int) else min(needed, 2)) + beside:
-        also = " and the one more that recycling needs" if beside else ""
+        also = " and one more, which recycling needs" if beside else ""
         raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons{also}: use more")
     if "{port}" not in words and "{socket}" not in words and per_daemon != 1:
         raise ConfigError(

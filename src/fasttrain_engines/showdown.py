@@ -1,7 +1,7 @@
 """Random battles of Pokémon Showdown, played by a small Node program (`node/battles.js`) on its simulator.
 
-The Node program makes observations, legal actions and the built-in opponents' moves from the lines that a player gets.
-This module turns its messages into decisions. The head of `battles.js` describes the protocol.
+The Node program makes observations, legal actions and the built-in opponents' moves from the lines that a player
+receives. This module turns its messages into decisions. The head of `battles.js` describes the protocol.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fasttrain_engines.wire import GameLostError
 
 ACTIONS = 14  # four moves, the same with terastallization, six Pokémon
 SIZE = 704  # length of an observation, as in node/numbers.js
-GENERATIONS = (1, 2, 3, 4, 5, 9)  # 6 to 8 have further actions (mega, Z-moves, dynamax)
+GENERATIONS = (1, 2, 3, 4, 5, 9)  # generations 6 to 8 have further actions (mega, Z-moves, dynamax)
 OPPONENTS = ("random", "max_damage", "self")
 
 
@@ -27,16 +27,16 @@ class Showdown(DecisionServer):
     """A random battle, six against six. The reward is 1 for a win, -1 for a loss, 0 for a tie.
 
     Actions 0 to 3 are the moves that the active Pokémon had at the start of the battle, 4 to 7 the same moves with
-    terastallization, 8 to 13 a switch to a Pokémon of the team, in the team's first order. Other moves (Struggle,
-    recharging, moves of a copied Pokémon) have their place in the simulator's list. The last info has `is_win`,
-    `score_diff` (Pokémon left, ahead) and `turns`.
+    terastallization, 8 to 13 a switch to a Pokémon of the team, in the order of the team at the start. Other moves
+    (Struggle, recharging, moves of a copied Pokémon) have the number of their place in the simulator's list. The last
+    info has `is_win`, `score_diff` (Pokémon left, ahead) and `turns`.
 
     Args:
         generation: generation of the rules and teams, one of GENERATIONS.
         opponent: `random`: any legal action; `max_damage`: the move with the largest expected damage; `self`: the
             caller decides for both sides. Each side gets its own observation; lead and result are the first side's.
         shaping: reward for a lead of all life points of a team. It is paid when the lead grows and taken back when it
-            shrinks, at the latest at the end. Only with `algo.gamma=1` the best policy stays the best (potential-based
+            shrinks, at the latest at the end. The best policy stays the best only with `algo.gamma=1` (potential-based
             shaping, Ng et al. 1999).
 
     Raises:
@@ -45,7 +45,7 @@ class Showdown(DecisionServer):
 
     observation_space = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
     action_space = spaces.Discrete(ACTIONS)
-    wait_ms = 4.0  # a process plays all its battles on one core
+    wait_ms = 4.0  # because a process plays all its battles on one core
 
     def __init__(
         self, generation: int = 9, opponent: Literal["random", "max_damage", "self"] = "random", shaping: float = 0.0

@@ -21,7 +21,7 @@ PARTS = ("engine", "network", "decode", "queue", "idle")
 SHARES = ("busy_share", "cpu_share")
 LOST_SHARE = 0.01  # share of lost games above which a warning is printed
 BIASED = (
-    "Dropping games, long ones above all, biases what is learned from: see failed_games.jsonl, and give them time "
+    "Dropping games, long ones above all, biases the training data: see failed_games.jsonl, and give them time "
     "(daemons.timeouts_s.game, daemons.timeouts_s.request)"
 )
 BUCKETS_S = {
@@ -32,7 +32,7 @@ PER_DECADE, DECADES, FIRST_NS = 50, 8, 1e4  # 10 µs to 1,000 s, in steps of 4.7
 
 
 class GameTimes(NamedTuple):
-    """Nanoseconds summed over all games in flight, and counts."""
+    """Times in nanoseconds, summed over all running games, and counts."""
 
     engine_ns: int = 0
     network_ns: int = 0
@@ -48,7 +48,7 @@ class GameTimes(NamedTuple):
     restarts: int = 0
 
     def since(self, before: GameTimes) -> GameTimes:
-        """The difference to an earlier state."""
+        """The difference to earlier values."""
         return GameTimes(*(now - then for now, then in zip(self, before, strict=True)))
 
     @property
@@ -69,7 +69,7 @@ class Histogram:
         self.counts[min(place, PER_DECADE * DECADES)] += 1
 
     def percentile_ms(self, share: float) -> float | None:
-        """The duration that a `share` (0..1) does not exceed; None without durations."""
+        """The duration that a `share` (0..1) of all durations does not exceed; None without durations."""
         places = sorted(self.counts)
         if not places:
             return None
@@ -93,7 +93,7 @@ class Histogram:
 
 
 class Tally:
-    """The counts of a worker since its start. It sends them to the trainer once a second. Picklable."""
+    """The counts of a worker since its start. The worker sends them to the trainer once a second. It can be pickled."""
 
     def __init__(self) -> None:
         self.decisions, self.games = Histogram(), Histogram()
@@ -101,7 +101,7 @@ class Tally:
         self.lost_steps: Counter[str] = Counter()
         self.steps = 0  # steps of the games that ended
         self.restarts: Counter[str] = Counter()
-        self.daemons: list[dict[str, Any]] = []  # one entry per daemon; shares are of its `seconds`
+        self.daemons: list[dict[str, Any]] = []  # one entry per daemon; its shares refer to its `seconds`
 
     def daemons_since(self, before: Tally) -> list[dict[str, Any]]:
         """`daemons`, with `seconds` and shares for the time since the earlier tally `before`."""
@@ -185,7 +185,7 @@ def summary_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[tuple[Any, ...]]:
-    """The fields of each `vec.external.Figure` in a `summary` and a tally."""
+    """For each metric the fields of a `vec.external.Figure`, from a `summary` and a tally."""
     yield ("counter", "decisions", "Decisions of the policy in games with engines.", found["decisions"])
     yield ("counter", "games", "Games that ended by their rules or limits.", found["games"])
     lost = {cause: one["games"] for cause, one in found["lost_games"].items()}
@@ -194,11 +194,11 @@ def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[tuple[Any, ...]]
         yield ("counter", f"decisions_{name}", f"Decisions {name}.", found[name])
     made = found["decisions"] + found["forced"]
     parts = {name: made * found[f"{name}_ms"] / 1000 for name in PARTS}
-    yield ("counter", "game_seconds", "Where the time of all games in flight went.", parts, "part")
+    yield ("counter", "game_seconds", "What the time of all running games was spent on.", parts, "part")
     yield ("counter", "daemon_restarts", "Engines started again.", found["restarts"], "cause")
     for share in SHARES:
         each = {str(one["daemon"]): one[share] for one in found["daemons"]}
-        yield ("gauge", f"daemon_{share}", "Of the time, 0 to 1 per core.", each, "daemon")
+        yield ("gauge", f"daemon_{share}", "Share of the time, 0 to 1 per core.", each, "daemon")
     memory = {str(one["daemon"]): one["memory_mb"] * 2**20 for one in found["daemons"]}
     yield ("gauge", "daemon_memory_bytes", "Resident memory of an engine.", memory, "daemon")
     texts = {"decision": "Time of a decision of an engine.", "game": "Time of a game."}
@@ -212,29 +212,29 @@ def advice(found: Mapping[str, Any], games: int, daemons: int, cores: int) -> tu
     """The bottleneck of games with engines, by Little's law, and overrides to try.
 
     Args:
-        found: from `summary`.
-        games: number of games in flight.
+        found: the result of `summary`.
+        games: number of running games.
     """
     parts = {name: found[f"{name}_ms"] for name in PARTS}
     cycle = sum(parts.values()) or 1.0
     at_most = games * 1000 / (cycle - parts["queue"]) if cycle > parts["queue"] else math.inf
     law = (
         f"{games} games ÷ {rate_text(cycle)} ms a decision = {1000 * games / cycle:,.0f} decisions/s; with a policy "
-        f"that takes no time {at_most:,.0f}"
+        f"that takes no time it would be {at_most:,.0f}"
     )
     computing = sum(one["cpu_share"] for one in found["daemons"])
     if parts["queue"] > 0.5 * cycle:
-        return f"{law}. Decisions wait for the policy longer than for the engines: a faster policy or update helps", []
+        return f"{law}. Decisions wait for the policy longer than for the engines: speed up policy or update", []
     if parts["idle"] > 0.5 * cycle:
-        return f"{law}. Games mostly wait for engines to restart: the daemons' logs say why", []
+        return f"{law}. Games mostly wait for engines to restart: the logs of the daemons say why", []
     if computing > 0.8 * cores:
-        return f"{law}. The engines compute on {computing:.1f} of {cores} cores: only a cheaper engine helps", []
+        return f"{law}. The engines compute on {computing:.1f} of {cores} cores: only a cheaper engine would help", []
     per_daemon = math.ceil(games / max(1, daemons))
     if (found["busy_share"] or 0.0) > 0.9 and computing > 0.8 * daemons:
         more = min(2 * daemons, max(daemons + 1, cores))
         tried = [f"daemons.count={more}", "daemons.games_per_daemon=auto"]
-        return f"{law}. Each daemon computes all the time: more of them help", tried
+        return f"{law}. Each daemon computes all the time: more daemons would help", tried
     return (
-        f"{law}. The engines mostly wait: more games per daemon help",
+        f"{law}. The engines mostly wait: more games per daemon would help",
         [f"num_envs={2 * games}", f"daemons.count={daemons}", f"daemons.games_per_daemon={2 * per_daemon}"],
     )

@@ -1,8 +1,8 @@
 """DaemonVecEnv: games with external engines as rows of one vectorized env, each at its engine's pace.
 
-Worker processes (`games_worker`) play. Their numbers are in shared memory, and small messages tell which rows have
-news. All rows can step together, as in SB3, or each by itself (`vec/groups.py`): `send_all` lets rows act, and
-`first_ready` waits for rows with a new decision.
+Worker processes (`games_worker`) play. Observations, rewards and so on are in shared memory; small messages tell which
+rows have news. All rows can step together, as in SB3, or each by itself (`vec/groups.py`): `send_all` lets rows act,
+and `first_ready` waits for rows with a new decision.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from fasttrain_engines.games_worker import GamesProcess, GamesSettings, Ready
 from fasttrain_engines.settings import DaemonsConfig, shared_out, workers_for
 from fasttrain_engines.stats import GameTimes, Tally, advice, figures, merged, summary, summary_lines
 
-LOOK_EVERY_S = 0.5  # between two looks whether workers live
-HUNG_S = 300.0  # a worker, which sends a message each second, counts as hung after this time without one
-SLACK_S = 30.0  # for starting the worker, added to the engines' deadline
+LOOK_EVERY_S = 0.5  # seconds between two checks whether workers live
+HUNG_S = 300.0  # a worker sends a message each second; after this time without one it counts as hung
+SLACK_S = 30.0  # time for starting the worker, in addition to the engines' deadline
 CLOSE_S = 8.0
 
 
@@ -50,16 +50,16 @@ class DaemonVecEnv(ExternalVecEnv):
 
     Args:
         entry_point: module:Class of a `RequestEngine` or `DecisionServer`; the workers build it with `kwargs`.
-        cores: are distributed over daemons and workers.
+        cores: number of cores, which are divided among daemons and workers.
         workers: number of worker processes; None: as many as the games need.
-        folder: for logs and records of games; None: nowhere.
+        folder: the folder for logs and records of games; None: none are kept.
         asks_again: False for SB3's own training loops, which cannot repeat a decision.
-        two_sided: the game asks for the opponent's decisions too (`SelfPlayVecEnv` makes them).
+        two_sided: the game also asks for the opponent's decisions, which `SelfPlayVecEnv` makes.
         guests: number of games of `guests()`, at most `num_envs`; they are built with `guest_kwargs`.
         empty_raises: a decision without a legal action is an error, not a lost game.
 
     Raises:
-        EnvSpecError: the class cannot be made, or the first engine does not come up.
+        EnvSpecError: the class cannot be made, or the first engine does not start.
         ConfigError: the settings contradict each other.
     """
 
@@ -101,9 +101,9 @@ class DaemonVecEnv(ExternalVecEnv):
         ]  # fmt: skip
         self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}  # row → its news
         self._tallies = [Tally() for _ in self._workers]
-        self._failure: FastTrainError | None = None  # reported by a worker
-        # `host` is the training's env, which its guests share. It knows whether guests play, and whether its own games
-        # were ended to make place for them.
+        self._failure: FastTrainError | None = None  # the failure that a worker reported
+        # `host` is the training's env, also for its guests. It knows whether guests play, and whether its own games
+        # were ended to make room for them.
         self.host, self.guests_play, self.ended = self, False, False
         try:
             self._ready = self._meet(num_envs + guests, settings.timeouts_s.start + SLACK_S)
@@ -207,7 +207,7 @@ class DaemonVecEnv(ExternalVecEnv):
                 worker.send("act", (np.array(mine, np.int32) + np.int32(self._first)).tobytes())
 
     def _came(self, row: int) -> FinishedEpisode | None:
-        """Take in the news of a row; returns its finished episode, if it ended one."""
+        """Process the news of a row. Returns the episode that ended, if one did."""
         kind, info = self._news.pop(row)
         self.again[row] = kind == AGAIN
         if kind == AGAIN:
@@ -241,7 +241,7 @@ class DaemonVecEnv(ExternalVecEnv):
         self._act(groups)
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        """The results of the last actions of `groups`, as one step. Each group is one row."""
+        """The results of the last actions of `groups`, as one step. Each group is a row."""
         self._await(groups)
         stepped = np.array([row for row in groups if self._news[row][0] != AGAIN], np.int64)
         finished = [found for row in groups if (found := self._came(row)) is not None]
@@ -249,14 +249,14 @@ class DaemonVecEnv(ExternalVecEnv):
 
     def first_ready(self, groups: list[int]) -> list[int]:
         """Wait for the first news of `groups`, which all act; returns those with news."""
-        while self._poller.poll(0):  # take in all messages that have arrived
+        while self._poller.poll(0):  # process all messages that have arrived
             self._hear(0.0)
         while not (ready := [group for group in groups if group in self._news]):
             self._hear(LOOK_EVERY_S)
         return ready
 
     def finish(self) -> None:
-        """Nothing to do: the env can step as a whole whenever no row is acting."""
+        """Nothing to do: the env can step as a whole at any time when no row is acting."""
 
     def fill_infos(
         self, infos: list[dict[str, Any]], rows: object, records: object, finished: list[FinishedEpisode]
@@ -273,12 +273,12 @@ class DaemonVecEnv(ExternalVecEnv):
             self._hear(LOOK_EVERY_S)
 
     def _hear(self, timeout_s: float) -> None:
-        """Wait for messages of workers and take them in. Raises FastTrainError if a worker failed."""
-        if self.host._failure is not None:  # workers report it only once, but each later call must fail too
+        """Wait for messages of workers and process them. Raises FastTrainError if a worker failed."""
+        if self.host._failure is not None:  # workers report a failure only once, but each later call must fail too
             raise self.host._failure
         began = time.monotonic()
         news = self._poller.poll(1000 * timeout_s)
-        waited_s = min(timeout_s, time.monotonic() - began)  # this process may have been stopped meanwhile
+        waited_s = min(timeout_s, time.monotonic() - began)  # this process may have been stopped
         for worker in self._workers:
             worker.silent_s += waited_s
         for descriptor, _ in news:
@@ -305,7 +305,7 @@ class DaemonVecEnv(ExternalVecEnv):
                 raise self.host._failure
 
     def _hear_of_guests(self, failure: FastTrainError | None) -> None:
-        """A guest failed, or found no place; in the latter case the training's games are ended."""
+        """Handle that a guest failed or found no place; in the latter case the training's games are ended."""
         if self.host.guests_play and failure is not None:
             raise failure
         if self.host.guests_play and not self.host.ended:
@@ -357,7 +357,7 @@ class DaemonVecEnv(ExternalVecEnv):
         raise EnvError(f"games with external engines have no method {name!r} that could be called from here")
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name == "render_mode":  # SB3's constructor asks every env
+        if attr_name == "render_mode":  # SB3's constructor asks every env for it
             return [None] * len(self.env_indices(indices))
         raise AttributeError(f"games with external engines have no attribute {attr_name!r} that can be read here")
 

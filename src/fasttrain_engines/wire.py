@@ -1,4 +1,4 @@
-"""Frames and messages between trainer and engine. An engine's data is not trusted, so that everything has a limit.
+"""Frames and messages between trainer and engine. Data of an engine is not trusted, so everything has a limit.
 
 A codec decodes a frame to a message: a str (`Text`), or a value of JSON or msgpack. Decoding executes no code.
 """
@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import NoReturn, Protocol
 
 MOST_BYTES = 1 << 20  # size limit of one frame
-MOST_DEPTH = 32  # depth of nested lists and mappings
-MOST_ENTRIES = 1 << 16  # entries of one list or mapping in msgpack, which announces their number first
+MOST_DEPTH = 32  # most levels of nested lists and mappings
+MOST_ENTRIES = 1 << 16  # most entries of one list or mapping in msgpack, which sends their number first
 
 
 class GameLostError(Exception):
@@ -28,7 +28,7 @@ class GameLostError(Exception):
 
 
 class Framing(Protocol):
-    """Cuts a stream of bytes into frames; one object per connection."""
+    """Cuts a stream of bytes into frames; each connection has an object of its own."""
 
     def pack(self, payload: bytes) -> bytes:
         """The frame of a payload."""
@@ -55,7 +55,7 @@ class Lines:
 
     def pack(self, payload: bytes) -> bytes:
         if b"\n" in payload:
-            raise ValueError("a message in lines must not hold a line break")
+            raise ValueError("a message in lines must not contain a line break")
         return payload + b"\n"
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -84,7 +84,7 @@ class Lengths:
         while len(begun) - at >= 4:
             (size,) = struct.unpack_from(">I", begun, at)
             if size > self._most:
-                raise GameLostError("oversize", f"a frame of {size:,} bytes, at most {self._most:,} are taken")
+                raise GameLostError("oversize", f"a frame of {size:,} bytes, at most {self._most:,} are allowed")
             if len(begun) - at - 4 < size:
                 break
             payloads.append(bytes(begun[at + 4 : at + 4 + size]))

@@ -29,8 +29,8 @@ from toys import toy_gym_vec
 BOX, TWO, PAIR = spaces.Box(-1.0, 1.0, (4,), np.float32), spaces.Discrete(2), spaces.MultiDiscrete([2, 2])
 WIDE = spaces.Box(-1.0, 1.0, (4,), np.float64)
 NO_MLP = "not an MLP of tanh or relu layers"
-NO_ADAM = "the optimizer is {}: compiled kernels compute a plain Adam of one group"
-NOT_CALLED = "has a hook or a method of its own, which compiled kernels would not call"
+NO_ADAM = "the optimizer is {}: kernels compute a plain Adam with one parameter group"
+NOT_CALLED = "has a hook or a method set by the user, which kernels would not call"
 
 
 def actor(space: Any = BOX, actions: Any = TWO, kind: Any = ActorCriticPolicy, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ class OwnChoice(DQNPolicy):
         (recurrent(net_arch=[]), None),
         (recurrent(units=24), "an LSTM of 24 units: compiled kernels take multiples of 16"),
         (recurrent(units=272), "an LSTM of 272 units: torch is faster above 256"),
-        (recurrent(lstm_kwargs={"bias": False}), "the LSTM has arguments of its own"),
+        (recurrent(lstm_kwargs={"bias": False}), "the LSTM has other arguments than SB3's"),
         (recurrent(n_lstm_layers=2), "2 layers of LSTMs"),
         (recurrent(enable_critic_lstm=False), "the value net has no LSTM"),
         (recurrent(actions=spaces.Box(-1, 1, (2,))), None),
@@ -141,7 +141,7 @@ def with_own_method(policy: Any) -> None:
 
 
 CHANGES: dict[str, tuple[Any, str]] = {
-    "float64": (lambda policy: policy.double(), "the policy is not float32 on the CPU"),
+    "float64": (lambda policy: policy.double(), "the policy's tensors are not all float32 on the CPU"),
     "hook": (lambda policy: net_of(policy)[0].register_forward_hook(lambda *_: None), f".0 {NOT_CALLED}"),
     "gradients' hook": (lambda policy: net_of(policy)[0].register_full_backward_hook(lambda *_: None), NOT_CALLED),
     "method": (with_own_method, NOT_CALLED),
@@ -151,7 +151,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "parameter's hook": (lambda policy: net_of(policy)[0].bias.register_hook(lambda _: None), "0.bias has a hook"),
     "weight decay": (lambda policy: learner_of(policy).param_groups[0].update(weight_decay=0.1), "option weight_decay"),
     "step's hook": (lambda policy: learner_of(policy).register_step_post_hook(lambda *_: None), "steps have a hook"),
-    "other parameters": (lambda policy: learner_of(policy).param_groups[0]["params"].pop(), "the policy's parameters"),
+    "other parameters": (lambda policy: learner_of(policy).param_groups[0]["params"].pop(), "not those of the policy"),
     "parameter": (lambda policy: policy.register_parameter("scale", torch.nn.Parameter(torch.ones(1))),
                   "the parameter scale is in none of the layers that compiled kernels know"),
 }  # fmt: skip
@@ -168,9 +168,9 @@ def test_what_was_done_to_a_policy_counts(change: str, make: Any):
 def test_layers_of_a_class_of_their_own():
     policy, remembering, headed = actor(), recurrent(), actor()
     policy.mlp_extractor = OwnLayers(4, [64, 64], torch.nn.Tanh)
-    assert policy_reason(policy) == "the hidden layers are a OwnLayers, a class of their own"
+    assert policy_reason(policy) == "the hidden layers are a OwnLayers, a class of the user"
     remembering.lstm_critic = OwnLstm(5, 16)
-    assert policy_reason(remembering) == "the LSTM is a OwnLstm, a class of its own"
+    assert policy_reason(remembering) == "the LSTM is a OwnLstm, a class of the user"
     headed.action_net = torch.nn.Sequential(torch.nn.Linear(64, 2))
     assert policy_reason(headed) == NO_MLP
     frozen = actor(actions=spaces.Box(-1, 1, (2,)))
@@ -180,7 +180,7 @@ def test_layers_of_a_class_of_their_own():
 
 def test_an_activation_with_a_number_that_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(layout.KINDS, torch.nn.ELU, 2)
-    assert policy_reason(actor(activation_fn=torch.nn.ELU)) == "compiled kernels do not compute activation 2 (ELU)"
+    assert policy_reason(actor(activation_fn=torch.nn.ELU)) == "compiled kernels do not compute the activation 2 (ELU)"
 
 
 @pytest.mark.parametrize(("kind", "work"), [(PPO, "PPOWork"), (DQN, "QWork"), (SAC, "SACWork")])
@@ -263,7 +263,7 @@ STORAGES = "overridden: compiled kernels compute ReplayStorage's own"
         (DQN, replay(Newest), f"Newest._get_samples is {STORAGES} _get_samples"),
         (DQN, replay(Sampled), "Sampled.sample is overridden: compiled kernels compute PrioritizedReplayBuffer's own"),
         (PPO, {"rollout_buffer_class": type("Own", (RolloutBuffer,), {})},
-         "the buffer is a Own, so SB3's own loops run"),
+         "the buffer is a Own, with which SB3's own loops run"),
     ],
 )  # fmt: skip
 def test_what_is_overridden_is_what_learns(kind: Any, options: dict[str, Any], reason: str):

@@ -183,7 +183,7 @@ def test_what_cannot_be_exported(fasttrain: RunCommand, monkeypatch: pytest.Monk
     made = fasttrain("env.id=CartPole-v1", "algo=qrdqn", "total_timesteps=64", "warmup_steps=32", "num_envs=1",
                      "vec_env=dummy", "eval.episodes=2").ok()  # fmt: skip
     fasttrain("export", f"run={made.folder}", "format=torchscript").refused(
-        "fasttrain: error: qrdqn cannot be exported: there is no exported path of its kind of network; load model.zip "
+        "fasttrain: error: qrdqn cannot be exported: this kind of network is not supported; load model.zip "
         "by sb3_contrib.QRDQN\n"
     )
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)

@@ -167,7 +167,7 @@ def test_missing_packages_are_named(run: Callable[..., Path], fasttrain: RunComm
 
 @pytest.mark.parametrize("wrong", ["text", None, np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3))])
 def test_what_is_no_picture(wrong: Any):
-    with pytest.raises(EnvSpecError, match=r"a uint8 array \(height, width, 3\) is due"):
+    with pytest.raises(EnvSpecError, match=r"a uint8 array \(height, width, 3\) is needed"):
         picture(wrong)
     assert picture(np.zeros((301, 400, 4), np.uint8)).shape == (302, 400, 3), "with transparency, and a large one"
 

@@ -31,7 +31,7 @@ def test_a_line_may_end_as_on_windows_and_empty_ones_say_nothing():
 
 
 def test_a_message_with_a_line_break_is_no_line():
-    with pytest.raises(ValueError, match="must not hold a line break"):
+    with pytest.raises(ValueError, match="must not contain a line break"):
         Lines().pack(b"a\nb")
 
 

@@ -242,8 +242,8 @@ def test_a_wrong_roster_names_file_unit_and_key(tmp_path: Path, old: str, new: s
         ("[[10, 10]]", "ten", "markers must be a list, got 'ten'"),
         ("[4, 8, 3, 2]", "[4, 8, 30, 2]", r"terrain: \[4, 8, 30, 2\] is not on the board"),
         ("[4, 8, 3, 2]", "[0, 0, 20, 4]", "no free cell for unit 1 of roster in its strip of the deployment zone"),
-        ("rows: 4", "rows: 10", "deployment_rows=10 of both sides leave nothing between on height=20"),
-        ("rows: 4", "rows: none", "deployment_rows='none': choose a whole number from 1 on"),
+        ("rows: 4", "rows: 10", "deployment_rows=10 leave no row between the two zones on height=20"),
+        ("rows: 4", "rows: none", "deployment_rows='none': choose a whole number of at least 1"),
     ],
 )
 def test_a_wrong_mission_names_file_and_key(tmp_path: Path, old: str, new: str, message: str) -> None:

@@ -210,7 +210,7 @@ def test_greedy_beats_random_and_planner_beats_both() -> None:
 
 def test_illegal_actions_name_env_head_and_legal_values() -> None:
     game, slots = bound(3)
-    with pytest.raises(EnvError, match=r"env 0 has no game to play .*reset\(\) it first"):
+    with pytest.raises(EnvError, match=r"env 0 has no game for .*call reset\(\) first"):
         game.step()
     game.reset(np.arange(3), [1, 2, 3])
     slots.actions[:] = slots.action_masks[:, :25].argmax(1)[:, None] * 0

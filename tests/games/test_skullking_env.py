@@ -68,13 +68,13 @@ def test_illegal_actions_are_replaced_by_the_lowest_legal_one_and_counted() -> N
 
 def test_illegal_actions_raise_on_request_and_before_the_first_reset() -> None:
     env = SkullKingEnv(on_illegal="raise")
-    with pytest.raises(EnvError, match=r"reset\(\) it first"):
+    with pytest.raises(EnvError, match=r"call reset\(\) first"):
         env.step(0)
     env.reset(seed=0)
     with pytest.raises(EnvError, match=r"action 50 is illegal now, legal actions are \[0, 1\]"):
         env.step(50)
     env.step(1)
-    with pytest.raises(EnvError, match=r"reset\(\) it first"):
+    with pytest.raises(EnvError, match=r"call reset\(\) first"):
         SkullKingEnv().step(0)
 
 

@@ -467,7 +467,7 @@ def test_nothing_is_played_before_reset() -> None:
         ({"num_envs": 1, "opponents": {}}, "at least one weight"),
         ({"num_envs": 1, "opponents": 3}, "neither a name"),
         ({"num_envs": 1, "reward_win": float("inf")}, "finite"),
-        ({"num_envs": 1, "card_memory": "off"}, "card_memory='off': true or false"),
+        ({"num_envs": 1, "card_memory": "off"}, "card_memory='off': choose true or false"),
     ],
 )
 def test_bad_settings_are_named(kwargs: dict[str, Any], message: str) -> None:

@@ -212,7 +212,7 @@ def test_seats_that_differ_are_told(monkeypatch: pytest.MonkeyPatch):
     from gymnasium import spaces
 
     monkeypatch.setattr(nimble.Nimble, "action_space", lambda self, seat: spaces.Discrete(3 + (seat == "blue")))
-    with pytest.raises(EnvSpecError, match="the seats differ in their action_space; one policy serves all of them"):
+    with pytest.raises(EnvSpecError, match="the seats differ in their action_space; one policy plays all seats"):
         Seat("nimble")
 
 

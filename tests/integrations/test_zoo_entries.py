@@ -102,11 +102,11 @@ def test_normalisation(given: Any, parts: list[str]):
 
 def test_what_vecnormalize_would_do_otherwise_is_told():
     assert left(normalize="dict(clip_obs=5.0, gamma=0.5)") == [
-        "normalize.clip_obs: VecNormalize has its own value here",
+        "normalize.clip_obs: here VecNormalize keeps its default",
         "normalize.gamma: rewards are normalised by algo.gamma",
     ]
     assert left(normalize=True, normalize_kwargs={"epsilon": 1e-3}) == [
-        "normalize.epsilon: VecNormalize has its own value here"
+        "normalize.epsilon: here VecNormalize keeps its default"
     ]
 
 
@@ -161,7 +161,7 @@ def test_what_has_no_place_is_told_with_the_reason():
 def test_noise(kind: str, deviation: float, meant: str):
     assert settings("td3", "Pendulum-v1", noise_type=kind, noise_std=deviation)["algo.action_noise"] == meant
     assert left("ppo", noise_type=kind, noise_std=deviation)[0] == "noise_type: ppo explores without action noise"
-    assert "is no noise of the zoo" in left("td3", noise_type="pink", noise_std=deviation)[0]
+    assert "is not an action noise of the zoo" in left("td3", noise_type="pink", noise_std=deviation)[0]
 
 
 def test_a_minibatch_larger_than_the_rollout_is_the_rollout():
@@ -171,7 +171,7 @@ def test_a_minibatch_larger_than_the_rollout_is_the_rollout():
 
 def test_stacked_and_normalised_observations_are_told_of():
     found = taken({"n_timesteps": 1, "policy": "MlpPolicy", "normalize": True, "frame_stack": 2}, "A", algorithm("ppo"))
-    assert found.notes == ["frame_stack: the zoo stacks what is normalised already; here the stack is normalised"]
+    assert found.notes == ["frame_stack: the zoo stacks normalised frames; here stacked frames are normalised"]
 
 
 def test_names_of_algorithms():

@@ -71,12 +71,12 @@ def test_what_is_typed_wins_and_importing_again_writes_over(fasttrain: RunComman
     Path("mine/profile/own.yaml").write_text("num_envs: 3\n")
     code, _, err = told(capfd, "import", "ppo.yml", "--env", "CartPole-v1", "--output", "mine/profile/own.yaml")
     assert code == 2
-    assert "there is a file that was not imported" in err
+    assert "this file exists and was not made by zoo import" in err
 
 
 def test_an_env_without_an_entry_gets_the_default_one_and_it_is_said(capfd: pytest.CaptureFixture[str]):
     out = told(capfd, "import", "ppo.yml", "--env", "CartPole-v0")[1]
-    assert "from the entry default: none is called CartPole-v0; did you mean 'CartPole-v1'?" in out
+    assert "from the entry default: no entry is called CartPole-v0; did you mean 'CartPole-v1'?" in out
 
 
 def test_atari_games_have_one_entry(capfd: pytest.CaptureFixture[str]):
@@ -122,7 +122,7 @@ def test_a_value_that_cannot_be_names_file_and_entry(capfd: pytest.CaptureFixtur
 def test_texts_that_the_configuration_would_look_up_are_refused(capfd: pytest.CaptureFixture[str]):
     Path("ppo.yml").write_text("default: {n_timesteps: 10, policy: MlpPolicy, env_kwargs: {x: '${oc.env:HOME}'}}")
     code, _, err = told(capfd, "import", "ppo.yml", "--env", "A-v0")
-    assert (code, "a text with ${ in it" in err) == (2, True)
+    assert (code, "a text contains ${" in err) == (2, True)
     assert not Path("conf").exists()
 
 

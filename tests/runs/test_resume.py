@@ -173,7 +173,7 @@ def test_a_run_that_a_signal_stopped_and_was_resumed_equals_one_that_was_not(
     assert (summary["status"], summary["stopped_by"]) == ("stopped", "signal")
     assert 256 < summary["env_steps"] < 640
     assert f"stopped at {summary['env_steps']:,} steps: by a signal" in done.out
-    assert "steps since are dropped" in done.out
+    assert "later steps are dropped" in done.out
     PPO.load(done.folder / "model.zip", device="cpu")
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     fasttrain("resume", f"run={done.folder}").ok()

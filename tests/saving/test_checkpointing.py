@@ -109,7 +109,7 @@ def test_a_stop_waits_for_the_next_rest(tmp_path: Path):
     assert trainer.checkpoints.may_stop(for_signal=True)
     trainer.finish(9, at_rest=False)
     assert trainer.names() == ["008"]
-    assert trainer.said == ["checkpoint of 8 steps written; the 1 steps since are dropped"]
+    assert trainer.said == ["checkpoint of 8 steps written; the 1 later steps are dropped"]
 
 
 def test_a_stop_in_a_long_rollout_takes_the_state_at_its_beginning(tmp_path: Path):

@@ -179,7 +179,7 @@ def test_a_manifest_has_one_spelling_and_its_folder_s_step(tmp_path: Path, old: 
     published = CheckpointFolder(tmp_path).publish(7, FILES)
     text = (published / MANIFEST).read_text()
     (published / MANIFEST).write_text(text.replace(old, new, 1))
-    assert problem_of(published) in (f"{MANIFEST} is not what was written", f"{MANIFEST} is of step 8")
+    assert problem_of(published) in (f"{MANIFEST} was changed after it was written", f"{MANIFEST} is of step 8")
 
 
 def test_a_damaged_checkpoint_of_a_later_step_takes_no_place_of_a_whole_one(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""torch.compile for an algorithm's acting and update, on CUDA with CUDA graphs where the mode brings them.
+"""torch.compile for an algorithm's acting and update; on CUDA with CUDA graphs, if the mode uses them.
 
 The loss is compiled together with the networks, so that its dozens of small operations are fused, in the backward pass
 too. Compiled code reads the policy's own parameters; nothing is copied. It is compiled for fixed sizes. A minibatch of
@@ -63,7 +63,7 @@ def prepare(model: Any, env: VecEnv) -> str:
     """Compile what the model's settings ask for, for the present sizes, unless it is already compiled.
 
     Returns:
-        why compiling failed in this call, as a text; training then continues eagerly. Empty if it did not fail.
+        a text why compiling failed in this call; training then continues without it. Empty if it did not fail.
     """
     engine = model.engine_now()
     if engine.kind == "kernels" or not isinstance(storage_of(model), RolloutStorage | ReplayStorage):
@@ -102,16 +102,16 @@ class Compiled(ABC):
     def __init__(self, engine: Any, compiler: Compiler | None = None) -> None:
         self.engine, settings = engine, engine.settings
         graphs = engine.device.type == "cuda" and settings.compile_mode in GRAPH_MODES
-        # A graph overwrites its memory, so it must not hold gradients that several backward passes add up.
+        # A graph overwrites its memory. So it must not have gradients to which several backward passes add.
         graphs = graphs and settings.gradient_accumulation == 1
         self.compiler = compiler or inductor(settings.compile_mode, graphs)
         self.failure = ""  # why nothing was compiled
-        self.sizes: tuple[int, ...] = ()  # for which everything was compiled
+        self.sizes: tuple[int, ...] = ()  # the numbers of rows for which everything was compiled
 
     @staticmethod
     @abstractmethod
     def sizes_of(model: Any, env: VecEnv) -> tuple[int, ...]:
-        """Numbers of rows: of a minibatch, and of the envs that act together."""
+        """The numbers of rows: of a minibatch, and of envs that act together."""
 
     @abstractmethod
     def compile(self, model: Any, sizes: tuple[int, ...]) -> None:
@@ -124,7 +124,7 @@ class Compiled(ABC):
         self.sizes = sizes
         try:
             with untouched(self.engine.policy), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's compiler warns of its own deprecated parts
+                warnings.simplefilter("ignore")  # torch's compiler warns about its own deprecated parts
                 yield
         except Exception as error:  # any failure of the compiler; training continues eagerly
             self.failure = f"torch.compile failed: {_first_line(error)}"
@@ -186,11 +186,11 @@ class CompiledPPO(Compiled):
             torch.autograd.backward(loss(part)["loss"])
 
     def serves(self, view: PolicyView) -> bool:
-        """Whether this was compiled for the policy and the class of `view`."""
+        """Whether this was compiled for the policy of `view` and for its class."""
         return not self.failure and type(view) is type(self.view) and view.policy is self.view.policy
 
     def attach(self, view: PolicyView) -> None:
-        """Let the view act by compiled outputs, if they were compiled for it."""
+        """Let the view compute its outputs by compiled code, if this was compiled for it."""
         if isinstance(view, NetworkView) and self.serves(view):
             view.acting = self.outputs
 
@@ -272,7 +272,7 @@ def num_rows(observations: TensorObservations) -> int:
 
 @contextmanager
 def untouched(policy: Any) -> Iterator[None]:
-    """Restores the policy's parameters, running statistics, gradients and mode afterwards, and torch's random state."""
+    """Afterwards restores the policy's parameters, running statistics, gradients and mode, and torch's random state."""
     tensors = [*policy.parameters(), *policy.buffers()]
     saved = [tensor.detach().clone() for tensor in tensors]
     gradients = [parameter.grad for parameter in policy.parameters()]
@@ -291,12 +291,12 @@ def untouched(policy: Any) -> Iterator[None]:
 
 
 def repeat_rows(observations: TensorObservations, size: int) -> TensorObservations:
-    """The rows again and again, until there are `size`."""
+    """The rows repeated until there are `size` rows."""
     return each_array(lambda part: part[torch.arange(size, device=part.device) % len(part)], observations)  # type: ignore[no-any-return]
 
 
 def example_rows(data: RolloutStorage, work: Any) -> RolloutBatch:
-    """A minibatch of the size that training will use, with arbitrary content. Draws no random numbers."""
+    """A minibatch of the size that training will use, with any content. No random numbers are drawn."""
     full, state = data.full, np.random.get_state()
     data.full = True
     batch = next(data.minibatches(work.batch_size))
@@ -306,7 +306,7 @@ def example_rows(data: RolloutStorage, work: Any) -> RolloutBatch:
 
 
 def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
-    """A batch as training will use it, with arbitrary content. Draws no random numbers."""
+    """A batch of the form that training will use, with any content. No random numbers are drawn."""
     storage, first = data.storage, np.zeros(batch_size, np.int64)
     batch = storage.gather(first, first, data.normalizer)
     if isinstance(storage, PrioritizedReplayBuffer):
@@ -315,7 +315,7 @@ def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
 
 
 def tensors_of(batch: ReplayBatch) -> ReplayBatch:
-    """The batch without the fields for prioritized replay, which are on the host."""
+    """The batch without the fields for prioritized replay, which are in host memory."""
     return batch._replace(indices=None, generation=None)
 
 

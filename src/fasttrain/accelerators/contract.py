@@ -14,17 +14,17 @@ LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # accele
 class Contract(NamedTuple):
     """What the kernels reproduce for one kind of policy. A class may lack some of the methods."""
 
-    engine: type[Engine]  # acts and learns by the kernels
+    engine: type[Engine]  # the engine that acts and learns by the kernels
     calls: Callable[[], list[KernelCall]]  # all calls of kernels, so that they can be compiled before training
     algorithm: tuple[str, ...]  # methods of the algorithm
     policy: tuple[str, ...]  # methods of the policy and its modules
     storage: tuple[str, ...]  # methods of the storage
     stored: type  # the class of the storage
-    work: Mapping[Any, tuple[str, ...]]  # the class of an update's settings, and all its fields
+    work: Mapping[Any, tuple[str, ...]]  # class of an update's settings → all its fields
 
 
 def first_change(thing: Any, names: tuple[str, ...]) -> str:
-    """A sentence about the first of these methods that a user has changed; empty if there is none."""
+    """A sentence about the first of these methods that a user has changed; empty if none was changed."""
     kind, own = type(thing), vars(thing)
     for name in names:
         method = getattr(kind, name, None)

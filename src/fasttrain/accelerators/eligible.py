@@ -62,7 +62,7 @@ _DQN = Contract(
     work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
 )  # fmt: skip
 _RECURRENT = _PPO._replace(engine=SequenceKernelEngine, calls=kernels_recurrent.kernel_calls)
-_SAC = Contract(  # any storage that gives batches will do
+_SAC = Contract(  # any storage that gives batches is supported
     engine=KernelSACEngine,
     calls=kernels_sac.kernel_calls,
     algorithm=("train", "collect_rollouts", "work", "evaluate", "critic_loss", "actor_loss", "replay", "predict",
@@ -78,30 +78,30 @@ REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN, 
 VIEWS = (CategoricalView, GaussianView)  # distributions that the kernels know
 ADAM = ("lr", "betas", "eps", "foreach", "fused")  # Adam's options that kernels know; the last two change only rounding
 
-# Units of an LSTM. Time of an update by kernels / by torch, in µs for each row of the rollout, with two LSTMs on one
-# thread. 248 inputs, minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048
-# rows in which no episode ends: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
+# Units of an LSTM. Time of an update by kernels / by torch, in µs per row of the rollout, with two LSTMs on one thread.
+# 248 inputs, minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048 rows in
+# which no episode ends: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
 PAYS_UP_TO = 256
 
 
 def unsupported_reason(algorithm: Any) -> str | None:
-    """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can. This takes 0.1 ms."""
+    """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can. The check takes 0.1 ms."""
     contract, storage = REPRODUCED[_kind_of(algorithm.policy)], storage_of(algorithm)
     unknown = [f"{kind.__name__}.{name}" for kind, known in contract.work.items()
                for name in kind._fields if name not in known]  # fmt: skip
     if unknown:
         return f"{unknown[0]} is a field that compiled kernels do not know"
     if not isinstance(storage, contract.stored):
-        return f"the buffer is a {type(storage).__name__}, so SB3's own loops run"
+        return f"the buffer is a {type(storage).__name__}, with which SB3's own loops run"
     if change := first_change(algorithm, contract.algorithm) or first_change(storage, contract.storage):
         return change
     if contract is _DQN and algorithm._vec_normalize_env is not None:
-        return "VecNormalize: batches are normalised one by one"
+        return "VecNormalize: batches are normalised one by one, which kernels do not do"
     return policy_reason(algorithm.policy)
 
 
 def policy_reason(policy: Any) -> str | None:
-    """As `unsupported_reason`, but only for a policy and its optimizer."""
+    """As `unsupported_reason`, but for a policy and its optimizer alone."""
     return next(filter(None, (rule(policy) for rule in _RULES[_kind_of(policy)])), None)
 
 
@@ -114,7 +114,7 @@ class Watch:
     """Keeps the result of `unsupported_reason` and notices changes that may alter it. DQN asks at every update (3 µs).
 
     It notices hooks, methods set on instances, frozen parameters, and another policy, optimizer, buffer or normalizer.
-    A change that it does not notice, such as one of a class, takes effect at the next `learn`.
+    Other changes, such as those of a class, take effect at the next `learn`.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -129,7 +129,7 @@ class Watch:
         self._was = self._state()
 
     def holds(self, algorithm: Any) -> bool:
-        """Whether nothing has changed."""
+        """Whether nothing that is watched has changed."""
         return all(map(operator.is_, self._parts, _parts_of(algorithm))) and self._state() == self._was
 
     def _state(self) -> tuple[Any, ...]:
@@ -152,7 +152,7 @@ def _kind_of(policy: Any) -> str:
 
 
 def _learned(policy: Any) -> list[tuple[torch.optim.Optimizer, list[nn.Parameter]]]:
-    """Each optimizer, with the parameters that it must have."""
+    """Each optimizer, with the parameters that it must update."""
     if hasattr(policy, "critic_target"):
         return [(each.optimizer, [*each.parameters()]) for each in (policy.actor, policy.critic)]
     return [(policy.optimizer, [*getattr(policy, "q_net", policy).parameters()])]
@@ -160,7 +160,7 @@ def _learned(policy: Any) -> list[tuple[torch.optim.Optimizer, list[nn.Parameter
 
 def _wrong_device(policy: Any) -> str:
     other = any(each.device.type != "cpu" or each.dtype != torch.float32 for each in policy.parameters())
-    return "the policy is not float32 on the CPU" if other else ""
+    return "the policy's tensors are not all float32 on the CPU" if other else ""
 
 
 def _changed_policy(policy: Any) -> str:
@@ -172,7 +172,7 @@ def _bad_actor_critic(policy: Any) -> str:
     if not stock or type(networks_of(policy, policy.action_space)) not in VIEWS:
         return "the policy is not SB3's own, or its actions are neither discrete nor a Box with one axis"
     layers = type(policy.mlp_extractor)
-    return "" if layers is MlpExtractor else f"the hidden layers are a {layers.__name__}, a class of their own"
+    return "" if layers is MlpExtractor else f"the hidden layers are a {layers.__name__}, a class of the user"
 
 
 def _bad_lstm(policy: Any) -> str:
@@ -181,12 +181,12 @@ def _bad_lstm(policy: Any) -> str:
     if isinstance(actor, nn.GRU):
         return "a GRU is computed on PyTorch: compiled kernels compute only LSTMs"
     if other := [type(lstm).__name__ for lstm in lstms if type(lstm) is not nn.LSTM]:
-        return f"the LSTM is a {other[0]}, a class of its own"
+        return f"the LSTM is a {other[0]}, a class of the user"
     if units % PAD or units > PAYS_UP_TO:
         pays = f"compiled kernels take multiples of {PAD}" if units % PAD else f"torch is faster above {PAYS_UP_TO}"
         return f"an LSTM of {units} units: {pays}"
     if any(not lstm.bias or lstm.proj_size or lstm.bidirectional or lstm.batch_first for lstm in lstms):
-        return "the LSTM has arguments of its own"
+        return "the LSTM has other arguments than SB3's"
     if actor.num_layers > 1:
         return f"{actor.num_layers} layers of LSTMs: compiled kernels compute one"
     return "" if policy.lstm_critic is not None or policy.shared_lstm else "the value net has no LSTM"
@@ -201,7 +201,7 @@ def _bad_q_network(policy: Any) -> str:
 
 
 def _bad_soft_actor_critic(policy: Any) -> str:
-    """The networks' classes, and the features that they compute from observations."""
+    """Checks the networks' classes, and the features that they compute from observations."""
     actor, critics = policy.actor, (policy.critic, policy.critic_target)
     distribution: Any = type(actor.action_dist)
     if type(actor) is not Actor or any(type(each) is not ContinuousCritic for each in critics):
@@ -234,7 +234,7 @@ def _bad_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: boo
     if not (plain and alternate) or len(kinds) > 1 or not kinds <= set(KINDS):
         return "not an MLP of tanh or relu layers"
     if unknown := [kind for kind in kinds if KINDS[kind] not in ACTIVATIONS]:
-        return f"compiled kernels do not compute activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
+        return f"compiled kernels do not compute the activation {KINDS[unknown[0]]} ({unknown[0].__name__})"
     placed = {*map(id, others), *(id(each) for layer in linear for each in (layer.weight, layer.bias))}
     extra = [name for name, each in policy.named_parameters() if id(each) not in placed]
     return f"the parameter {extra[0]} is in none of the layers that compiled kernels know" if extra else ""
@@ -250,7 +250,7 @@ def _bad_features(policy: Any) -> str:
     extractors: Any = {getattr(owner, name, None) for owner in owners for name in names} - {None}
     for extractor in extractors:
         if type(extractor) is not (CombinedExtractor if keyed else FlattenExtractor):
-            return f"features come from a {type(extractor).__name__}, not from a flat Box or a Dict of such"
+            return f"features come from a {type(extractor).__name__}, not from a flat Box or a Dict of these"
         parts: Any = getattr(extractor, "extractors", {})
         if keyed and list(parts) != list(space.spaces):
             return "the features extractor does not read the observations' keys"
@@ -265,7 +265,7 @@ def _bad_features(policy: Any) -> str:
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_EVERYWHERE = vars(nn.modules.module)  # torch's module with the hooks that apply to all modules
+_EVERYWHERE = vars(nn.modules.module)  # torch's names, among them the hooks of all modules
 
 
 def _has_hooks(policy: Any) -> str:
@@ -276,7 +276,7 @@ def _has_hooks(policy: Any) -> str:
     for name, module in policy.named_modules():
         own = vars(module)
         if any(own[hooks] for hooks in _HOOKS) or (name and any(each in own for each in path)):
-            return f"{name or 'the policy'} has a hook or a method of its own, which compiled kernels would not call"
+            return f"{name or 'the policy'} has a hook or a method set by the user, which kernels would not call"
     return ""
 
 
@@ -302,13 +302,13 @@ def _bad_optimizer(policy: Any) -> str:
     for optimizer, learned in _learned(policy):
         group, *more = optimizer.param_groups
         if type(optimizer) is not torch.optim.Adam or more:
-            return f"the optimizer is {type(optimizer).__name__}: compiled kernels compute a plain Adam of one group"
+            return f"the optimizer is {type(optimizer).__name__}: kernels compute a plain Adam with one parameter group"
         if options := [name for name in optimizer.defaults if group.get(name) and name not in ADAM]:
             return f"compiled kernels do not know Adam's option {options[0]}"
         if "step" in vars(optimizer) or any(getattr(optimizer, name) for name in _STEP_HOOKS):
             return "the optimizer's steps have a hook, which compiled kernels would not call"
         if {*map(id, group["params"])} != {*map(id, learned)}:
-            return "the optimizer does not have the policy's parameters"
+            return "the optimizer's parameters are not those of the policy"
     return _frozen(policy)
 
 

@@ -33,10 +33,10 @@ from fasttrain.kernels.nets import Constants, Layout, Lists, Rows, compress, emp
 from fasttrain.kernels.recurrent import Remembered, Sequences
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team
 
-# Rows that go through the nets together, so that their activations stay in the cache. The weights of a wide net do not;
-# they are read once per block: with 128 rows instead of 64, [256, 256] takes 13.4 µs a sample instead of 16.9.
+# Rows that go through the nets together, so that their activations stay in the cache. Those of a wide net's weights do
+# not; they are read once per block: with 128 rows instead of 64, [256, 256] takes 13.4 µs a sample instead of 16.9.
 BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # WIDE: floats in a row of activations
-ROWS_PER_THREAD = 128  # with fewer rows a second thread does not pay: waking it takes about 10 µs
+ROWS_PER_THREAD = 128  # with fewer rows a second thread saves no time: waking it takes about 10 µs
 COLUMNS = {
     "loss": ppo.LOSS,
     "policy_gradient_loss": ppo.POLICY_LOSS,
@@ -97,7 +97,7 @@ class KernelEngine(Engine):
             value.copy_(place.parameter.detach())
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
-        """As `Engine.act`. Random numbers come from torch's global stream, for a rollout at its start."""
+        """As `Engine.act`. Random numbers are from torch's global stream; a rollout's are drawn at its start."""
         seen = flat_rows(observations, self._keys)
         count = len(seen)
         masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks)
@@ -132,8 +132,8 @@ class KernelEngine(Engine):
     def values(self, observations: Any, memory: Memory | None = None) -> Float32Array:
         """Values (n,), computed with the parameters that were packed last.
 
-        The acting kernel computes them, so that no further kernel must be compiled. torch takes longer: 0.4 ms for 256
-        rows of 248 floats, and far more if another process uses the second core.
+        The acting kernel computes them, so that no further kernel must be compiled. torch would take longer: 0.4 ms for
+        256 rows of 248 floats, and far more if another process uses the second core.
         """
         seen = flat_rows(observations, self._keys)
         count = len(seen)
@@ -164,7 +164,7 @@ class KernelEngine(Engine):
         """All epochs of the update in compiled code.
 
         Raises:
-            EnvError: `nan_guard` is off, and parameters would not be finite.
+            EnvError: `nan_guard` is off, and the new parameters would not be finite.
         """
         self.clock.enter("train")
         optimizer, guarded = self.policy.optimizer, self.guard is not None
@@ -191,7 +191,7 @@ class KernelEngine(Engine):
                 break
         if (taken or not guarded) and not np.isfinite(flat[0].sum()):
             raise EnvError(
-                "the update gave parameters that are not finite (a reward, advantage or coefficient too large?); the "
+                "the update gave parameters that are not finite (a too large reward, advantage or coefficient?); the "
                 "policy keeps the parameters it had before this update"
             )
         if taken:
@@ -218,7 +218,7 @@ class KernelEngine(Engine):
         return Statistics(terms, norms[norms != ppo.NO_STEP], int(taken), len(epochs), stopped, blamed)
 
     def _name_at(self, index: int) -> str:
-        """Name of the parameter at that index of the flat vectors; -1: none."""
+        """Name of the parameter at that index of the flat vectors; -1: an empty text."""
         names = {id(parameter): name for name, parameter in self.policy.named_parameters()}
         numbered = torch.arange(self.size)
         at_index = (place for place in self._places if bool((place.of(numbered) == index).any()))
@@ -256,7 +256,7 @@ class KernelEngine(Engine):
         return step
 
     def _unpack(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Copy the flat vectors into the policy and the optimizer, whose state is then as after `step` steps."""
+        """Copy the flat vectors into the policy and the optimizer, whose state is then that after `step` steps."""
         with torch.no_grad():
             for place, (value, average, square) in self._views:
                 parameter = place.parameter
@@ -270,7 +270,7 @@ class KernelEngine(Engine):
                 state["exp_avg_sq"].copy_(square)
 
     def _scratch_for(self, count: int) -> ppo.Scratch:
-        """Working memory for `count` rows, in as many parts as make the update faster."""
+        """Working memory for `count` rows, in as many parts as threads can use."""
         parts = max(1, min(self.max_threads, count // ROWS_PER_THREAD))
         if parts not in self._scratch:
             width, block = int(self.layout.dims.sum()), len(self._constants.every)
@@ -338,7 +338,7 @@ def noted_calls(
         storage = storage_class(1, 1, box, spaces.Discrete(2), device=CPU, gamma=1.0, gae_lambda=1.0, **sizes)
         engine.begin(storage)
         engine.act(np.zeros((1, 3), np.float32), None, memory)
-        storage.full = True  # its rows are zeros
+        storage.full = True  # its rows of zeros count as data
         engine.update(storage, PPOWork(1, 1, 0.2, None, 0.0, 0.5, True, 0.5, None))
     np.random.set_state(before)
     return [*calls, FOLLOW]

@@ -1,8 +1,8 @@
 """KernelQEngine: a Q-network acts and learns in the compiled kernels of `kernels/q.py`, in the same memory.
 
-DQN updates after every vector step, so copies as in PPO's `KernelEngine` would cost too much. Instead the parameters of
-both nets and Adam's moments become views of flat vectors. Policy and optimizer can be read, written and
-saved at any time. `fits` notices when a tensor was replaced by another.
+DQN updates after every vector step, so copies as in PPO's `KernelEngine` would take too long. Instead the parameters of
+both nets and Adam's moments become views of flat vectors. Policy and optimizer can be read, written and saved at any
+time. `fits` notices when a tensor was replaced by another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
 class KernelQEngine(Engine):
     """The engine for a DQN policy that `eligible.py` allows. It moves the policy's tensors into flat vectors (`Flat`).
 
-    Only one call may run at a time, since calls share working memory.
+    Only one call may run at a time, because calls share working memory.
     """
 
     kind: ClassVar[str] = "kernels"
@@ -71,7 +71,7 @@ class KernelQEngine(Engine):
         return policy is self.policy and self.flat.holds() and self.target.holds()
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
-        """The best legal actions; 0 where none is legal."""
+        """The best legal actions; 0 where no action is legal."""
         return PolicyStep(self.q_values(observations, action_masks)[1].reshape(-1, *self._shape))
 
     def q_values(self, observations: Any, action_masks: BoolArray | None = None) -> tuple[Float32Array, Int64Array]:
@@ -92,8 +92,8 @@ class KernelQEngine(Engine):
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
 
     def update(self, data: Replay, work: QWork) -> Statistics:
-        """Take all updates in one call of the kernels. All batches are drawn at once, so the random numbers differ from
-        SB3's, and prioritized batches use the priorities from before the call.
+        """Take all updates in one call of the kernels. All batches are drawn at once, so that the random numbers differ
+        from SB3's, and prioritized batches use the priorities from before the call.
 
         Raises:
             EnvError: the loss is not finite, and `nan_guard` is off.
@@ -105,7 +105,7 @@ class KernelQEngine(Engine):
         losses, errors, norms = self.train(block.batches, work, guarded)
         if not guarded and not np.isfinite(losses).all():
             raise EnvError(
-                "the loss is not finite (a reward too large, or a value that is NaN?): lower the learning rate, or "
+                "the loss is not finite (is a reward too large, or a value NaN?): lower the learning rate, or "
                 "scale the rewards"
             )
         if block.indices is not None:
@@ -119,7 +119,7 @@ class KernelQEngine(Engine):
         return self.count_steps(Statistics({"loss": losses}, watched, taken, work.gradient_steps, blamed=blamed))
 
     def train(self, batches: QBatches, work: QWork, guarded: bool) -> tuple[Float64Array, Float32Array, Float64Array]:
-        """An update for each batch, one after the other, as SB3's `DQN.train`. The target net stays as it is.
+        """An update for each batch, one after the other, as SB3's `DQN.train`. The target net does not change.
 
         If `guarded`, a step is skipped if its loss or gradient is not finite. A row without a legal next action counts
         as ended. The kernels check no shapes and no dtypes: `draw_block` makes the batches.

@@ -61,8 +61,8 @@ class SequenceKernelEngine(KernelEngine):
         parts, lstms, units = len(scratch.gradients), len(self.lstms.inputs), self.lstms.units
         cells = self._cells.get(parts)
         if cells is None or cells.order.shape[1] < count:
-            # Each part has room for the whole minibatch, since one part may get all of it. Pages of `empty` arrays that
-            # are never written take no memory; zeroed, 8 parts of 2,048 rows with 256 units would take 464 MB.
+            # Each part has room for the whole minibatch, because one part may get all of it. Pages of `empty` arrays
+            # that are never written take no memory; zeroed, 8 parts of 2,048 rows with 256 units would take 464 MB.
             high = -(-count // TILE_ROWS) * TILE_ROWS
             self._cells[parts] = cells = Cells(
                 order=np.zeros((parts, count), np.int64),

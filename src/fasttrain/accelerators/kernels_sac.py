@@ -1,7 +1,7 @@
 """KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `kernels/sac.py`, in the same memory.
 
 Batches and random numbers are the same as in the update on PyTorch, so that weights agree up to rounding
-(tests/accelerators/test_kernels_sac.py). The entropy's weight is a single number, which torch's optimizer updates.
+(tests/accelerators/test_kernels_sac.py). The entropy's weight is a single number; torch's optimizer updates it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels import sac
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team
 
-ROWS_PER_THREAD = 64  # rows of a batch; with fewer a second thread does not pay
+ROWS_PER_THREAD = 64  # rows of a batch; with fewer a second thread saves no time
 NONE: Float32Array = np.zeros(0, np.float32)
 
 
 class KernelSACEngine(Engine):
     """The engine for a SAC policy that `eligible.py` allows. It moves the policy's tensors into flat vectors (`Flat`).
 
-    Only one call may run at a time, since calls share working memory.
+    Only one call may run at a time, because calls share working memory.
     """
 
     kind, float32_only = "kernels", "SAC"
@@ -58,7 +58,7 @@ class KernelSACEngine(Engine):
         of_critics = [each.reshape(count, -1) for each in (*self._critics.arrays, self._targets.arrays[0])]
         self._learners = sac.Learners(*self._actor.arrays, *of_critics)
         space = policy.observation_space
-        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # features are the observations
+        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # no copy is needed
         self._scratch: sac.SACScratch | None = None
         self._choice = ThreadChoice()
 
@@ -79,7 +79,7 @@ class KernelSACEngine(Engine):
 
     @torch.no_grad()
     def update(self, data: Replay, work: SACWork) -> Statistics:
-        """Take all updates, each on its own batch. A guarded step with a loss that is not finite is skipped."""
+        """Take all updates, each on its own batch. If guarded, a step with a loss that is not finite is skipped."""
         guarded, blamed, entropy = self.guard is not None, "", work.ent_coef_optimizer
         terms: list[dict[str, float]] = []
         done = np.full((work.gradient_steps, sac.NUM_STATISTICS), math.nan)
@@ -91,7 +91,7 @@ class KernelSACEngine(Engine):
                 count = len(update.batch.rewards)
                 parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
                 scratch = self._scratch_for(count, parts)
-                bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])  # index of a gradient
+                bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])  # a gradient's index
                 taken = ~(np.isnan(norms) & guarded)
                 self._critics.stepped(int(taken[0]))
                 if taken.all():
@@ -158,7 +158,7 @@ class KernelSACEngine(Engine):
         return noise
 
     def _scratch_for(self, count: int, parts: int = 0) -> sac.SACScratch:
-        """Working memory for `count` rows in `parts` parts; 0: in any number of parts."""
+        """Working memory for `count` rows in `parts` parts; 0: the number is free."""
         scratch = self._scratch
         if scratch is not None and scratch.inputs.shape[1] >= count and parts in (0, len(scratch.sums)):
             return scratch

@@ -25,19 +25,19 @@ KINDS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
 
 
 def keys_of(extractor: Any) -> tuple[str, ...]:
-    """The keys of a Dict observation in the order of the features; none for another observation."""
+    """The keys of a Dict observation in the order of the features; empty for other observations."""
     return tuple(extractor.extractors) if isinstance(extractor, CombinedExtractor) else ()
 
 
 class Place(NamedTuple):
-    """The place of a parameter in a flat vector: a grid (rows, width) from `at` on, where it begins at `column`."""
+    """The place of a parameter in a flat vector: a grid (rows, width) from `at` on; it begins at `column` of it."""
 
     parameter: Tensor
     at: int
     rows: int
     width: int
     column: int = 0
-    transposed: bool = False  # stored (inputs, outputs)
+    transposed: bool = False  # True: stored as (inputs, outputs)
 
     def of(self, flat: Tensor) -> Tensor:
         """The view of `flat` (P,) at this place, in the parameter's shape."""
@@ -76,7 +76,7 @@ def lay_out(
     """The result of `make_layout`, for nets whose first hidden layers already have places in the flat vectors.
 
     Args:
-        widths: of the first hidden layers, which are those of an MLP or the outputs of LSTMs.
+        widths: widths of the first hidden layers, which are layers of an MLP or outputs of LSTMs.
         nets: the linear layers after those, of the policy net and of the value net, without the heads.
         places: of the first hidden layers' parameters, within the first `size` floats. The other places are added.
     """
@@ -111,7 +111,7 @@ def lay_out(
     kind = KINDS[type(activations[0])] if activations else TANH
     layout = Layout(inputs, first_width, 0, first_biases, depth, sizes, columns, weights, biases, dims, kind,
                     log_std)  # fmt: skip
-    return layout, places, size, across + PAD  # without PAD rows may be 4 KiB apart, which share few cache sets
+    return layout, places, size, across + PAD  # with PAD no rows are 4 KiB apart, which would share few cache sets
 
 
 class Chain(NamedTuple):
@@ -120,8 +120,8 @@ class Chain(NamedTuple):
     parameters: list[nn.Parameter]  # parameters of all these layers
     hidden: list[Any]  # hidden linear layers, at least one
     kind: int  # kind of the activations, dense.TANH or dense.RELU
-    heads: list[Any]  # linear layers on the last hidden one; their outputs are side by side
-    dims: Any = ()  # Q-networks: sizes of the sub-actions
+    heads: list[Any]  # linear layers on the last hidden one; whose outputs are side by side
+    dims: Any = ()  # only of Q-networks: sizes of the sub-actions
 
     @classmethod
     def of(cls, modules: list[Any], heads: list[Any]) -> Chain:
@@ -150,13 +150,13 @@ class Chain(NamedTuple):
         depth, dims = np.array([len(self.hidden)], np.int64), np.array(self.dims, np.int64)
         rows = [np.array([values], np.int64) for values in (sizes, columns, weights, biases)]
         layout = Layout(inputs, sizes[0], 0, biases[0], depth, rows[0], rows[1], rows[2], rows[3], dims, self.kind)
-        return layout, size, sum(sizes) + PAD  # PAD as in `lay_out`
+        return layout, size, sum(sizes) + PAD  # PAD: see `lay_out`
 
     def pieces(self, layout: Layout) -> Int64Array:
         """The places of the parameters; see `Pieces` in `kernels/q.py`."""
         places, column = dict[int, tuple[int, ...]](), 0
         for index, linear in enumerate([*self.hidden, *self.heads]):
-            layer = min(index, len(self.hidden))  # the heads are one layer
+            layer = min(index, len(self.hidden))  # all heads count as one layer
             n, at, bias_at = (int(row[0, layer]) for row in (layout.sizes, layout.weights, layout.biases))
             k, outputs, inputs = (bias_at - at) // n, linear.out_features, linear.in_features
             places[id(linear.weight)] = (outputs, inputs, at + column, n, at + column * k, k)
@@ -168,13 +168,13 @@ class Chain(NamedTuple):
 
 
 class Flat:
-    """Turns parameters, and Adam's moments of them, into views of flat vectors (P,), one parameter after the other.
+    """Turns parameters, and Adam's moments of them, into views of flat vectors (P,), one parameter after another.
 
     Values and the optimizer's state do not change. An optimizer that has not stepped gets the state that its first step
     would make.
 
     Args:
-        owner: has the optimizer, a plain Adam; None: the parameters have none.
+        owner: the object with the optimizer, a plain Adam; None: the parameters have no optimizer.
         modules: `holds` also checks that their parameters and children are the same.
     """
 
@@ -184,7 +184,7 @@ class Flat:
         self.values, *moments = flat = [torch.zeros(size) for _ in range(1 if owner is None else 3)]
         self.arrays: list[Float32Array] = [each.numpy() for each in flat]
         self._steps: Float32Array = np.zeros(len(parameters), np.float32)
-        # For `holds`: dictionaries whose values must not change; and (dictionary, key, value) that must stay.
+        # For `holds`: dictionaries whose values must not change; and (dictionary, key, value) that must stay so.
         self._owners: list[dict[Any, Any]] = []
         self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._tensors: list[Tensor] = [*parameters]
@@ -223,8 +223,8 @@ class Flat:
     def holds(self) -> bool:
         """Whether every tensor is still the view that this class made.
 
-        `load_state_dict` of a module writes in place; `load_state_dict` of an optimizer, `.to()` and a new head do not.
-        This runs at every step, so it loops in C: 14 µs for two hidden layers. An update of DQN takes 65 µs.
+        `load_state_dict` of a module writes in place; `load_state_dict` of an optimizer, `.to()` and a new head replace
+        tensors. This runs at every step, so it loops in C: 14 µs for two hidden layers. An update of DQN takes 65 µs.
         """
         values = chain.from_iterable(map(dict.values, self._filled))
         return (

@@ -1,1 +1,1 @@
-"""What to do with a trained policy: watch it play, film it, export it."""
+"""After training: watch a policy play, film it, export it."""

@@ -32,7 +32,7 @@ from fasttrain.vec.base import unblock_masks
 
 Arrays = dict[str, NDArray[Any]]
 MASKED_OUT = -1e8  # sb3-contrib's logit of an illegal action
-FAR = 10.0  # random observations of an unbounded space lie within ±FAR
+FAR = 10.0  # random observations of an unbounded space are between -FAR and FAR
 
 
 def reads_masks(policy: object) -> bool:
@@ -45,7 +45,7 @@ class Input(NamedTuple):
     """One input of an exported model file."""
 
     name: str  # observations, or observations.KEY
-    key: str | None  # key of a Dict observation; None: not a Dict
+    key: str | None  # key of a Dict observation; None if observations are no Dict
     space: spaces.Space[Any]  # the env's space
     channels_last: bool  # an image whose channels SB3 moves to the front
 
@@ -101,7 +101,7 @@ class ActingPath(nn.Module):
         return {}
 
     def expected(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
-        """The distribution from SB3's own methods, and the expected further outputs."""
+        """The distribution that SB3's own methods give, and the further outputs that are expected."""
         values = policy.predict_values(tensors).numpy().flatten()
         return policy.get_distribution(tensors, **masks), {"values": values}
 
@@ -110,7 +110,7 @@ class ActingPath(nn.Module):
         for number, part in enumerate(self.inputs):
             value = tensors[number]
             mean = getattr(self, f"mean_{number}", None)
-            if mean is not None:  # normalize in float64, like VecNormalize
+            if mean is not None:  # normalizes in float64, like VecNormalize
                 value = (value.double() - mean) / getattr(self, f"std_{number}")
                 value = value.clamp(-self.clip_obs, self.clip_obs).float()
             if part.channels_last:
@@ -174,7 +174,7 @@ def largest_difference(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, inputs: Arrays, outputs: Arrays
 ) -> float:
     """The largest |Δ| / max(1, |value|) between `outputs` and the results of SB3's own methods for `inputs`. Logits are
-    compared as masked log-probabilities. For a different action the difference of SB3's scores of the two counts.
+    compared as masked log-probabilities. If actions differ, the difference between SB3's scores of both counts.
     """
     observations: Any = {part.key: inputs[part.name] for part in acting.inputs}
     observations = observations.get(None, observations)
@@ -199,7 +199,7 @@ def largest_difference(
 
 
 def _log_probabilities(distribution: Any) -> Tensor:
-    """Means (Box), logits of bits, or log-probabilities (B, A) from a distribution of SB3 or sb3-contrib."""
+    """Means (Box), logits of bits, or log-probabilities (B, A) of a distribution of SB3 or sb3-contrib."""
     inner = getattr(distribution, "distributions", None) or distribution.distribution
     if isinstance(inner, list):
         return torch.cat([part.logits for part in inner], dim=1)
@@ -240,7 +240,7 @@ class Choice(NamedTuple):
     """An action and its rating."""
 
     action: Any  # int for one sub-action, else (K,) int64
-    rating: float  # a probability, or a Q-value (of several sub-actions their mean)
+    rating: float  # a probability, or a Q-value (the mean over several sub-actions)
     kind: str  # "probability" or "Q-value"
 
     @property
@@ -289,7 +289,7 @@ def best_choices(
 
 
 def _choice_scores(policy: Any, tensors: object, action_masks: NDArray[np.bool_] | None) -> list[Tensor]:
-    """Log-probabilities (1, A) of every sub-action; empty for policies without categorical choices or with memory."""
+    """Log-probabilities (1, A) of every sub-action; empty for policies with memory or without categorical choices."""
     if hasattr(policy, "lstm_actor") or not hasattr(policy, "get_distribution"):
         return []
     extra = {"action_masks": action_masks} if reads_masks(policy) else {}

@@ -49,11 +49,9 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
             raise ConfigError(f"a model of several policies cannot be exported as one; SB3 loads {files} of this run")
         if spec.exports == "no":
             way_out = f"load model.zip by {spec.stock.replace(':', '.')}"
-            raise ConfigError(
-                f"{spec.name} cannot be exported: there is no exported path of its kind of network; {way_out}"
-            )
+            raise ConfigError(f"{spec.name} cannot be exported: this kind of network is not supported; {way_out}")
         shown, statistics, masked = _shown(trained, where)
-        doing.now("writing it, and trying it beside the policy")
+        doing.now("writing the file, and comparing it with the policy")
         kind = RecurrentPath if spec.recurrent else ActingPath
         acting = kind(trained.model, shown, statistics).eval()
         acting.masked |= masked
@@ -73,7 +71,7 @@ def export(
     """Write and check `path`; returns what export.json says of it. FastTrainError if it differs from the policy."""
     write, load = (_write_onnx, _load_onnx) if kind == "onnx" else (_write_torchscript, _load_torchscript)
     draft, other = _draft(path), "torchscript" if kind == "onnx" else "onnx"
-    draft.unlink(missing_ok=True)  # it may be a link to another file
+    draft.unlink(missing_ok=True)  # because it may be a link to another file
     difference, outputs = 0.0, {}
     try:
         try:
@@ -89,7 +87,7 @@ def export(
         if not difference <= TOLERANCE:
             raise FastTrainError(
                 f"{path.name} disagrees with the policy by {difference:.1e} ({TOLERANCE:g} allowed) and was deleted: "
-                f"the policy does what this format cannot follow; use format={other}"
+                f"the policy does something that this format cannot store; use format={other}"
             )
         os.replace(draft, path)
     finally:
@@ -105,7 +103,7 @@ def export(
 
 
 def _kinds(arrays: Arrays) -> dict[str, str]:
-    """Types and shapes for people: `{"actions": "int64 (batch, 2)"}`."""
+    """Types and shapes as texts: `{"actions": "int64 (batch, 2)"}`."""
     return {name: f"{one.dtype} ({', '.join(['batch', *map(str, one.shape[1:])])})" for name, one in arrays.items()}
 
 
@@ -137,7 +135,7 @@ def _draft(path: Path) -> Path:
 
 
 def _shown(trained: Finished, where: Path) -> tuple[spaces.Space[Any], VecNormalize | None, bool]:
-    """The env's observation space (SB3 moves channels), the statistics, and whether a DQN was trained with masks."""
+    """The env's observation space (unlike SB3's), the statistics, and whether a DQN was trained with masks."""
     config, space = trained.config, trained.model.observation_space
     normalized, may_mask = "obs" in config.env.normalize, config.algo.spec.masks == "may" and uses_masks(config)
     is_image = any(is_image_space(part) for part in (space.values() if isinstance(space, spaces.Dict) else [space]))
@@ -146,7 +144,7 @@ def _shown(trained: Finished, where: Path) -> tuple[spaces.Space[Any], VecNormal
     env = one_env(config, trained.statistics)
     env.close()
     if normalized and not isinstance(env, VecNormalize):
-        raise ConfigError(f"run={where}: trained against itself, where observations cannot be normalised")
+        raise ConfigError(f"run={where}: the run was self-play, in which observations cannot be normalised")
     statistics = env if normalized and isinstance(env, VecNormalize) else None
     return env.observation_space if is_image else space, statistics, may_mask and env.has_attr("action_masks")
 
@@ -155,13 +153,13 @@ Run = Callable[[Arrays], Arrays]
 
 
 def _example(acting: ActingPath) -> tuple[torch.Tensor, ...]:
-    """Inputs for tracing: three rows, because torch may take one or two for a constant."""
+    """Inputs for tracing: three rows, because torch may treat one or two as a constant."""
     return tuple(torch.from_numpy(array) for array in random_inputs(acting, 3, seed=3).values())
 
 
 def _write_torchscript(acting: ActingPath, path: Path) -> None:
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # about values that become constants: the check with other batches finds them
+        warnings.simplefilter("ignore")  # about values that become constants, which the check with other batches finds
         torch.jit.save(torch.jit.trace(acting, _example(acting), check_trace=False), str(path))  # type: ignore[no-untyped-call]
 
 
@@ -180,7 +178,7 @@ def _load_torchscript(path: Path, acting: ActingPath) -> tuple[Run, str]:
 
 def _write_onnx(acting: ActingPath, path: Path) -> None:
     example = _example(acting)
-    logger = logging.getLogger("torch.onnx._internal.exporter._registration")  # it warns about torchvision
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")  # this logger warns about torchvision
     level = logger.level
     logger.setLevel(logging.ERROR)
     batch = torch.export.Dim("batch")

@@ -7,7 +7,7 @@ attributes:
 - `describe_action(action) -> str`: an action in words ("plays yellow 7");
 - `describe_choice(part, value) -> str`: a value of one sub-action in words, for a person who chooses;
 - `describe_step() -> str`: what happened since the learner's last decision, if the picture does not show it;
-- `player_names`: names of the learner and of the others in the env's text, a pair that is set here;
+- `player_names`: names of the learner and of the others in the env's text, a pair that `play` sets;
 - `opponents_turn` and the opponent "self" (`envs.protocol.TwoSidedGame`): needed to play against the agent;
 - `seat_to_decide`: which of several opponents decides, so that a recurrent agent has a state for each of them.
 """
@@ -50,12 +50,12 @@ from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
 
-MOST_LINES = 60  # up to so many legal actions are shown in words, one per line; else as numbers
+MOST_LINES = 60  # up to so many legal actions are shown in words, one per line; more are shown as numbers
 IN_OUTCOME = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # info entries that `_outcome` shows
 
 
 class PlayedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps an episode's last picture, because the vectorized env resets at once, and the text about the last step."""
+    """Keeps an episode's last picture, as the vectorized env resets at once, and its text about the last step."""
 
     step_text = ""
     last_picture: object = ""
@@ -79,14 +79,14 @@ class PlayedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return str(action.tolist() if isinstance(action, np.ndarray) else action)
 
     def choice_words(self, part: int, value: int, count: int) -> str:
-        """A value of one of `count` sub-actions in the env's words; empty if it has none."""
+        """A value of one of `count` sub-actions in the env's words; empty if the env has none."""
         if self.env.has_wrapper_attr("describe_choice"):
             return str(self.env.get_wrapper_attr("describe_choice")(part, value))
         return self.words(value) if count == 1 and self.has_words else ""
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Play the episodes, one decision after the other. Stopping early is no error."""
+    """Play the episodes, one decision after the other. If the user stops early, this is no error."""
     where, console = named_run("play", config, sources, "model", "opponent", "output", "play."), make_console()
     recording = None if config.output is None or not config.output.endswith(".npz") else Path(config.output)
     target = None if config.output is None or recording is not None else check_output(config, sources)
@@ -125,7 +125,7 @@ def _to_video(
     try:
         with activity(console, f"filming to {file.name}"):
             made = film(trained, model, statistics, file, settings.episodes, settings.deterministic, seed)
-    except OSError as error:  # imageio raises it with ffmpeg's message
+    except OSError as error:  # imageio raises this with ffmpeg's message
         raise ConfigError(f"output={trained.output}: it could not be written ({error})") from error
     cut = "" if made.whole else ", not to their end"
     show(console, f"{trained.output}: {made.seconds:.1f} s{cut}")
@@ -136,13 +136,13 @@ def _to_video(
 def show(console: Console, text: str, style: str = "") -> None:
     """Print a line or a picture, with its own ANSI colours."""
     line = Text.from_ansi(text)
-    line.plain = shown(line.plain)  # makes other control characters visible; the length stays, so colours fit
+    line.plain = shown(line.plain)  # makes other control characters visible; as the length stays, colours fit
     line.stylize(style)
     console.print(line, soft_wrap=True, highlight=False)
 
 
 def _seated(trained: Config, opponent: Named | None) -> Config:
-    """The configuration with the players: the training's, the requested opponent, or the agent against a person."""
+    """The configuration with players: those of the training, the requested opponent, or a person."""
     if opponent is not None and (not isinstance(opponent, str) or ":" in opponent):
         raise ConfigError(f"opponent={opponent}: a class is only for training; name an opponent of the game")
     if trained.play.human and opponent is not None:
@@ -163,7 +163,7 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
 
 
 def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
-    """The run's env, drawn as text. Raises ConfigError if it cannot be drawn so or cannot be played so."""
+    """The run's env, drawn as text. Raises ConfigError if it has no text form or cannot be played this way."""
     env = drawn_env(trained, "ansi")
     option = env_spec(trained).option
     if is_self_play(trained) and not env.has_wrapper_attr(TURN):
@@ -210,7 +210,7 @@ class Play:
             masks = np.stack(self.env.env_method("action_masks")) if self.has_masks else None
             if opponents_decide(self.played):
                 actions = self.seats.actions(observations, masks)
-                if not self.played.tells:  # otherwise `describe_step` says it before the learner's next decision
+                if not self.played.tells:  # otherwise `describe_step` tells it before the learner's next decision
                     self._show(f"opponent: {self.played.words(actions[0])}")
             else:
                 decisions += 1
@@ -258,14 +258,14 @@ class Play:
     def _read(self, prompt: str) -> str:
         """A line from the keyboard. Raises EOFError at the end of input, or for `q`."""
         line = self.console.input(Text(prompt)).strip()
-        if not sys.stdin.isatty():  # a terminal shows the typed line itself
+        if not sys.stdin.isatty():  # a terminal shows the typed line by itself
             self._show(line)
         if line.lower() in ("q", "quit"):
             raise EOFError("stopped by q")
         return line
 
     def _ask(self, masks: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """Ask the person for an action (1, …): one number per sub-action, until it is legal."""
+        """Ask the person for an action (1, …): one number per sub-action. Asks again until it is legal."""
         space: Any = self.played.action_space
         dims = action_dims(space)
         legal = np.ones(sum(dims), np.bool_) if masks is None else masks[0]
@@ -274,7 +274,7 @@ class Play:
         return np.array(chosen, space.dtype).reshape(1, *space.shape)
 
     def _ask_part(self, numbers: list[int], place: int, count: int) -> int:
-        if count > 1 and len(numbers) == 1:  # often only one of many sub-actions has a choice
+        if count > 1 and len(numbers) == 1:  # asked only where there is more than one legal choice
             return numbers[0]
         words = [self.played.choice_words(place, number, count) for number in numbers]
         if all(words) and len(numbers) <= MOST_LINES:

@@ -1,4 +1,4 @@
-"""Videos of a policy: `fasttrain play run=FOLDER output=game.mp4`, and `video.every` during training. The env draws a
+"""Videos of a policy: `fasttrain play run=FOLDER output=game.mp4`, and `video.every` during training. The env returns a
 picture after each reset and step with `render_mode="rgb_array"`. imageio writes the file, .mp4 with imageio-ffmpeg.
 """
 
@@ -37,7 +37,7 @@ PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
 USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers slow down a faster GIF
 MOST_S = 60.0  # length of a video that is made during training
 LEAST_PIXELS = 200  # pixels of the shorter side; smaller pictures are enlarged by an integer factor
-# render_mode → what needs it, and what `render` must return.
+# render_mode → which command needs it, and what `render` must return.
 ASKED = {"ansi": ("play shows text", "a str"), "rgb_array": ("a video takes pictures", "an array (height, width, 3)")}
 
 
@@ -50,7 +50,7 @@ class Filmed(NamedTuple):
 
 
 def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
-    """The run's env under `render_mode=mode`. Raises ConfigError if it has no such mode."""
+    """The run's env under `render_mode=mode`. Raises ConfigError if the env has no such mode."""
     asks, returns = ASKED[mode]
     if config.env.backend != "gymnasium":
         what = "play shows one Gymnasium env as text" if mode == "ansi" else "a video shows one Gymnasium env"
@@ -80,7 +80,7 @@ def check_output(config: Config, typed: Iterable[str]) -> Path:
     if file.suffix not in PACKAGES:
         raise ConfigError(f"output={file}: play writes videos; name a file that ends in {' or '.join(PACKAGES)}")
     if config.play.human:
-        raise ConfigError(f"output={file} contradicts play.human=true: a video shows the agent alone; remove one")
+        raise ConfigError(f"output={file} contradicts play.human=true: a video shows only the agent; remove one")
     if "play.speed" in typed:
         raise ConfigError(f"play.speed={config.play.speed:g} has no effect with output={file}: the env says its pace")
     if file.is_dir() or not file.parent.is_dir():
@@ -157,7 +157,7 @@ def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3), both eve
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (3, 4) or not pixels.size:
         found = f"{type(drawn).__name__} {pixels.dtype} {pixels.shape}"
         raise EnvSpecError(
-            f"render() gave {found} under render_mode='rgb_array': a uint8 array (height, width, 3) is due"
+            f"render() gave {found} under render_mode='rgb_array': a uint8 array (height, width, 3) is needed"
         )
     pixels = pixels[..., :3]
     factor = math.ceil(LEAST_PIXELS / min(pixels.shape[:2]))
@@ -235,7 +235,7 @@ def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None
         seed = config.eval.seed
         made = film(with_fixed_opponent(config), model, statistics, file, 1, True, seed, MOST_S)
     except Exception as error:
-        return f"[VIDEO] {name} was not made ({blame(error)}{second_env_hint(config)}); the run goes on"
+        return f"[VIDEO] {name} could not be made ({blame(error)}{second_env_hint(config)}); the run goes on"
     rewards = [total for total, _, _ in made.finished]
     what = f"reward {np.mean(rewards):.3g}" if rewards else "which is not the whole episode"
     return f"[VIDEO] {name}: {made.seconds:.0f} s, {what}"
@@ -264,7 +264,7 @@ class Seats:
         self._states: dict[Any, Any] = {}
 
     def forget(self) -> None:
-        """An episode begins."""
+        """To be called when an episode begins."""
         self._states = {}
 
     def actions(self, observations: object, masks: NDArray[np.bool_] | None) -> NDArray[Any]:

@@ -1,1 +1,1 @@
-"""Adapters to other libraries. They are found by name (`spec/plugins.py`); no module imports them."""
+"""Adapters to other libraries. They are found by name (`spec/plugins.py`); no other module imports them."""

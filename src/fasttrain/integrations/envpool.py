@@ -1,7 +1,7 @@
 """EnvPoolVecEnv: EnvPool's C++ envs (Atari, classic control, Box2D, MuJoCo, …) as a vectorized env with slots.
 
 EnvPool resets an ended env in the next step and ignores that step's action. SB3 needs the reset in the same step.
-Therefore ended envs, and only they, are reset before the step returns.
+Therefore only the ended envs are reset before the step returns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fasttrain.spec.reading import env_kwargs
 from fasttrain.spec.setting import did_you_mean
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
 
-# Options of EnvPool that are set here → the setting that a user must use for them.
+# Options of EnvPool that are set here → the setting that a user must use instead.
 _OURS = {
     "num_envs": "num_envs",
     "batch_size": "num_envs",
@@ -63,7 +63,7 @@ class EnvPoolVecEnv(SlotVecEnv):
 
     Args:
         env_id: one of `envpool.list_all_envs()`.
-        max_episode_steps: truncate episodes there in place of the task's own limit.
+        max_episode_steps: truncate episodes after so many steps, in place of the task's own limit.
         options: arguments of `envpool.make`, such as `{"frame_skip": 2}`; `num_threads` defaults to the usable cores.
     """
 
@@ -81,8 +81,8 @@ class EnvPoolVecEnv(SlotVecEnv):
         spec = self._spec()
         self._limit = max_episode_steps or getattr(spec.config, "max_episode_steps", None)
         if self._limit is not None:
-            # One step more, so that EnvPool itself never truncates. With `episodic_life` it counts the steps across
-            # lives, as Gymnasium does, and must truncate by itself.
+            # One step more than the limit, so that EnvPool itself never truncates. With `episodic_life` it counts steps
+            # across lives, as Gymnasium does, and must truncate by itself.
             room = 0 if self._pool_options.get("episodic_life") else 1
             self._pool_options["max_episode_steps"] = min(self._limit + room, _MAX_INT32)
             self._limit = self._limit if room else None
@@ -106,7 +106,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         except Exception as error:
             accepted = sorted(set(self._envpool.make_spec(self._env_id).config._fields) - set(_OURS))
             said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            why = f"EnvPool refuses env.kwargs={self._pool_options}: {said}"
+            why = f"EnvPool does not accept env.kwargs={self._pool_options}: {said}"
             for unknown in [name for name in self._pool_options if name not in accepted][:1]:
                 hint = did_you_mean(unknown, accepted)
                 why = f"unknown env.kwargs.{unknown}{hint}; EnvPool accepts: {', '.join(accepted)}"
@@ -140,7 +140,7 @@ class EnvPoolVecEnv(SlotVecEnv):
             pool = self._envpool.make_gymnasium(self._env_id, num_envs=self.num_envs, seed=seeds, **self._pool_options)
         except Exception as error:
             raise EnvSpecError(f"{self._what} could not be built: {type(error).__name__}: {error}") from error
-        _without_warnings(lambda: pool.observation_space)  # the pool stores it and reads it in every step
+        _without_warnings(lambda: pool.observation_space)  # the pool reads its space in every step
         return pool
 
     def step_slots(self, actions: NDArray[Any]) -> None:
@@ -158,9 +158,9 @@ class EnvPoolVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
         self._observations[...] = observations
         if ended.size:
-            if self._limit is None:  # EnvPool's autoreset, which ignores the action and handles lives
+            if self._limit is None:  # EnvPool resets by itself: it ignores the action and handles lives
                 first, *_, info = self._pool.step(slots.actions[ended], ended)
-            else:  # EnvPool does not know that these were truncated here
+            else:  # EnvPool does not know that these envs were truncated here
                 first, info = self._pool.reset(ended.astype(np.int32))
             self._observations[info["env_id"]] = first
 
@@ -177,7 +177,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         raise EnvError(f"{self._what}: its envs are C++ and have no method {name!r}; use env.backend=gymnasium")
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        if attr_name == "render_mode":  # SB3's constructor asks every env
+        if attr_name == "render_mode":  # SB3's constructor asks every env for it
             return [None] * len(self.env_indices(indices))
         raise AttributeError(f"{self._what}: its envs are C++ and have no attribute {attr_name!r}")
 
@@ -185,7 +185,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         raise EnvError(f"{self._what}: its envs are C++, {attr_name!r} cannot be set; give options as env.kwargs")
 
     def close(self) -> None:
-        self._pool = None  # ends its threads
+        self._pool = None  # this ends the pool's threads
 
 
 def _package() -> ModuleType:
@@ -193,7 +193,7 @@ def _package() -> ModuleType:
         return import_module("envpool")
     except ImportError as error:
         raise EnvSpecError(
-            f"env.backend=envpool needs the package EnvPool ({error}), which is there for Python 3.11 and newer: "
+            f"env.backend=envpool needs the package EnvPool ({error}), which exists for Python 3.11 and newer: "
             'pip install "fasttrain[envpool]"'
         ) from error
 
@@ -206,7 +206,7 @@ def _without_warnings(read: Callable[[], Any]) -> Any:
 
 
 def _open_bounds(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The space with infinite bounds where EnvPool has C++'s smallest positive and largest number."""
+    """The space with infinite bounds in place of C++'s smallest positive and largest numbers."""
     if not isinstance(space, spaces.Box) or space.dtype is None or space.dtype.kind != "f":
         return space
     limits = np.finfo(space.dtype)

@@ -2,8 +2,8 @@
 env in which every agent is a row.
 
 The other seats play random legal moves. With `opponents="self"` the caller decides for them: a step is one decision of
-the seat that must decide, `opponents_turn` says whether that is an opponent, and observation and mask are that seat's.
-Rewards, the last observation and the info are always the learner's.
+the seat that must decide, `opponents_turn` says whether that is an opponent, and observation and mask are those of that
+seat. Rewards, the last observation and the info are always the learner's.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Seat(gymnasium.Env[Any, Any]):
         game: the module, for example `pettingzoo.classic.connect_four_v3`; it has `env()` or `parallel_env()`.
         opponents: "random" or "self".
         seat: the learner's seat by name; None: each seat in turn, the first one drawn from the seed.
-        options: for the game's `env()`.
+        options: arguments of the game's `env()`.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Seat(gymnasium.Env[Any, Any]):
                 self._deal()
             seat = self.aec.agent_selection
             if self.aec.terminations[seat] or self.aec.truncations[seat]:
-                self.aec.step(None)  # the seat is done and leaves the game
+                self.aec.step(None)  # the seat is finished and leaves the game
             elif seat == self.seat or self._others_decide_outside:
                 return
             else:
@@ -168,12 +168,12 @@ class Seat(gymnasium.Env[Any, Any]):
         return self.action_space.sample()
 
     def _over(self) -> bool:
-        """Whether the learner is done. Others may still play."""
+        """Whether the learner has finished. Other seats may still play."""
         aec, seat = self.aec, self.seat
         return seat not in aec.agents or bool(aec.terminations[seat] or aec.truncations[seat])
 
     def _observation(self) -> Any:
-        """The observation of the seat that decides next; at the end the learner's."""
+        """The observation of the seat that decides next; at the end of a game that of the learner."""
         seen = self.aec.observe(self.seat if self._over() else self.aec.agent_selection)
         seen = seen[SEEN] if self._in_dict else seen
         return seen.astype(np.float32) if self._float32 else seen
@@ -193,7 +193,7 @@ class Seat(gymnasium.Env[Any, Any]):
 
 
 def _made(game: str, what: str, options: dict[str, Any], parallel: bool = False) -> Any:
-    """The game as an AEC env; with `parallel` as a parallel env, into which an AEC env is converted."""
+    """The game as an AEC env; with `parallel` as a parallel env, if need be by converting the AEC env."""
     try:
         module = import_user_module(game, os.getcwd(), what)
     except EnvSpecError as error:
@@ -219,13 +219,13 @@ def _same(game: object, kind: str, seats: list[str], what: str) -> Any:
     """The space that all seats have."""
     first, *others = (getattr(game, kind)(seat) for seat in seats)
     if any(other != first for other in others):
-        way_out = "one policy serves all of them, so make them alike (supersuit pads observations and actions)"
+        way_out = "one policy plays all seats, so make these equal (supersuit pads observations and actions)"
         raise EnvSpecError(f"{what}: the seats differ in their {kind}; {way_out}")
     return first
 
 
 class Turns:
-    """An AEC env as a parallel env in which only the agent in `movers` acts. Rewards come in the same step."""
+    """An AEC env as a parallel env in which only the agent in `movers` acts. Rewards arrive in the same step."""
 
     def __init__(self, aec: Any) -> None:
         self.aec, self.metadata, self.possible_agents = aec, aec.metadata, list(aec.possible_agents)
@@ -256,7 +256,7 @@ class Rows(VectorEnv[Any, Any, Any]):
     """Copies of a game in which every agent is a row: one policy learns for all of them by parameter sharing.
 
     A copy resets in the step in which its last agent is done. Until then the rows of finished agents make no step; in
-    an AEC env neither do agents that are not to move. `infos["rests"]` (N,) marks rows whose next action is ignored.
+    an AEC env also those of agents whose turn it is not. `infos["rests"]` (N,) marks rows whose next action is ignored.
 
     Args:
         num_envs: rows, a multiple of the number of agents; or 1 for the checkup, where other agents act at random.
@@ -270,7 +270,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         if num_envs != 1 and num_envs % len(self.agents):
             below = max(1, num_envs // len(self.agents)) * len(self.agents)
             raise EnvSpecError(
-                f"{self._what} has {len(self.agents)} agents, each a row: num_envs={num_envs} is no multiple of that; "
+                f"{self._what} has {len(self.agents)} agents, each a row: num_envs={num_envs} is no multiple of it; "
                 f"use num_envs={below}"
             )
         count = max(1, num_envs // len(self.agents))
@@ -280,7 +280,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True}
-        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # more than the row of a checkup
+        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # a checkup has only one of these rows
         self._rows = {key: row for row, key in enumerate(keys)}
         self._seen: list[Any] = [None] * len(keys)
         self._masks: list[Any] = [None] * len(keys)

@@ -1,6 +1,6 @@
 """The experiment trackers of `loggers=[…]`: TensorBoard, MLflow, Weights & Biases and Trackio.
 
-Each module of a tracker is imported when its class is built.
+The package of a tracker is imported when its class is built.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fasttrain.terminal import near, own_program
 
 
 class TensorBoard(TensorBoardOutputFormat, Tracker):
-    """Event files in the run's folder, by SB3's writer. After a resume TensorBoard ignores what is written again."""
+    """Event files in the run's folder, by SB3's writer. After a resume TensorBoard ignores repeated rows."""
 
     name = "tensorboard"
 
@@ -34,7 +34,7 @@ class TensorBoard(TensorBoardOutputFormat, Tracker):
         )
         plain = (bool, int, float)
         self._settings = {name: value if isinstance(value, plain) else str(value) for name, value in settings.items()}
-        import_module("tensorboard")  # without it torch's writer fails only later
+        import_module("tensorboard")  # checked here, because torch's writer fails only later without it
         super().__init__(self._folder)
 
     def cut(self, env_steps: int) -> None:
@@ -48,7 +48,7 @@ class TensorBoard(TensorBoardOutputFormat, Tracker):
         return self._look
 
 
-MOST_ROWS = 100  # rows in a request to MLflow; its servers allow no more parameters
+MOST_ROWS = 100  # most rows in a request to MLflow, whose servers allow no more parameters
 EVERY_S = 20.0  # seconds between two requests to MLflow, whose store takes 46 ms for one
 STATES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
@@ -58,7 +58,7 @@ class MLflow(Tracker):
 
     Args:
         uri: the store; else MLFLOW_TRACKING_URI, or a SQLite file in the run's or sweep's folder.
-        experiment: its name, by default the sweep's.
+        experiment: its name; by default that of the sweep.
     """
 
     name = "mlflow"
@@ -81,7 +81,7 @@ class MLflow(Tracker):
         self._waiting: list[Any] = []
         self._sent = time.monotonic()
         home.remember(self.name, self._run_id)
-        before = self._client.get_run(self._run_id).data.params  # MLflow does not allow to change parameters
+        before = self._client.get_run(self._run_id).data.params  # MLflow does not allow changes of parameters
         texts = {name: str(value)[:MOST_CHARACTERS] for name, value in settings.items() if name not in before}
         self._send("params", [self._entities.Param(name, text) for name, text in texts.items()])
 
@@ -135,7 +135,7 @@ class Wandb(Tracker):
     def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
         self._run.summary.update({**final, "status": status})
         offline = bool(self._run.offline)
-        if files and not offline:  # an offline artifact would be a second copy in the run's folder
+        if files and not offline:  # offline, an artifact would only be a second copy in the run's folder
             artifact = self._wandb.Artifact(f"run-{self._run.id}", type="run")
             for file in files:
                 artifact.add_file(str(file))
@@ -143,7 +143,7 @@ class Wandb(Tracker):
         place = Path(self._run.dir).parents[1]
         look = "" if offline else str(self._run.url)
         self.over(status)
-        written = sorted(place.glob(f"offline-run-*-{self._run.id}"))  # each resume adds one
+        written = sorted(place.glob(f"offline-run-*-{self._run.id}"))  # each resume adds a folder
         return f"{own_program('wandb')} sync {' '.join(str(near(folder)) for folder in written)}" if offline else look
 
     def end(self, status: str) -> None:

@@ -1,4 +1,4 @@
-"""The public base of native games: N games that compiled code steps together, and one of them as an environment.
+"""The public base of native games: N games that compiled code steps together, and one game as an environment.
 
 Names are imported on first use, so that a module which only declares a game imports neither numba nor Gymnasium.
 """

@@ -22,7 +22,7 @@ from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.threads import ThreadChoice
 
-GAMES_PER_THREAD = 64  # fewer games take less time than it takes to wake a second thread
+GAMES_PER_THREAD = 64  # a step of fewer games takes less time than waking a second thread
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -68,13 +68,13 @@ class GameBatch(ABC):
         self._seeded: BoolArray = np.zeros(num_envs, np.bool_)
         self._all_games: Int64Array = np.arange(num_envs, dtype=np.int64)
         self._marks: BoolArray = np.zeros(num_envs, np.bool_)
-        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # True: for step_listed
+        self._thread_choices = {False: ThreadChoice(trial=8), True: ThreadChoice(trial=8)}  # key True: for step_listed
         self._slots: Slots | None = None
         self._observations: Float32Array = np.zeros((0, width), np.float32)
         self._masks: BoolArray = np.zeros((0, mask_width), np.bool_)
 
     def bind(self, slots: Slots) -> None:
-        """Use these arrays: the game reads actions from them and writes all else.
+        """Use these arrays: the game reads its actions from them and writes all others.
 
         Raises EnvSpecError: an array has the wrong shape or dtype.
         """
@@ -113,7 +113,7 @@ class GameBatch(ABC):
         self._restart(listed)
 
     def set_options(self, options: Mapping[str, Any], indices: Int64Array) -> None:
-        """Set the options of the next games of these envs, as in Gymnasium's reset. {} is the whole game.
+        """Set the options of the next games of these envs, as in Gymnasium's reset. {} means the whole game.
 
         Raises EnvSpecError: the game does not know an option or its value.
         """
@@ -123,19 +123,19 @@ class GameBatch(ABC):
     def step(self) -> None:
         """Apply `slots.actions`, let opponents act until the learner must act again, and write all slots.
 
-        With opponents "self" a step also ends at their decisions. Rewards are the learner's, since the last decision.
-        Games that end write the learner's last observation to `final_observations` and start again in the same step.
-        `slots.finished` is not changed.
+        With opponents "self" a step also ends at their decisions. Rewards are those of the learner since the last
+        decision. Games that end write the learner's last observation to `final_observations` and start again in the
+        same step. `slots.finished` is not changed.
 
         Raises:
-            EnvError: an action is illegal; names the env, the action and the legal ones. No action was applied.
+            EnvError: an action is illegal; the message names env, action and legal actions. No action was applied.
         """
         self._step(self._all_games, self._thread_choices[False])
 
     def step_listed(self, indices: Sequence[int] | Int64Array) -> None:
-        """`step` for these games only, with their rows of `slots.actions`. Only their rows are written.
+        """`step` for these games only, with their rows of `slots.actions`. Only rows of these games are written.
 
-        Raises EnvError: as `step`; or an index is out of range, or there twice.
+        Raises EnvError: as `step`; or an index is out of range, or occurs twice.
         """
         listed = np.ascontiguousarray(indices, np.int64)
         if not occur_once(listed, self._marks):
@@ -156,19 +156,19 @@ class GameBatch(ABC):
             games = self._with_new_fields(games)
             arrays = {**arrays, "games": games}
         if games is not None and games.dtype == self.records.dtype and (error := self._impossible(games)):
-            raise ConfigError(f"the checkpoint's games of {self._title} cannot be: {error}")
+            raise ConfigError(f"the checkpoint's games of {self._title} are impossible: {error}")
         for name, array in self.state_arrays().items():
             load_into(array, arrays, name)
 
     def _with_new_fields(self, games: NDArray[Any]) -> NDArray[Any]:
-        """Records of an older version in the present form. A field that they lack has the value of a new game."""
+        """Records of an older version in the present form. A field that they lack gets its value in a new game."""
         records: NDArray[Any] = self.records.copy()
         names = games.dtype.names or ()
         own = records.dtype.names or ()
         if games.shape != records.shape or any(
             name not in own or games.dtype[name] != records.dtype[name] for name in names
         ):
-            return games  # they are records of another game
+            return games  # these are records of another game
         for name in names:
             records[name] = games[name]
         return records
@@ -209,7 +209,7 @@ class GameBatch(ABC):
 
 @njit
 def occur_once(indices: Int64Array, marks: BoolArray) -> bool:
-    """Whether all `indices` are in range and differ. `marks`: (N,) all False, before and after the call."""
+    """Whether all `indices` are in range and differ. `marks`: (N,) all False both before and after the call."""
     valid = True
     for index in indices:
         if index < 0 or index >= len(marks) or marks[index]:
@@ -235,7 +235,7 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
     this next game; any other `reset()` begins a new one.
 
     Args:
-        on_illegal: what to do with an action that the mask forbids. "replace": make a legal one instead, and count it
+        on_illegal: what to do with an action that the mask forbids. "replace": take a legal one instead, and count this
             in `info["illegal_actions"]`, because env checkers and algorithms without masks sample from the whole action
             space. "raise": raise EnvError, as the batch does.
 
@@ -328,7 +328,7 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
 
 
 def bytes_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Copies as arrays of bytes, also of arrays of records. `get_state` of a game may return them."""
+    """Copies as arrays of bytes, also of arrays of records. `get_state` of a game may return these."""
     return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()}
 
 
@@ -358,7 +358,7 @@ def random_bits(game: Record) -> Any:
 
 @njit
 def random_below(game: Record, bound: int) -> Any:
-    """Uniform int64 in 0..bound-1 (bound < 2^16; the bias of the multiply-shift is below 2^-16 / bound)."""
+    """Uniform int64 in 0..bound-1 (bound < 2^16; no number's probability is off by more than 2^-16 / bound)."""
     return np.int64(((random_bits(game) >> U32) * np.uint64(bound)) >> U32)
 
 

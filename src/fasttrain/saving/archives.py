@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fasttrain.errors import ConfigError
 
 MOST_MEMBERS = 100_000
-BYTES_PER_ENTRY = 1000  # of the zip's central directory: 46 bytes, the name, zip64 numbers
+BYTES_PER_ENTRY = 1000  # most bytes of an entry in the zip's central directory: 46 bytes, the name, zip64 numbers
 ENCRYPTED = 0x1 | 0x40 | 0x2000
 DIRECTORY_SIZE = 5  # index in the result of zipfile's _EndRecData
 READ_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError)
@@ -76,9 +76,9 @@ def check_arrays(archive: zipfile.ZipFile, what: str) -> None:
             raise ConfigError(f"{what}: its {info.filename!r} is no array: {error}") from error
         if dtype.hasobject:
             raise ConfigError(f"{what}: its {info.filename!r} holds objects (pickles), which are never read")
-        count = math.prod(shape)  # Python's numbers: NumPy's product may overflow
+        count = math.prod(shape)  # with Python's integers, because NumPy's product may overflow
         if min(shape, default=0) < 0 or count * dtype.itemsize != info.file_size - begin:
-            raise ConfigError(f"{what}: its {info.filename!r} has another size than its shape {shape} needs")
+            raise ConfigError(f"{what}: its {info.filename!r} has another size than its shape {shape} requires")
 
 
 def read_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
@@ -102,15 +102,15 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     reads = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     try:
         shape, _, dtype = reads(member)
-    except (SyntaxError, TypeError, RecursionError, MemoryError, OverflowError, TokenError) as error:  # of its parser
+    except (SyntaxError, TypeError, RecursionError, MemoryError, OverflowError, TokenError) as error:  # from the parser
         raise ValueError(f"its header is not NumPy's: {type(error).__name__}") from error
     if not all(type(size) is int for size in shape):
-        raise ValueError("its shape is none")
+        raise ValueError("its shape is not valid")
     return shape, dtype, member.tell()
 
 
 def _check_directory(stream: BinaryIO, what: str, most_members: int) -> None:
-    """Check the size of the zip's directory. zipfile would make an object for each entry before it could be checked."""
+    """Check the size of the zip's directory. otherwise zipfile makes an object for each entry before a check."""
     try:
         end_record = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed does not know it
     except READ_ERRORS as error:
@@ -118,7 +118,7 @@ def _check_directory(stream: BinaryIO, what: str, most_members: int) -> None:
     if not end_record:
         raise ConfigError(f"{what} cannot be read: it is no zip file, or was cut off")
     if end_record[DIRECTORY_SIZE] > most_members * BYTES_PER_ENTRY:
-        raise ConfigError(f"{what}: its list of names is too long ({end_record[DIRECTORY_SIZE]:,} bytes)")
+        raise ConfigError(f"{what}: its directory is too large ({end_record[DIRECTORY_SIZE]:,} bytes)")
 
 
 def _check_members(members: list[zipfile.ZipInfo], length: int, what: str, most_members: int) -> None:
@@ -138,7 +138,7 @@ def _check_members(members: list[zipfile.ZipInfo], length: int, what: str, most_
 def _fault_of(info: zipfile.ZipInfo) -> str:
     name = info.orig_filename
     if name != info.filename or not is_plain_path(name):
-        return "has a name that leads elsewhere"
+        return "has a name that leads out of the archive"
     if info.flag_bits & ENCRYPTED:
         return "is encrypted"
     if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
@@ -148,7 +148,7 @@ def _fault_of(info: zipfile.ZipInfo) -> str:
 
 
 def is_plain_path(name: str) -> bool:
-    """Whether the path is relative, leads nowhere else, and means the same on every system."""
+    """Whether the path is relative, does not lead out of its folder, and means the same on every system."""
     if not name or len(name) > 500 or re.search(r"[\\:\x00-\x1f\x7f]", name):
         return False
     return all(part not in ("", ".", "..") for part in name.split("/"))
@@ -157,12 +157,12 @@ def is_plain_path(name: str) -> bool:
 # --- reading tensors from a file of `torch.save`, by torch's own reader with `weights_only`
 #
 # First the pickle in the file is checked. It may only name what torch writes for tensors, parameters and ordered dicts,
-# although torch's reader allows more. It must not have tuples so deep that their hash overflows the stack. torch is
+# although torch's reader allows more. Tuples must not be nested so deeply that their hash overflows the stack. torch is
 # imported only where tensors are read.
 
 MOST_PICKLE_BYTES = 1 << 20  # a tensor takes 100 to 200 bytes; policies have 10 to 100, a pool of opponents more
 MOST_STORAGES = 10_000
-MOST_TUPLES = 20_000  # a tensor has four
+MOST_TUPLES = 20_000  # a tensor needs four tuples
 KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
 NAMES = {
     "torch._utils _rebuild_tensor_v2",
@@ -202,7 +202,7 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
         _check_value(value, torch.Tensor, set())
     except ConfigError:
         raise
-    except Exception as error:  # for a senseless pickle torch's reader can raise anything
+    except Exception as error:  # torch's reader may raise anything for a senseless pickle
         reason = str(error).strip().split("\n")[0][:200]
         raise ConfigError(f"{what} is not a torch.save file of tensors only: {reason}") from error
     return value
@@ -210,13 +210,13 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
 
 def _check_pickle(pickled: bytes, what: str) -> None:
     tuples, last = 0, ""
-    of_tuples: set[int] = set()  # memo indices; hashing a tuple twice in another, and so on, takes hours
+    of_tuples: set[int] = set()  # memo indices; a tuple that is twice in another, and so on, takes hours to hash
     argument: Any
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name not in INSTRUCTIONS:
-            raise ConfigError(f"{what} has the pickle instruction {opcode.name}, which no tensor needs")
+            raise ConfigError(f"{what} has the pickle instruction {opcode.name}, which no tensor has")
         if opcode.name == "GLOBAL" and argument not in NAMES:
-            raise ConfigError(f"{what} wants {str(argument).replace(' ', '.')[:100]!r}, which no tensor needs")
+            raise ConfigError(f"{what} names {str(argument).replace(' ', '.')[:100]!r}, which no tensor needs")
         if opcode.name.endswith("BINGET") and argument in of_tuples:
             raise ConfigError(
                 f"{what} refers to one tuple twice, which torch.save never writes; the file is damaged or was changed"

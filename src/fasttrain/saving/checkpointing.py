@@ -1,9 +1,9 @@
 """When a run writes checkpoints, and where a run that must stop ends.
 
-A run is at rest between an update and the next rollout (DQN: before a vector step). Only from there another process can
-continue, so a stop during a rollout waits for the next rest. If that would take longer than `checkpoint.grace_s`, the
-state of the last rest is written, which was copied in memory. Every run copies its state now and then, as often as that
-costs little, for the case of an error.
+A run is at rest between an update and the next rollout (DQN: before a vector step). Only from this state another
+process can continue, so a stop during a rollout waits for the next such state. If that would take longer than
+`checkpoint.grace_s`, the state of the last rest is written, which was copied in memory. Every run copies its state now
+and then, as often as that costs little, in case of an error.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fasttrain.machine import free_memory
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.saving.checkpoints import CheckpointFolder, Snapshot, Writer
 
-HOLD_MOST_BYTES = 256 << 20  # a larger state is not copied in memory
-HOLD_SHARE = 0.002  # share of the training's time for such copies: one of 3 ms is made every 1.5 s
+HOLD_MOST_BYTES = 256 << 20  # a larger state is not kept as a copy in memory
+HOLD_SHARE = 0.002  # share of the training's time for such copies: a copy of 3 ms is made every 1.5 s
 TIMED_MOST_BYTES = 2 << 30
-TIMED_SHARE = 0.01  # the same for checkpoints by time: if one takes 10 s, they are written every 1,000 s
-COPY_SHARE = 0.25  # share of the free memory; for a larger state training waits while it is written
+TIMED_SHARE = 0.01  # the same for checkpoints by time: if writing takes 10 s, they are written every 1,000 s
+COPY_SHARE = 0.25  # share of the free memory; if a copy would take more, training waits while the state is written
 Take = Callable[[], Snapshot]  # takes a snapshot of views, which must be copied or written before training continues
 
 
 class Settings(NamedTuple):
-    """The settings `checkpoint`."""
+    """The settings of `checkpoint`, for one run."""
 
     every: int  # env steps; 0: only at a signal
     background: bool
     grace_s: float
-    every_s: float = 0.0  # seconds of training; 0: not by time
+    every_s: float = 0.0  # seconds of training between checkpoints; 0: not by time
 
 
 class Checkpoints:
@@ -46,7 +46,7 @@ class Checkpoints:
 
     Attributes:
         failed: why the last checkpoint that was due could not be written; empty if it was written, or none was due.
-        at: env steps of the last checkpoint that was begun; -1: none.
+        at: env steps of the last checkpoint that was begun; -1 if none was.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class Checkpoints:
         self.failed, self.at = "", -1
         self._take, self._clock, self._say = take, clock, say
         self._thread: threading.Thread | None = None
-        self._held: Snapshot | None = None  # a copy in memory of the last rest, or of an earlier one
+        self._held: Snapshot | None = None  # a copy in memory of the state at the last rest, or at an earlier one
         self._holds = 0  # number of copies so far
         self._hold_s, self._held_at = 0.0, 0.0  # how long the last copy took, and when it was made
         self._too_large = False  # whether the state is too large to be copied
-        self._write_s, self._written_at = 0.0, time.perf_counter()  # likewise for the last written checkpoint
+        self._write_s, self._written_at = 0.0, time.perf_counter()  # of the last written checkpoint
         self._published = -1  # env steps of the last checkpoint that this process has written
         self._rest_at = -1  # env steps at the last rest
         self._stopping = False  # whether the run had to end at the last rest
         self._rested = 0.0  # the time of the last rest
-        self._cycle_s: float | None = None  # seconds between the last two rests of the run; None before the second rest
-        self._asked: float | None = None  # when the run first wanted to stop
+        self._cycle_s: float | None = None  # seconds between the last two rests of the run; None until the second rest
+        self._asked: float | None = None  # time at which the run first wanted to stop
 
     def at_rest(self, env_steps: int, due: bool, stopping: bool) -> None:
-        """Handle a rest of the run, which ends here if it is `stopping`."""
+        """Handle a rest of the run, If the run is `stopping`, it ends here."""
         now = time.perf_counter()
         if self._rest_at >= 0:
             self._cycle_s = now - self._rested
@@ -84,7 +84,7 @@ class Checkpoints:
             self._written_at = time.perf_counter()
             self._write_s = self._written_at - now
         elif self.at != env_steps and self._may_be_held(now):
-            self._held = None  # before the next copy is made, so that there is only one at a time
+            self._held = None  # freed before the next copy is made, so that there is only one at a time
             with self._clock.phase("checkpoint"):
                 self._hold()
             self._holds, self._held_at = self._holds + 1, time.perf_counter()
@@ -98,10 +98,10 @@ class Checkpoints:
         now = time.perf_counter()
         if self._asked is None:
             self._asked = now
-        if self.at == self._rest_at and (self._stopping or not self.failed):  # that rest was saved, or failed to be
+        if self.at == self._rest_at and (self._stopping or not self.failed):  # its state was saved, or could not be
             return True
         held = self._held if self._held is not None and self._held.env_steps == self._rest_at else None
-        if held is None and not self._too_large:  # rollouts were short so far
+        if held is None and not self._too_large:  # so far rollouts were short
             return False
         left_s = 0.0 if self._cycle_s is None else self._cycle_s - (now - self._rested)
         if max(left_s, now - self._asked) <= self.settings.grace_s:
@@ -112,7 +112,7 @@ class Checkpoints:
         elif not self.failed:
             self.failed = (
                 f"the state of {self._rest_at:,} steps is too large to be kept in memory, and the rollout too long "
-                "to wait for: raise checkpoint.grace_s, or set checkpoint_every"
+                "to wait for its end: raise checkpoint.grace_s, or set checkpoint_every"
             )
         return True
 
@@ -135,7 +135,7 @@ class Checkpoints:
                 self._rest_at = held.env_steps
                 self._write(held, background=False)
         if not at_rest and self.at == self._published >= 0 and not self.failed:
-            self._say(f"checkpoint of {self.at:,} steps written; the {env_steps - self.at:,} steps since are dropped")
+            self._say(f"checkpoint of {self.at:,} steps written; the {env_steps - self.at:,} later steps are dropped")
         if self.failed:
             self._say(f"warning: not saved for a resume: {self.failed}")
 
@@ -145,7 +145,7 @@ class Checkpoints:
         held, self._held = self._held, None
         known = -1 if self.failed else self.at
         if (held.env_steps <= known) if held else (known >= 0 and not self._too_large):
-            return  # it was written already, or the run continued from it
+            return  # this state was written already, or the run continued from it
         try:
             taken = held or now()
             self.folder.publish(taken.env_steps, taken.files())
@@ -161,7 +161,7 @@ class Checkpoints:
             self._thread = None
 
     def _by_time(self) -> bool:
-        """Whether checkpoints are written by time. Not with a large replay buffer, which would fill the disk."""
+        """Whether checkpoints are written by time. Not if there is a large replay buffer, which would fill the disk."""
         if self.settings.every_s and (size := self._take().size_bytes) > TIMED_MOST_BYTES:
             self.settings = self.settings._replace(every_s=0.0)
             self._say(f"its state takes {size / 1e9:.1f} GB, too large for timed checkpoints; set checkpoint_every")
@@ -191,7 +191,7 @@ class Checkpoints:
             taken = snapshot or self._take()
             background = background and taken.size_bytes <= COPY_SHARE * free_memory()
             taken = taken.copied() if background else taken
-        except Exception as error:  # training must not end because of this
+        except Exception as error:  # a failed checkpoint must not end the training
             self._note(self._rest_at, error)
             return
         if not background:
@@ -217,7 +217,7 @@ class Checkpoints:
 
 
 def zip_writer(model: BaseAlgorithm) -> Writer:
-    """Writes what `model.save` would write now, from copies, which take 0.3 ms."""
+    """Writes what `model.save` would write now, from copies, which take 0.3 ms to make."""
     excluded = set(model._excluded_save_params())
     names, tensor_names = model._get_torch_save_params()
     excluded |= {name.split(".")[0] for name in (*names, *tensor_names)}

@@ -1,9 +1,9 @@
 """Checkpoints on disk: each is complete or does not exist, and is read without executing anything.
 
 A checkpoint is a folder `step_000001234` with state.json (plain values), arrays.npz (named arrays without objects) and,
-for users, a stock model.zip, which contains pickles and which `resume` never opens. The folder is written under another
-name, with a manifest of sizes and SHA-256 sums. After all files and the folder are forced to disk, it is renamed. The
-newest checkpoint whose manifest fits is used. The order of operations follows Pillai et al. (OSDI 2014).
+for users, a stock model.zip, which contains pickles and which `resume` never opens. The folder is first written under
+another name, with a manifest of sizes and SHA-256 sums. After all files and the folder are forced to disk, it is
+renamed. The newest checkpoint whose manifest fits is used. The order of operations follows Pillai et al. (OSDI 2014).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Disk:
             os.fsync(file.fileno())
 
     def sync(self, folder: Path) -> None:
-        """Force the folder's list of names to disk. Windows does so by itself, and cannot open folders."""
+        """Force the folder's list of names to disk. Windows does this by itself, and cannot open folders."""
         if os.name == "nt":
             return
         descriptor = os.open(folder, os.O_RDONLY)
@@ -95,13 +95,13 @@ class CheckpointFolder:
             manifest = {"schema": MANIFEST_SCHEMA, "step": step, "files": entries}
             self.disk.write(staged / MANIFEST, _writer(_manifest_text(manifest)))
             self.disk.sync(staged)
-            if target.exists():  # the same step again, after a resume
+            if target.exists():  # after a resume the same step is written again
                 self._discard(target)
             self.disk.rename(staged, target)
             self.disk.sync(self.root)
             if first:
                 self.disk.sync(self.root.parent)
-        except Exception:  # torch reports a full disk as a RuntimeError
+        except Exception:  # because torch reports a full disk as a RuntimeError
             with suppress(OSError):
                 self.disk.remove(staged)
             raise
@@ -132,14 +132,14 @@ class CheckpointFolder:
                     self.disk.remove(path)
 
     def _forget_old(self, newest: Path) -> None:
-        # Checkpoints of later steps do not count: they are damaged, or the run would have continued from them.
+        # Checkpoints of later steps do not count: they are damaged, otherwise the run would have continued from them.
         earlier = [folder for folder in self.all() if folder.name <= newest.name]
         for folder in earlier[self.keep :]:
-            with suppress(OSError):  # an old checkpoint does no harm
+            with suppress(OSError):  # an old checkpoint that stays does no harm
                 self._discard(folder)
 
     def _discard(self, folder: Path) -> None:
-        """Remove a checkpoint. It is renamed first, so that a half removed one does not look damaged."""
+        """Remove a checkpoint. It is renamed first, so that a partly removed one does not look like a damaged one."""
         away = self.root / f"{REMOVED}{folder.name}-{os.getpid()}"
         self.disk.rename(folder, away)
         self.disk.remove(away)
@@ -162,7 +162,7 @@ def problem_of(folder: Path) -> str:
             if (size := path.stat().st_size) != entry["bytes"]:
                 return f"{name} has {size:,} bytes, not {entry['bytes']:,}"
             if _fingerprint(path)["sha256"] != entry["sha256"]:
-                return f"{name} is not what was written (SHA-256 differs)"
+                return f"{name} was changed after it was written (its SHA-256 differs)"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
     return ""
@@ -181,8 +181,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
         return f"{MANIFEST} " + (f"cannot be read ({error.strerror})" if path.exists() else "is missing")
     except (ValueError, RecursionError):
         return f"{MANIFEST} is not readable"
-    # There is no checksum of the manifest, but it can only be spelt in one way.
-    return manifest if text == _manifest_text(manifest) else f"{MANIFEST} is not what was written"
+    # The manifest has no checksum, but there is only one way to spell it.
+    return manifest if text == _manifest_text(manifest) else f"{MANIFEST} was changed after it was written"
 
 
 def name_of(step: int) -> str:
@@ -253,7 +253,7 @@ class Snapshot(NamedTuple):
 
 
 def array_writer(arrays: Mapping[str, NDArray[Any]]) -> Writer:
-    """Writes arrays as np.savez does, but refuses objects, and copies views only in parts."""
+    """Writes arrays as np.savez does, but refuses objects, and copies views part by part."""
 
     def write(file: BinaryIO) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:

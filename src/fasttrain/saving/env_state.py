@@ -1,7 +1,7 @@
 """The state of a training's envs and random streams as plain values and named arrays, and how it is restored.
 
 The state of a native game consists of arrays. Other envs are retraced (`envs/retrace.py`): their actions are repeated,
-and an env that then shows another observation begins a new episode. Wrappers around the vector env are restored.
+and an env that then has another observation begins a new episode. Wrappers around the vector env are restored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NewEpisodes(NamedTuple):
     """Envs that begin a new episode."""
 
     rows: list[int]
-    observations: Any  # (N, ...) as the policy gets them; only the listed rows count
+    observations: Any  # (N, ...) as the policy gets them; only rows of these envs are valid
     original: Any  # observations before VecNormalize
 
 
@@ -45,7 +45,7 @@ def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, A
 
     Args:
         traced: whether Python envs are in a `Retrace` wrapper.
-        broken: whether envs may be dead or in the middle of a step. Then only wrappers around them have a state.
+        broken: whether envs may be dead or in the middle of a step. Then only wrappers' states are returned.
     """
     state, arrays, base = State(), _wrapper_arrays(env), env.unwrapped
     for layer in _layers(env):
@@ -81,7 +81,7 @@ def load_env_state(
 
     Args:
         other_seed: env i begins a new episode with this seed + i if it cannot be restored.
-        lost: filled with names of data that an env had kept across episodes and that are lost, by env.
+        lost: gets, for each env, the names of data that it kept across episodes and that are lost.
 
     Raises:
         ConfigError: an array is missing or does not fit.
@@ -142,7 +142,7 @@ def _retraced(
         answers += base.env_method("retrace", whole, other_seed + index, most_s, indices=[index])
     anew = [index for index, answer in enumerate(answers) if not answer["same"]]
     lost |= {index: answer["lost"] for index, answer in enumerate(answers) if answer["lost"]}
-    if anew and isinstance(outer, SelfPlayVecEnv):  # all begin anew, since the opponent may have to act first
+    if anew and isinstance(outer, SelfPlayVecEnv):  # all envs begin anew, because the opponent may have to act first
         outer.seed(other_seed)
         return list(range(base.num_envs)), outer.reset()
     seen = each_array(lambda *rows: np.stack(rows), *[answer["observation"] for answer in answers])
@@ -157,7 +157,7 @@ def _retraced(
 def _load_shared(
     base: SharedMemoryVecEnv, seen: object, masks: list[Any], arrays: Mapping[str, NDArray[Any]], anew: list[int]
 ) -> None:
-    """Write what workers write after each step, which they do not do while they retrace."""
+    """Write what workers write after each step, because they do not do so while they retrace."""
     slots = base.slots
     for key, part in seen.items() if isinstance(seen, dict) else [("", seen)]:
         place = slots.observations[key] if isinstance(slots.observations, dict) else slots.observations
@@ -183,7 +183,7 @@ def _native_arrays(env: NativeVecEnv) -> Arrays:
 
 
 def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
-    slots = env.slots  # at rest it is always the learner's turn, so turns are no part of the state
+    slots = env.slots  # at rest the learner is always to move, so turns are no part of the state
     return {"returns": env._returns, "lengths": env._lengths, "next_rewards": env._next_rewards,
             "rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}  # fmt: skip
 
@@ -205,7 +205,7 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
     if note is None:
         return None
     seen: Any = arrays.get("observation")
-    if seen is None:  # copied, since a reader of an open file cannot be sent to workers
+    if seen is None:  # a copy, because a reader of an open file cannot be sent to workers
         seen = {name: np.array(array) for name, array in without_prefix(arrays, "observation").items()}
     return {**note, "actions": arrays["actions"], "observation": seen}
 
@@ -334,7 +334,7 @@ def plain(value: object) -> Any:
 
 @contextmanager
 def own_random_state(seed: int) -> Iterator[None]:
-    """Inside, Python's, NumPy's and torch's global streams are seeded with `seed`; afterwards they are restored."""
+    """Inside, Python's, NumPy's and torch's global streams are seeded with `seed`; afterwards restored."""
     with preserve_random_state(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random.seed(seed)
         np.random.seed(seed)

@@ -38,7 +38,7 @@ COUNTERS = (
     "exploration_rate",
 )  # fmt: skip
 OPTIMIZER = "policy.optimizer"  # most algorithms have only this optimizer
-SHARED = "shared"  # in place of a parameter's number, for an optimizer's state that belongs to all parameters
+SHARED = "shared"  # used in place of a parameter's number for optimizer state that belongs to all parameters
 SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 
 
@@ -94,7 +94,7 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
         _load_optimizer(arrays, "policy_optimizer", model.policy.optimizer, state["policy"])
     for name, stored in state.get("optimizers", {}).items():
         if name not in names:
-            raise ConfigError(f"the checkpoint has an optimizer {name}, this run's algorithm none of that name")
+            raise ConfigError(f"the checkpoint has an optimizer {name}, this run's algorithm has none of that name")
         _load_optimizer(arrays, name, recursive_getattr(model, name), stored)
     for name in tensor_names:
         _put(recursive_getattr(model, name), arrays[f"tensors/{name}"], name)
@@ -136,9 +136,9 @@ def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer
 
 
 def _load_weights(given: Mapping[str, NDArray[Any]], mine: Mapping[str, torch.Tensor]) -> None:
-    """Load weights in place, since kernels and graphs have views of these tensors."""
+    """Load weights in place, because kernels and CUDA graphs have views of these tensors."""
     if other := sorted({*mine} ^ {*given}):
-        raise ConfigError(f"the checkpoint is of another network: {', '.join(other[:3])} in one of the two only")
+        raise ConfigError(f"the checkpoint is of another network: {', '.join(other[:3])} in only one of the two")
     for name, tensor in mine.items():
         _put(tensor, given[name], name)
 
@@ -162,7 +162,7 @@ def _load_optimizer(
 
 
 def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, array: NDArray[Any]) -> None:
-    """Load an optimizer's state of a parameter; None: the state that belongs to all parameters."""
+    """Load the optimizer's state for a `parameter`; None: the state that belongs to all parameters."""
     state: Any = optimizer.state if parameter is None else optimizer.state[parameter]
     if isinstance(state.get(name), torch.Tensor):
         _put(state[name], array, name)
@@ -172,7 +172,7 @@ def _put_state(optimizer: torch.optim.Optimizer, parameter: Any, name: str, arra
     if parameter is None:
         state[name] = tensor
         return
-    # Adafactor has means of rows and columns, whose size is 1 along an axis.
+    # Adafactor has means of rows and columns, which have size 1 along one axis.
     sizes = list(zip(tensor.shape, parameter.shape, strict=False))
     if tensor.ndim and (tensor.ndim != parameter.ndim or any(size not in (1, own) for size, own in sizes)):
         raise ConfigError(f"the checkpoint's {name} has shape {tuple(tensor.shape)}, not {tuple(parameter.shape)}")
@@ -213,7 +213,7 @@ def _host(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _own_observations(model: Any, arrays: Mapping[str, NDArray[Any]], name: str) -> object:
-    """The stored observations `name` of all envs, or None. ConfigError: their shapes are not the env's."""
+    """The stored observations `name` of all envs, or None. Raises ConfigError if their shapes are not the env's."""
     env, normalizer = model.env, model.get_vec_normalize_env()
     # Without VecNormalize the original observations are the last observations themselves.
     space = normalizer.venv.observation_space if name == "_last_original_obs" and normalizer else env.observation_space
@@ -241,7 +241,7 @@ def _lstm_tensors(lstm: object) -> dict[str, torch.Tensor]:
 
 
 def _log_state(logger: Logger) -> State:
-    """The logger's recorded values that are not written yet."""
+    """The logger's recorded values that have not been written yet."""
     numbers = {key: value for key, value in logger.name_to_value.items() if isinstance(value, (int, float, np.number))}
     values = {key: float(value) for key, value in numbers.items() if math.isfinite(value)}
     return {
@@ -259,7 +259,7 @@ def _load_log(logger: Logger, state: Mapping[str, Any]) -> None:
         logger.name_to_count[key] = int(count)
 
 
-# --- replay buffers, also SB3's own: only rows that were written, and only the leaves of a sum tree
+# --- replay buffers, also SB3's own: only rows that were written, and of a sum tree only the leaves
 
 _STORED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "next_masks")
 
@@ -306,12 +306,12 @@ def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Ma
             load_into(leaves, arrays, "priorities")
             tree.clear()
             if set_kernel(tree.nodes, tree.starts, tree.capacity, np.arange(len(leaves), dtype=np.int64), leaves) >= 0:
-                raise ConfigError("the checkpoint's priorities are not all finite and 0 or more")
+                raise ConfigError("the checkpoint's priorities are not all finite and at least 0")
             buffer._highest, buffer.beta = float(state["highest"]), float(state["beta"])
 
 
 def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
-    """End the n-step windows of these envs at the row written last: their episodes do not continue after it."""
+    """End the n-step windows of these envs at the row written last: their episodes do not continue after this row."""
     if not isinstance(buffer, ReplayStorage) or not buffer.size():
         return
     with buffer.lock:

@@ -1,4 +1,4 @@
-"""Action spaces of Skirmish. An action of any of them becomes one row of integers, a value per head."""
+"""Action spaces of Skirmish. An action of each space becomes a row of integers with one value per head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opponents `random` and `greedy`; `planner` is in a file of its own. They choose for the active side.
+"""The opponents `random` and `greedy`; `planner` is in a file of its own. Each bot chooses for the active side.
 
 Scores are integers, damage is in 1/216 wounds. `tests/reference/skirmish_python/bots.py` has the same in plain Python.
 """
@@ -76,7 +76,7 @@ def _count_bits(bits: int) -> int:
 
 @njit
 def _draw_bit(game: Record, bits: int) -> int:
-    """One of the set bits, each as likely as the others."""
+    """Draw one of the set bits, all with the same probability."""
     return _nth_bit(bits, random_below(game, _count_bits(bits)))
 
 
@@ -154,7 +154,7 @@ def _enemies_within(game: Record, setup: Record, side: int, unit: int, inches: i
 
 @njit
 def _holds_marker(game: Record, setup: Record, side: int, unit: int) -> bool:
-    """Whether the unit is within 3 inches of a marker, and no friend of lower index is."""
+    """Whether the unit is within 3 inches of a marker, and no friendly unit with a lower index is."""
     for marker in range(setup.num_markers[game.mission]):
         if marker_distance(game, setup, game.x[side, unit], game.y[side, unit], marker) > 36:
             continue
@@ -169,7 +169,7 @@ def _holds_marker(game: Record, setup: Record, side: int, unit: int) -> bool:
 
 @njit
 def _greedy_move(game: Record, setup: Record, side: int, unit: int) -> int:
-    """Stay at a marker that no friend of lower index holds, else move to the nearest this side does not control."""
+    """Stay at a marker that no lower-numbered friend holds, else move to the nearest that the side does not control."""
     if is_engaged(game, setup, side, unit) or _holds_marker(game, setup, side, unit):
         return 0
     x, y = game.x[side, unit], game.y[side, unit]
@@ -211,7 +211,7 @@ def _best_shot(game: Record, setup: Record, side: int, unit: int) -> int:
 
 @njit
 def _greedy_charge(game: Record, setup: Record, side: int, unit: int) -> int:
-    """The target within 9 inches with the best margin above 0."""
+    """The target within 9 inches with the best margin, if that is above 0."""
     targets = charge_targets(game, setup, side, unit)
     best, most = 0, 0
     for target in range(setup.num_units[1 - side]):

@@ -27,12 +27,12 @@ def models_of(game: Record, setup: Record, side: int, unit: int) -> Any:
 
 @njit
 def attack(game: Record, setup: Record, side: int, unit: int, target: int, weapon: int, only_sixes: bool) -> None:
-    """A unit of `side` attacks a target of the other: hit, wound and save rolls, and the casualties."""
+    """A unit of `side` attacks a target of the other side: hit, wound and save rolls, and the casualties."""
     other = 1 - side
     skill = setup.skill[weapon, side, unit]
     if game.phase == SHOOT and game.flags[other, target] & SMOKED:
         skill += 1
-    skill = 6 if only_sixes else min(skill, 6)  # a 6 always hits; skills begin at 2, so a 1 never does
+    skill = 6 if only_sixes else min(skill, 6)  # a 6 always hits; a 1 never does, because skills begin at 2
     hits = 0
     for _ in range(setup.attacks[weapon, side, unit] * models_of(game, setup, side, unit)):
         hits += die(game) >= skill
@@ -63,7 +63,7 @@ def attack(game: Record, setup: Record, side: int, unit: int, target: int, weapo
 
 @njit
 def charge(game: Record, setup: Record, side: int, unit: int, target: int) -> None:
-    """A unit of the active side charges: overwatch, the roll, the move."""
+    """A unit of the active side charges: overwatch of the target, the roll, the move."""
     other = 1 - side
     distance = distance_between(game, setup, side, unit, target)
     if game.flags[other, target] & OVERWATCHING and not is_engaged(game, setup, other, target):

@@ -19,7 +19,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
     Args:
         render_mode: None, "ansi" or "rgb_array".
         on_illegal: "replace" (the lowest legal value of each illegal head) or "raise"; see `SingleGame`.
-        action_mode: as `SkirmishGame`, or "dict": the heads by name.
+        action_mode: as in `SkirmishGame`, or "dict": a Dict of the heads by name.
         **options: see `SkirmishGame`. `reward_debug` puts `reward_terms`, sums of the episode so far, into every info.
 
     Raises:
@@ -46,7 +46,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
         """Take one decision. The info is empty, except after illegal actions, with `reward_debug` and at the end.
 
         Raises:
-            EnvError: an illegal action with `on_illegal="raise"`, or no `reset()` yet.
+            EnvError: an action is illegal and `on_illegal` is "raise", or `reset()` was not called.
         """
         game = self._game
         values = head_values(game.options, action)
@@ -64,7 +64,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
         self._game.set_opponents(mix)
 
     def peek(self) -> dict[str, Any]:
-        """Every field of the game: for tests and tools."""
+        """All fields of the game, for tests and tools."""
         return self._game.peek(0)
 
     def view(self) -> BoardView:
@@ -72,7 +72,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
         return self._game.view(0)
 
     def describe_action(self, action: object) -> str:
-        """A text that says what `action` would do now."""
+        """A text that says what `action` would do in the present state."""
         values = head_values(self._game.options, action).tolist()
         return action_in_words(self._game.options, self.view(), values, self.peek()["cursor"])
 
@@ -83,7 +83,7 @@ class SkirmishEnv(SingleGame[Any, SkirmishGame]):
     def render(self) -> Any:
         """The board as text ("ansi") or as a picture (H, W, 3) uint8 ("rgb_array").
 
-        After an episode's end it is the next game's board. A line above the text says how the last game ended.
+        After an episode's end this is the board of the next game. A line above the text says how the last game ended.
         """
         if self.render_mode is None:
             return None

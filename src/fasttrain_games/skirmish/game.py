@@ -34,7 +34,7 @@ class SkirmishGame(GameBatch):
 
     With opponent "self" the caller decides for both sides: a game also stops before the opponent's decisions.
     Observation and mask are then those of the opponent's side; `opponents_turn` is true for these games. The reward is
-    always the learner's, since the previous stop.
+    always that of the learner since the previous stop.
 
     Args:
         num_envs: N.
@@ -44,11 +44,11 @@ class SkirmishGame(GameBatch):
         roster, enemy_roster: name of a shipped roster, or the path of a YAML file; 1 to 8 units.
         rounds: length of a game in rounds.
         width, height: size of the board in inches.
-        cache: keep tables of distances, lines of sight and targets (`tables.py`). Results are equal without.
+        cache: keep tables of distances, lines of sight and targets (`tables.py`). Results are the same without.
         reward_debug: put the sums of the reward's terms into the episode's info, as `reward_terms`.
 
     Raises:
-        ConfigError: a value out of range, an unknown name, or a wrong file; names what fits.
+        ConfigError: a value out of range, an unknown name, or a wrong file. The message says what fits.
     """
 
     def __init__(self, num_envs: int, action_mode: str = "heads", **options: object) -> None:
@@ -68,7 +68,7 @@ class SkirmishGame(GameBatch):
         self.setup = make_setup(self.options)
         self.records["rounds"] = self.records["next_rounds"] = self.options.rounds
         self._mix[:] = self.options.opponent
-        self._usual = self._mix.copy()  # opponents of games without the reset option `opponent`
+        self._usual = self._mix.copy()  # opponents for games without the reset option `opponent`
         self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
 
     def bind(self, slots: Slots) -> None:
@@ -112,11 +112,11 @@ class SkirmishGame(GameBatch):
             self.final_observations[ended] = slots.observations[ended]  # type: ignore[index]
             self._play_on(ended, True, min(parts, len(ended) // GAMES_PER_THREAD) if on_threads else 1)
         slots.truncations[indices] = False
-        if parts > 1:  # keep the figure per game, because `indices` differs in length from call to call
+        if parts > 1:  # the time is stored per game, because the length of `indices` varies
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _play_on(self, indices: Int64Array, anew: bool, threads: int) -> None:
-        """Play on to the next decision, or with `anew` to the first one of a new game, and write the slots."""
+        """Play to the next decision, or with `anew` to the first decision of a new game, and write the slots."""
         games, setup = self.records, self.setup
         start_ns = time.perf_counter_ns()
         run(kernels.advance, threads, games, setup, self._mix, indices, anew)
@@ -155,7 +155,7 @@ class SkirmishGame(GameBatch):
         return dict(zip(TERMS, self.records["terms"][index].tolist(), strict=True))
 
     def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
-        """Change the opponent of all or the listed envs, from each env's next game on.
+        """Change the opponent of all envs or of the listed ones, from each env's next game on.
 
         Raises:
             ConfigError: see `options.opponents_for`.
@@ -167,7 +167,7 @@ class SkirmishGame(GameBatch):
         """Choose the next games: {"mission": "only_war", "rounds": 2, "opponent": "greedy"}. {} plays as configured.
 
         Raises:
-            EnvSpecError: another option, a mission or a number of rounds that these games were not built with.
+            EnvSpecError: an unknown option, or a mission or number of rounds with which these games were not built.
             ConfigError: see `options.opponents_for`.
         """
         most, missions = self.options.rounds, [each.name for each in self.options.missions]
@@ -216,7 +216,7 @@ class SkirmishGame(GameBatch):
         slots = self._bound()
         values = slots.actions[index].reshape(-1)
         if self.records["phase"][index] >= OVER or slots.action_masks is None:
-            return EnvError(f"Skirmish env {index} has no game to play {values.tolist()} in: reset() it first")
+            return EnvError(f"Skirmish env {index} has no game for action {values.tolist()}: call reset() first")
         wrong = illegal_head(self.options, slots.action_masks[index], values)
         if wrong is None:
             return EnvError(f"Skirmish env {index}: action {values.tolist()} is illegal now")

@@ -1,9 +1,8 @@
 """The kernels of one vector step, called in this order: `apply_actions`, `advance`, `write_step`.
 
-For games that ended, the last two are called once more. They are three so that the time of opponents can be measured
-and no rule is compiled twice. None allocates memory or calls back into Python.
-Shapes: games (N,) GAME records, setups (1,) SETUP, mix (N, 4) float64 cumulative weights, indices (K,) int64, actions
-(N, heads) int64.
+For games that ended, the last two are called once more. There are three kernels, so that the time of opponents can be
+measured and no rule is compiled twice. None allocates memory or calls back into Python. Shapes: games (N,) GAME
+records, setups (1,) SETUP, mix (N, 4) float64 cumulative weights, indices (K,) int64, actions (N, heads) int64.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NUM_MOVES = 25
 
 @njit
 def apply_actions(games: Records, setups: Records, actions: Int64Array, indices: Int64Array) -> int:
-    """Apply the actions of the listed games and return -1. If one is illegal apply none and return its game's index."""
+    """Apply the actions of the listed games and return -1. If one is illegal, apply none and return its game."""
     setup = setups[0]
     for index in indices:
         if games[index].phase >= OVER or not is_legal(games[index], setup, actions[index]):
@@ -90,7 +89,7 @@ def _outcome(game: Record, setup: Record) -> int:
 
 @njit
 def _settle_reward(game: Record, setup: Record) -> None:
-    """Set the learner's reward since the last decision, with the secondary terms when they are due."""
+    """Set the learner's reward since the last decision, with the secondary terms if they are due."""
     over = game.phase == OVER
     lead = game.vp[0] - game.vp[1]
     for_vp = setup.rewards[R_VP] * (lead - game.lead)
@@ -120,7 +119,7 @@ def _settle_reward(game: Record, setup: Record) -> None:
 def advance(
     games: Records, setups: Records, mix: Float64Array, indices: Int64Array, anew: bool, team: Int64Array, me: int
 ) -> None:
-    """Play on in each listed game, or with `anew` in a new game, until an action is needed or the game is over.
+    """Continue each listed game, or with `anew` begin a new one, until an action is needed or the game is over.
 
     `CHUNK` games at a time go to whichever thread is free.
     """
@@ -165,8 +164,8 @@ def write_step(
 ) -> None:
     """Write the results of the step, with observation and mask of the side that decides next.
 
-    `turns` (N,) bool: that is the opponent. For a game that is over it writes the learner's last observation; after a
-    new game has begun there the caller calls it again.
+    `turns` (N,) bool: True where the opponent decides next. For a game that is over it writes the learner's last
+    observation; after a new game has begun, the caller calls this kernel again.
     """
     setup, count = setups[0], len(indices)
     begin_work(team, me, -(-count // CHUNK))
@@ -188,7 +187,7 @@ def write_step(
 
 @njit
 def forget_outcomes(games: Records, indices: Int64Array) -> None:
-    """Clear the results of the last step (reward, end of episode) of the listed games."""
+    """Clear the results of the last step (reward, end of episode) in the listed games."""
     for index in indices:
         games[index].reward = 0.0
         games[index].ended = 0

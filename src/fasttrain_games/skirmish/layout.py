@@ -2,11 +2,11 @@
 
 It shows the game to the side that decides next ("own"). The board is turned so that this side plays upwards:
 
-- `game` (10): round / rounds, phase one-hot (movement, shooting, charge; all 0 when the game is over), goes first, own
+- `game` (10): round / rounds, phase one-hot (movement, shooting, charge; all 0 when the game is over), moves first, own
   and the enemy's VP / 60, their difference / 30, own and the enemy's CP / 6;
 - `markers` (6 × 4): exists (1 or 0), x, y (0 is the board's centre), control (1 own, -1 the enemy's);
-- `own` and `enemies` (14 per unit, all 0 of a destroyed one): see UNIT_FEATURES;
-- `pairs` (5 per pair of an own unit and an enemy, in C order, all 0 if one is destroyed): see PAIR_FEATURES.
+- `own` and `enemies` (14 per unit, all 0 for a destroyed unit): see UNIT_FEATURES;
+- `pairs` (5 per pair of an own unit and an enemy, in C order, all 0 if one of the two is destroyed): see PAIR_FEATURES.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ UNIT_FEATURES = (
     "x",
     "y",
     "engaged",
-    "spent",  # advanced or fell back: neither shoots nor charges this turn
+    "spent",  # it advanced or fell back, so it neither shoots nor charges in this turn
     "shocked",
     "smokescreen",
     "overwatch",
     "bravery",
-    "deciding",  # units mode: the unit that this decision is for
+    "deciding",  # units mode: 1 for the unit that decides now
     "models",  # alive / 20
     "move",  # inches / 24
     "range",  # inches / 48
@@ -38,7 +38,7 @@ PAIR_FEATURES = (
     "line_of_sight",
     "shot",  # expected damage of own fire / the enemy's health
     "threat",  # expected damage of the enemy's fire / own health
-    "melee",  # as shot - threat, for one round of melee
+    "melee",  # as (shot - threat), for one round of melee
 )
 VP_SCALE, LEAD_SCALE = 60, 30
 DISTANCE_SCALE, MOVE_SCALE, CONTROL_SCALE, MODELS_SCALE = 48, 24, 20, 20
@@ -50,12 +50,12 @@ UNITS_START = GAME_WIDTH + MAX_MARKERS * MARKER_WIDTH
 
 
 def observation_width(own: int, enemies: int) -> int:
-    """Entries of the observation, 163 for three units a side."""
+    """Entries of the observation, for example 163 with three units per side."""
     return UNITS_START + UNIT_WIDTH * (own + enemies) + PAIR_WIDTH * own * enemies
 
 
 def describe_observation(own: int, enemies: int) -> dict[str, slice]:
-    """Name of every block → its slice, in order and without gaps."""
+    """Name of each block → its slice, in order and without gaps."""
     starts = [0, GAME_WIDTH, UNITS_START, UNITS_START + UNIT_WIDTH * own, UNITS_START + UNIT_WIDTH * (own + enemies)]
     stops = [*starts[1:], observation_width(own, enemies)]
     names = ("game", "markers", "own", "enemies", "pairs")

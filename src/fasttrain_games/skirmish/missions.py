@@ -24,7 +24,7 @@ class Mission:
     """A mission on a board of width × height cells. Turned by 180 degrees it is the same mission.
 
     Markers are points in half inches from the lower left corner, so that a marker may lie between cells; the centre of
-    cell (x, y) is (2x + 1, 2y + 1). Terrain is rectangles of cells: left, bottom, right, top, the last two exclusive.
+    cell (x, y) is (2x + 1, 2y + 1). Terrain is rectangles of cells: left, bottom, right, top (these two exclusive).
     """
 
     name: str
@@ -71,7 +71,7 @@ def _mission(content: Mapping[str, Any], name: str, where: str, width: int, heig
     across, along = width / board[0], height / board[1]
     rows = content["deployment_rows"]
     if type(rows) is not int or rows < 1:
-        raise ConfigError(f"{where}: deployment_rows={rows!r}: choose a whole number from 1 on")
+        raise ConfigError(f"{where}: deployment_rows={rows!r}: choose a whole number of at least 1")
     markers: list[tuple[int, int]] = []
     for x, y in _rows(content["markers"], 2, f"{where}: markers"):
         if not (0 <= x <= board[0] and 0 <= y <= board[1]):
@@ -87,14 +87,14 @@ def _mission(content: Mapping[str, Any], name: str, where: str, width: int, heig
         box = (left, bottom, right, top)
         turned = (width - right, height - top, width - left, height - bottom)
         terrain += [box, turned] if right > left and top > bottom else []
-    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # its own image: once
+    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # may be its own image
     if not 1 <= len(markers) <= MAX_MARKERS:
         raise ConfigError(f"{where}: markers: 1 to {MAX_MARKERS} with their images, got {len(markers)}")
     if len(terrain) > MAX_TERRAIN:
         raise ConfigError(f"{where}: terrain: at most {MAX_TERRAIN} with their images, got {len(terrain)}")
     rows = max(1, _round(rows * along))
     if 2 * rows + 1 > height:
-        raise ConfigError(f"{where}: deployment_rows={rows} of both sides leave nothing between on height={height}")
+        raise ConfigError(f"{where}: deployment_rows={rows} leave no row between the two zones on height={height}")
     return Mission(name, width, height, rows, tuple(markers), tuple(terrain))
 
 

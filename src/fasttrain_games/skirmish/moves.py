@@ -13,11 +13,11 @@ from fasttrain_games.skirmish.sheets import SHEET_LIMITS
 from fasttrain_games.skirmish.state import CHARGE, CHARGE_RANGE, FULL, HALF, MOVE, OVER, REROLL, SHOOT, SPENT
 from fasttrain_games.skirmish.tables import distance_between, forget_place_of, is_engaged, shooting_targets
 
-# N, NE, E, SE, S, SW, W, NW. N points to the opponent of the side that moves.
+# N, NE, E, SE, S, SW, W, NW. N points towards the opponent of the side that moves.
 STEP_X = np.array([0, 1, 1, 1, 0, -1, -1, -1])
 STEP_Y = np.array([1, 1, 0, -1, -1, -1, 0, 1])
 MAX_REACH = 2 * (SHEET_LIMITS["move"][1] + 6)
-# Index: a distance in half inches. Value: diagonal steps (cells) within it, because 8 × steps² ≤ half inches².
+# Index: a distance in half inches. Value: number of diagonal steps within it, because 8 × steps² ≤ half inches².
 DIAGONAL_STEPS = np.array([math.isqrt(reach * reach // 8) for reach in range(MAX_REACH + 1)])
 for _table in (STEP_X, STEP_Y, DIAGONAL_STEPS):
     _table.flags.writeable = False
@@ -47,7 +47,7 @@ def may_end_at(game: Record, setup: Record, side: int, x: int, y: int) -> bool:
 
 @njit
 def steps_of_move(game: Record, setup: Record, side: int, unit: int, direction: int, half_inches: int) -> Any:
-    """How many cells a unit can move along a direction within a distance in half inches; 0 if it can stop nowhere."""
+    """How many cells a unit can move along a direction within a distance in half inches; 0 if no cell is free."""
     sign = 1 - 2 * side
     dx, dy = sign * STEP_X[direction], sign * STEP_Y[direction]
     x, y = game.x[side, unit], game.y[side, unit]
@@ -59,7 +59,7 @@ def steps_of_move(game: Record, setup: Record, side: int, unit: int, direction: 
 
 @njit
 def _move_choices(game: Record, setup: Record, side: int, unit: int) -> int:
-    """Legal moves as bits. A longer move reaches all that a short one does, so the nearest free cell decides."""
+    """Legal moves as bits. A longer move reaches all cells of a shorter one, so the nearest free cell decides."""
     sign = 1 - 2 * side
     move = setup.move[side, unit]
     x, y = game.x[side, unit], game.y[side, unit]
@@ -134,7 +134,7 @@ def marker_distance(game: Record, setup: Record, x: int, y: int, marker: int) ->
 
 @njit
 def put_unit(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> None:
-    """Move a unit to another cell and invalidate what is cached about its place."""
+    """Move a unit to another cell and invalidate the cached values about its place."""
     counts = setup.counts_progress and side == 0
     before = inches_to_marker(game, setup, side, unit) if counts else 0.0
     game.x[side, unit] = x

@@ -93,7 +93,7 @@ def _write_markers(game: Record, setup: Record, side: int, row: Float32Array) ->
 
 @njit
 def _write_point(setup: Record, side: int, x: int, y: int, row: Float32Array, start: int) -> None:
-    """A point in half inches as seen by `side`."""
+    """Write a point, given in half inches, as seen by `side`."""
     if side == 1:
         x, y = 2 * setup.width - x, 2 * setup.height - y
     row[start] = x / setup.width - 1.0
@@ -135,7 +135,7 @@ def _write_pair(game: Record, setup: Record, side: int, unit: int, enemy: int, r
 
 @njit
 def find_legal(game: Record, setup: Record, side: int) -> None:
-    """Store in the record what the deciding side may do. `write_mask` and `is_legal` read it."""
+    """Store the legal actions of the deciding side in the record, where `write_mask` and `is_legal` read them."""
     for unit in range(setup.num_units[side]):
         if not setup.units_mode or unit == game.cursor:
             game.legal[unit] = choices_of(game, setup, side, unit)
@@ -144,7 +144,7 @@ def find_legal(game: Record, setup: Record, side: int) -> None:
 
 @njit
 def write_mask(game: Record, setup: Record, side: int, row: BoolArray) -> None:
-    """Write what `find_legal` stored into `row` ((A,) bool), head after head. A follows from the units of side 0."""
+    """Write what `find_legal` stored into `row` ((A,) bool), head after head. A depends on the units of side 0."""
     own = setup.num_units[side]
     num_targets = setup.num_units[1 - side] + 1
     moving = game.phase == MOVE
@@ -175,7 +175,7 @@ def write_mask(game: Record, setup: Record, side: int, row: BoolArray) -> None:
 
 @njit
 def is_legal(game: Record, setup: Record, action: Any) -> bool:
-    """Whether the deciding side may take `action` ((heads,) int), by what `find_legal` stored."""
+    """Whether the deciding side may take `action` ((heads,) int), as `find_legal` has stored."""
     side = game.active
     own = setup.num_units[side]
     moving = game.phase == MOVE

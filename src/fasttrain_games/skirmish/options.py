@@ -1,4 +1,4 @@
-"""Checks the arguments of Skirmish once, for the native game and the Gymnasium environment."""
+"""Checks the arguments of Skirmish, for both the native game and the Gymnasium environment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Options:
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Sizes of the heads: a move and a target per unit, a stratagem, its unit; with action_mode="units" one."""
+        """Sizes of the heads: move and target per unit, stratagem, its unit; one head if action_mode="units"."""
         own, enemies = len(self.rosters[0]), len(self.rosters[1])
         if self.action_mode == "units":
             return (25 + enemies + 1,)
@@ -52,7 +52,7 @@ def make_options(**given: object) -> Options:
     """Check the arguments, fill in the defaults and read rosters and missions.
 
     Raises:
-        ConfigError: names the key, its value and what fits.
+        ConfigError: the message names the key, its value and what fits.
         TypeError: an unknown argument.
     """
     values: dict[str, Any] = {**_DEFAULTS, **given}
@@ -137,7 +137,7 @@ def strip_cells(mission: Mission, num_units: int, unit: int) -> list[tuple[int, 
 
 
 def opponents_for(opponent: OpponentMix, rosters: Sequence[Sequence[Sheet]]) -> tuple[float, ...]:
-    """As `cumulative_mix`. Refuses "self" if the sides differ in units, because their actions would differ in width."""
+    """`cumulative_mix`, but "self" needs equal numbers of units, because else the sides' actions differ in width."""
     cumulative = cumulative_mix(opponent)
     own, enemies = len(rosters[0]), len(rosters[1])
     if cumulative[SELF - 1] < 1.0 and own != enemies:
@@ -149,7 +149,7 @@ def opponents_for(opponent: OpponentMix, rosters: Sequence[Sequence[Sheet]]) -> 
 
 
 def cumulative_mix(opponent: OpponentMix) -> tuple[float, ...]:
-    """Cumulative weights over OPPONENTS. A game draws u from [0, 1) and takes the first with u < weight.
+    """Cumulative weights over OPPONENTS. A game draws u from [0, 1) and takes the first opponent with u < weight.
 
     Raises:
         ConfigError: unknown name, or a wrong weight.

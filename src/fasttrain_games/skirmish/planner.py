@@ -1,6 +1,6 @@
-"""The opponent `planner`: scores every cell that any move of a unit can reach. It is slow on purpose.
+"""The opponent `planner`: scores every cell that any move of a unit can reach. It plays best, slowly.
 
-Scores are integers in 1/216 wounds. `tests/reference/skirmish_python/bots.py` has the same in plain Python.
+Scores are integers in 1/216 wounds. `tests/reference/skirmish_python/bots.py` has the same bot in plain Python.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fasttrain_games.skirmish.turns import control_at, control_of
 
 GREEDY_CHARGE = 9  # inches within which the bots expect a charge to succeed
 TAKES_MARKER, CONTESTS_MARKER, ON_MARKER, PER_HALF_INCH = 3000, 800, 100, 60
-WAYS_TO_CHARGE = np.array([36, 36, 36, 35, 33, 30, 26, 21, 15, 10, 6, 3])  # of 36 rolls of 2D6, those ≥ the index
+WAYS_TO_CHARGE = np.array([36, 36, 36, 35, 33, 30, 26, 21, 15, 10, 6, 3])  # [n]: of 36 rolls of 2D6, those ≥ n
 WAYS_TO_CHARGE.flags.writeable = False
 
 
@@ -48,7 +48,7 @@ def melee_margin(game: Record, setup: Record, side: int, unit: int, target: int)
 
 @njit
 def planner_charge(game: Record, setup: Record, side: int, unit: int) -> int:
-    """The target with the best margin above 0, weighted by the chance of the charge; overwatch halves it."""
+    """The target with the best margin above 0, weighted by the chance of a charge (half with overwatch)."""
     targets = charge_targets(game, setup, side, unit)
     best, most = 0, 0
     for target in range(setup.num_units[1 - side]):
@@ -67,7 +67,7 @@ def planner_charge(game: Record, setup: Record, side: int, unit: int) -> int:
 
 @njit
 def fill_plan(game: Record, setup: Record, side: int, unit: int) -> None:
-    """Compute once per unit what `_score_cell` needs and what is the same for all cells."""
+    """Compute the values for `_score_cell` that are the same for all cells, once per unit."""
     key = 1 + MAX_UNITS * side + unit
     if game.plan_known == key:
         return
@@ -88,7 +88,7 @@ def fill_plan(game: Record, setup: Record, side: int, unit: int) -> None:
 
 @njit
 def planner_move(game: Record, setup: Record, side: int, unit: int) -> int:
-    """The move with the best cell. An advance counts with the mean over its six rolls."""
+    """The move with the best cell. An advance has the mean score over its six rolls."""
     engaged = is_engaged(game, setup, side, unit)
     x, y = game.x[side, unit], game.y[side, unit]
     best, most = 0, 6 * _score_cell(game, setup, side, unit, x, y, not engaged)
@@ -143,7 +143,7 @@ def _score_cell(game: Record, setup: Record, side: int, unit: int, x: int, y: in
 
 @njit
 def _score_markers(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> int:
-    """The part of the score for markers: taken or contested there, less the distance to the nearest not yet held."""
+    """The part of the score for markers: taken or contested there, minus the distance to the nearest not held."""
     score, nearest = 0, -1
     own = control_of(game, setup, side, unit)
     for marker in range(setup.num_markers[game.mission]):

@@ -54,7 +54,7 @@ def token(side: int, index: int) -> str:
 
 
 def render_board(view: BoardView) -> str:
-    """A line of round and points, the board (a line for two rows of cells, opponent on top), then a line per unit."""
+    """A line with round and points, the board (two rows of cells per line, opponent on top), then a line per unit."""
     mission = view.mission
     rows = [["." for _ in range(mission.width)] for _ in range((mission.height + 1) // 2)]
     for y in range(mission.height):
@@ -85,7 +85,7 @@ def _unit_lines(view: BoardView) -> list[str]:
 
 
 def draw_board(view: BoardView) -> NDArray[np.uint8]:
-    """The board as (H, W, 3): terrain, markers with their 3 inches, units with a bar of their health."""
+    """The board as (H, W, 3): terrain, markers with a circle of 3 inches, units with a bar of their health."""
     mission = view.mission
     picture = np.empty((mission.height * CELL_PX, mission.width * CELL_PX, 3), np.uint8)
     picture[:] = GROUND

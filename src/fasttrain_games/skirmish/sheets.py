@@ -1,4 +1,4 @@
-"""Rosters: what each unit of a side is, read from YAML."""
+"""Rosters: the properties of each unit of a side, read from YAML."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHEET_LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Weapon:
-    """A weapon. One with range 0 is a melee weapon: it reaches the enemies within 1.5 inches."""
+    """A weapon. With range 0 it is a melee weapon: it reaches the enemies within 1.5 inches."""
 
     range: int
     attacks: int
@@ -74,7 +74,7 @@ def read_yaml(name: str, folder: Path, key: str) -> tuple[Mapping[str, Any], str
     """Read the mapping in a shipped file (by name) or in a user's file (by path). Also returns a name for messages.
 
     Raises:
-        ConfigError: no such file, or it holds no YAML mapping.
+        ConfigError: there is no such file, or it has no YAML mapping.
     """
     path = folder / f"{name}.yaml"
     if name not in shipped(folder):
@@ -105,10 +105,10 @@ def check_keys(content: Mapping[str, Any], needed: set[str], optional: set[str],
 
 
 def load_roster(name: str, key: str) -> tuple[Sheet, ...]:
-    """The units of a shipped roster or of a user's file. `key` is the argument it came from.
+    """The units of a shipped roster or of a user's file. `key`: the argument that named it.
 
     Raises:
-        ConfigError: names the file, the unit and the key that is wrong.
+        ConfigError: the message names the file, the unit and the wrong key.
     """
     content, path = read_yaml(name, ROSTER_FOLDER, key)
     where = f"{key}: {path}"

@@ -1,8 +1,8 @@
-"""Two packed records: GAME is the state of one game, SETUP is what all games of a batch share.
+"""Two packed records: GAME is the state of one game, SETUP is the data that all games of a batch share.
 
-A kernel takes these two as arguments. Sides are 0 (the learner) and 1; positions are absolute.
-All integers have 64 bits: with two widths numba would compile most kernels twice.
-The rules and names are those of `tests/reference/skirmish_python/battle.py`.
+A kernel takes these two as arguments. Sides are 0 (the learner) and 1; positions are absolute. All integers have 64
+bits: with integers of two widths numba would compile most kernels twice. The rules and names are those of
+`tests/reference/skirmish_python/battle.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HALF, FULL, ADVANCE = range(3)
 MAX_CP = 6
 CHARGE_RANGE = 12
 
-# Bits of a unit's flags. The next command phase of its side clears the first six.
+# Bits of a unit's flags. The next command phase of the unit's side clears the first six.
 ADVANCED, FELL_BACK, CHARGED, SHOCKED, OVERWATCHING, SMOKED, BRAVE = (1 << bit for bit in range(7))
 ENDS_IN_COMMAND = ADVANCED | FELL_BACK | CHARGED | SHOCKED | OVERWATCHING | SMOKED
 SPENT = ADVANCED | FELL_BACK
@@ -38,13 +38,13 @@ _PAIRS = (2, 2, MAX_UNITS, MAX_UNITS)  # weapon, attacker's side, attacker, targ
 GAME = np.dtype(
     [
         ("rng", "u8"),  # splitmix64 state
-        ("sight", "i8"),  # cache: bit 8 × unit of side 0 + unit of side 1: line of sight
+        ("sight", "i8"),  # cache of lines of sight: bit 8 × unit of side 0 + unit of side 1
         ("sight_known", "i8"),  # which bits of `sight` are valid
         ("distance_known", "i8"),  # which entries of `distance` are valid
-        ("progress", "f8"),  # inches that units came nearer to markers, this episode
+        ("progress", "f8"),  # inches by which units came nearer to markers, in this episode
         ("paid_progress", "f8"),
         ("reward", "f8"),  # reward of the learner since the last decision of either side
-        ("terms", "f8", (4,)),  # sums of the reward's terms, this episode
+        ("terms", "f8", (4,)),  # sums of the reward's terms in this episode
         ("result_terms", "f8", (4,)),
         ("legal", "i8", (MAX_UNITS,)),  # choices of the deciding side's units, as bits
         ("legal_stratagems", "i8"),
@@ -54,7 +54,7 @@ GAME = np.dtype(
         ("round", "i8"),  # counted from 1
         ("rounds", "i8"),  # length of this game
         ("next_rounds", "i8"),  # length of the next game
-        ("next_mission", "i8"),  # 1 + the mission of the next game; 0: one is drawn
+        ("next_mission", "i8"),  # 1 + index of the next game's mission; 0: it is drawn
         ("phase", "i8"),
         ("active", "i8"),  # side whose turn it is
         ("cursor", "i8"),  # units mode: unit that decides
@@ -70,13 +70,13 @@ GAME = np.dtype(
         ("engaged_known", "i8"),
         ("targets", "i8", _UNITS),  # cache: the enemies that each unit may shoot, as bits
         ("targets_known", "i8", (2,)),
-        ("plan_known", "i8"),  # cache of the planner: the unit it is for, 1 + MAX_UNITS × side + unit; 0: none
-        ("plan_friends", "i8", (MAX_MARKERS,)),  # control at each marker without that unit
+        ("plan_known", "i8"),  # cache of the planner: for which unit, as 1 + MAX_UNITS × side + unit; 0: none
+        ("plan_friends", "i8", (MAX_MARKERS,)),  # control at each marker without this unit
         ("plan_enemies", "i8", (MAX_MARKERS,)),
         ("plan_shot", "i8", (MAX_UNITS,)),  # expected damage by enemy, in 1/216 wounds
         ("plan_threat", "i8", (MAX_UNITS,)),
         ("plan_melee", "i8", (MAX_UNITS,)),
-        ("margin", "i8"),  # wounds dealt minus wounds taken, this episode
+        ("margin", "i8"),  # wounds dealt minus wounds taken in this episode
         ("paid_margin", "i8"),
         ("lead", "i8"),  # VP difference when the last reward was paid
         ("since_paid", "i8"),  # decisions of the learner since secondary terms were paid
@@ -116,7 +116,7 @@ SETUP = np.dtype(
         ("leadership", "i8", _UNITS),
         ("control", "i8", _UNITS),
         ("range", "i8", _UNITS),
-        ("attacks", "i8", (2, *_UNITS)),  # weapon first
+        ("attacks", "i8", (2, *_UNITS)),  # axes: weapon, side, unit
         ("skill", "i8", (2, *_UNITS)),
         ("damage", "i8", (2, *_UNITS)),
         ("wound_roll", "i8", _PAIRS),
@@ -188,7 +188,7 @@ def _write_missions(setup: np.void, options: Options) -> None:
 
 def _write_pair(setup: np.void, where: tuple[int, int, int, int], weapon: Weapon, target: Sheet) -> None:
     wound_roll = wound_roll_needed(weapon.strength, target.toughness)
-    save_roll = max(2, save_roll_needed(target, weapon))  # a 1 never saves
+    save_roll = max(2, save_roll_needed(target, weapon))  # because a 1 never saves
     faces = (7 - weapon.skill) * (7 - wound_roll) * min(6, save_roll - 1)
     setup["wound_roll"][where] = wound_roll
     setup["save_roll"][where] = save_roll
@@ -205,6 +205,6 @@ def wound_roll_needed(strength: int, toughness: int) -> int:
 
 
 def save_roll_needed(target: Sheet, weapon: Weapon) -> int:
-    """The lowest roll of a D6 that saves the unit; above 6 it has no save."""
+    """The lowest roll of a D6 that saves the unit; above 6 means that it has no save."""
     save = target.save + weapon.ap
     return min(save, target.invulnerable) if target.invulnerable else save

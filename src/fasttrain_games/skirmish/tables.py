@@ -1,6 +1,6 @@
-"""The cached tables of a game: what reads them and what invalidates them.
+"""The cached tables of a game: what reads and what invalidates them.
 
-Only this module touches their fields, except those of `plan`, which planner.py fills.
+Only this module reads and writes their fields; the fields of `plan` are filled by planner.py.
 
 | table | depends on | read by |
 |---|---|---|
@@ -18,9 +18,9 @@ Only this module touches their fields, except those of `plan`, which planner.py 
 | a unit is hurt (any attack) | `forget_health` | `plan` |
 | flags change (advance, falling back, command phase) | `forget_flags` | `targets`, `plan` |
 
-With `cache=off` every read recomputes. On one thread the cache makes games faster by a factor of 1.4 against `greedy`,
-of 2.4 with eight units a side, and of 2.2 to 3.1 against `planner`. tests/games/test_skirmish_game.py compares all
-tables after every decision with those of the plain rules.
+With `cache=off` each value is computed when it is read. On one thread the cache makes games faster by a factor of 1.4
+against `greedy`, by 2.4 with eight units per side, and of 2.2 to 3.1 against `planner`.
+tests/games/test_skirmish_game.py compares all tables after every decision with those of the plain rules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLUMN = sum(1 << MAX_UNITS * unit for unit in range(MAX_UNITS))  # pairs of uni
 
 @njit
 def forget_all(game: Record) -> None:
-    """Invalidate all tables: a game begins."""
+    """Invalidate all tables, when a game begins."""
     game.distance_known = 0
     game.sight_known = 0
     forget_groups(game)
@@ -49,7 +49,7 @@ def forget_all(game: Record) -> None:
 
 @njit
 def forget_place_of(game: Record, side: int, unit: int) -> None:
-    """Invalidate what depends on the place of a unit: it moved to another cell."""
+    """Invalidate all that depends on the place of a unit, when it has moved to another cell."""
     stale = ROW << (MAX_UNITS * unit) if side == 0 else COLUMN << unit
     game.distance_known &= ~stale
     game.sight_known &= ~stale
@@ -58,14 +58,14 @@ def forget_place_of(game: Record, side: int, unit: int) -> None:
 
 @njit
 def forget_groups(game: Record) -> None:
-    """Invalidate `engaged` and what depends on it: a unit moved or was destroyed."""
+    """Invalidate `engaged` and all that depends on it, when a unit moved or was destroyed."""
     game.engaged_known = 0
     forget_flags(game)
 
 
 @njit
 def forget_flags(game: Record) -> None:
-    """Invalidate `targets` and `plan`: flags changed."""
+    """Invalidate `targets` and `plan`, when flags changed."""
     game.targets_known[0] = 0
     game.targets_known[1] = 0
     forget_health(game)
@@ -73,7 +73,7 @@ def forget_flags(game: Record) -> None:
 
 @njit
 def forget_health(game: Record) -> None:
-    """Invalidate `plan`: a unit lost wounds."""
+    """Invalidate `plan`, when a unit lost wounds."""
     game.plan_known = 0
 
 
@@ -169,7 +169,7 @@ def shooting_targets(game: Record, setup: Record, side: int, unit: int) -> Any:
         reach = setup.range[side, unit] * setup.range[side, unit]
         for enemy in range(setup.num_units[1 - side]):
             near = game.health[1 - side, enemy] > 0 and distance_between(game, setup, side, unit, enemy) <= reach
-            # An enemy in melee is engaged with a friend of this unit, who could be hit.
+            # An enemy in melee is engaged with a friend of this unit, which could be hit.
             if near and not is_engaged(game, setup, 1 - side, enemy) and sees(game, setup, side, unit, enemy):
                 targets |= 1 << enemy
     game.targets[side, unit] = targets

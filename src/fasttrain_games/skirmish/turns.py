@@ -113,7 +113,7 @@ def is_below_half(game: Record, setup: Record, side: int, unit: int) -> bool:
 
 @njit
 def command_phase(game: Record, setup: Record) -> None:
-    """Begin the active side's turn with its command phase."""
+    """Begin the turn of the active side with the command phase."""
     side = game.active
     for unit in range(setup.num_units[side]):
         game.flags[side, unit] &= ~ENDS_IN_COMMAND
@@ -179,7 +179,7 @@ def _move(game: Record, setup: Record, side: int, unit: int, direction: int, len
 
 @njit
 def end_phase(game: Record, setup: Record) -> None:
-    """Go on to the active side's next phase. After the last one fight, and begin the other side's turn."""
+    """Begin the active side's next phase. After the last one the units fight, and the other side's turn begins."""
     game.reroll = -1
     if game.phase >= OVER:
         return

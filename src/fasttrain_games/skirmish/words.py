@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fasttrain_games.skirmish.options import Options
 from fasttrain_games.skirmish.render import PHASE_NAMES, BoardView, token
 
-COMPASS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")  # N towards the opponent
+COMPASS = ("N", "NE", "E", "SE", "S", "SW", "W", "NW")  # N: towards the opponent
 LENGTHS = ("half a move", "a full move", "an advance")
 MOVEMENT, _, CHARGE, _ = range(len(PHASE_NAMES))
 STRATAGEMS = ("no stratagem", "re-roll", "overwatch", "smokescreen", "bravery")
@@ -25,7 +25,7 @@ def target_in_words(target: int, side: int, phase: int) -> str:
 
 
 def choice_in_words(options: Options, view: BoardView, part: int, value: int, unit: int = 0) -> str:
-    """The text for a value of one head. In units mode the only head is about unit `unit`."""
+    """The text for a value of one head. In units mode the only head is that of `unit`."""
     side, phase = view.active, view.phase
     if options.action_mode == "units":
         doing = move_in_words(value) if value < 25 else target_in_words(value - 25, side, phase)

@@ -1,4 +1,4 @@
-"""The opponents: `random` and the rule-based `easy`, `medium`, `hard`. Each decides from what its own seat may know.
+"""The opponents: `random` and the rule-based `easy`, `medium`, `hard`. Each decides only by what its own seat may know.
 
 A bot reads its own hand, the current trick, the cards seen this round and, while playing, everybody's bids and tricks.
 Decisions are loops over the few set bits of the legal cards; `hard` has a file of its own.
@@ -34,9 +34,9 @@ from fasttrain_games.skullking.tables import (
     beating_cards,
 )
 
-RANDOM, EASY, MEDIUM, HARD, SELF = range(5)  # SELF is no bot: the game stops for an action
+RANDOM, EASY, MEDIUM, HARD, SELF = range(5)  # SELF is no bot: the game stops and waits for an action
 LEVEL_NAMES = ("random", "easy", "medium", "hard")
-SEAT_NAMES = (*LEVEL_NAMES, "self")  # who may sit at a seat that is not the learner's
+SEAT_NAMES = (*LEVEL_NAMES, "self")  # possible players of the seats besides the learner's
 
 _COURT = SUIT_BITS & ~(SUIT_BITS >> 2)  # ranks 13 and 14 of one suit
 COURT_BITS = _COURT | _COURT << RANKS | _COURT << 2 * RANKS
@@ -57,7 +57,7 @@ def bot_bid(game: Record, seat: int, level: int, scratch: Float64Array) -> Any:
 
 @njit_inline
 def bot_play(game: Record, seat: int, level: int, scratch: Float64Array) -> int:
-    """The code a bot plays; always legal."""
+    """The code that a bot plays; it is always legal."""
     if level == HARD:
         return hard_play(game, seat, scratch)
     numbers = legal_numbers(game.hand_numbers[seat], game.lead)
@@ -72,7 +72,7 @@ def bot_play(game: Record, seat: int, level: int, scratch: Float64Array) -> int:
 
 @njit
 def _random_play(game: Record, numbers: int, specials: int) -> int:
-    """Draw uniformly from the legal actions. The Tigress gives two: played as Pirate and as Escape."""
+    """Draw uniformly from the legal actions. The Tigress counts as two actions: as Pirate and as Escape."""
     num_numbers = count_bits(numbers)
     num_specials = count_bits(specials)
     choice = random_below(game, num_numbers + num_specials + (specials & TIGRESS_BIT != 0))
@@ -90,7 +90,7 @@ def _random_play(game: Record, numbers: int, specials: int) -> int:
 
 @njit
 def _easy_bid(game: Record, seat: int) -> Any:
-    """The number of strong cards, plus a random -1, 0 or 1. The number of players is ignored."""
+    """The number of strong cards, plus a random -1, 0 or 1. It does not depend on the number of players."""
     strong = count_bits(game.hand_numbers[seat] & (COURT_BITS | HIGH_BLACK_BITS))
     strong += count_bits(game.hand_specials[seat] & (PIRATE_BITS | KING_BIT | MERMAID_BITS))
     return min(max(strong + random_below(game, 3) - 1, 0), game.round)
@@ -113,7 +113,7 @@ def _medium_bid(game: Record, seat: int) -> Any:
 
 @njit
 def _medium_play(game: Record, numbers: int, specials: int, wants_trick: bool) -> int:
-    """To take the trick, play the strongest card that can (the last player: the weakest). Else the strongest loser."""
+    """To win, play the strongest winning card (as last player the weakest). Else the strongest losing card."""
     leading = game.played == 0
     last = game.played == game.num_players - 1
     if leading:

@@ -18,8 +18,8 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
     """One game of Skull King. The same seed and actions give the same trajectory as in a `SkullKingGame`.
 
     With opponent "self" the caller also decides for the other seats: each step is one decision of one seat, and
-    observation and mask are that seat's. `opponents_turn` is true when it is not the learner's. Rewards, the last
-    observation of a game and the info are always the learner's.
+    observation and mask are those of this seat. `opponents_turn` is True if it is not the learner's seat. Rewards, the
+    last observation of a game and the info are always the learner's.
 
     Args:
         num_players: seats, 2 to 8; the learner is seat 0.
@@ -27,7 +27,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         render_mode: None or "ansi".
         on_illegal: "replace" (the lowest legal action) or "raise"; see `SingleGame`.
         card_memory: False: observations show no played cards except those of the current trick; see `SkullKingGame`.
-        **reward: the reward and shaping keys of `SkullKingGame`.
+        **reward: the arguments of `SkullKingGame` for reward and shaping.
 
     Raises:
         ConfigError: a value out of range, an unknown opponent or `on_illegal`.
@@ -52,7 +52,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         game = SkullKingGame(1, num_players, opponents, card_memory=card_memory, **reward)
         super().__init__(game, on_illegal)
         self.player_names = ("you", "bot")  # names of the learner and of the others in texts
-        self._before: GameView | None = None  # the learner's last decision, for `describe_step`
+        self._before: GameView | None = None  # the state at the learner's last decision, for `describe_step`
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -69,7 +69,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         """Take one decision. The info is empty, except after an illegal action and at the episode's end.
 
         Raises:
-            EnvError: an illegal action with `on_illegal="raise"`, or no `reset()` yet.
+            EnvError: an action is illegal and `on_illegal` is "raise", or `reset()` was not called.
         """
         chosen = int(action)
         masks = self._masks[0]
@@ -92,7 +92,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         self._game.set_opponents(mix)
 
     def peek(self) -> GameView:
-        """Everything about the game, hidden cards included: for tests and tools."""
+        """Everything about the game with hidden cards, for tests and tools."""
         return self._game.peek(0)
 
     def describe_action(self, action: int) -> str:
@@ -100,16 +100,16 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         return describe_action(int(action))
 
     def describe_step(self) -> str:
-        """The learner's last decision and what happened since, as text: bids once all are made, cards, tricks, scores.
+        """The learner's last decision and the events since then as text: bids once all are made, cards, tricks, scores.
 
-        Empty before the first decision, and without a render mode.
+        The text is empty before the first decision, and without a render mode.
         """
         if self._before is None:
             return ""
         return describe_step(self._before, self._game.peek(0), self.player_names)
 
     def render(self) -> str | None:
-        """The table as text with render_mode "ansi", else None. After an episode's end: its outcome and the totals."""
+        """The table as text with render_mode "ansi", else None. After an episode's end the outcome and the totals."""
         if self.render_mode is None:
             return None
         view = self._game.peek(0)

@@ -22,26 +22,26 @@ from fasttrain_games.skullking.opponents import OpponentMix, cumulative_mix, lev
 from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED, NUM_ROUNDS
 from fasttrain_games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 
-_SCRATCH_SHAPE = (2, 12)  # row 0: probabilities of winning 0 to 10 tricks, row 1: chance per held card (`hard`)
+_SCRATCH_SHAPE = (2, 12)  # row 0: probabilities of winning 0 to 10 tricks, row 1: chances of held cards (`hard`)
 
 
 class GameView(NamedTuple):
-    """Everything about one game, hidden cards included: for tests, tools and rendering, never for an agent."""
+    """Everything about one game, with hidden cards. For tests, tools and rendering, never for an agent."""
 
     phase: int  # state.BIDDING, PLAYING or ENDED
     round_number: int
     dealer: int
     leader: int
     hands: list[list[int]]  # card ids per seat, ascending
-    bids: list[int]  # per seat; a seat that has not bid yet still shows its bid of the previous round
+    bids: list[int]  # per seat; before its bid a seat has that of the previous round
     tricks: list[int]
     totals: list[int]
     bonuses: list[int]  # points at stake this round per seat, without Loot
-    alliances: list[tuple[int, int]]  # (seat that played Loot, seat that won the trick)
+    alliances: list[tuple[int, int]]  # (seat that played a Loot card, seat that won the trick)
     trick: list[int]  # codes on the table in the order played
     plays: list[int]  # codes played since the last bids, kept after a round until the next bids
-    levels: list[int]  # an index into bots.SEAT_NAMES per seat, entry 0 unused; drawn with the game's first decision
-    seat: int  # the seat that the next action is for
+    levels: list[int]  # per seat an index into bots.SEAT_NAMES, drawn at the first decision; entry 0 is unused
+    seat: int  # the seat that decides next
     final_totals: list[int]  # points per seat of the last game that ended
 
 
@@ -49,23 +49,23 @@ class SkullKingGame(GameBatch):
     """N independent games. Seat 0 of each is the learner's; bots of the chosen levels play the other seats.
 
     For a seat whose opponent is "self" the caller decides (a `TwoSidedGame`): the game stops before its decisions too,
-    and the slots then hold the observation and mask of that seat. In each round the learner bids first; nobody sees a
+    and the slots then hold the observation and mask of that seat. In each round the learner bids first; no seat sees a
     bid before all are made.
 
     Reward: round score times `reward_round_scale` at each round's end. At the game's end `reward_win` is added if the
-    learner has the best total (shared or not), and subtracted if not. Shaping terms, all 0 by default:
+    learner has the best total, also if it shares it; otherwise it is subtracted. Shaping terms, all 0 by default:
 
     - `shaping_bid_made`: added at a round's end if the learner made its bid exactly;
     - `shaping_bid_error`: subtracted at a round's end for each trick above or below the bid;
-    - `shaping_trick_won`: added for each trick the learner wins;
-    - `shaping_trick_toward_bid`: added for each trick won up to the bid, subtracted for each won beyond it.
+    - `shaping_trick_won`: added for each trick that the learner wins;
+    - `shaping_trick_toward_bid`: added for each trick won up to the bid, subtracted for each trick beyond it.
 
     Args:
         num_envs: N.
         num_players: seats per game, 2 to 8.
         opponents: a bot's name or "self", a list of one name per other seat, or a mapping of name to weight.
-        card_memory: False: an observation shows no played cards except those of the current trick, so a policy needs a
-            memory: the blocks `seen` and `tigress` cover that trick alone, `bonus` and `alliances` are zero.
+        card_memory: False: an observation shows no played cards except those of the current trick, so that a policy
+            needs a memory: the blocks `seen` and `tigress` have only this trick, `bonus` and `alliances` are zero.
 
     Raises:
         ConfigError: a value out of range or an unknown opponent.
@@ -90,7 +90,7 @@ class SkullKingGame(GameBatch):
         if not MIN_PLAYERS <= num_players <= MAX_PLAYERS:
             raise ConfigError(f"num_players={num_players}: Skull King takes {MIN_PLAYERS} to {MAX_PLAYERS} players")
         if not isinstance(card_memory, bool):
-            raise ConfigError(f"card_memory={card_memory!r}: true or false")
+            raise ConfigError(f"card_memory={card_memory!r}: choose true or false")
         super().__init__(
             "Skull King",
             np.zeros(num_envs, GAME),
@@ -103,7 +103,7 @@ class SkullKingGame(GameBatch):
         self.records["num_players"] = num_players
         self.records["next_rounds"] = 1, NUM_ROUNDS
         self._scratch: Float64Array = np.zeros((1, *_SCRATCH_SHAPE))
-        # The order is that of the W_ indices in state.py.
+        # In the order of the W_ indices in state.py.
         self._weights = np.array(
             [
                 reward_round_scale,
@@ -116,7 +116,7 @@ class SkullKingGame(GameBatch):
             np.float64,
         )
         if self._weights.shape != (NUM_WEIGHTS,) or not np.isfinite(self._weights).all():
-            raise ConfigError(f"reward and shaping keys must be finite numbers, got {self._weights.tolist()}")
+            raise ConfigError(f"the keys for reward and shaping must be finite numbers, got {self._weights.tolist()}")
         self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
         self.set_opponents(opponents)
 
@@ -170,11 +170,11 @@ class SkullKingGame(GameBatch):
         if not self._remembers:
             kernels.forget_played_cards(games, indices, *self._shown())
         self.opponents_ns += between_ns - start_ns
-        if parts > 1:  # keep the figure per game, because `indices` differs in length from call to call
+        if parts > 1:  # the time is stored per game, because the length of `indices` varies
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _shown(self) -> tuple[Any, ...]:
-        """The arrays that hold what a seat sees: observations, terminations, last observations."""
+        """The arrays with the view of a seat: observations, terminations, last observations."""
         return self._observations, self._bound().terminations, self.final_observations
 
     def _scratch_of(self, threads: int) -> Float64Array:
@@ -185,10 +185,10 @@ class SkullKingGame(GameBatch):
     def episode_info(self, index: int) -> dict[str, Any]:
         """The info at the episode's end of env `index`, valid in the step in which it ended.
 
-        `winner` is a seat (0, the learner's, also when it shares the best total), `is_win` is True also for a shared
-        win, `score_diff` is the learner's total minus the best other one, `end_reason` is "won", "shared" or "lost",
-        `turn` counts the learner's decisions. `opponents_beaten` is the share of other seats with a lower total, where
-        an equal total counts half.
+        `winner` is a seat (0, that of the learner, also if it shares the best total), `is_win` is True also for a
+        shared win, `score_diff` is the learner's total minus the best other one, `end_reason` is "won", "shared" or
+        "lost", `turn` counts the learner's decisions. `opponents_beaten` is the share of other seats with a lower
+        total, where an equal total counts half.
         """
         game = self.records[index]
         totals = game["result_totals"][: self.num_players].tolist()
@@ -211,10 +211,10 @@ class SkullKingGame(GameBatch):
         }
 
     def set_options(self, options: Mapping[str, Any], indices: Int64Array) -> None:
-        """Choose the first and last round of the next games: {"rounds": [8, 10]}. {} plays rounds 1 to 10.
+        """Choose the first and last round of the next games: {"rounds": [8, 10]}. {} means rounds 1 to 10.
 
         Raises:
-            EnvSpecError: another option, or no such rounds.
+            EnvSpecError: an unknown option, or impossible rounds.
         """
         if unknown := [key for key in options if key != "rounds"]:
             raise EnvSpecError(f"Skull King has no reset option {unknown[0]!r}: it takes rounds, for example [8, 10]")
@@ -225,9 +225,9 @@ class SkullKingGame(GameBatch):
         self.records["next_rounds"][indices] = rounds
 
     def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:
-        """Change the opponents of all or the listed envs, from each env's next game on.
+        """Change the opponents of all envs or of the listed ones, from each env's next game on.
 
-        A game that has just begun also gets them: opponents are drawn with the learner's first decision.
+        A game that has just begun also gets them, because opponents are drawn with the learner's first decision.
 
         Raises:
             ConfigError: see `opponents.cumulative_mix`.
@@ -236,9 +236,9 @@ class SkullKingGame(GameBatch):
         self._mix[slice(None) if indices is None else np.asarray(indices, np.int64)] = cumulative
 
     def bot_actions(self, level: str, indices: Sequence[int] | Int64Array | None = None) -> Int64Array:
-        """(M,) int64: the action that a bot of this level would take now in each of all or the listed envs.
+        """(M,) int64: the action that a bot of this level would take now, in all envs or the listed ones.
 
-        `random` and `easy` draw from the games' own random streams, so a call changes what follows.
+        `random` and `easy` draw from the games' own random streams, so that a call changes the rest of the games.
 
         Raises:
             ConfigError: unknown level.
@@ -285,7 +285,7 @@ class SkullKingGame(GameBatch):
     def _illegal(self, index: int, action: int) -> EnvError:
         phase = int(self.records["phase"][index])
         if phase in (UNSTARTED, ENDED):
-            return EnvError(f"Skull King env {index} has no game to play action {action} in: reset() it first")
+            return EnvError(f"Skull King env {index} has no game for action {action}: call reset() first")
         legal = np.flatnonzero(self._masks[index]).tolist()
         seat = int(self.records["seat"][index])
         where = f"env {index}, seat {seat}" if seat else f"env {index}"

@@ -1,7 +1,7 @@
 """The `hard` bot: bids the number with the best expected score, then plays for exactly that number.
 
-Both use one model: every card still held wins its trick independently with some chance, so the number of tricks is
-Poisson-binomial. While playing, the chances follow from the cards not seen yet and from who still needs tricks.
+Both use one model: every card in hand wins its trick independently with some chance, so that the number of tricks is
+Poisson-binomial. While playing, the chances depend on the cards not seen yet and on the players who still need tricks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from fasttrain_games.skullking.tables import (
     beating_cards,
 )
 
-# Two guesses about other players. Against three `medium` bots the win rate changes by less than 0.01 when DUCKING goes
-# from 0.15 to 0.5.
-FOLLOWED = 0.4  # how often another player leads the suit of a plain card that this seat keeps
-DUCKING = 0.5  # how often a player who needs no trick must still play a card that takes one
+# Two assumptions about other players. Against three `medium` bots the win rate changes by less than 0.01 when DUCKING
+# goes from 0.15 to 0.5.
+FOLLOWED = 0.4  # how often another player leads with the suit of a plain card that this seat keeps
+DUCKING = 0.5  # how often a player who needs no trick must play a card that wins one
 
 
 @njit
@@ -77,7 +77,7 @@ def hard_bid(game: Record, seat: int, scratch: Float64Array) -> int:
 
 @njit
 def _payoff(game: Record, seat: int, tricks: int) -> Any:
-    """Points for the bid if the seat ends the round with `tricks`."""
+    """Points for the bid of a seat that wins `tricks` tricks in the round."""
     bid = game.bids[seat]
     if bid == 0:
         return 10.0 * game.round if tricks == 0 else -10.0 * game.round
@@ -94,7 +94,7 @@ def _unseen(game: Record, seat: int) -> Any:
 
 @njit
 def _share_beating(code: int, unseen_numbers: int, unseen_specials: int) -> float:
-    """Share of the unseen cards that take the trick from `code`."""
+    """Share of the unseen cards that would beat `code`."""
     unseen = count_bits(unseen_numbers) + count_bits(unseen_specials)
     beating = count_bits(unseen_numbers & BEATEN_BY_NUMBERS[code])
     return (beating + count_bits(unseen_specials & BEATEN_BY_SPECIALS[code])) / unseen
@@ -123,7 +123,7 @@ def _later_chance(code: int, unseen_numbers: int, unseen_specials: int, num_play
 
 @njit
 def _chance_now(game: Record, code: int, unseen: tuple[int, int]) -> float:
-    """Chance that a code which leads the trick now also wins it against the players who still have to play."""
+    """Chance that a code which is winning the trick now is not beaten by the players who still have to play."""
     num_players = game.num_players
     share = _share_beating(code, unseen[0], unseen[1])
     held = cards_dealt(game.round, num_players) - game.trick
@@ -138,7 +138,7 @@ def _chance_now(game: Record, code: int, unseen: tuple[int, int]) -> float:
 
 @njit
 def _value_of_play(game: Record, seat: int, place: int, chance: float, scratch: Float64Array) -> float:
-    """Expected points if the card at `place` of the hand wins this trick with `chance`, and the others as modelled."""
+    """Expected points if the card at `place` of the hand wins this trick with `chance`, the others as in the model."""
     counts = scratch[0]
     chances = scratch[1]
     held = cards_dealt(game.round, game.num_players) - game.trick
@@ -159,7 +159,7 @@ def _value_of_play(game: Record, seat: int, place: int, chance: float, scratch: 
 
 @njit
 def _fill_chances(game: Record, seat: int, unseen: tuple[int, int], chances: Float64Array) -> None:
-    """Write `_later_chance` of every held card into `chances`, numbers first, ascending."""
+    """Write `_later_chance` of every held card into `chances`, numbered cards first."""
     numbers = game.hand_numbers[seat]
     specials = game.hand_specials[seat]
     place = 0
@@ -181,7 +181,7 @@ def hard_play(game: Record, seat: int, scratch: Float64Array) -> int:
     specials = game.hand_specials[seat]
     legal = legal_numbers(numbers, game.lead)
     if specials == 0 and legal & (legal - 1) == 0:
-        return lowest_bit(legal)  # nothing to decide
+        return lowest_bit(legal)  # there is nothing to decide
     unseen = _unseen(game, seat)
     _fill_chances(game, seat, unseen, scratch[1])
     winning_numbers, winning_specials = beating_cards(game.codes, game.played)

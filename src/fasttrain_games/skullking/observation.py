@@ -1,8 +1,8 @@
 """A seat's view of a game as one flat float32 vector, and the mask of its legal actions.
 
 Fixed blocks come first (constants below), then blocks with one entry per seat, then one block per opponent's card in
-the current trick. Seats are relative to the viewer: 0 is the viewer itself, 1 sits to its left. The viewer is the
-learner, or in self-play the seat that decides.
+the current trick. Seats are relative to the viewer: 0 is the viewer itself, 1 is the seat to its left. The viewer is
+the learner, or in self-play the seat that decides.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from fasttrain_games.skullking.rules import (
 from fasttrain_games.skullking.state import BIDDING, ENDED, PLAYING, lowest_bit
 
 HAND = 0  # 74: own cards
-SEEN = HAND + NUM_CARDS  # 74: cards played this round, the current trick included
-LEAD = SEEN + NUM_CARDS  # 5: the lead suit one-hot, or "this trick has none"; all zero before a card decides it
+SEEN = HAND + NUM_CARDS  # 74: cards played in this round, with the current trick
+LEAD = SEEN + NUM_CARDS  # 5: the lead suit one-hot, or "this trick has none"; all zero until a card decides it
 ROUND = LEAD + 5  # 10: one-hot
-NEED = ROUND + NUM_ROUNDS  # 12: the viewer's bid - tricks, one-hot: below 0, 0, 1, .. 10; all zero while bidding
+NEED = ROUND + NUM_ROUNDS  # 12: the viewer's bid - tricks, one-hot: < 0, 0, 1, .. 10; all zero while bidding
 IS_BIDDING = NEED + NUM_ROUNDS + 2
 TRICK = IS_BIDDING + 1  # tricks completed / 10
 CARDS_LEFT = TRICK + 1  # own cards / 10
 PLAYED = CARDS_LEFT + 1  # cards in the current trick / (players - 1)
-TIGRESS_DECLARED = PLAYED + 1  # 1 as Pirate, -1 as Escape, 0 not played this round
+TIGRESS_DECLARED = PLAYED + 1  # 1: as Pirate, -1: as Escape, 0: not played in this round
 BONUS = TIGRESS_DECLARED + 1  # the viewer's bonus points at stake / 100, without Loot
 SEATS = BONUS + 1
 
-# Blocks of one entry per seat, in this order from SEATS on.
+# Blocks with one entry per seat, in this order from SEATS on.
 SEAT_FEATURES = ("bids", "tricks", "needs", "scores", "leads", "is_winning", "alliances")
 BIDS, TRICKS, NEEDS, SCORES, LEADS, IS_WINNING, ALLIANCES = range(7)
 NUM_SEAT_FEATURES = len(SEAT_FEATURES)
@@ -59,12 +59,12 @@ TENTH = 0.1
 
 
 def observation_width(num_players: int) -> int:
-    """Entries of the observation, 248 for 4 players."""
+    """Entries of the observation, for example 248 with 4 players."""
     return SEATS + NUM_SEAT_FEATURES * num_players + CARD_WIDTH * (num_players - 1)
 
 
 def describe_observation(num_players: int) -> dict[str, slice]:
-    """Name of every block of the observation -> its slice, in order and without gaps.
+    """Name of each block of the observation → its slice, in order and without gaps.
 
     `trick_card_1` is the card that the seat to the viewer's left has on the table, and so on.
 
@@ -120,7 +120,7 @@ def _write_seats(game: Record, viewer: int, row: Float32Array, num_players: int)
         seat = seat + 1 if seat + 1 < num_players else 0
     row[SEATS + LEADS * num_players + _place(game.leader, viewer, num_players)] = 1.0
     if game.phase == BIDDING:
-        return  # bids are made at once: whoever bids later must not see the bids of this round
+        return  # bids are secret: a seat that bids later must not see bids of this round
     seat = viewer
     for place in range(num_players):
         bid = game.bids[seat]
@@ -213,7 +213,7 @@ def forget_played(game: Record, row: Float32Array) -> None:
 
 @njit
 def is_legal(game: Record, seat: int, action: int) -> bool:
-    """Whether `seat`, whose decision it is, may take `action` (any integer) in this state."""
+    """Whether `seat`, which decides now, may take `action` (any integer) in this state."""
     if game.phase == BIDDING:
         return bool(0 <= action <= game.round)
     if game.phase != PLAYING or action < FIRST_PLAY_ACTION or action >= NUM_ACTIONS:
@@ -228,7 +228,7 @@ def is_legal(game: Record, seat: int, action: int) -> bool:
 
 @njit
 def write_mask(game: Record, seat: int, row: BoolArray) -> None:
-    """Write the legal actions of `seat`, whose decision it is, into `row` ((86,) bool)."""
+    """Write the legal actions of `seat`, which decides now, into `row` ((86,) bool)."""
     for action in range(NUM_ACTIONS):
         row[action] = False
     if game.phase == BIDDING:

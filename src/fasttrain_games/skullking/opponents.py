@@ -22,7 +22,7 @@ def level_of(name: str) -> int:
     """The bot level of a name. A prefix is allowed: `rule_based` is `medium`, `rule_based_hard` is `hard`, and so on.
 
     Raises:
-        ConfigError: unknown name; lists the choices and the nearest one.
+        ConfigError: the name is unknown. The message has the choices and the nearest one.
     """
     return _level_among(name, _BOTS)
 

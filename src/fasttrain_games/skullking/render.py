@@ -22,7 +22,7 @@ SUIT_NAMES = ("yellow", "green", "purple", "black")
 
 
 def card_name(code: int) -> str:
-    """A short name of a code: "black 14", "pirate", "tigress as pirate"."""
+    """A short name for a code: "black 14", "pirate", "tigress as pirate"."""
     if code < NUM_NUMBERED:
         return f"{SUIT_NAMES[code // RANKS]} {code % RANKS + 1}"
     if code in (TIGRESS, TIGRESS_PIRATE):
@@ -78,7 +78,7 @@ def _cards_of(leader: int, trick: list[int], people: list[str]) -> str:
 
 
 def render_totals(view: GameView, names: tuple[str, str]) -> str:
-    """The final points of the last game, one player per line, the best first."""
+    """The final points of the last game, one player per line, the best one first."""
     ranked = sorted(range(len(view.final_totals)), key=lambda seat: -view.final_totals[seat])
     return "\n".join(f"{_name(seat, names):<10}{view.final_totals[seat]:>7}" for seat in ranked)
 

@@ -1,4 +1,4 @@
-"""The rules of Skull King (74-card edition): cards, tricks, legality, scoring.
+"""The rules of Skull King (74-card edition): cards, tricks, legal cards, scoring.
 
 Cards are ids 0..73: `suit * 14 + rank - 1` for the numbered ones (yellow, green, purple, black), then five Escapes,
 five Pirates, the Tigress, the Skull King, two Mermaids, the Kraken, the White Whale and two Loot. Inside the kernels a
@@ -8,9 +8,9 @@ A set of cards is a pair of bit sets: `numbers` (bit = id, 56 bits) and `special
 Where the rules page is not clear, this module decides:
 
 - "Without the Kraken" means: take the Kraken out and evaluate the remaining cards in the order played.
-- With Kraken and White Whale in one trick the earlier counts as an Escape, also for who leads next.
+- With Kraken and White Whale in one trick the earlier counts as an Escape, also for the question who leads next.
 - A Loot alliance holds in a trick that the White Whale decides: it has a winner. A destroyed trick makes no alliance.
-- In a trick of nothing but Escapes and Loot, a Loot that does not win allies its player with the winner.
+- In a trick of only Escapes and Loot, a Loot card that does not win allies its player with the winner.
 - The bonus for 14s counts in a trick that the White Whale decides.
 - A trick may be evaluated before it is full. If it holds only a Kraken, its player leads next.
 - With 8 players rounds 9 and 10 deal 8 cards; bids still run from 0 to the round number, which is `r` in the scoring.
@@ -48,8 +48,8 @@ NUM_BIDS = NUM_ROUNDS + 1
 FIRST_PLAY_ACTION = NUM_BIDS  # action = FIRST_PLAY_ACTION + code
 NUM_ACTIONS = NUM_BIDS + NUM_CODES
 
-LEAD_OPEN = -1  # no card has decided the lead suit yet
-LEAD_NONE = 4  # led by a character or a beast: this trick has no lead suit
+LEAD_OPEN = -1  # until a card has decided the lead suit
+LEAD_NONE = 4  # the trick was led by a character or a beast, so it has no lead suit
 
 SUIT_BITS = (1 << RANKS) - 1
 ALL_NUMBERS = (1 << NUM_NUMBERED) - 1
@@ -104,9 +104,9 @@ def legal_numbers(numbers: int, lead: int) -> int:
 
 @njit
 def scan_trick(codes: Any, count: int) -> Any:
-    """Find in the first `count` cards of a trick what decides it.
+    """Find the deciding cards among the first `count` cards of a trick.
 
-    Returns a tuple of ints. Positions, -1 if absent: kraken, whale, first king, first pirate, first mermaid, best
+    Returns a tuple of ints. First positions, -1 if absent: kraken, whale, first king, first pirate, first mermaid, best
     number. Then the best number's power (rank 0..13 in the lead suit, 14..27 in black, -1 if absent), the position of
     the highest rank of any suit, that rank (0..13), and the suit of the first numbered card (-1 if absent).
     """
@@ -159,7 +159,7 @@ def trick_result(codes: Any, count: int) -> Any:
 def bonus_of_trick(codes: Any, count: int, winner: int) -> int:
     """Bonus points that the winner of a trick gets if it makes its bid: for 14s and captured characters, not for Loot.
 
-    If the White Whale decides the trick a numbered card wins, and there is no capture.
+    If the White Whale decides the trick, a numbered card wins, so that nothing is captured.
     """
     if winner < 0:
         return 0

@@ -1,8 +1,8 @@
 """The state of one game as a packed record, its random stream, dealing, and the moves that change it.
 
-One record (about 700 bytes) holds everything of a game, so a kernel touches few cache lines and takes one argument.
+One record (about 700 bytes) holds everything of a game, so that a kernel reads few cache lines and has one argument.
 Seats are 0..num_players-1 clockwise; seat 0 is the learner. Seat numbers are absolute here. At each other seat a bot
-decides, or with level SELF the caller: then the game stops before that seat's decision, as before the learner's.
+decides; with level SELF the caller does. Then the game also stops before the decisions of that seat.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ NUM_WEIGHTS = 6
 GAME = np.dtype(
     [
         ("rng", "u8"),  # splitmix64 state
-        ("seen_numbers", "i8"),  # cards played this round, the current trick included
+        ("seen_numbers", "i8"),  # cards played in this round, with the current trick
         ("seen_specials", "i8"),
         ("hand_numbers", "i8", (MAX_PLAYERS,)),
         ("hand_specials", "i8", (MAX_PLAYERS,)),
-        ("reward", "f8"),  # the learner's, since the game last stopped for an action
+        ("reward", "f8"),  # reward of the learner since the game last stopped for an action
         ("num_players", "i4"),
         ("phase", "i4"),
         ("round", "i4"),  # 1..10
         ("dealer", "i4"),
         ("leader", "i4"),  # seat that leads (or led) the current trick
-        ("seat", "i4"),  # the seat that the next action is for; always 0 if all others are bots
+        ("seat", "i4"),  # the seat that decides next; always 0 if all others are bots
         ("played", "i4"),  # cards in the current trick
         ("trick", "i4"),  # tricks completed this round
         ("lead", "i4"),  # lead suit, LEAD_OPEN or LEAD_NONE
@@ -64,13 +64,13 @@ GAME = np.dtype(
         ("num_allied", "i4"),  # valid entries of the two arrays below
         ("ally_player", "i4", (2,)),  # seat that played Loot
         ("ally_winner", "i4", (2,)),  # seat that won that trick
-        ("bids", "i4", (MAX_PLAYERS,)),  # a seat that has not bid yet still has its bid of the previous round
+        ("bids", "i4", (MAX_PLAYERS,)),  # before its bid a seat has that of the previous round
         ("tricks", "i4", (MAX_PLAYERS,)),
         ("totals", "i4", (MAX_PLAYERS,)),
         ("bonus", "i4", (MAX_PLAYERS,)),  # bonus points at stake this round, without Loot
         ("codes", "i4", (MAX_PLAYERS,)),  # the current trick in the order played
-        ("levels", "i4", (MAX_PLAYERS,)),  # who decides at each seat (SEAT_NAMES); drawn at the game's first decision
-        ("deck", "u1", (NUM_CARDS,)),  # a permutation; a partial shuffle of any permutation is uniform
+        ("levels", "i4", (MAX_PLAYERS,)),  # who decides at each seat (SEAT_NAMES), drawn at the game's first decision
+        ("deck", "u1", (NUM_CARDS,)),  # any permutation, because a partial shuffle of it is uniform
         ("plays", "u1", (MAX_PLAYS,)),  # codes of the last round in the order played, kept until the next bids
         ("result_totals", "i4", (MAX_PLAYERS,)),  # points per seat of the last game that ended
         ("result_bids_made", "i4"),
@@ -114,7 +114,7 @@ def seed_game(game: Record, seed: int) -> None:
 
 @njit
 def count_bits(bits: int) -> int:
-    """The number of set bits of a non-negative int64 (LLVM turns this into one popcnt)."""
+    """The number of set bits of a non-negative int64 (LLVM compiles this into one instruction)."""
     bits = bits - ((bits >> 1) & 0x5555555555555555)
     bits = (bits & 0x3333333333333333) + ((bits >> 2) & 0x3333333333333333)
     bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0F
@@ -129,7 +129,7 @@ def lowest_bit(bits: int) -> int:
 
 @njit
 def deal_round(game: Record) -> None:
-    """Deal round `game.round` and open its bidding. Only the cards needed are shuffled."""
+    """Deal round `game.round` and open its bidding. Only as many cards as are dealt are shuffled."""
     num_players = np.int64(game.num_players)
     size = cards_dealt(game.round, num_players)
     deck = game.deck
@@ -180,7 +180,7 @@ def start_game(game: Record) -> None:
 
 @njit
 def play_card(game: Record, seat: int, code: int) -> None:
-    """Move a card from a hand onto the trick. The caller has checked that it is legal."""
+    """Move a card from a hand onto the trick. The caller has checked that the card is legal."""
     card = code
     if code == TIGRESS_PIRATE:
         card = TIGRESS

@@ -42,7 +42,7 @@ def _specials(*ids: int) -> int:
 
 KING_BIT = _specials(SKULL_KING)
 MERMAID_BITS = _specials(*MERMAIDS)
-PIRATE_BITS = _specials(*PIRATES, TIGRESS)  # the Tigress can be one
+PIRATE_BITS = _specials(*PIRATES, TIGRESS)  # the Tigress may count as a Pirate
 CHARACTER_BITS = KING_BIT | MERMAID_BITS | PIRATE_BITS
 BEAST_BITS = _specials(KRAKEN, WHITE_WHALE)
 BLACK_BITS = SUIT_BITS << (RANKS * BLACK)
@@ -55,7 +55,7 @@ def _frozen(values: Any, dtype: Any) -> NDArray[Any]:
 
 
 def _strengths() -> NDArray[np.int64]:
-    """(75,) rough strength of each code. Bots use it to choose what to throw and what to lead."""
+    """(75,) rough strength of each code. Bots use it to choose which card to throw away and which to lead."""
     by_kind = {ESCAPE: 0, LOOT: 1, MERMAID: 60, PIRATE: 70, KING: 80}
     strengths = []
     for code in range(NUM_CODES):
@@ -63,7 +63,7 @@ def _strengths() -> NDArray[np.int64]:
         if kind == NUMBER:
             strengths.append(10 + code % RANKS + (30 if code // RANKS == BLACK else 0))
         else:
-            strengths.append(by_kind.get(kind, 2))  # the beasts win nothing by themselves
+            strengths.append(by_kind.get(kind, 2))  # the beasts themselves win no trick
     return _frozen(strengths, np.int64)
 
 
@@ -73,9 +73,9 @@ def _higher(rank: int) -> int:
 
 
 def _beaten_by() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(75,), (75,) int64: the numbered and the special cards that take the trick from each code if played after it.
+    """(75,), (75,) int64: the numbered and the special cards that beat each code if they are played after it.
 
-    Kraken and White Whale are among them: with a Kraken nobody wins, with a White Whale a special card never does.
+    Both beasts are among them: with a Kraken nobody wins, with a White Whale no special card wins.
     """
     numbers, specials = [], []
     by_kind = {
@@ -105,8 +105,8 @@ BEATEN_BY_NUMBERS, BEATEN_BY_SPECIALS = _beaten_by()
 def _win_chances() -> NDArray[np.float64]:
     """(9, 75) chance that a card wins its trick with n players (first axis), when no other card is known.
 
-    The share q of other cards that beat it gives (1 - q)^(n-1); a card of a plain suit must also be led or follow its
-    own suit. Since one of n cards wins each trick, each row is scaled to a mean of 1/n over the 74 cards.
+    The share q of other cards that beat it gives (1 - q)^(n-1); a card of a plain suit must also lead the trick or
+    follow its own suit. As one of n cards wins each trick, each row is scaled to a mean of 1/n over the 74 cards.
     """
     chances = np.zeros((MAX_PLAYERS + 1, NUM_CODES))
     for players in range(2, MAX_PLAYERS + 1):

@@ -27,7 +27,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.setting import did_you_mean
 
 USAGE = "fasttrain zoo import FILE.yml --env CartPole-v1 --algo ppo [--output conf/profile/NAME.yaml]"
-FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # for stock classes, for fasttrain's classes
+FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # for stock classes; for fasttrain's classes
 MARK = "Imported from rl_zoo3"
 
 
@@ -37,7 +37,7 @@ class _Arguments(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the profile; print where it is, how to use it and what it does not contain."""
+    """Write the profile. Print where it is, how to use it, and which keys it does not contain."""
     parser = _Arguments(prog="fasttrain zoo", add_help=False, allow_abbrev=False)
     parser.add_argument("verb", choices=["import"])
     parser.add_argument("file")
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
     _write(output, [command, f"{MARK}: {file.name}, entry {name}"], found, spec)
     print(f"written to {output}\n  {command}\n  {command} {FASTER[spec.has_fast]}    faster")
     if not asked.env.endswith(name):
-        print(f"from the entry {name}: none is called {asked.env}{did_you_mean(asked.env, map(str, entries))}")
+        print(f"from the entry {name}: no entry is called {asked.env}{did_you_mean(asked.env, map(str, entries))}")
     for kind, lines in (("not taken over", found.left), ("differs", found.notes)):
         for line in lines:
             print(f"{kind}: {terminal.one_line(line)}")
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _file(given: str) -> Path:
-    """The named file, or the installed rl_zoo3's file of an algorithm."""
+    """The named file, or an algorithm's file in the installed rl_zoo3."""
     path = Path(given)
     if path.suffix in (".yml", ".yaml") or path.exists():
         return path
@@ -76,7 +76,7 @@ def _file(given: str) -> Path:
     folders = [Path(place, "hyperparams") for place in places]
     known = sorted(file.stem for folder in folders for file in folder.glob("*.yml"))
     if given not in known:
-        hold = f"rl_zoo3 has {', '.join(known)}" if known else "rl_zoo3, which has some, is not installed"
+        hold = f"rl_zoo3 has {', '.join(known)}" if known else "rl_zoo3, which has such files, is not installed"
         raise ConfigError(f"zoo import {given}: no such file; name a FILE.yml ({hold})")
     return next(folder / f"{given}.yml" for folder in folders if (folder / f"{given}.yml").is_file())
 
@@ -97,10 +97,10 @@ def _output(given: Path | None, name: str) -> Path:
     path = Path("conf", "profile", f"{name}.yaml") if given is None else given
     if path.suffix != ".yaml" or path.parent.name != "profile" or not re.fullmatch(r"[\w.-]+", path.stem):
         raise ConfigError(
-            f"--output {path}: expected conf/profile/NAME.yaml; a profile lies in a folder called profile"
+            f"--output {path}: expected conf/profile/NAME.yaml; a profile must be in a folder called profile"
         )
     if path.exists() and not (path.is_file() and MARK in path.read_text(encoding="utf-8", errors="replace")):
-        raise ConfigError(f"--output {path}: there is a file that was not imported; use another name")
+        raise ConfigError(f"--output {path}: this file exists and was not made by zoo import; use another name")
     return path
 
 
@@ -111,7 +111,7 @@ def _write(output: Path, head: Sequence[str], found: Taken, spec: AlgorithmSpec)
     lines += [f"# Differs: {line}" for line in found.notes]
     text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
     if "${" in text:
-        raise ConfigError(f"{output.stem}: a text with ${{ in it, which a profile would look up elsewhere")
+        raise ConfigError(f"{output.stem}: a text contains ${{, which a profile would replace by another value")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(output, "\n".join([*lines, text]))
@@ -121,7 +121,7 @@ def _write(output: Path, head: Sequence[str], found: Taken, spec: AlgorithmSpec)
 
 # --- the files and folders of rl_zoo3
 
-MOST_BYTES = 1 << 20  # size limit of a file; 16 kB are usual
+MOST_BYTES = 1 << 20  # size limit of a file; usual files have 16 kB
 MOST_VALUES = 100_000  # limit for a file: aliases can make more values than its length suggests
 
 
@@ -167,7 +167,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def zoo_run(folder: Path, model: str) -> ZooRun | None:
-    """The run of rl_zoo3 in a folder; None if it holds none. Raises ConfigError if it cannot be played.
+    """The run of rl_zoo3 in a folder; None if there is none. Raises ConfigError if it cannot be played.
 
     `model`: best_model.zip, or model.zip for the last model (if that is missing, the best one).
     """
@@ -178,7 +178,7 @@ def zoo_run(folder: Path, model: str) -> ZooRun | None:
     last, best = folder / f"{where.name}.zip", folder / "best_model.zip"
     file = last if model == "model.zip" else folder / model
     if file == last and not file.is_file() and best.is_file():
-        terminal.tell(f"fasttrain: {last} is not there: {best.name} is taken")
+        terminal.tell(f"fasttrain: there is no {last}: {best.name} is used")
         file = best
     if not file.is_file():
         raise ConfigError(f"run={folder}: no {file.name} there; name the folder of a finished run of rl_zoo3")
@@ -198,8 +198,8 @@ def _configuration(where: Path, folder: Path) -> Config:
         config = configuration(found.settings, spec)
     except ConfigError as error:
         raise ConfigError(f"run={folder}: its args.yml and config.yml cannot be used ({error})") from error
-    # Evaluations report the env's own rewards, so that statistics of rewards are not needed.
+    # Evaluations report the env's own rewards, so the statistics of rewards are not needed.
     normalize = tuple(name for name in config.env.normalize if name == "obs")
     if normalize and config.env.frame_stack > 1:
-        raise ConfigError(f"run={folder}: it stacks frames after normalising; fasttrain can only normalise the stack")
+        raise ConfigError(f"run={folder}: it normalises before stacking frames; fasttrain can only normalise the stack")
     return dataclasses.replace(config, env=dataclasses.replace(config.env, normalize=normalize))

@@ -28,8 +28,8 @@ STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_ste
 NORMALIZE = {"training": True, "clip_obs": 10.0, "clip_reward": 10.0, "epsilon": 1e-8}  # VecNormalize's defaults
 NO_PLACE = {
     "vec_env_wrapper": "there is no place for wrappers of all envs at once, but env.frame_stack and env.normalize",
-    "monitor_kwargs": "is_success is found by itself; env.result.scores=[…] names other entries of the last info",
-    "replay_buffer_class": "the engine chooses its buffer; hindsight replay (HER) is not supported",
+    "monitor_kwargs": "is_success needs no setting; env.result.scores=[…] names other entries of the last info",
+    "replay_buffer_class": "the engine chooses the buffer; hindsight replay (HER) is not supported",
     "replay_buffer_kwargs": "the engine chooses its buffer; hindsight replay (HER) is not supported",
 }
 MOST_CHARACTERS = 20_000
@@ -44,7 +44,7 @@ class Taken(NamedTuple):
 
 
 def zoo_name(spec: AlgorithmSpec) -> str:
-    """rl_zoo3's name of an algorithm."""
+    """rl_zoo3's name for an algorithm."""
     return spec.zoo or spec.name
 
 
@@ -66,14 +66,14 @@ def entry_of(
     name = plain if plain in entries else "atari" if is_atari(plain) else "default"
     found = entries.get(name)
     if not isinstance(found, Mapping):
-        held = f"{name} holds no keys" if name in entries else f"no entry {plain}, and none called {name}"
+        held = f"{name} has no keys" if name in entries else f"no entry {plain}, and none called {name}"
         names = ", ".join(map(str, entries))
         raise ConfigError(f"{where}: {held}{did_you_mean(plain, map(str, entries))}; it has {names:.2000}")
     return name, found
 
 
 def taken(entry: Mapping[str, Any], env: str, spec: AlgorithmSpec) -> Taken:
-    """The settings of a training like the zoo's: one process, and SB3's defaults for keys that the entry lacks."""
+    """The settings of a training as in the zoo: one process, and SB3's defaults for keys that are not in the entry."""
     stock = {name: default for name, (_, default) in spec.arguments().items() if name in STOCK}
     found, left = Settings(), list[str]()
     for key, value in {**stock, "n_envs": 1, **entry}.items():
@@ -107,7 +107,7 @@ def _told(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec
 
 
 def _settings(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
-    """The settings for one key of an entry as (setting, value); (name, ConfigError) for a part without counterpart."""
+    """The settings for one key of an entry as (setting, value); (name, ConfigError) if there is none for a part."""
     if key in PLAIN:
         value = {"frame_stack": 1, "env_kwargs": {}}.get(key) if value is None else value
         yield PLAIN[key], int(value) if isinstance(value, float) and value.is_integer() else value
@@ -148,9 +148,9 @@ def _fitted(found: Settings, left: list[str], spec: AlgorithmSpec) -> Iterator[s
         found["num_envs"] = spec.flags["num_envs"]
     sizes: list[Any] = [found.get(name) for name in ("batch_size", "num_envs", "algo.n_steps")]
     if spec.on_policy and all(isinstance(size, int) for size in sizes) and sizes[0] > sizes[1] * sizes[2]:
-        found["batch_size"] = sizes[1] * sizes[2]  # SB3 does so too, with a warning
+        found["batch_size"] = sizes[1] * sizes[2]  # SB3 does the same, with a warning
     if found.get("env.frame_stack", 1) != 1 and "obs" in found.get("env.normalize", ()):
-        yield "frame_stack: the zoo stacks what is normalised already; here the stack is normalised"
+        yield "frame_stack: the zoo stacks normalised frames; here stacked frames are normalised"
     if found.get("env.wrappers"):
         yield "env_wrapper: results are those of the wrapped env; the zoo reports those of the env inside the wrapper"
 
@@ -182,7 +182,7 @@ def _normalize(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name == "gamma" and value != entry.get("gamma", 0.99):
             yield f"normalize.{name}", ConfigError("rewards are normalised by algo.gamma")
         elif name != "gamma" and NORMALIZE.get(name) != value:
-            yield f"normalize.{name}", ConfigError("VecNormalize has its own value here")
+            yield f"normalize.{name}", ConfigError("here VecNormalize keeps its default")
 
 
 def _noise(entry: Mapping[str, Any], spec: AlgorithmSpec) -> tuple[str, Any]:
@@ -193,12 +193,12 @@ def _noise(entry: Mapping[str, Any], spec: AlgorithmSpec) -> tuple[str, Any]:
         return "algo.action_noise", None
     name = next((name for name in ("normal", "ornstein-uhlenbeck") if name in kind), None)
     if name is None or not isinstance(deviation, (int, float)):
-        raise ConfigError(f"{kind:.100} with noise_std={deviation!r:.100} is no noise of the zoo")
+        raise ConfigError(f"{kind:.100} with noise_std={deviation!r:.100} is not an action noise of the zoo")
     return "algo.action_noise", f"{name}_{float(deviation):.12f}".rstrip("0").rstrip(".")
 
 
 def _network(name: str, node: object, spec: AlgorithmSpec) -> tuple[str, Any]:
-    """The setting for one entry of `policy_kwargs`, which is a syntax tree or a plain value."""
+    """The setting for one entry of `policy_kwargs`, whose value is a syntax tree or a plain value."""
     try:
         if name == "activation_fn":
             text = ast.unparse(node) if isinstance(node, ast.AST) else str(node)
@@ -208,7 +208,7 @@ def _network(name: str, node: object, spec: AlgorithmSpec) -> tuple[str, Any]:
             return "algo.activation_fn", ACTIVATIONS[kind]
         value = _value(node)
         if name == "net_arch" and isinstance(value, list) and len(value) == 1 and isinstance(value[0], Mapping):
-            value = value[0]  # the form of SB3 before 1.8
+            value = value[0]  # this is the form of SB3 before 1.8
     except ConfigError as error:
         return f"policy_kwargs.{name}", error
     own = name == "net_arch" or (spec.recurrent and name in LSTM)
@@ -216,7 +216,7 @@ def _network(name: str, node: object, spec: AlgorithmSpec) -> tuple[str, Any]:
 
 
 def _parts(value: object) -> Iterator[tuple[str, Any]]:
-    """The entries of a mapping, or of the text of a Python dict; then the values are syntax trees."""
+    """The entries of a mapping, or of the text of a Python dict; in the latter case the values are syntax trees."""
     if value is None or isinstance(value, Mapping):
         yield from (value or {}).items()
         return
@@ -254,5 +254,5 @@ def _value(node: object) -> Any:
     except (ValueError, TypeError, RecursionError, MemoryError):
         value = None if isinstance(node, ast.Constant) else ...
     if not isinstance(value, (int, float, str, type(None))):
-        raise ConfigError(f"{ast.unparse(node)!r:.200} is more than literals, dict(…) and known names")
+        raise ConfigError(f"{ast.unparse(node)!r:.200} has more than literals, dict(…) and known names")
     return value
