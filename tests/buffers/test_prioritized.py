@@ -222,7 +222,7 @@ def test_misuse_is_refused_and_changes_nothing():
     for error in (np.nan, np.inf):
         with pytest.raises(ValueError, match="slot 1 is .*diverged"):
             buffer.update_priorities([0, 1], [9.0, error])
-    with pytest.raises(ValueError, match="as many"):
+    with pytest.raises(ValueError, match="must be equal"):
         buffer.update_priorities([0, 1], [9.0])
     with pytest.raises(ValueError, match="generation must be"):
         buffer.update_priorities([0, 1, 2], [9.0] * 3, np.array([1, 2]))

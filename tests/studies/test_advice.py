@@ -218,7 +218,7 @@ def test_without_advice_the_bottleneck_is_named():
     text = said(advice_of.advices, [], found())
     none = "No change that was considered makes it faster. The bottleneck is updates: "
     assert text.startswith(f"{none}at most +67 % if it took no time.")
-    assert said(advice_of.advices, [], found(trained_s=4e-6)) == f"{none}all of it.\n"
+    assert said(advice_of.advices, [], found(trained_s=4e-6)) == f"{none}all of the time.\n"
 
 
 def test_candidates_of_the_comparison_can_be_read():
