@@ -126,7 +126,7 @@ def test_an_algorithms_own_file_holds_choices_and_must_name_the_algorithm(fasttr
         ("num_envs=${nothing}", "num_envs=${nothing}: Interpolation key 'nothing' not found"),
         ("env.kwargs=[1]", "env.kwargs=[1]: expected a mapping"),
         ("algo.name=dqn", "algo.name=dqn: choose the algorithm by algo=…"),
-        ("+algo.gamma=0.9", "+algo.gamma: it is there already: remove the +, or write ++\n"),
+        ("+algo.gamma=0.9", "+algo.gamma: this key exists already: remove the +, or write ++\n"),
         ("algo=dqn", "algo=ppo algo=dqn: algo is given 2 times; remove one"),
     ],
 )

@@ -204,7 +204,7 @@ def test_a_video_in_the_training_changes_nothing_of_what_is_learned_and_is_cut_a
 def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand):
     done = fasttrain(*SMALL, "video.every=256", "env.kwargs.draws=late", "eval_async=false")
     assert (done.exit_code, done.err) == (0, "")
-    assert "[VIDEO] videos/step_256.mp4 was not made (" in done.out
+    assert "[VIDEO] videos/step_256.mp4 could not be made (" in done.out
     assert "out of paint" in done.out
     assert list((done.folder / "videos").iterdir()) == []
     fasttrain(*SMALL, "video.every=256", "env.kwargs.modes=[ansi]").refused(

@@ -148,7 +148,7 @@ def test_spaces(old: Any, new: spaces.Space[Any]) -> None:
 def test_other_spaces_are_refused(space: Any, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Old, "action_space", space)
     with pytest.raises(
-        EnvSpecError, match=f"env.entry_point=.*, seems .* old gym interface: action_space must be.*found {found}"
+        EnvSpecError, match=f"env.entry_point=.* seems .* old gym interface: action_space must be.*found {found}"
     ):
         made()
 

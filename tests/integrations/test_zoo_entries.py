@@ -69,11 +69,11 @@ def test_networks_in_words_of_python():
     ("text", "told"),
     [
         ("dict(net_arch=__import__('os').system('true'))",
-         "policy_kwargs.net_arch: \"__import__('os').system('true')\" is more than literals, dict(…) and known names"),
+         "policy_kwargs.net_arch: \"__import__('os').system('true')\" has more than literals, dict(…) and known names"),
         ("dict(activation_fn=nn.Mish)",
          "policy_kwargs.activation_fn: nn.Mish is none of nn.Tanh, nn.ReLU, nn.ELU, nn.GELU, nn.SiLU, nn.LeakyReLU"),
         ("dict(net_arch=[64 for _ in range(2)])",
-         "policy_kwargs.net_arch: '[64 for _ in range(2)]' is more than literals, dict(…) and known names"),
+         "policy_kwargs.net_arch: '[64 for _ in range(2)]' has more than literals, dict(…) and known names"),
         ("print('x')", "policy_kwargs: \"print('x')\" is no dict(…)"),
         ("dict(**x)", "policy_kwargs: 'dict(**x)' is no dict(…)"),
         ("dict(", "policy_kwargs: 'dict(' is no dict(…)"),
@@ -193,7 +193,7 @@ def test_the_entry_is_the_envs_else_that_of_atari_games_else_default():
     ]  # fmt: skip
     with pytest.raises(ConfigError, match="ppo.yml: no entry CartPol-v1, and none called default; did you mean 'Cart"):
         of("CartPol-v1", {"CartPole-v1": {}})
-    with pytest.raises(ConfigError, match="ppo.yml: Odd-v0 holds no keys"):
+    with pytest.raises(ConfigError, match="ppo.yml: Odd-v0 has no keys"):
         of("Odd-v0")
 
 

@@ -37,7 +37,7 @@ def test_stages_begin_at_env_steps_or_at_a_mean() -> None:
         ({"by": "my:Own", "weights": {"late": 4}}, r"curriculum\.weights has no effect with curriculum\.by=my:Own"),
         ({"schedule": ([5, ["early"]],)}, "the first stage must begin at 0"),
         ({"schedule": ([{"win_rate": 0.5}, ["early"]],)}, "the first stage must begin at 0"),
-        ({"schedule": ([0, ["early"]], [0, ["late"]])}, "each stage must begin after the one before"),
+        ({"schedule": ([0, ["early"]], [0, ["late"]])}, "each stage must begin later than the stage before"),
         ({"schedule": ([0, ["nobody"]],)}, "no task is called nobody"),
         ({"schedule": (["soon", ["early"]],)}, "expected a stage like"),
         ({"schedule": ([0, ["early"]], [{"score": 3}, ["late"]])}, "begins by win_rate or reward"),

@@ -56,15 +56,15 @@ class Odd(str):
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        (np.zeros(2), r"k.x: plan.json cannot hold it \(numpy.ndarray.*tolist"),
-        (Path("levels"), r"k.x: plan.json cannot hold it \(.*Path.*give its str"),
-        ({1, 2}, r"k.x: plan.json cannot hold it \(set.* give a list"),
-        ([b"x"], r"k.x\[0\]: plan.json cannot hold it \(bytes"),
+        (np.zeros(2), r"k.x: plan.json cannot store it \(numpy.ndarray.*tolist"),
+        (Path("levels"), r"k.x: plan.json cannot store it \(.*Path.*give its str"),
+        ({1, 2}, r"k.x: plan.json cannot store it \(set.* give a list"),
+        ([b"x"], r"k.x\[0\]: plan.json cannot store it \(bytes"),
         (lambda: 1, "k.x: eval and resume cannot import .*<lambda>; define it at the top of a module"),
-        (Odd("y"), r"k.x: plan.json cannot hold it \(.*Odd"),
-        (object(), r"k.x: plan.json cannot hold it \(object.* name a function"),
+        (Odd("y"), r"k.x: plan.json cannot store it \(.*Odd"),
+        (object(), r"k.x: plan.json cannot store it \(object.* name a function"),
         (10**4000, "k.x: a number of 13,288 bits"),
-        ("\ud800", "k.x=.*no text in UTF-8"),
+        ("\ud800", "k.x=.*not valid as UTF-8"),
     ],
 )
 def test_what_no_plan_can_hold_is_refused_by_name(value: Any, told: str):

@@ -206,7 +206,7 @@ def test_an_advice_has_class_reason_and_both_gains():
     given = Candidate((("batch_size", 128),), ("update",), "smaller batches")
     text = said(advice_of.advices, [Advice(given, 0.6, real=0.51)], found())
     assert "1. batch_size=128 (trade-off; smaller batches): +60 % expected, +51 % when tried" in text
-    assert 'check with: fasttrain compare algo=dqn "candidates=[{name: now, overrides: []}, {name: changed, ' in text
+    assert 'check it with: fasttrain compare algo=dqn "candidates=[{name: now, overrides: []}, {name: changed, ' in text
     assert "overrides: [batch_size=128]}]" in text
     exact = Advice(given._replace(changes=(("workers", 4),)), 0.06, error="it broke")
     text = said(advice_of.advices, [exact], found())
@@ -218,7 +218,7 @@ def test_without_advice_the_bottleneck_is_named():
     text = said(advice_of.advices, [], found())
     none = "No change that was considered makes it faster. The bottleneck is updates: "
     assert text.startswith(f"{none}at most +67 % if it took no time.")
-    assert said(advice_of.advices, [], found(trained_s=4e-6)) == f"{none}all of the time.\n"
+    assert said(advice_of.advices, [], found(trained_s=4e-6)) == f"{none}all of it.\n"
 
 
 def test_candidates_of_the_comparison_can_be_read():

@@ -1,6 +1,6 @@
-"""Composes the configuration by Hydra, and turns every error there into one message.
+"""Composes the configuration by Hydra, and turns every error on the way into one message.
 
-Errors of Hydra, OmegaConf and PyYAML rarely name the argument or the file that caused them. This module finds it.
+Errors of Hydra, OmegaConf and PyYAML rarely name the argument or file that caused them. This module finds out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from hydra.core.default_element import ResultDefault
     from hydra.plugins.config_source import ConfigResult
 
-MOST_YAML = 100_000  # values in one file
+MOST_YAML = 100_000  # most values in one file
 PRESETS = ("profile", "tuned")  # groups whose files set other settings
 MAIN = "config"  # the main file
 
@@ -89,14 +89,14 @@ def register() -> None:
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     ConfigStore.instance().store(name="settings", node=settings)
-    for spec in ALGORITHMS.values():  # stock's values; null for those that depend on the tier
+    for spec in ALGORITHMS.values():  # values of the stock classes; null if they depend on the tier
         own = {name for values in spec.tiers.values() for name in values}
         usual = {name: None if name in own else usual for name, (_, usual) in spec.keys().items()}
         ConfigStore.instance().store(name=spec.name, node={**networks, "name": spec.name, **usual}, group="algo")
 
 
 class Files(ConfigRepository):
-    """Hydra's repository of files. Its errors name the file that cannot be read."""
+    """Hydra's repository of files. The errors name the file that cannot be read."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         source = self._find_object_source(config_path, ObjectType.CONFIG)
@@ -107,10 +107,10 @@ class Files(ConfigRepository):
             result = super().load_config(config_path)
         except (HydraException, ConfigError):
             raise
-        except Exception as error:  # a YAML file may cause any exception
+        except Exception as error:  # because a YAML file may cause any exception
             raise ConfigError(f"{file}{_problem(error, file)}") from error
         if result is not None and not isinstance(result.config, DictConfig):
-            raise ConfigError(f"{file}: holds no keys; write key: value, one per line")
+            raise ConfigError(f"{file}: has no keys; write key: value, one per line")
         return result
 
 
@@ -145,7 +145,7 @@ class Loader(ConfigLoaderImpl):
 def composer(options: argparse.Namespace | None = None, plays: bool = True) -> Iterator[Composer]:
     """Initialize Hydra for the block. Afterwards a user's script that uses Hydra itself can continue with its own.
 
-    `plays`: the command plays the composed env; False for commands that use the env of a finished run.
+    `plays`: whether the command plays the composed env; False if it uses the env of a finished run.
     """
     register()
     before = HydraConfig.instance().cfg
@@ -170,7 +170,7 @@ class Composer:
 
     @property
     def files(self) -> list[str]:
-        """The options that name the user's own files, to pass them to another process."""
+        """The options that name the user's own files, for another process."""
         options = {"--config-dir": self.options.config_dir, "--config-name": self.options.config_name}
         return [f"{option}={value}" for option, value in options.items() if value is not None]
 
@@ -204,8 +204,8 @@ class Composer:
         own = [self.options.config_dir] * (self.options.config_dir is not None)
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
-        ConfigStore.instance().repo.pop("env", None)  # they are those of an earlier call
-        if DEFAULT not in plugins.names(plugins.GAMES):  # not installed: `game_of` says so, if the run needs it
+        ConfigStore.instance().repo.pop("env", None)  # these are from an earlier call
+        if DEFAULT not in plugins.names(plugins.GAMES):  # if it is not installed, `game_of` says so when a run needs it
             placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, placeholder, group="env")
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
@@ -250,7 +250,7 @@ class Composer:
         except OSError as error:
             raise ConfigError(f"cannot write the output folder: {error}; name one by hydra.run.dir=FOLDER") from error
         callbacks.on_run_end(config=job, config_name=self.name, job_return=result)
-        if result.status is JobStatus.FAILED:  # reading `return_value` would print lines
+        if result.status is JobStatus.FAILED:  # here reading `return_value` would print lines
             raise result._return_value
         return int(result.return_value)
 
@@ -280,7 +280,7 @@ class Composer:
         if asked:
             words, os.environ["COMP_LINE"] = completions(os.environ["COMP_LINE"])
             print("\n".join(words))
-        with suppress(*[Exception] * asked):  # an unfinished line may be wrong; no message in the prompt
+        with suppress(*[Exception] * asked):  # an unfinished line may be wrong; then no message appears in the prompt
             self.hydra.shell_completion(**where)
 
     @contextmanager
@@ -307,7 +307,7 @@ class Composer:
         return ConfigError(": ".join([*self._culprit(overrides), text]))
 
     def _culprit(self, overrides: Sequence[str]) -> list[str]:
-        """The override without which composing works, if there is one."""
+        """The override without which composing succeeds, if there is one."""
         for index, override in enumerate(["", *overrides]):
             with suppress(Exception):
                 plain_values(self._load([*overrides[: max(0, index - 1)], *overrides[index:]], RunMode.MULTIRUN))
@@ -350,7 +350,7 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"
     if there := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
-        return f"+{there[1]}: it is there already: remove the +, or write ++"
+        return f"+{there[1]}: this key exists already: remove the +, or write ++"
     if early := re.search(r"In (.+): Override '(.+?) : (.+?)' is defined before", text):
         return f"{early[1]}: in its defaults, `override {early[2]}: {early[3]}` must stand below all without override"
     if option := re.search(r"Could not find '([^']+)/([^'/]*)'", text):
@@ -376,9 +376,9 @@ def _unreadable(override: str) -> str:
 
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> str:
-    """The message about a key that does not exist: it is another algorithm's, was removed, or is a typo."""
+    """The message about a key that does not exist: it belongs to another algorithm, was removed, or is a typo."""
     algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
-    for algo in (*algos, "maskable_ppo", "dqn"):  # maskable_ppo is the default
+    for algo in (*algos, "maskable_ppo", "dqn"):  # without algo= maskable_ppo is used
         if message := foreign_key(key, algo):
             return message
     if message := removal_message(key) or missing_engine_text(key.partition(".")[0]):

@@ -52,7 +52,7 @@ exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal wi
            130 stopped before there was anything to save"""
 
 USAGE_END = "\n\nfasttrain --help lists profiles, algorithms, flags and topics; fasttrain help train: all settings"
-# Settings of a training that commands on a finished run read too. `resume` also reads all that may change in a run.
+# Settings of a training that commands on a finished run also read. `resume` also reads all settings that may change.
 OF_RUNS = {
     "eval": ("opponent", "eval.", "env.kwargs"),
     "play": ("opponent",),
@@ -103,7 +103,7 @@ def title(page: Path) -> str:
 
 
 def _words(page: Path) -> set[str]:
-    """The words of a page's name and title, in the singular."""
+    """The words of a page's name and title, each in the singular."""
     return {word.rstrip("s") for word in re.findall(r"[a-z0-9]+", f"{page.stem} {title(page)}".lower())}
 
 
@@ -159,7 +159,7 @@ def _of_command(word: str) -> str:
 
 
 def _reads(command: str, key: str, one: Field[Any] | None) -> bool:
-    """Whether the command itself reads the setting. Some only pass it on to a training."""
+    """Whether the command itself reads the setting. Some commands only pass it on to a training."""
     owner = OWNERS.get(key) or OWNERS.get(key.split(".")[0] + ".")
     if owner is not None:
         return command in owner.commands

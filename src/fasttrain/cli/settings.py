@@ -1,11 +1,11 @@
 """`fasttrain settings [PREFIX] [--json | --schema]`: every setting with its default, values, class and meaning.
 
     fasttrain settings                 all of them
-    fasttrain settings env.            those of a group; algo.n_epochs: one
+    fasttrain settings env.            those of a group; algo.n_epochs: a single one
     fasttrain settings --json          as a list, for programs
     fasttrain settings --schema        as a JSON schema, by which editors check YAML files
 
-All of it comes from the declarations in `spec/config.py`, and so does the reference of the documentation.
+All this comes from the declarations in `spec/config.py`, and so does the reference in the documentation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Row(NamedTuple):
     """What `fasttrain settings` prints about one setting."""
 
     key: str
-    default: Any  # MISSING if the game or the algorithm has a default of its own
+    default: Any  # MISSING if the game or the algorithm decides the default
     choices: tuple[str, ...]
     types: tuple[str, ...]  # names of JSON types
     least: float | None

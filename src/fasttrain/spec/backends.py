@@ -4,7 +4,7 @@
     my_engine = "my_package.backend:BACKEND"
 
 A backend answers questions of the checks and the plan, and builds the vectorized env. The module of an engine is
-imported while the configuration is declared, because its settings are a part of it. At the top it may import
+imported while the configuration is declared, because its settings are a part of it. At its top it may import
 `fasttrain.errors`, `fasttrain.spec.setting` and this module. It must import all else of fasttrain inside methods.
 """
 
@@ -26,21 +26,21 @@ SINGLE, VECTOR = "gymnasium", "vector"  # fasttrain's own backends: single envs,
 DAEMONS = "daemons"  # the engine in fasttrain's own wheel
 ENGINES = (f"env.backend={DAEMONS}", "env=go", "env=showdown", DAEMONS)  # available only with that engine
 RESERVED = (SINGLE, VECTOR, "profile", "tuned", "hydra")  # names that an engine cannot have
-Config: TypeAlias = Any  # the class in `spec.config`, which imports this module
+Config: TypeAlias = Any  # the class in `spec.config`; Any, because that module imports this one
 EnvConfig: TypeAlias = Any  # the type of `Config.env`
 ADAPTERS = "fasttrain.integrations."
 C = TypeVar("C")
 
 
 def option_of(env_id: object, entry_point: object, kwargs: Mapping[str, Any]) -> str:
-    """The env in messages: the option as the user typed it."""
+    """The env as messages name it: the option that the user typed."""
     if env_id is None and str(entry_point).startswith(ADAPTERS):
         env_id = kwargs.get("game")
     return f"env.entry_point={entry_point}" if env_id is None else f"env.id={env_id}"
 
 
 def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> str:
-    """A short name: `ALE-Pong-v5` for ALE/Pong-v5, `My` for my.envs:My, `go` for the engine's class Go."""
+    """A short name: `ALE-Pong-v5` for ALE/Pong-v5, `My` for my.envs:My, `go` for an engine's class Go."""
     if str(entry_point).startswith("fasttrain.") and isinstance(kwargs, Mapping):
         entry_point = kwargs.get("game", entry_point)
     text = str(env_id or entry_point or "env")
@@ -49,21 +49,21 @@ def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> s
 
 
 class Backend:
-    """Base of backends. A subclass or an instance overrides what differs."""
+    """Base of backends. A subclass or an instance overrides the parts that differ."""
 
     name: str = ""  # name of its entry point and of its group of settings
-    vec_env: str = "vector"  # shown in the plan; native: steps all envs at once, daemons: each env has its own pace
+    vec_env: str = "vector"  # value in the plan; native: all envs step at once, daemons: each env at its own pace
     why: str = "a VectorEnv steps all envs"  # reason in the plan
     what: str = ""  # says who steps the envs, in messages about a setting in `refuses`
-    instead: str = "env.backend=gymnasium"  # what supports that setting, in the same messages
+    instead: str = "env.backend=gymnasium"  # what supports such a setting, in the same messages
     refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that have no effect with it
     masked: bool = True  # whether its envs can have action masks
-    lends: bool = False  # its vectorized env is an `ExternalVecEnv`, which lends games to evaluations and the checkup
-    settings: type | None = None  # engines: a frozen dataclass of `setting(…)` fields, all with defaults
-    conf: Path | None = None  # engines: a folder of YAML files, for example env/my_game.yaml
+    lends: bool = False  # its vectorized env is an `ExternalVecEnv`, whose games evaluations and the checkup can use
+    settings: type | None = None  # only engines: a frozen dataclass of `setting(…)` fields with defaults
+    conf: Path | None = None  # only engines: a folder of YAML files, for example env/my_game.yaml
 
     def adapted(self, env: EnvConfig) -> EnvConfig:
-        """The env as another backend plays it, if this one is an adapter."""
+        """If this backend is an adapter: the env as the other backend plays it."""
         return env
 
     def check(self, config: Config) -> None:
@@ -73,11 +73,11 @@ class Backend:
         """
 
     def option(self, env: EnvConfig) -> str:
-        """The env in messages."""
+        """The env as messages name it."""
         return str(env.option)
 
     def build(self, config: Config, num_envs: int, folder: Path | None) -> Any:
-        """Build the vectorized env, a `SlotVecEnv`. `folder` is for its logs; None outside of a training.
+        """Build the vectorized env, a `SlotVecEnv`. `folder`: for its logs; None outside of a training.
 
         Raises FastTrainError: it cannot be built.
         """
@@ -142,7 +142,7 @@ def _checked(group: str, name: str) -> Backend:
             defaults_of(make_dataclass("parts", [(name, backend.settings, usual)]))
         if backend.conf and not Path(backend.conf).is_dir():
             raise NotADirectoryError(backend.conf)
-    except Exception as error:  # a class that is no frozen dataclass with plain defaults may raise anything
+    except Exception as error:  # a wrong class of settings may raise anything
         what = f"has wrong settings or files: {type(error).__name__}: {error}"
         raise plugins.plugin_error(group, name, what) from error
     return backend
@@ -166,7 +166,7 @@ def engines() -> list[Backend]:
 
 
 def broken_engines_text() -> str:
-    """Text for messages: the errors of installed engines that cannot be used. Their YAML files are missing then."""
+    """Text for messages: the errors of installed engines that cannot be used, whose YAML files are then missing."""
     return "".join(f"; {one}" for one in _engines().values() if isinstance(one, str))
 
 
@@ -177,7 +177,7 @@ def backends() -> list[str]:
 
 
 def missing_engine_text(typed: str) -> str:
-    """The message that the engine for a typed key or override is not installed or broken; empty if neither."""
+    """The message if the engine for a typed key or override is not installed or is broken; else empty."""
     if isinstance(error := _engines().get(typed), str):
         return error
     if typed not in ENGINES or DAEMONS in _engines():
@@ -189,7 +189,7 @@ def missing_engine_text(typed: str) -> str:
 def without_unused_engines(values: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration's plain values without the settings of engines that the run does not use.
 
-    So plan.json can be read where these engines are not installed. Older runs stored the settings of all engines.
+    So plan.json can be read on machines without these engines. Older runs stored the settings of all engines.
     """
     env = values.get("env")
     others = {DAEMONS, *(one.name for one in engines())} - {env.get("backend") if isinstance(env, Mapping) else None}
@@ -208,7 +208,7 @@ def with_parts(config: type[C]) -> type[C]:
 
 
 def check_backend(config: Config) -> None:
-    """Check the settings of backends. Raises ConfigError: the chosen one refuses some, or another one's are set."""
+    """Check the settings of backends. Raises ConfigError: the chosen one refuses some, or another's are set."""
     for one in engines():
         if one.settings is None or one.name == config.env.backend:
             continue

@@ -45,7 +45,7 @@ class Stage(NamedTuple):
 
     begins: float  # env steps, or the value of `metric`
     metric: str | None  # win_rate or reward; None: env steps
-    back: float  # below this mean the training returns to the previous stage; -inf: never
+    back: float  # if the mean falls below this, the training returns to the previous stage; -inf: never
     tasks: tuple[str, ...]
 
 
@@ -61,7 +61,7 @@ def stages_of(config: CurriculumConfig) -> tuple[Stage, ...]:
         raise ConfigError(f"curriculum.schedule: the first stage must begin at 0, it is {config.schedule[0]}")
     steps = [stage.begins for stage in stages if stage.metric is None]
     if any(later <= before for before, later in pairwise(steps)):
-        raise ConfigError(f"curriculum.schedule: each stage must begin after the one before, not at {steps}")
+        raise ConfigError(f"curriculum.schedule: each stage must begin later than the stage before it, not at {steps}")
     return stages
 
 
@@ -70,7 +70,7 @@ def _stage(entry: Any, tasks: Mapping[str, Any]) -> Stage:
     if not (isinstance(entry, Sequence) and len(entry) == 2 and isinstance(entry[1], Sequence) and entry[1]):
         raise ConfigError(f"curriculum.schedule: expected a stage like {form}, got {entry}")
     begins, names = entry
-    names = [names] if isinstance(names, str) else [*map(str, names)]  # YAML reads a task called 1 as a number
+    names = [names] if isinstance(names, str) else [*map(str, names)]  # because YAML reads a task called 1 as a number
     for name in names:
         _check_task("curriculum.schedule", name, tasks)
     if isinstance(begins, Mapping):
@@ -129,4 +129,4 @@ def check_curriculum(config: CurriculumConfig) -> None:
     own = config.by != WEIGHTS and config.by != LEARNABILITY
     for key in ("weights", "schedule"):
         if own and used[key]:
-            raise ConfigError(f"curriculum.{key} has no effect with curriculum.by={config.by}: the class draws itself")
+            raise ConfigError(f"curriculum.{key} has no effect with curriculum.by={config.by}: this class decides")

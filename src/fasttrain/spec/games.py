@@ -62,7 +62,7 @@ NO_GAME = GameSpec()
 def game_of(name: str | None) -> GameSpec:
     """The GameSpec that `env.game` names.
 
-    Raises ConfigError: the name leads to nothing or to something else, or its module cannot be imported.
+    Raises ConfigError: there is no such object, it is no GameSpec, or its module cannot be imported.
     """
     if name is None:
         return NO_GAME
@@ -89,16 +89,16 @@ def _from_module(name: str) -> Any:
 
 
 def maker_of(env_id: str) -> str | None:
-    """The class that makes a Gymnasium id, if a game of an installed package declares this id."""
+    """The class for a Gymnasium id, if a game of an installed package declares this id; else None."""
     for name in plugins.names(plugins.GAMES):
-        with suppress(ConfigError):  # another game may be broken
+        with suppress(ConfigError):  # because another game may be broken
             if (game := game_of(name)).id == env_id and game.env:
                 return game.env
     return None
 
 
 def games_by_name(chosen: Iterable[str], everything: bool = False) -> dict[str, GameSpec]:
-    """The installed games among `chosen`. `everything`: also all others that can be loaded.
+    """The installed games among `chosen`. `everything`: also all other games that can be loaded.
 
     Raises ConfigError: a chosen game cannot be loaded.
     """

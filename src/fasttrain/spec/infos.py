@@ -1,8 +1,8 @@
 """Reads the infos of envs, for all of fasttrain.
 
 Stable-Baselines3 reads almost nothing of an info, so an env may put anything into it. `FORMS` has every name that is
-read, and which values it accepts; docs/guides/env_options.md has the same table. Other values are left out, with one
-warning per name. No function here raises, whatever the env has put into the info.
+read, and the values that are accepted for it; docs/guides/env_options.md has the same table. Other values are left out,
+with one warning per name. No function here raises, whatever the env has put into the info.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fasttrain.terminal import one_line
 
-if TYPE_CHECKING:  # workers import this module, but not the configuration
+if TYPE_CHECKING:  # workers import this module, but must not import the configuration
     from fasttrain.spec.config import EnvConfig
 
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # by how much the learner was ahead at the end
 END_KEY = "end_reason"
-SCORES = "env.result.scores"  # key in the result of `read`: a dict of the numbers that this setting names
+SCORES = "env.result.scores"  # key in the result of `read` for a dict of the numbers that this setting names
 WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # entries of wrappers
 NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12
@@ -39,7 +39,7 @@ def plain(value: Any) -> bool | int | float | str | None:
         if isinstance(value, (float, str)):
             return value
         return value.name if isinstance(value, Enum) else None
-    except Exception:  # the env's own class
+    except Exception:  # because the value may have a class of the env
         return None
 
 
@@ -75,7 +75,7 @@ def _perf(value: object) -> Mapping[str, Any] | None:
 def _mapping(value: object) -> Mapping[str, Any] | None:
     try:
         return value if isinstance(value, Mapping) else None
-    except Exception:  # the class may raise in isinstance
+    except Exception:  # because the class of the value may raise in isinstance
         return None
 
 
@@ -100,7 +100,7 @@ WIN_FORM = Form(truth, f"{TRUTH.words}; set env.result.win_value to the value th
 
 @dataclass(slots=True)
 class InfoReader:
-    """Reads the last info of an episode. `win`, `scores`, `end` and `win_value` are those of `env.result`.
+    """Reads the last info of an episode. `win`, `scores`, `end` and `win_value`: see `env.result`.
 
     `warn` receives one message for each name whose value is not accepted.
     """
@@ -109,7 +109,7 @@ class InfoReader:
     scores: tuple[str, ...] = ()
     end: str | None = None
     win_value: Any = None
-    warn: Callable[[str], object] = bool  # ignores the message
+    warn: Callable[[str], object] = bool  # the default ignores the message
     _warned: set[str] = field(default_factory=set)
 
     @classmethod
@@ -118,9 +118,9 @@ class InfoReader:
         return cls(env.result.win, env.result.scores, env.result.end, env.result.win_value, warn)
 
     def read(self, info: Mapping[str, Any], env: int | None = None) -> dict[str, Any]:
-        """The info without values that are not accepted. The user's keys get the standard names.
+        """The info without values that are not accepted. Entries under the user's keys get the standard names.
 
-        These are `is_win`, `end_reason` and the dict `SCORES`. `env` is the env's index, for the warning.
+        The standard names are `is_win`, `end_reason` and the dict `SCORES`. `env` is the env's index, for the warning.
         """
         result = {key: value for key, value in info.items() if key not in FORMS and key != SCORES}
         entries = [(name, name, FORMS[name]) for name in FORMS if name in info and name not in (self.win, self.end)]
@@ -150,7 +150,7 @@ class InfoReader:
         return result
 
     def missing(self, infos: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The settings, as `env.result.win=won`, whose entry is in none of these infos, or is no number there."""
+        """The settings, as `env.result.win=won`, whose entry is in none of these infos, or is never a number."""
         named = [("env.result.win", self.win), ("env.result.end", self.end)]
         absent = [f"{name}={key}" for name, key in named if key and not any(key in info for info in infos)]
         numbers = [key for key in self.scores if not any(key in info[SCORES] for info in infos)]
@@ -165,7 +165,7 @@ def _short(value: object) -> str:
 
 
 def win_of(info: Mapping[str, Any]) -> bool | None:
-    """Whether the episode was won, from an info that was read; None if the env does not report it."""
+    """Whether the episode was won, from an info that `read` returned; None if the env does not report it."""
     return next((info[key] for key in WIN_KEYS if key in info), None)
 
 

@@ -1,7 +1,7 @@
 """Plain values: what a configuration may contain, and how plan.json stores it without any change.
 
 It checks values whose type no setting declares, such as the arguments of an env, a wrapper or a callback. So eval,
-resume and export can build the same env as the training. What an env's own `get_state()` returns is stored in the same
+resume and export can build the same env as the training. The result of an env's own `get_state()` is stored in the same
 form, and may have arrays too.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from fasttrain.errors import ConfigError
 
 EXACT = (bool, int, float, str, type(None))
-MOST_BITS = 10_000  # an int may have at most so many bits: Python reads at most 4,300 digits
+MOST_BITS = 10_000  # most bits of an int, because Python reads at most 4,300 digits
 WAYS_OUT = {
     "ndarray": "give a list (its tolist()), or name a function of a module that makes it",
     "Tensor": "give a list (its tolist()), or name a function of a module that makes it",
@@ -43,7 +43,7 @@ def plain(value: Any, key: str) -> Any:
     if type(value) is int and value.bit_length() > MOST_BITS:
         raise ConfigError(f"{key}: a number of {value.bit_length():,} bits is too long for plan.json")
     if type(value) is str and value != value.encode("utf-8", "replace").decode("utf-8"):
-        raise ConfigError(f"{key}={value!r:.60}: no text in UTF-8, so that plan.json cannot hold it")
+        raise ConfigError(f"{key}={value!r:.60}: not valid as UTF-8, so that plan.json cannot store it")
     return value
 
 
@@ -69,7 +69,7 @@ def _cannot_hold(key: str, value: object) -> ConfigError:
     way_out = WAYS_OUT.get(kind.__name__) or "give its str()" * hasattr(value, "__fspath__")
     way_out = way_out or "give numbers, texts, lists and mappings, or name a function of a module that makes it"
     what = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return ConfigError(f"{key}: plan.json cannot hold it ({what}); eval and resume would build another env: {way_out}")
+    return ConfigError(f"{key}: plan.json cannot store it ({what}); eval and resume would build another env: {way_out}")
 
 
 # --- In plan.json, a value that JSON cannot express is a mapping with one key that begins with `$`.
@@ -85,7 +85,7 @@ def to_dict(value: object, hint: object = None) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
         return {one.name: to_dict(getattr(value, one.name), hints[one.name]) for one in fields(value)}
-    if isinstance(value, tuple):  # settings store lists as tuples; a tuple inside them comes from the user
+    if isinstance(value, tuple):  # settings have their lists as tuples; a tuple inside a value comes from the user
         return [_to_json(item) for item in value]
     if isinstance(value, Mapping) and "tuple" in str(hint):
         return {name: _to_json([*items]) for name, items in value.items()}

@@ -44,7 +44,7 @@ def load(group: str, name: str) -> Any:
     first, *others = known[name]
     if others:
         claims = " and ".join(f"{_package(one)} ({one.value})" for one in known[name])
-        raise ConfigError(f"the {word} {name!r} is claimed by two packages, {claims}; uninstall one of them")
+        raise ConfigError(f"the {word} {name!r} is offered by two packages, {claims}; uninstall one of them")
     try:
         return first.load()
     except (Exception, SystemExit) as error:
@@ -61,7 +61,7 @@ def plugin_error(group: str, name: str, what: str) -> ConfigError:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Hints for a name that nobody offers: a similar name, and that fasttrain's own entry points are missing."""
+    """Hints for a name that no package offers: a similar name, or that fasttrain's own entry points are missing."""
     return did_you_mean(name, known) + outdated_metadata_hint()
 
 
@@ -85,8 +85,8 @@ def load_all(group: str) -> dict[str, Any]:
 
 @functools.cache
 def _entry_points(path: tuple[str, ...]) -> Mapping[str, Mapping[str, tuple[EntryPoint, ...]]]:
-    """The entry points on `sys.path` by group and name, without those that repeat the same object."""
-    from importlib.metadata import entry_points  # not needed for `--help`
+    """The entry points on `sys.path` by group and name, without repetitions of the same object."""
+    from importlib.metadata import entry_points  # imported here, because `--help` does not need it
 
     found: dict[str, dict[str, tuple[EntryPoint, ...]]] = {}
     everything = entry_points()

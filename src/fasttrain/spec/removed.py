@@ -1,4 +1,4 @@
-"""Removed settings: what to use in their place, and how stored runs and studies that have them are read."""
+"""Removed settings: what to use in their place, and how stored runs and studies with such settings are read."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ CLASS_PATHS = {  # former and present paths of moved modules, in stored runs, se
     "fasttrain.vec.games": "fasttrain_engines.vec_env",
     "fasttrain.vec.envpool": "fasttrain.integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
-    "fasttrain.envs:fasttrain/": "fasttrain/",  # an id with the module that registered it
+    "fasttrain.envs:fasttrain/": "fasttrain/",  # an id, together with the module that registered it
 }
-GAMES = {  # the game of a stored run, by its class or id
+GAMES = {  # class or id in a stored run → its game
     "fasttrain/SkullKing-v0": "skullking",
     "fasttrain/Skirmish-v0": "skirmish",
     "fasttrain_games.skullking.game:SkullKingGame": "skullking",
@@ -42,7 +42,7 @@ GAMES = {  # the game of a stored run, by its class or id
     "fasttrain.integrations.pettingzoo:Seat": "fasttrain.integrations.pettingzoo:GAME",
 }
 PLACES = ("env.native_game", "env.entry_point", "env.id")
-OF_GAMES = {  # settings that a GameSpec declares now, with an example
+OF_GAMES = {  # removed settings that a GameSpec declares now → an example
     "env.native_game": 'native="my_game:Batch"',
     "env.own": 'own={"num_envs": 16}',
     "env.opponent_key": 'opponent_key="opponents"',
@@ -87,14 +87,14 @@ REMOVED = {  # removed setting → what to use now
     "video.episodes": "a video shows one episode; fasttrain play output=… play.episodes=… films more; remove it",
     "profiler": "use py-spy record -o profile.svg -- fasttrain …, or python -m cProfile -m fasttrain …",
 }
-# Settings that changed what a run learned. A run that used one of them cannot go on.
+# Settings that changed what a run learned. A run that used one of them cannot be continued.
 LEARNED_WITH = (
     "overlap", "algo.chunk_steps", "algo.burn_in", "env.native_game", "env.opponent_key", "daemons.skip_forced",
 )  # fmt: skip
-# Settings without which a cell of a study cannot run. A run stores the values of its env.own.
+# Settings without which a cell of a study cannot run again. (A run has stored the values of its env.own.)
 NEEDED = (*LEARNED_WITH, "env.own", "env.eval_opponent")
 OFF = ("null", "false", "off", "no", "0", "{}")
-TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # the present form of removed overrides
+TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # removed setting → its present form
     "checkpoint_every_minutes": "checkpoint_every=…min", "guard.at_limit": "nan_guard=…",
     "ablate.flags": "candidates='{ablate: …}'",
 }  # fmt: skip
@@ -134,7 +134,7 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     _name_the_game(result)
     for key in REMOVED:
         if key in LEARNED_WITH and lookup(result, key) not in (None, False, "off", 0, {}):
-            continue  # it stays, so that resume refuses it by name
+            continue  # this setting stays, so that resume refuses it by name
         value = pop_key(result, key)
         if key in MOVED and value is not None:
             set_key(result, MOVED[key], value)
@@ -151,10 +151,10 @@ def _name_the_game(values: dict[str, Any]) -> None:
     if not games and own and str(lookup(values, "env.id")).startswith("ALE/"):
         games = ["atari"]
     key, opponent = lookup(values, "env.opponent_key"), lookup(values, "env.eval_opponent")
-    if not games or not (own or native or key) or native not in (None, *GAMES):  # a present run, or a user's game
+    if not games or not (own or native or key) or native not in (None, *GAMES):  # a newer run, or a user's game
         opponents = lookup(values, f"env.kwargs.{key}")
         if not (opponents == "self" or (isinstance(opponents, (Mapping, list, tuple)) and "self" in opponents)):
-            pop_key(values, "env.opponent_key")  # env.kwargs choose the opponents
+            pop_key(values, "env.opponent_key")  # because env.kwargs choose the opponents
         return
     set_key(values, "env.game", games[0])
     if opponent and lookup(values, f"env.kwargs.{key}") == "self" and not lookup(values, f"eval.env_kwargs.{key}"):
@@ -169,7 +169,7 @@ def present_path(path: str) -> str:
 
 
 def former_paths(path: str) -> list[str]:
-    """The present path of a class, and its paths before its module was moved."""
+    """The present path of a class, and its former paths."""
     return [path, *(old + path[len(new) :] for old, new in CLASS_PATHS.items() if _lies_in(path, new))]
 
 
@@ -197,7 +197,7 @@ class FormerModules:
         if name in CLASS_PATHS:
             from fasttrain import terminal  # imported here so that `import fasttrain` stays quick
 
-            terminal.tell(f"fasttrain: the module {name} is {present_path(name)} now")
+            terminal.tell(f"fasttrain: the module {name} is now {present_path(name)}")
 
 
 def rows_without_removed(rows: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -241,7 +241,7 @@ def pop_key(values: dict[str, Any], key: str) -> Any:
         return values.pop(word, None)
     if not isinstance(values.get(word), Mapping):
         return None
-    values[word] = dict(values[word])  # a copy: the caller's mapping must not change
+    values[word] = dict(values[word])  # a copy, because the caller's mapping must not change
     return pop_key(values[word], rest)
 
 

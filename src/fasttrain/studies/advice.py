@@ -344,7 +344,7 @@ def bottleneck(now: Situation) -> str:
     rates, run_s = now.rates, now.run_s
     part = max(PARTS, key=lambda name: getattr(rates, name) or 0.0)
     most = float("inf") if run_s is None else most_gain(getattr(rates, part), run_s)
-    return f"{NAMES[part]}: " + ("everything" if most == float("inf") else f"at most {_gain(most)} if it took no time")
+    return f"{NAMES[part]}: " + ("all of it" if most == float("inf") else f"at most {_gain(most)} if it took no time")
 
 
 def _gain(gain: float) -> str:
