@@ -156,10 +156,7 @@ def test_what_is_said_of_masks_to_an_algorithm_that_reads_none(arguments: str, r
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (
-            ["eval_every=500"],
-            "evaluations play 8 games with the training's engines; the training's games wait meanwhile",
-        ),
+        (["eval_every=500"], "play 8 games with the training's engines; the training's games wait meanwhile"),
         (["eval_every=500", "daemons.games_per_daemon=2"], "=2: evaluations end the training's games"),
         (["eval_every=500", "daemons.games_per_daemon=2", "daemons.count=6", "eval.num_envs=4"], "play 4 games"),
         (["eval_every=500", "eval.episodes=0"], "eval.episodes=0: no evaluation"),
