@@ -25,7 +25,7 @@ def own_file(tmp_path: Path, name: str, content: bytes) -> list[str]:
         (b"num_envs: [1, 2\n", ", line 3: no valid YAML: expected ',' or ']', but got '<stream end>'"),
         (b"num_envs: 3\nnum_envs: 4\n", ", line 3: no valid YAML: found duplicate key num_envs"),
         (b"\n\xff\xfe\n", ", line 3: not in UTF-8; save it in this encoding"),
-        (b"- num_envs\n", ": holds no keys; write key: value, one per line"),
+        (b"- num_envs\n", ": has no keys; write key: value, one per line"),
         (b"5\n", ": cannot be read: Invalid loaded object type: int"),
     ],
 )

@@ -49,5 +49,5 @@ def test_a_file_of_an_engines_package_is_known_by_its_name(capsys: pytest.Captur
     typed = ["env.backend=daemons", "env.entry_point=fasttrain.daemons.go:Go", "daemons.command=[gnugo]",
              "daemons.games_per_daemon=1"]  # fmt: skip
     assert configured(typed).env.entry_point == configured(typed).env.entry_point == "fasttrain_engines.go:Go"
-    told = "fasttrain: env.entry_point=fasttrain.daemons.go:Go is fasttrain_engines.go:Go now\n"
+    told = "fasttrain: env.entry_point=fasttrain.daemons.go:Go is now fasttrain_engines.go:Go\n"
     assert capsys.readouterr().err == told

@@ -197,7 +197,7 @@ def test_a_module_of_before_is_that_of_today(capsys: pytest.CaptureFixture[str])
         sys.modules.pop(before, None)
         assert pickle.loads(f"c{before}\n__doc__\n.".encode()) == import_module(now).__doc__
         assert sys.modules[before] is import_module(now)
-        assert capsys.readouterr().err.endswith(f"fasttrain: the module {before} is {now} now\n")
+        assert capsys.readouterr().err.endswith(f"fasttrain: the module {before} is now {now}\n")
         assert f"{before}.of:It" in former_paths(f"{now}.of:It")
     found = pickle.loads(b"cfasttrain.games.skullking.game\nSkullKingGame\n.")
     assert found is import_module("fasttrain_games.skullking.game").SkullKingGame

@@ -68,7 +68,7 @@ def problems(file: Path) -> list[Problem]:
         line = mark.line + 1 if mark else 1
         return [Problem("", f"{file}:{line}", f"no YAML: {getattr(error, 'problem', error)}", "")]
     if not isinstance(root, yaml.MappingNode):
-        raise ConfigError(f"--config={file}: holds no keys; write key: value, one a line")
+        raise ConfigError(f"--config={file}: has no keys; write key: value, one a line")
     settings = {key: (value, line) for key, value, line in _settings(root)}
     found: list[Problem] = []
     while len(found) < MOST_ERRORS:

@@ -207,7 +207,7 @@ def _build_env(env: Any) -> EnvConfig:
 
 @functools.cache  # cached: a command reads its configuration several times, but prints this once
 def _tell_moved(typed: str, now: str) -> None:
-    terminal.tell(f"fasttrain: {typed} is {now} now")
+    terminal.tell(f"fasttrain: {typed} is now {now}")
 
 
 def _with_game(env: EnvConfig) -> EnvConfig:
