@@ -58,7 +58,7 @@ def test_what_is_no_file_of_settings(tmp_path: Path):
     with pytest.raises(ConfigError, match="No such file"):
         problems(file)
     file.write_text("- a\n")
-    with pytest.raises(ConfigError, match="holds no keys"):
+    with pytest.raises(ConfigError, match="has no keys"):
         problems(file)
     file.write_text("a: [1\n")
     assert "expected ',' or ']'" in problems(file)[0].reason
