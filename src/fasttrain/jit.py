@@ -112,7 +112,7 @@ def fetch(typing: Any, x: types.Type, begin: types.Type, end: types.Type) -> Cod
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         with cgutils.for_range_slice(builder, begin, end, ir.Constant(ir.IntType(64), 16)) as (index, _):
             address = builder.bitcast(builder.gep(data, [index]), byte)
-            builder.call(function, [address, number(0), number(3), number(1)])  # read, into all caches, data
+            builder.call(function, [address, number(0), number(3), number(1)])  # for reading data, into all caches
         return context.get_dummy_value()
 
     return types.void(x, types.int64, types.int64), write

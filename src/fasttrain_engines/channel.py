@@ -40,7 +40,7 @@ class Channel(asyncio.Protocol):
         self._framing, self._codec, self._id_key = framing, codec, id_key
         self._loop = asyncio.get_running_loop()
         self._writer: Any = None
-        self._transports: list[Any] = []  # pipes have two: one per direction
+        self._transports: list[Any] = []  # with pipes there are two, one per direction
         self._unread: deque[tuple[Any, int]] = deque()  # messages and their sizes
         self._unread_bytes = 0
         self._reader: asyncio.Future[Any] | None = None

@@ -58,7 +58,7 @@ class Daemon:
         self.address: str | tuple[str, int] | None = None  # None: its pipes
         self.ready = False
         self.draining = False  # True: it gets no new games and is not restarted
-        self.over: asyncio.Future[str] | None = None  # result: why the process must be restarted
+        self.over: asyncio.Future[str] | None = None  # done when the process must be restarted; its result says why
         self.seats = self.games = self.finished = 0  # seats in use; games begun since the start; finished games
         self.served: dict[Channel, int] = {}  # open connection → games begun on it
         self.turned_away = 0  # number of refused connections in a row

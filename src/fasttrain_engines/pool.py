@@ -249,7 +249,7 @@ class Pool:
     def leave(self, seat: Seat) -> None:
         seat.channel.close()
         seat.daemon.served.pop(seat.channel, None)
-        if seat.daemon.address is None and seat.daemon.over is seat.since_start:  # because pipes cannot be opened again
+        if seat.daemon.address is None and seat.daemon.over is seat.since_start:  # pipes cannot be opened again
             seat.daemon.end("recycled" if seat.daemon.draining else "its pipes were closed")
         self._free(seat.daemon)
 

@@ -278,7 +278,7 @@ class DaemonVecEnv(ExternalVecEnv):
             raise self.host._failure
         began = time.monotonic()
         news = self._poller.poll(1000 * timeout_s)
-        waited_s = min(timeout_s, time.monotonic() - began)  # this process may have been stopped
+        waited_s = min(timeout_s, time.monotonic() - began)  # else a stop of this process would count
         for worker in self._workers:
             worker.silent_s += waited_s
         for descriptor, _ in news:

@@ -97,7 +97,7 @@ class Compiled(ABC):
         compiler: compiles a function; torch's own by default.
     """
 
-    reproduces: tuple[str, ...]  # methods of the algorithm
+    reproduces: tuple[str, ...]  # methods of the algorithm that the compiled code replaces
 
     def __init__(self, engine: Any, compiler: Compiler | None = None) -> None:
         self.engine, settings = engine, engine.settings
@@ -105,7 +105,7 @@ class Compiled(ABC):
         # A graph overwrites its memory. So it must not have gradients to which several backward passes add.
         graphs = graphs and settings.gradient_accumulation == 1
         self.compiler = compiler or inductor(settings.compile_mode, graphs)
-        self.failure = ""  # why nothing was compiled
+        self.failure = ""  # why compiling failed; empty if it did not
         self.sizes: tuple[int, ...] = ()  # the numbers of rows for which everything was compiled
 
     @staticmethod

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fasttrain.algos.engine import Engine
 from fasttrain.kernel_cache import KernelCall
 
-LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # accelerators know their methods
+LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # methods of all other packages count as changed
 
 
 class Contract(NamedTuple):
@@ -16,10 +16,10 @@ class Contract(NamedTuple):
 
     engine: type[Engine]  # the engine that acts and learns by the kernels
     calls: Callable[[], list[KernelCall]]  # all calls of kernels, so that they can be compiled before training
-    algorithm: tuple[str, ...]  # methods of the algorithm
-    policy: tuple[str, ...]  # methods of the policy and its modules
-    storage: tuple[str, ...]  # methods of the storage
-    stored: type  # the class of the storage
+    algorithm: tuple[str, ...]  # methods of the algorithm that the kernels compute
+    policy: tuple[str, ...]  # methods of the policy and its modules, likewise computed
+    storage: tuple[str, ...]  # methods of the storage that the kernels rely on
+    stored: type  # the class that the storage must have
     work: Mapping[Any, tuple[str, ...]]  # class of an update's settings → all its fields
 
 

@@ -58,7 +58,7 @@ class KernelSACEngine(Engine):
         of_critics = [each.reshape(count, -1) for each in (*self._critics.arrays, self._targets.arrays[0])]
         self._learners = sac.Learners(*self._actor.arrays, *of_critics)
         space = policy.observation_space
-        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # no copy is needed
+        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # then observations are the features
         self._scratch: sac.SACScratch | None = None
         self._choice = ThreadChoice()
 

@@ -117,7 +117,7 @@ def lay_out(
 class Chain(NamedTuple):
     """A network: hidden linear layers, each followed by an activation, and heads on the last one."""
 
-    parameters: list[nn.Parameter]  # parameters of all these layers
+    parameters: list[nn.Parameter]  # parameters of the layers below
     hidden: list[Any]  # hidden linear layers, at least one
     kind: int  # kind of the activations, dense.TANH or dense.RELU
     heads: list[Any]  # linear layers on the last hidden one; whose outputs are side by side

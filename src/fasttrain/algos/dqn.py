@@ -43,7 +43,7 @@ from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, copy_observations, unblock_masks
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
-CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # `_choose` does what these modules do
+CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # `_choose` computes what their methods do
 LOGGED = ("loss", "n_updates", "skipped_steps")  # keys of the log that no term of the loss may have
 
 
@@ -62,7 +62,7 @@ class QWork(NamedTuple):
     batch_size: int
     double_q: bool  # the online network chooses the next action (van Hasselt et al. 2016)
     loss: str  # huber or mse
-    gamma: float  # discount factor, for batches without discounts
+    gamma: float  # discount factor, if a batch has no discounts of its own
     max_grad_norm: float
 
 
@@ -153,7 +153,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         """Store one transition per env, with observations and rewards from before VecNormalize, as SB3 does it."""
         dims = self.dims if self.use_masking and source.masked else None
         if dims is None and self._store_transition.__module__ != OffPolicyAlgorithm.__module__:
-            return super()._store(source, storage, actions, step)  # a method of the user's class is called
+            return super()._store(source, storage, actions, step)  # call the method that the user's class overrides
         normalizer, slots = self._vec_normalize_env, source.slots
         seen, rewards = step.observations, step.rewards
         if normalizer is None:

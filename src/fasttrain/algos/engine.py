@@ -54,7 +54,7 @@ class PolicyStep(NamedTuple):
     """The result of one forward pass: what the envs get, on the host, and what the rollout stores, on the device."""
 
     actions: NDArray[Any]  # (n, ...), not clipped to the action space
-    stored: RolloutRow | None = None  # only from an actor-critic
+    stored: RolloutRow | None = None  # None unless the policy is an actor-critic
     lstm_states: RNNStates | None = None  # after the step, of a recurrent policy
 
 
@@ -115,7 +115,7 @@ class Engine(ABC):
         dtype = settings.amp_dtype
         self.precision = None if dtype is None else Precision(self.device.type, dtype)  # None: float32
         self.scaler = None if self.precision is None else self.precision.scaler  # scales gradients in float16
-        self.compiled: Any = None  # a `Compiled`, where torch.compile was asked for
+        self.compiled: Any = None  # a `Compiled`, if torch.compile is used
         self.unsupported_reason: str | None = None  # why this is not the engine of kernels that was asked for
 
     def fits(self, policy: Any) -> bool:
@@ -234,7 +234,7 @@ class Collector:
         self.schedule = "lockstep"  # "lockstep" or "first_ready"
         self.sampler = Direct()  # draws batches from the replay buffer
         self.empty_masks = EmptyMasks()
-        self.watch: Any = None  # an `eligible.Watch`, of DQN and SAC
+        self.watch: Any = None  # an `eligible.Watch`, only of DQN and SAC
         self.source: SlotSource | None = None  # the slots of the env
         self._env: VecEnv | None = None
 

@@ -190,7 +190,7 @@ def ppo_terms(batch: RolloutBatch, evaluated: Evaluated, clip_range: Any, clip_r
         values = old_values + torch.clamp(values - old_values, -clip_range_vf, clip_range_vf)
     if batch.sequences is None:
         value_loss = functional.mse_loss(batch.returns, values)
-    else:  # as sb3-contrib's recurrent PPO, whose gradient rounds differently
+    else:  # sb3-contrib's recurrent PPO computes it this way
         value_loss = torch.mean((batch.returns - values) ** 2)
     return {
         "policy_gradient_loss": -torch.min(advantages * ratio, clipped).mean(),
@@ -325,7 +325,7 @@ def _in_lockstep(
         finished, resets = source.slots.finished, source.slots.resets
         model.num_timesteps += source.num_envs if resets is None else int(np.count_nonzero(~resets))
         cut = [episode for episode in finished if episode.truncated or episode.lost]
-        if guarded and (cut or normalizer is not None):  # `rollout.finite` sees neither last observations nor raw ones
+        if guarded and (cut or normalizer is not None):  # `rollout.finite` does not check these observations
             check_step(last, rewards, [episode for episode in cut if not episode.lost], model.num_timesteps, normalizer)
         clock.enter("log")
         callback.update_locals(

@@ -53,7 +53,7 @@ class CellActorCriticPolicy(RecurrentActorCriticPolicy):
         for name in ("lstm_actor", "lstm_critic"):
             if (lstm := getattr(self, name)) is not None:
                 setattr(self, name, GRU(lstm.input_size, lstm.hidden_size, lstm.num_layers))
-        optimizer: Any = self.optimizer_class  # a new one, for the new parameters
+        optimizer: Any = self.optimizer_class  # a new optimizer for the new parameters
         self.optimizer = optimizer(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
 

@@ -49,7 +49,7 @@ class SACWork(NamedTuple):
 
     gradient_steps: int
     batch_size: int
-    gamma: float  # discount factor, for batches without discounts
+    gamma: float  # discount factor, if a batch has no discounts of its own
     tau: float
     target_update_interval: int
     target_entropy: float
@@ -221,7 +221,7 @@ class SACStep(TorchStep):
         self.clock.enter("train_bwd")
         for parameter in parameters:
             parameter.grad = None
-        torch.autograd.backward(loss, inputs=parameters)  # none for the other networks, which would be unused
+        torch.autograd.backward(loss, inputs=parameters)  # the other networks need no gradients here
         self.clock.enter("optim")
         if self.guarded:
             gradients = [each.grad for each in parameters if each.grad is not None]

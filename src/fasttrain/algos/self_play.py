@@ -66,7 +66,7 @@ class Player:
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
         """Act with a copy of these weights from now on."""
-        _acting_part(self.engine.policy).load_state_dict(weights)  # in place, as the kernels need it
+        _acting_part(self.engine.policy).load_state_dict(weights)  # in place, because kernels have views of the weights
         self.engine.begin()
 
 
@@ -127,7 +127,7 @@ class SnapshotPool:
     latest: float = 0.5
     seats: Callable[[], NDArray[Any]] | None = None
     again: Callable[[], BoolArray | None] | None = None
-    rating: float = FIRST_RATING  # rating of the learner
+    rating: float = FIRST_RATING  # the learner's rating
     taken: int = 0
     current: Snapshot = field(init=False)
     pool: list[Snapshot] = field(default_factory=list)
@@ -180,7 +180,7 @@ class SnapshotPool:
         self.active = [self.pool[index] for index in chosen.tolist()]
         present = [self.current, *self.pool]
         for env, snapshot in enumerate(self.playing):
-            if all(snapshot is not each for each in present):  # its snapshot is no longer in the pool
+            if all(snapshot is not each for each in present):  # the env's opponent left the pool
                 self.playing[env] = self.current
         for number in {*self._players} - {each.number for each in present}:
             self._spare.append(self._players.pop(number))  # used again: copying a policy takes 1 ms
@@ -211,7 +211,7 @@ class SnapshotPool:
         snapshot, score = self.playing[env], self.score_of(info)
         if self.memory is not None:
             self.memory.episode_starts[env :: self.num_envs] = True
-        if score is not None and snapshot is not self.current:  # the latest is nearly the learner
+        if score is not None and snapshot is not self.current:  # games against the latest do not count
             change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
             self.rating += change
             snapshot.rating -= change

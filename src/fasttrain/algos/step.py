@@ -98,7 +98,7 @@ class TorchStep:
 
     def read(self) -> Statistics:
         """The statistics of all steps. This reads everything from the device at once."""
-        names = np.array([name for terms in self.noted for name in terms])  # a term may be missing in some minibatches
+        names = np.array([name for terms in self.noted for name in terms])  # some minibatches may lack a term
         scalars = [term.float() for terms in self.noted for term in terms.values()]
         numbers = torch.stack(scalars).cpu().numpy() if scalars else np.zeros(0)
         terms = {name: numbers[names == name] for name in dict.fromkeys(names.tolist())}

@@ -61,7 +61,7 @@ class Frames:
         for env in range(self.num_envs) if self.last or self.others else ():
             self.last.pop((row, env), None)
             self.others.pop((row, env), None)
-        if not step:  # the frames from before the first row
+        if not step:  # at first also store the frames before it
             for back in range(1, k):
                 self.frames[-back] = seen[:, k - 1 - back]
             ages = np.full(self.num_envs, k - 1, np.uint8)

@@ -154,7 +154,7 @@ def windows_of(
     return last_rows, returns, discounts, ends
 
 
-NONE = -1  # "no row", in `ReplayStorage.under_way`
+NONE = -1  # means "no row" in `ReplayStorage.under_way`
 Envs = Sequence[int]
 
 

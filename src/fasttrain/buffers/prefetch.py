@@ -29,7 +29,7 @@ class Block(NamedTuple):
 
     batches: QBatches
     indices: Int64Array | None = None  # (U * B,) only with prioritized replay
-    generation: int | None = None  # rows written when this was drawn
+    generation: int | None = None  # rows written so far when the block was drawn
 
     def copied(self) -> Block:
         """This block with copies of only the drawn transitions: M = L = U * B. The caller must hold the lock."""
@@ -285,7 +285,7 @@ class Prefetching(Direct):
                 batches = [each_array(lambda part: part.to(to) if isinstance(part, Tensor) else part, batch)
                            for batch in batches]  # fmt: skip
             return _Drawn(generation, batches)
-        except BaseException as error:  # raised in the trainer at its next request
+        except BaseException as error:  # the trainer raises it at its next request
             return _Drawn(generation, None, error=error)
 
 

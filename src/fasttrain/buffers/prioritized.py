@@ -246,8 +246,8 @@ class PrioritizedReplayBuffer(ReplayStorage):
 
     def update_priorities(
         self,
-        indices: NDArray[np.integer[Any]],  # (B,) of a draw
-        td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), of any sign
+        indices: NDArray[np.integer[Any]],  # (B,) from a draw
+        td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), positive or negative
         generation: int | Int64Array | None = None,  # rows written at that draw, or (B,) for several draws; None: now
     ) -> int:
         """Set priorities to (|td_error| + eps)^alpha, and return how many. Overwritten slots are not changed.

@@ -124,7 +124,7 @@ class ReplayStorage(ReplayBuffer):
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
         self.void: BoolArray | None = None  # (size, N) True where a row is no transition; None: all are
-        self.under_way: Int64Array = np.full(n_envs, NONE)  # env's row whose outcome is not known yet
+        self.under_way: Int64Array = np.full(n_envs, NONE)  # by env: a row that waits for its outcome
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickling: without the lock, which cannot be pickled."""

@@ -220,7 +220,7 @@ class RolloutStorage:
         checked: list[Any] = [self.rewards, *(last.values() if isinstance(last, dict) else (last,))]
         for stored in self._observations.values():
             if stored.is_floating_point() and stored.device.type != "cpu":
-                checked.append(torch.isfinite(stored).all().item())  # one number leaves the device
+                checked.append(torch.isfinite(stored).all().item())  # only one number is copied from the device
             elif stored.is_floating_point():  # numpy takes a third of torch's time for a small array
                 checked.append(stored.numpy())
         return all(bool(np.isfinite(part).all()) for part in checked)

@@ -54,11 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():
-            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # ends with its study
+            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # a cell ends if its study does
                 threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
             return _dispatch(arguments) or _lost_output()
     except FastTrainError as error:
-        with suppress(FastTrainError):  # an environment variable may be wrong
+        with suppress(FastTrainError):  # if an environment variable is wrong
             return _report(error, error.exit_code, with_names_as_typed(str(error), arguments, os.environ, here))
         return _report(error, error.exit_code)
     except MemoryError as error:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         terminal.tell("fasttrain: stopped before anything could be saved")
         return 130
-    except BrokenPipeError:  # `fasttrain --help | head`
+    except BrokenPipeError:  # as in `fasttrain --help | head`
         sys.stderr.close()
         return EXIT_DONE if PRINTS_ONLY & set(arguments) else EXIT_CRASHED
     except OSError as error:

@@ -345,7 +345,7 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if merged := re.search(r"Error merging override (\S+=\[.*)", text):
         return f"{merged[1]}: expected a mapping"
     if key := re.search(r"Could not override '([^']+)'", text):
-        below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # inside a typed mapping
+        below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # a key in a typed mapping
         return _unknown_key((below or key)[1], overrides)
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"

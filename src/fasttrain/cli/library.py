@@ -43,7 +43,7 @@ class Trained:
     """The result of a training."""
 
     spec: RunSpec  # the effective configuration and the plan
-    model: BaseAlgorithm  # its envs are closed; `set_env` gives it others
+    model: BaseAlgorithm  # the trained model. Its envs are closed; `set_env` gives it new ones
     summary: dict[str, Any]  # summary.json
     perf: dict[str, Any]  # perf.json
     folder: Path

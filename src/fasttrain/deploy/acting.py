@@ -47,7 +47,7 @@ class Input(NamedTuple):
     name: str  # observations, or observations.KEY
     key: str | None  # key of a Dict observation; None if observations are no Dict
     space: spaces.Space[Any]  # the env's space
-    channels_last: bool  # an image whose channels SB3 moves to the front
+    channels_last: bool  # True: an image whose channels SB3 moves to the front
 
 
 class ActingPath(nn.Module):

@@ -34,7 +34,7 @@ from fasttrain.spec.reading import second_env_hint, with_fixed_opponent
 from fasttrain.vec.base import close_envs
 
 PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
-USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers slow down a faster GIF
+USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers play faster GIFs too slowly
 MOST_S = 60.0  # length of a video that is made during training
 LEAST_PIXELS = 200  # pixels of the shorter side; smaller pictures are enlarged by an integer factor
 # render_mode → which command needs it, and what `render` must return.

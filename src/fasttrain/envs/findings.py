@@ -125,7 +125,7 @@ class AnswerCheck:
         self._observation_space, self._action_space = observation_space, action_space
         self._cases: dict[tuple[str, str], _Cases] = {}
         self._first_observation: object = None
-        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # and its fingerprint at that time
+        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # and fingerprint
         self._observation_varied = False
         self._only_zeros = False
         self._observations = self._decisions = self._choices = 0

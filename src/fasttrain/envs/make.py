@@ -44,7 +44,7 @@ class EnvSpec:
     lean_info: bool = False
     needs_masks: bool = False  # the algorithm needs masks
     use_masks: bool = True  # False: observations and infos stay as they are, even if they contain masks
-    masks: str | None = None  # the masks' name, if it is not action_masks
+    masks: str | None = None  # name of the mask's method or entry, if it is not action_masks
     max_episode_steps: int | None = None  # truncate after so many steps of the innermost env
     action_repeat: int = 1  # steps of the env per decision of the policy
     two_sided: bool = False  # self-play: the trainer acts for both sides

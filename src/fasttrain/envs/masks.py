@@ -187,7 +187,7 @@ class FlatMasks:
 
     def __init__(self, width: int, heads: spaces.Dict | None = None) -> None:
         self.width, self.heads = width, heads
-        self.is_added: bool | None = None  # None: not known yet
+        self.is_added: bool | None = None  # None: not known yet, see above
 
     def __call__(self, mask: object) -> BoolArray:  # (A,) bool
         """A flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict with one mask per head.
@@ -353,7 +353,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _take_mask(self, observation: object, info: dict[str, Any]) -> object:
         if self._convention == "info":
             self._latest = mask_entry(info, self._keys)
-        elif self._convention == "observation" and isinstance(observation, Mapping):  # a last one may be anything
+        elif self._convention == "observation" and isinstance(observation, Mapping):  # the last one may be anything
             self._latest = observation.get(self._key)
             if self._only_key is not None:
                 return observation.get(self._only_key)

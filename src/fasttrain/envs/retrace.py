@@ -189,7 +189,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             try:
                 observation = self._repeat(notes, time.monotonic() + most_s)
                 same = _equal(observation, notes["observation"]) and to_dict(_state_of(self.env)) == notes["now"]
-                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # Python 3.12 rounds less
+                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # sum() rounds less in 3.12
             except Exception:  # an env may raise anything if actions do not fit its state
                 same = False
         if not same:

@@ -41,7 +41,7 @@ _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  #
 def add_product(
     a: Float32Array,  # (≥rows, k), of any strides
     b: Float32Array,  # (k, n), n a multiple of PAD
-    rows: int,  # a multiple of TILE_ROWS
+    rows: int,  # number of rows, a multiple of TILE_ROWS
     out: Float32Array,  # (≥rows, n), added to
 ) -> None:
     """out[:rows] += a[:rows] @ b. With the transposed inputs of a layer as `a` this is the gradient of its weights."""
@@ -53,7 +53,7 @@ def set_product(
     a: Float32Array,  # (≥rows, k)
     b: Float32Array,  # (k, n), n a multiple of PAD
     start: Float32Array,  # (n,)
-    rows: int,  # a multiple of TILE_ROWS
+    rows: int,  # number of rows, a multiple of TILE_ROWS
     out: Float32Array,  # (≥rows, n), overwritten
 ) -> None:
     """out[:rows] = start + a[:rows] @ b."""

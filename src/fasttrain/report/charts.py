@@ -40,7 +40,7 @@ WIDTH, HEIGHT = 6.0, 3.1  # inches; 432 pt is about the width of one of two colu
 BAND = 0.18  # opacity of bands
 MARKERS = "osD^vPX"
 LEGEND_CHARACTER = 0.078  # largest width of a character in a legend, in inches
-TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # up to, unit, its seconds
+TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # (up to … s, unit, its length)
 # Places of a point's name, in units of GAP to the right and up. Of equally good places the first is used.
 GAP = 7  # unit of the PLACES below, in points
 PLACES = ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
@@ -364,7 +364,7 @@ def _draw_row(axes: Axes, row: Row, place: int, bars: bool) -> None:
     if row.bounds is not None:
         axes.hlines(place, *row.bounds, color=INK if bars else shade, linewidth=1.3 if bars else 2)
     if row.dots:
-        spread = [place + 0.13 * (index % 3 - 1) for index in range(len(row.dots))]  # moves equal values apart
+        spread = [place + 0.13 * (index % 3 - 1) for index in range(len(row.dots))]  # spreads equal values
         axes.plot(row.dots, spread, "o", color=shade, markersize=5, alpha=0.85, markeredgewidth=0)
     if row.value is not None and not bars:
         mark, shade, length, edge = ("|", INK, 14, 2) if row.dots else ("o", shade, 7, 0)

@@ -175,7 +175,7 @@ def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any]
     """The row of a run from its files, each of which may be missing or wrong. `process`: the one at work, or empty."""
     phase, ended = str(status.get("phase") or ""), summary.get("status")
     changed = max((as_number(part.get("written")) or 0.0 for part in (status, summary, plan)), default=0.0)
-    newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # the run was resumed
+    newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # True after a resume
     if process:  # the status may have been written by an earlier process
         state = "starting" if status and (phase in ENDS or str(status.get("pid")) != process) else phase or TRAINING
     elif phase in ENDS or newer or not isinstance(ended, str):

@@ -54,7 +54,7 @@ MOST_ROWS = 128  # rows of a minibatch where only threads are compared; larger m
 UPDATE_S, FLOPS = 7e-4, 4e10  # torch's overhead of one update in seconds; floating point operations per second
 
 KERNELS = "kernels"
-VERSION = ".3.nbc"  # ending of the stored files
+VERSION = ".3.nbc"  # ending of the stored files' names
 
 Density = tuple[float, float]
 Costs = Mapping[str, float]  # name of a way → milliseconds of acting and learning per 1,000 env steps

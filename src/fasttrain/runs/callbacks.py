@@ -213,7 +213,7 @@ class RunCallback(BaseCallback):
         if curriculum is not None:
             curriculum.step(run.env, ended, self.num_timesteps)
         if self._ours is None:
-            for info, done in zip(infos, dones, strict=True):  # remove entries on which SB3's means would fail
+            for info, done in zip(infos, dones, strict=True):  # remove entries of which SB3 cannot take means
                 for key in {"episode", "is_success"} & info.keys() - (sb3_statistics(info) if done else {}).keys():
                     del info[key]
 
@@ -224,7 +224,7 @@ class RunCallback(BaseCallback):
         if self.course.at_rest:  # a stopping rule may apply although total_timesteps has been reached
             self.course.stopped = None
         with self.run.clock.phase("log"):
-            if self.run.progress.updates > self.course.logged_updates:  # log the rest, fewer than log_every
+            if self.run.progress.updates > self.course.logged_updates:  # log updates since the last row
                 self._write_logs()
             self.run.episodes.flush()
 

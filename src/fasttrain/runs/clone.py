@@ -35,7 +35,7 @@ from fasttrain.vec.base import close_envs
 
 PATIENCE = 3  # learning ends after so many epochs in which the likelihood of held-out decisions did not rise
 FILE = "demonstrations.npz"
-SEED = 20_000_003  # of the environments in which decisions are recorded
+SEED = 20_000_003  # seed of the environments in which decisions are recorded
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:

@@ -139,7 +139,7 @@ class Decision:
     observation: Any
     action: NDArray[Any]
     action_mask: BoolArray | None
-    begins: bool  # whether it is the first of its episode
+    begins: bool  # whether this decision is the first of its episode
     reward: float = 0.0
 
 

@@ -51,7 +51,7 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
         fused_adam=fused.requested != "off" and not kernels_on,
         amp_dtype=None if config.use_amp == "off" else getattr(torch, mode_of("use_amp", config.use_amp)),
         compile_mode=None if config.use_compile == "off" else mode_of("use_compile", config.use_compile),
-        gradient_accumulation=config.gradient_accumulation,  # DQN does not read it
+        gradient_accumulation=config.gradient_accumulation,  # DQN does not use this value
         pin_memory=config.pin_memory == "on",
     )
 
@@ -74,7 +74,7 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
     fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
-    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed plan has it already
+    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed run's plan has the words
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
     model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
@@ -181,7 +181,7 @@ class EngineSwitch:
         self, calls: list[KernelCall], at: int | None, use: Callable[[], str | None], say: Callable[[str], None]
     ) -> None:
         self.at, self.done = at, False
-        self.beside_s: float | None = None  # seconds of compiling beside training
+        self.beside_s: float | None = None  # seconds of compiling in the other process
         self.reason = "training ended before its kernels were compiled"
         self._calls, self._use, self._say = calls, use, say
         self._compiler: Compiler | None = None
@@ -215,7 +215,7 @@ class EngineSwitch:
         failure = self._compiler.failure
         self.close()
         if not failure and not all(call.is_kept for call in self._calls):
-            failure = "no place to keep them"  # else they would be compiled again here, while training waits
+            failure = "no place to keep them"  # else training would wait while they are compiled here
         if failure:
             self._give_up(f"its kernels could not be compiled ({failure})")
         return not failure
@@ -230,7 +230,7 @@ class EngineSwitch:
         self._began = time.perf_counter()
         try:
             self._compiler = Compiler(self._calls)
-        except OSError as error:  # no memory for a process
+        except OSError as error:  # there is no memory for another process
             self._give_up(f"nothing can be compiled beside it ({error})")
 
     def _give_up(self, why: str) -> None:
@@ -250,7 +250,7 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
     """Compile the kernels that a training with this configuration would use; returns the exit code."""
     console = make_console()
     of_game = game_calls(config)
-    missing = [call for call in of_game if not call.is_kept]  # first, because `env_facts` plays the game
+    missing = [call for call in of_game if not call.is_kept]  # compiled first, because `env_facts` plays the game
     took = compile_shown(of_game, console)
     plan = resolve(config, sources, env_facts(with_fixed_opponent(config)), this_machine())
     of_learner = learner_calls(plan.config) + replay_calls(plan.config)
@@ -268,7 +268,7 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
 
 def set_up_torch(config: Config) -> None:
     """Set torch up before anything starts. Raises ConfigError for a device that is not there."""
-    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler: 3 s
+    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # calling it would import a compiler (3 s)
         torch.use_deterministic_algorithms(config.deterministic)
     if config.use_compile == "off":
         leave_compiler_out()

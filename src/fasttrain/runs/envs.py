@@ -46,7 +46,7 @@ from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.stock import ActionLogVecEnv, start_subproc
 
 Statistics = Path | VecNormalize
-MOST_STATISTICS_BYTES = 1 << 30  # three float64 for each number of an observation
+MOST_STATISTICS_BYTES = 1 << 30  # statistics are three float64 per number of an observation
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
@@ -178,7 +178,7 @@ def env_facts(
         measured = measure()
         if measured is None and native and survey is not None and config.fused_update == "auto":
             measured = asked.costs()  # kernels skip zeros, so their speed depends on the observations
-        if not times and (measured is None or config.vec_env != "shared"):  # cpu_share decides how many workers
+        if not times and (measured is None or config.vec_env != "shared"):  # cpu_share gives the workers
             density = measured.density if measured else (1.0, 1.0)
             return EnvFacts(native, None, images=images, shares=asked.shares, density=density)
         costs = measured or asked.costs()
@@ -305,7 +305,7 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
         opponents_ns = self_play.opponents_ns
     elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")
-        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # users' envs may have others
+        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # other values are the user's own
         opponents_ns = int(sum(counts[:1] if config.vec_env == "native" else counts))
     if isinstance(stepping, ExternalVecEnv):
         return EnvTimes(opponents_ns, in_step=in_step, **stepping.env_times())

@@ -94,7 +94,7 @@ def evaluate(
                 actions, states = predict(
                     observations, state=states, episode_start=starts, deterministic=deterministic, **extra
                 )
-            except ValueError:  # torch's distributions do not name the env
+            except ValueError:  # raised by torch, which does not name the env
                 check_step(observations, np.zeros(1, np.float32), (), sum(lengths))
                 raise
             acted_on = observations
@@ -341,7 +341,7 @@ def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Fin
             raise ConfigError(f"run={folder}: no {name} there; {way_out}")
     config, file, pickled = of_zoo or (config_of(folder), folder / model, None)
     statistics = find_statistics(config, file, trust, pickled)
-    with own_random_state(config.seed):  # a new network first draws random weights
+    with own_random_state(config.seed):  # making a network draws random numbers
         return Finished(config, load_policy(config, file, trust), statistics)
 
 

@@ -153,7 +153,7 @@ def log_figures(logger: Logger, group: str, figures: Callable[[], Mapping[str, A
 
 def finish(logger: Logger, summary: Mapping[str, Any], files: Sequence[Path]) -> list[str]:
     """Give the trackers the run's results and files. Returns lines that say where to look at them."""
-    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf/` is during training
+    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf/` is taken by the training
     final = {f"{group}/{name}": value for group in groups for name, value in numbers_of(groups[group], {}, "").items()}
     there = [file for file in files if file.is_file()]
     writers = guarded_writers(logger)

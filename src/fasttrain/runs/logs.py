@@ -24,7 +24,7 @@ from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS, WRAPPERS, plain
 from fasttrain.terminal import one_line
 
 LONGEST = 1000  # most characters of a cell
-# Spreadsheets read such text as a formula (OWASP, "CSV Injection"), also in full width. Tabs are spaces by now.
+# Spreadsheets read such text as a formula (OWASP, "CSV Injection"), also in full width. (Tabs are removed before.)
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 

@@ -59,7 +59,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         "verbose": 0,
     }
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says it
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says this
         if not fast:
             model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
@@ -361,7 +361,7 @@ def save_model(model: BaseAlgorithm, path: Path) -> None:
             array_writer({name: np.asarray(value) for name, value in moments(statistics).items()})(file)
         statistics.save(str(statistics_of(path, pickled=True)))
     model.save(path)
-    for name, member in getattr(model, "members", {}).items():  # which SB3 and sb3-contrib load
+    for name, member in getattr(model, "members", {}).items():  # SB3 and sb3-contrib can load these files
         member.save(path.with_name(member_file(path.stem, name)))
 
 

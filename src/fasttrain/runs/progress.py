@@ -23,7 +23,7 @@ from fasttrain.terminal import one_line, rate_text
 
 STRETCHES = 1000  # parts of total_timesteps; all together take 100 kB
 RECENT = 0.25  # the displayed slope is that of the last quarter of the training so far
-MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer than these no slope is shown
+MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer stretches or episodes no slope is shown
 MIN_PER_FIFTH = 10  # episodes needed in the first and in the last fifth, for `reward_per_hour`
 
 
@@ -252,7 +252,7 @@ class Progress:
 
     def line(self) -> str:
         """`1,200,000/3,000,000 steps 40 % · 61,234 steps/s · 310 episodes/s · ETA 0:29 · reward 0.52 · win 31 % …`."""
-        percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # the last rollout is completed
+        percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # at most 100 %
         parts = [f"{self.env_steps:,}/{self.total_timesteps:,} steps {percent:.0f} %", *self.rates()]
         if self.eta_s is not None:
             parts.append(f"ETA {clock_text(self.eta_s)}")

@@ -149,7 +149,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     changes: dict[str, Any] = {}
     for key in typed:
         group, _, name = key.partition(".")
-        if name := name.partition(".")[0]:  # of eval.env_kwargs.NAME the first part is the setting
+        if name := name.partition(".")[0]:  # eval.env_kwargs.NAME is below a setting
             known = changes.get(group, getattr(kept, group))
             changes[group] = dataclasses.replace(known, **{name: getattr(getattr(config, group), name)})
         else:

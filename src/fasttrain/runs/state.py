@@ -219,7 +219,7 @@ def check_identity(stored: object, config: Config) -> None:
     known, settings = stored.get("settings", {}), own.pop("settings")
     key, places = "env.id" if config.env.id else "env.entry_point", former_paths(str(own["env"]))
     if stored.get("env") in places and known.get(key) in map(digest_of, places):
-        own["env"], settings[key] = stored["env"], known[key]  # stored by a version before the module moved
+        own["env"], settings[key] = stored["env"], known[key]  # from before the module was moved
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")

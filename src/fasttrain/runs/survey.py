@@ -123,7 +123,7 @@ class Survey:
             except ScoutLostError as lost:
                 raise _death(option, place, lost.exit_code) from None
             except WorkerLostError as error:
-                if error.failure is not None and not error.failure.is_spec_error:  # an error in fasttrain, not the env
+                if error.failure is not None and not error.failure.is_spec_error:  # fasttrain's error, not the env's
                     raise EnvError(f"{option}: {error}") from error.cause
                 raise EnvSpecError(str(error)) from error.cause
 

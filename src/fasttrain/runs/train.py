@@ -83,7 +83,7 @@ def open_run(
     console = make_console()
     check_init_from(config)
     with lock_folder(folder), survey_of(with_fixed_opponent(config), console) as survey:
-        compile_s = engine.compile_shown(game_calls(config), console)  # the checkup plays the compiled game
+        compile_s = engine.compile_shown(game_calls(config), console)  # now, because the checkup plays the game
         look = partial(run_checkup, config, folder, console, survey)
         facts = env_facts(with_fixed_opponent(config), survey, look, look)
         plan = resolve(config, sources, facts, this_machine())
@@ -149,7 +149,7 @@ def learn(run: Parts) -> PerfWindow:
     with serving(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
         more: Any = {"log_interval": None, "reset_num_timesteps": not run.resumed_at}
         run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
-        window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # before the last checkpoint
+        window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # without the last checkpoint's time
         with activity(run.console, "writing the last checkpoint"):
             run.checkpoints.finish(run.model.num_timesteps, run.course.at_rest, run.stop.requested)
         return window

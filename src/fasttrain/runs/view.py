@@ -146,7 +146,7 @@ class LiveView:
     def _phase_bar(self, width: int) -> Text:
         shares = self._progress.shares().items()
         words = [f"  {name} {100 * share:.0f} %" for name, share in shares]
-        room = min(40, width - len("".join(words)) - 2)  # rounding up may add two columns
+        room = min(40, width - len("".join(words)) - 2)  # two columns may be added by rounding up
         text = Text(no_wrap=True, overflow="crop")
         if room >= SHORTEST_BAR:
             for name, share in shares:
@@ -177,13 +177,13 @@ class LastingConsole(Console):
 def make_console() -> Console:
     """The console on standard output. If that is no terminal, it is wide enough for the tables.
 
-    It keeps this output where a library's own output is redirected for a while, so that activities go on moving there.
+    It keeps this output where a library's own output is redirected for a while, so that activities can go on there.
     """
     plain: dict[str, Any] = {
         "markup": False,
         "emoji": False,
         "file": sys.stdout,
-    }  # the user's names are shown unchanged
+    }  # without markup, emoji and highlighting: texts are shown as they are
     if not sys.stdout.isatty():  # a file gets no colours, also with FORCE_COLOR
         plain |= {"width": 140, "no_color": True, "force_terminal": False}
     return LastingConsole(**plain)
@@ -302,7 +302,7 @@ class Activity:
         self._title, self._detail, self._more, self._ask = title, "", "", ask
         self._began = time.monotonic()
         self._counted: tuple[int, int, str] | None = None
-        self._first: tuple[int, float] = (0, 0.0)  # the first count and its time
+        self._first: tuple[int, float] = (0, 0.0)  # the first value of `count`, and its time
 
     def now(self, detail: str) -> None:
         """Set the detail: `3 of 12: act_rows`."""
@@ -337,7 +337,7 @@ def moving(console: Console, draw: Callable[[], RenderableType]) -> Iterator[Non
     """Draw what `draw` returns at the foot of the terminal, below other moving lines, while the block runs."""
     per_s = 1 / MOVING_EVERY_S
     with Live(console=console, refresh_per_second=per_s, transient=True, get_renderable=draw) as live:
-        live.refresh()  # rich draws nested ones together
+        live.refresh()  # rich draws nested lives together
         yield
 
 

@@ -122,7 +122,7 @@ def _take_more(config: Config, model: BaseAlgorithm, file: Path, whole: bool) ->
                     optimizer.load_state_dict(state)
                 except (ValueError, KeyError, TypeError, AttributeError) as error:
                     raise ConfigError(f"init_from_also=[optimizer]: {name} of {file} does not fit: {error}") from error
-                for group, rate in zip(optimizer.param_groups, rates, strict=True):  # keep this run's rate
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):  # keep this run's learning rate
                     group["lr"] = rate
     if STATISTICS in config.init_from_also:
         normalizer = model.get_vec_normalize_env()

@@ -60,7 +60,7 @@ class Checkpoints:
         self._holds = 0  # number of copies so far
         self._hold_s, self._held_at = 0.0, 0.0  # how long the last copy took, and when it was made
         self._too_large = False  # whether the state is too large to be copied
-        self._write_s, self._written_at = 0.0, time.perf_counter()  # of the last written checkpoint
+        self._write_s, self._written_at = 0.0, time.perf_counter()  # as above, for the last checkpoint
         self._published = -1  # env steps of the last checkpoint that this process has written
         self._rest_at = -1  # env steps at the last rest
         self._stopping = False  # whether the run had to end at the last rest

@@ -42,7 +42,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8", newline="")
         os.replace(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)  # it exists if the disk was full
+        temporary.unlink(missing_ok=True)  # the temporary file is left if the disk was full
 
 
 def _finite(value: object) -> object:
@@ -50,7 +50,7 @@ def _finite(value: object) -> object:
         return None
     if isinstance(value, dict):
         return {_finite(str(key)): _finite(item) for key, item in value.items()}
-    if isinstance(value, str):  # without lone surrogates, which strict readers refuse
+    if isinstance(value, str):  # remove lone surrogates, which strict readers refuse
         return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, np.generic):
         return _finite(value.item())
@@ -80,7 +80,7 @@ def yaml_values(text: bytes) -> int:
 
     def count(node: Any) -> int:
         if id(node) not in counts:
-            counts[id(node)] = 1  # preliminary: a node may contain itself
+            counts[id(node)] = 1  # for now, because a node may contain itself
             parts = node.value if isinstance(node, yaml.CollectionNode) else ()
             counts[id(node)] += sum(sum(map(count, part)) if isinstance(part, tuple) else count(part) for part in parts)
         return counts[id(node)]
@@ -202,7 +202,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
     try:
         if not _take(file, tries=3):
             raise ConfigError(f"run={folder}: still going on (process {_holder(file)})")
-        with suppress(OSError):  # a full disk
+        with suppress(OSError):  # for example if the disk is full
             os.ftruncate(file, 0)
             os.lseek(file, 0, os.SEEK_SET)
             os.write(file, str(os.getpid()).encode())

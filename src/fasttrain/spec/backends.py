@@ -55,7 +55,7 @@ class Backend:
     vec_env: str = "vector"  # value in the plan; native: all envs step at once, daemons: each env at its own pace
     why: str = "a VectorEnv steps all envs"  # reason in the plan
     what: str = ""  # says who steps the envs, in messages about a setting in `refuses`
-    instead: str = "env.backend=gymnasium"  # what supports such a setting, in the same messages
+    instead: str = "env.backend=gymnasium"  # what to use in its place, in the same messages
     refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that have no effect with it
     masked: bool = True  # whether its envs can have action masks
     lends: bool = False  # its vectorized env is an `ExternalVecEnv`, whose games evaluations and the checkup can use
@@ -203,7 +203,7 @@ def with_parts(config: type[C]) -> type[C]:
         _engines()[name] = str(error)
     parts = [(one.name, one.settings, one.settings()) for one in engines() if one.settings]
     made = make_dataclass(config.__name__, parts, bases=(config,), frozen=True, kw_only=True, slots=True)
-    made.__module__, made.__doc__ = config.__module__, config.__doc__  # pickles name the module; 3.12 sets the caller's
+    made.__module__, made.__doc__ = config.__module__, config.__doc__  # for pickles; Python 3.12 sets the caller's
     return made
 
 

@@ -30,7 +30,7 @@ CLASS_PATHS = {  # former and present paths of moved modules, in stored runs, se
     "fasttrain.vec.games": "fasttrain_engines.vec_env",
     "fasttrain.vec.envpool": "fasttrain.integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
-    "fasttrain.envs:fasttrain/": "fasttrain/",  # an id, together with the module that registered it
+    "fasttrain.envs:fasttrain/": "fasttrain/",  # for env.id=MODULE:ID, whose module has moved
 }
 GAMES = {  # class or id in a stored run → its game
     "fasttrain/SkullKing-v0": "skullking",

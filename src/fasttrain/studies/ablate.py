@@ -30,7 +30,7 @@ FIRST_S = 6.0  # seconds of training of the first two cells, which measure the s
 SHARE_OF_CELLS = 0.8  # share of the time for cells; the rest is for comparing the result with the profile
 ROUNDS = 2
 CHECKS = 3  # the result and the profile run in turn, each so many times
-LONGEST_S, SHORTEST_S = 60.0, 2.0  # seconds of training of a cell
+LONGEST_S, SHORTEST_S = 60.0, 2.0  # limits for the seconds that a cell trains
 MOST_OVERTIME = 1.5  # a slow cell ends after so many times the profile's time
 # Name of a lever → its settings. Every other setting is a lever by itself.
 TOGETHER = {
@@ -182,7 +182,7 @@ class Ablation:
     def _plan_cells(self) -> list[Wanted]:
         """The cells: two rounds of all levers in turn. The length of a cell is chosen so that all fit into the time."""
         names = [lever.name for lever in self.levers]
-        fixed = [name for name in self._names if name not in names]  # others stay as in the profile
+        fixed = [name for name in self._names if name not in names]  # levers that stay in
         ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names)]  # the cells that decide come first
         ways += [(f"-{name}", (*fixed, *(other for other in names if other != name))) for name in names]
         ways += [(BASELINE, tuple(fixed))]
@@ -219,7 +219,7 @@ class Ablation:
     def conclude(self, written: bool) -> None:
         """Print and store the findings. `written`: also write the profile."""
         findings = self.findings()
-        if findings:  # without new findings, those from before a stop stay
+        if findings:  # else keep the findings from before a stop
             self.study.notes["rows"] = [_row(finding) for finding in findings]
             self.study.console.print()
             self.study.console.print(_table(findings))

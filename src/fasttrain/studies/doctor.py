@@ -75,7 +75,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
         return Case(config, sources, [text for text in overrides if key_of(text).split(".")[0] not in OWN_KEYS])
     typed = [key for key, source in sources.items() if source == "command line"]
     if ignored := sorted(key for key in typed if key != "run" and not key.startswith("doctor.")):
-        raise ConfigError(f"doctor run=… takes only keys below doctor. besides: {', '.join(ignored)} would do nothing")
+        raise ConfigError(f"doctor run=… takes only doctor.… besides: {', '.join(ignored)} would do nothing")
     folder = Path(config.run)
     summary = read_json(folder / "summary.json")
     if not (folder / "plan.json").is_file() or not summary.get("steps_per_s"):

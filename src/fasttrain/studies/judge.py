@@ -32,7 +32,7 @@ class Outcome:
     seed: int
     summary: dict[str, Any]
     curve_of: str  # "win rate" if the env reports wins, else "return"
-    env_steps: statistics.Floats  # (E,) at the end of each episode
+    env_steps: statistics.Floats  # (E,) env steps of the run at the end of each episode
     wall_s: statistics.Floats  # (E,)
     values: statistics.Floats  # (E,) 0 or 1 for a win rate, else returns
 

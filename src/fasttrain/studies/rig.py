@@ -132,7 +132,7 @@ class Rig:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rollout = getattr(self.model, "n_steps", 1) * self.num_envs
-            enough = max(self.config.total_timesteps, 4 * rollout)  # an iteration ends where the next rollout begins
+            enough = max(self.config.total_timesteps, 4 * rollout)  # because the next rollout ends an iteration
             self.model.learn(enough, [*self._callbacks, timer], **more)
         self._begun = True
         steps = max(1, timer.steps)

@@ -25,7 +25,7 @@ MOST_PAIRS = 1000  # largest result of seeds_needed
 RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
 WIN_RATE_MARGIN = 0.03
-REWARD_MARGIN = 0.05  # share of the baseline's mean reward
+REWARD_MARGIN = 0.05  # margin as a share of the baseline's mean reward
 # In zero-sum games the mean reward is about 0, and so is 5 % of it. If the mean is below NEAR_ZERO standard deviations
 # of the baseline's seeds, the margin is SPREAD_MARGIN of these deviations. Then about ten seeds give a verdict.
 NEAR_ZERO, SPREAD_MARGIN = 1.0, 1.5

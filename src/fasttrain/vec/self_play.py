@@ -94,7 +94,7 @@ class InfoTurns:
         self.env, self.source = env, source
         self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # 0 where the learner acts next
         shape = env.action_space.shape or ()
-        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)  # with -1 TwoSided does not step
+        self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)  # -1: TwoSided does not step
         self.again = None
 
     @property
@@ -166,7 +166,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         self.source.reset()
         self.reset_infos = self.inner.reset_infos
         self.turns.begin()
-        slots.terminations[:] = True  # so that rewards before the learner's first action are added to that action
+        slots.terminations[:] = True  # else rewards before the learner's first action would be dropped
         self._let_opponents_act([])
         self.clear_slots()
         self._share_state()

@@ -248,7 +248,7 @@ class RowMasks:
         """
         source = infos if self.in_infos else observations
         masks: Any = mask_entry(source, self._keys) if self._method is None else self._method()
-        if isinstance(masks, Mapping):  # one mask per sub-action
+        if isinstance(masks, Mapping):  # a mapping with one mask per sub-action
             masks = np.hstack([np.asarray(part) for name, part in masks.items() if not str(name).startswith("_")])
         if (missing := rows & ~self._present(masks, infos, len(rows))).any():
             indices = ", ".join(map(str, np.flatnonzero(missing)))

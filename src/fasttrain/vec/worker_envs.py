@@ -84,7 +84,7 @@ class Record(NamedTuple):
 
     env_index: int
     info: bytes = b""  # pickled: at an episode's end the whole info, else entries in `info_keys` that are no numbers
-    reset_info: bytes = b""  # pickled; of the reset after an episode's end
+    reset_info: bytes = b""  # pickled: the info of the reset after an episode's end
     failure: Failure | None = None  # the error because of which the env was rebuilt
     unsent: tuple[str, ...] = ()  # info keys whose values cannot be pickled
 
@@ -146,7 +146,7 @@ class EnvRows:
         guard: ForkGuard | None = None,
     ) -> None:
         self.settings, self.factories, self.envs, self.masks, self.arrays = settings, factories, envs, masks, arrays
-        self.current = current  # (1,) row of the env that is in its step or reset: for the trainer after a hang
+        self.current = current  # (1,) row of the env that is in its step or reset: for the trainer, after a hang
         self.opponents_ns = 0
         self._guard = guard or ForkGuard()  # checked whenever an env returns, before anything is written
         count = len(envs)

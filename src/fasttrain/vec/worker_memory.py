@@ -131,7 +131,7 @@ class SharedBlock:
         self.size_bytes = size_bytes
         self._handle: int | str
         if sys.platform == "win32":
-            self._handle = f"fasttrain-{uuid4().hex}"  # a kernel object: ends with its last user
+            self._handle = f"fasttrain-{uuid4().hex}"  # name of a kernel object
             self.memory = mmap.mmap(-1, size_bytes, tagname=self._handle)
             return
         if hasattr(os, "memfd_create"):  # not limited by the size of /dev/shm, which is 64 MB in a container

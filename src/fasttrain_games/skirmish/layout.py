@@ -38,7 +38,7 @@ PAIR_FEATURES = (
     "line_of_sight",
     "shot",  # expected damage of own fire / the enemy's health
     "threat",  # expected damage of the enemy's fire / own health
-    "melee",  # as (shot - threat), for one round of melee
+    "melee",  # as shot minus threat, for one round of melee
 )
 VP_SCALE, LEAD_SCALE = 60, 30
 DISTANCE_SCALE, MOVE_SCALE, CONTROL_SCALE, MODELS_SCALE = 48, 24, 20, 20

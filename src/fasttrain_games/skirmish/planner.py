@@ -143,7 +143,7 @@ def _score_cell(game: Record, setup: Record, side: int, unit: int, x: int, y: in
 
 @njit
 def _score_markers(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> int:
-    """The part of the score for markers: taken or contested there, minus the distance to the nearest not held."""
+    """Score for markers that the unit takes or contests in the cell, minus the distance to the nearest not held."""
     score, nearest = 0, -1
     own = control_of(game, setup, side, unit)
     for marker in range(setup.num_markers[game.mission]):

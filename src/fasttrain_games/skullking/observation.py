@@ -50,7 +50,7 @@ NUM_SEAT_FEATURES = len(SEAT_FEATURES)
 
 # An opponent's card in the current trick: suit one-hot 4, rank / 14, kind one-hot 7, place in the trick / players.
 CARD_RANK = 4
-CARD_KIND = 5  # + kind - 1
+CARD_KIND = 5  # the kind's place is CARD_KIND + kind - 1
 CARD_ORDER = CARD_KIND + len(KIND_NAMES) - 1
 CARD_WIDTH = CARD_ORDER + 1
 
