@@ -65,6 +65,7 @@ CASES = {
     "recurrent-shared": (*SMALL_PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED),
     "maskable-recurrent-self-play": (*SMALL_PPO, *LSTM, *SELF, "algo=maskable_recurrent_ppo", "algo.n_lstm_layers=2"),
     "recurrent-gru-shared": (*SMALL_PPO, *CART, *GRU, *SHARED, "algo=recurrent_ppo"),
+    "maskable-recurrent-policies": (*SMALL_PPO, *LSTM, *TWO, "algo=maskable_recurrent_ppo"),
     "stock-ppo": (*SMALL_PPO, *CART, "algo=ppo", "vec_env=dummy", "engine=stock"),
 }
 ABOUT_TIME = ("wall_s", "t", "enemy_turn_ms", "resumed_at", "episodes_file", "curve")

@@ -14,8 +14,9 @@ from test_ppo_parity import CASES, Case, difference, logged, moments
 import fasttrain
 from fasttrain.algos import policy_view
 from fasttrain.algos.joint import JointMaskablePPO, JointPPO
+from fasttrain.algos.joint_recurrent import JointMaskableRecurrentPPO
 from fasttrain.algos.owners import Owners
-from toys import seeded_vec
+from toys import MaskedEnv, seeded_vec
 
 CONTAINERS = {fasttrain.PPO: JointPPO, fasttrain.MaskablePPO: JointMaskablePPO}
 SETTINGS = {"batch_size": 32, "n_epochs": 2, "seed": 3, "device": "cpu"}
@@ -54,6 +55,22 @@ def test_one_policy_that_decides_everything_is_flat_ppo(name: str, engine: str) 
     own = {key.removeprefix("all/"): value for key, value in logged(joint).items()}
     assert {**own, **logged(flat)} == own if engine == "torch" else {*logged(flat)} <= {*own}
     assert joint.engine.decisions == {"all": 8 * case.steps}
+
+
+@pytest.mark.parametrize("engine", ["torch", "kernels"])
+def test_one_recurrent_policy_that_decides_everything_is_flat(engine: str) -> None:
+    given: dict[str, Any] = {"n_steps": 16, "policy_kwargs": {"lstm_hidden_size": 16, "net_arch": [8]}, **SETTINGS}
+    game = lambda: MaskedEnv(spaces.Box(-1, 1, (5,), np.float32), spaces.Discrete(4), cut=True)  # noqa: E731
+    kind = fasttrain.MaskableRecurrentPPO
+    flat = kind("MlpLstmPolicy", seeded_vec(game), engine=engine, **given).learn(192)
+    joint: Any = JointMaskableRecurrentPPO(
+        seeded_vec(game), make=lambda env: {"all": kind("MlpLstmPolicy", env, **{**given, "seed": None})},
+        owners=Owners(["all"], [None]), engine=engine, **given,
+    ).learn(192)  # fmt: skip
+    only = joint.members["all"]
+    assert only.engine.kind == engine
+    assert difference(only, flat) <= (0.0 if engine == "torch" else 1e-6)
+    assert torch.equal(joint._last_lstm_states.pi[0], flat._last_lstm_states.pi[0]) or engine == "kernels"
 
 
 class Flagged(gym.Env[Any, Any]):

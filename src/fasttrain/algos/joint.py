@@ -21,6 +21,7 @@ from fasttrain.algos.owners import Owners, in_order
 from fasttrain.algos.policy_view import action_dims
 from fasttrain.algos.ppo import PPO, MaskablePPO, storage_of
 from fasttrain.batch import BoolArray, Float32Array, with_prefix, without_prefix
+from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
 from fasttrain.errors import ConfigError, EnvError
 
@@ -36,6 +37,8 @@ class JointPolicy(BasePolicy):
         if taken := [name for name in members if hasattr(nn.ModuleDict(), name)]:
             raise ConfigError(f"policies: torch takes no network of the name {taken[0]}; use another name")
         self.members, self.owners = nn.ModuleDict(members), owners
+        sizes = [each.lstm_actor.hidden_size for each in members.values() if hasattr(each, "lstm_actor")]
+        self.units = [slice(end - size, end) for size, end in zip(sizes, np.cumsum(sizes).tolist(), strict=True)]
 
     def predict(
         self, observation: Any, state: Any = None, starts: Any = None, deterministic: bool = False,
@@ -43,14 +46,28 @@ class JointPolicy(BasePolicy):
     ) -> tuple[Any, Any]:  # fmt: skip
         """As SB3's `predict`, for one observation or several. The policy that decides at an observation acts."""
         seen, policies, chosen = np.atleast_2d(observation), list[Any](self.members.values()), []
-        parts = self.owners.rows(seen)
+        parts, state = self.owners.rows(seen), self._begun(state, starts, len(seen))
         for number, own in parts:
             view = self.owners.views[number]
             masks = {} if action_masks is None else {"action_masks": np.atleast_2d(action_masks)[own, view.masks]}
-            found = policies[number].predict(view.seen(seen[own]), deterministic=deterministic, **masks)[0]
+            units = (slice(None), own, self.units[number] if self.units else 0)
+            its = None if state is None else tuple(part[units] for part in state)
+            found, its = policies[number].predict(view.seen(seen[own]), its, deterministic=deterministic, **masks)
+            for part, now in zip(state or (), its or (), strict=True):
+                part[units] = now
             chosen.append(view.placed(found, self.action_space).numpy())
         actions = np.concatenate(chosen)[in_order(parts)]
         return (actions if np.ndim(observation) > 1 else actions[0]), state
+
+    def _begun(self, state: Any, starts: Any, count: int) -> Any:
+        """The states of recurrent policies, side by side, before they act: h and c (L, count, units)."""
+        if self.units and state is None:
+            first: Any = next(iter(self.members.children()))
+            lstm, total = first.lstm_actor, self.units[-1].stop
+            widths = (total, total * isinstance(lstm, nn.LSTM))
+            return tuple(np.zeros((lstm.num_layers, count, width), np.float32) for width in widths)
+        kept = np.ones(count) if starts is None else 1 - np.asarray(starts)
+        return state and tuple(np.float32(part * kept[:, None]) for part in state)
 
     def _predict(self, observation: Any, deterministic: bool = False) -> Tensor:
         return torch.as_tensor(self.predict(observation.cpu().numpy(), deterministic=deterministic)[0])
@@ -80,23 +97,32 @@ class JointEngine(Engine):
             engine.begin()  # without a rollout: the number of a policy's rows is known only at each step
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
-        parts, stored = self.policy.owners.rows(observations), list[RolloutRow]()
+        parts, stored, changed = self.policy.owners.rows(observations), list[RolloutRow](), list[tuple[int, Any, Any]]()
         for number, rows in parts:
             view = self.policy.owners.views[number]
             masks = None if action_masks is None else action_masks[rows, view.masks]
-            step = self.engines[number].act(view.seen(observations[rows]), masks)
-            if len(parts) == 1 and view.is_whole:
+            step = self.engines[number].act(view.seen(observations[rows]), masks, self.own(memory, number, rows))
+            if len(parts) == 1 and view.is_whole and memory is None:
                 return step  # type: ignore[no-any-return]
+            changed.append((number, rows, step.lstm_states))
             stored.append(step.stored._replace(actions=view.placed(step.stored.actions, self.policy.action_space)))
         order: Any = in_order(parts)
         seen, stored_masks = to_device(observations, action_masks, self.device, self.pinned)
         actions, values, log_probs = (torch.cat(column)[order] for column in list(zip(*stored, strict=True))[1:4])
-        return PolicyStep(actions.cpu().numpy(), RolloutRow(seen, actions, values, log_probs, stored_masks))
+        own = RolloutRow(seen, actions, values, log_probs, stored_masks, None if memory is None else memory.states)
+        return PolicyStep(actions.cpu().numpy(), own, self.after(memory, changed))
+
+    def own(self, memory: Any, number: int, rows: Any) -> Any:
+        """What a policy remembers in these rows; None for policies without memory."""
+
+    def after(self, memory: Any, changed: list[tuple[int, Any, Any]]) -> Any:
+        """The states after a step, in which policies `changed` theirs in some rows."""
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         values = np.empty(len(observations), np.float32)
         for number, rows in self.policy.owners.rows(observations):
-            values[rows] = self.engines[number].values(self.policy.owners.views[number].seen(observations[rows]))
+            seen = self.policy.owners.views[number].seen(observations[rows])
+            values[rows] = self.engines[number].values(seen, self.own(memory, number, rows))
         return values
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -240,6 +266,7 @@ class Joint:
     """
 
     _storage: ClassVar[type[RolloutStorage]] = JointStorage
+    _engine_class: ClassVar[type[JointEngine]] = JointEngine
     policy: Any
     rollout_buffer: Any
 
@@ -273,7 +300,7 @@ class Joint:
     def _new_engine(self: Any, settings: EngineSettings, previous: Engine | None) -> Engine:
         for member in self.members.values():
             member.use_engine(settings)
-        return JointEngine(self.policy, settings, previous, self.members)
+        return self._engine_class(self.policy, settings, previous, self.members)  # type: ignore[no-any-return]
 
     def engine_now(self: Any) -> Engine:
         engine, guard = self.engine, self.engine.guard
@@ -297,7 +324,8 @@ class Joint:
                 rewards[env] = 0.0
                 storage.finals.append((step, env, None, values.reshape(-1)[env]))
             elif episode.truncated and last is not None:
-                storage.finals.append((step, env, int(self.owners(last)), self.engine.values(last[None])[0]))
+                memory = None if lstm_states is None else Memory.within(lstm_states, [env])
+                storage.finals.append((step, env, int(self.owners(last)), self.engine.values(last[None], memory)[0]))
 
     def collect_rollouts(self: Any, env: Any, callback: Any, *further: Any, **more: Any) -> bool:
         callback = _NotesRewards(callback, self) if self.reward_keys else callback

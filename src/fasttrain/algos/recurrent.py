@@ -97,7 +97,7 @@ class UnpaddedView(PaddedView):
         self.direct = networks_of(policy, policy.action_space)
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None, memory: Any = None) -> Any:
-        before, after = _states_of(memory), {}
+        before, after = states_within(memory), {}
 
         def run(which: str, features: Tensor) -> Tensor:
             output, after[which] = self._lstm(which)(features[None], getattr(before, which))
@@ -156,8 +156,8 @@ def step_outputs(policy: Any, observations: TensorObservations, run: Run) -> tup
     return extractor.forward_actor(latent_pi), policy.value_net(extractor.forward_critic(latent_vf))
 
 
-def _states_of(memory: Memory) -> RNNStates:
-    """The LSTM states, set to zero in the rows where an episode begins."""
+def states_within(memory: Memory) -> RNNStates:
+    """The states, set to zero where an episode begins."""
     states: RNNStates = memory.states
     if memory.episode_starts.any():
         within = torch.from_numpy(1.0 - memory.episode_starts).to(states.pi[0])[:, None]

@@ -25,6 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from fasttrain.algos.engine import Fast
 from fasttrain.algos.joint import JointMaskablePPO, JointPPO
+from fasttrain.algos.joint_recurrent import JointMaskableRecurrentPPO, JointRecurrentPPO
 from fasttrain.algos.owners import Owners, Viewed, view_of
 from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.envs.names import arguments, callable_at
@@ -79,6 +80,12 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     return ours  # type: ignore[no-any-return]
 
 
+JOINT: dict[str, Any] = {
+    "ppo": JointPPO, "maskable_ppo": JointMaskablePPO, "recurrent_ppo": JointRecurrentPPO,
+    "maskable_recurrent_ppo": JointMaskableRecurrentPPO,
+}  # fmt: skip
+
+
 def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]) -> BaseAlgorithm:
     """Several policies as one algorithm. Their weights are drawn one after the other from the run's seed."""
     space: Any = env.unwrapped.observation_space  # without stacked frames
@@ -86,7 +93,7 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
         raise ConfigError(f"policies read columns of an observation that is a Box with one axis; this one is {space}")
     unseeded: dict[str, Any] = {"seed": None}
     own = {name: dataclasses.replace(own_config(config, name), **unseeded) for name in config.policies}
-    kind: Any = JointMaskablePPO if config.algo.spec.masks == "must" else JointPPO
+    kind: Any = JOINT[config.algo.name]
     width, goals = space.shape[0], goals_of(config)
     views = [
         view_of(

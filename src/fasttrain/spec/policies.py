@@ -11,7 +11,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.setting import build, convert, did_you_mean
 
 OTHERS = "others"  # as a value of `decides`: every decision that no other policy takes
-ALGORITHMS = ("ppo", "maskable_ppo")
+ALGORITHMS = ("ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo")
 JOINT = "joint"  # as a value of `returns`
 PHASE = "phase"  # as a value of `goal_every`: when the phase of the game changes
 # Keys of a policy besides those of `algo.`
@@ -137,7 +137,10 @@ def check_policies(config: Config) -> None:
     if len(config.policies) == 1:
         raise ConfigError(f"policies has one policy alone ({shown}); name a second one, or set algo.… without policies")
     if algo.name not in ALGORITHMS or getattr(algo, "use_sde", False):
-        raise ConfigError(f"policies train by {' or '.join(ALGORITHMS)} without algo.use_sde; here algo={algo.name}")
+        raise ConfigError(f"policies train by {', '.join(ALGORITHMS)} without algo.use_sde; here algo={algo.name}")
+    if getattr(algo, "memory_inputs", ()):
+        raise ConfigError("policies read columns of the observation, behind which algo.memory_inputs appends others; "
+                          "remove one")  # fmt: skip
     if config.engine == "stock":
         raise ConfigError("policies with engine=stock: SB3 has no such training; use engine=fast, or +profile=speed")
     if "obs" in config.env.normalize:

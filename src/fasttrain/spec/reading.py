@@ -36,8 +36,8 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     config = config if config.opponent is None else with_opponent(config, config.opponent)
     config = with_told(config)
     check(config)
-    for key in ("goal_every", "reward_key"):
-        if is_self_play(config) and any(key in own for own in config.policies.values()):
+    for key in ("goal_every", "reward_key", "memory") if is_self_play(config) else ():
+        if any(key in own or (key == "memory" and config.algo.spec.recurrent) for own in config.policies.values()):
             raise ConfigError(f"policies with {key} go with fixed opponents, not with opponent=self; remove one")
     return config
 
