@@ -126,7 +126,7 @@ LOGGERS = (
         (GAME, ["opponent={opponent: 'opponents:FirstLegal', depth: 3}"], "could not be made with {'depth': 3}"),
         (GAME, ["opponent=pathlib:Path"], "pathlib:Path must be derived from fasttrain.vec.self_play.Opponent"),
         (A2C, ["algo.entry_point=fading:Fadng"], "algo.entry_point=fading:Fadng: module 'fading' has no 'Fadng'"),
-        (A2C, ["algo.entry_point=scaled:Scaled"], "takes a class derived from stable_baselines3.A2C, it is <class"),
+        (A2C, ["algo.entry_point=scaled:Scaled"], "needs a class derived from stable_baselines3.A2C, not <class"),
         (
             A2C,
             ["algo.entry_point=fading:FadingA2C", "algo.kwargs.fad=1"],

@@ -101,5 +101,5 @@ def test_kernels_act_and_learn_for_both() -> None:
 
 
 def test_policies_with_other_layers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="policies that remember need the same cell, layers and kind of critic"):
+    with pytest.raises(ConfigError, match="recurrent policies need the same cell, layers and kind of critic"):
         joint_model(n_lstm_layers=2)

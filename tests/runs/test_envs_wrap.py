@@ -141,7 +141,7 @@ def test_a_run_leaves_the_statistics_beside_every_model(fasttrain: RunCommand):
     assert greedy("--trust") == as_trained
     (folder / "vecnormalize.pkl").unlink()
     fasttrain("eval", f"run={folder}").refused(
-        "trained with env.normalize, but no vecnormalize.npz lies beside its mod"
+        "was trained with env.normalize, but no vecnormalize.npz lies beside its mod"
     )
 
 

@@ -26,7 +26,7 @@ from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
 from fasttrain.errors import ConfigError, EnvError
 
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
-ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # every policy must decide at least once in so many rollouts or episodes
+ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # every policy must decide once in so many rollouts and episodes
 
 
 class JointPolicy(BasePolicy):
@@ -77,7 +77,7 @@ class JointEngine(Engine):
     """Acts by the engine of the policy that decides in each row.
 
     Args:
-        members: the models by name, whose engines act. None: it makes engines, for an opponent in self-play.
+        members: the models by name, whose engines act. None: new engines are made, as an opponent needs.
     """
 
     kind: ClassVar[str] = "torch"
@@ -170,7 +170,7 @@ class JointStorage(RolloutStorage):
         """Fill `advantages` and `returns`. Each row has those of the policy that decided in it.
 
         A transition is left out if its outcome is not known: the rollout or a truncated episode ends at a decision of
-        another policy. The value network of the policy has not learned such states.
+        another policy. The policy's own value network has not learned the states of other policies.
         """
         model, values, owners = self.model, self.values, self.model.policy.owners(self.observations)
         absent = np.zeros_like(owners, np.bool_) if self._left_out is None else self._left_out
@@ -193,7 +193,7 @@ class JointStorage(RolloutStorage):
             if kind == STEPS:
                 rewards, gamma = by_env_steps(rewards, left_out, gamma)
             given = rewards, values, self.episode_starts, last_values.reshape(-1), last_dones, gamma, own.gae_lambda
-            with np.errstate(over="ignore", invalid="ignore"):  # the guard tells what is not finite
+            with np.errstate(over="ignore", invalid="ignore"):  # the guard reports values that are not finite
                 found = advantages_of(*given, left_out, away if rests is None else away | rests, unknown)
             left_out |= owners != number
             advantages = np.where(left_out, advantages, found)
@@ -211,8 +211,8 @@ class JointStorage(RolloutStorage):
 
 
 def by_env_steps(rewards: Float32Array, left_out: BoolArray, gamma: float) -> tuple[Float32Array, Float32Array]:
-    """Rewards and discounts (T, N) with which `advantages_of` discounts each env step between two decisions."""
-    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # steps since the last decision; until the next one
+    """Rewards and discounts (T, N) that make `advantages_of` discount each env step between two decisions."""
+    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # steps since the last decision, steps until the next
     for step in range(1, len(rewards)):
         since[step] = np.where(left_out[step], since[step - 1] + 1, 0)
         gap[-1 - step] = np.where(left_out[-step], gap[-step] + 1, 1)
@@ -220,7 +220,7 @@ def by_env_steps(rewards: Float32Array, left_out: BoolArray, gamma: float) -> tu
 
 
 class _NotesRewards:
-    """A callback that stores the rewards of the policies with a `reward_key`. An info without it counts as 0."""
+    """A callback that stores the rewards of the policies with a `reward_key`. An info without one counts as 0."""
 
     def __init__(self, callback: Any, model: Any) -> None:
         self._callback, self._model = callback, model
@@ -258,10 +258,10 @@ class Joint:
     Args:
         make: builds the members by name for an env. It draws their weights from the present random state.
         owners: says which policy decides at an observation.
-        reward_keys: for a policy, by name, the info entry that is its reward, in place of the env's.
+        reward_keys: the info entry that replaces the env's reward, by name of the policy that has such a reward.
         returns: the kind of each policy's return, by name. JOINT, the default: from each decision to the next one of
             any policy, with the value that this policy gives, as if all were one policy. DECISIONS: to the next
-            decision of the same policy. STEPS: as DECISIONS, and `gamma` discounts each env step in between.
+            decision of the same policy. STEPS: as DECISIONS, but `gamma` discounts each env step between the two.
         further: arguments of the stock class.
     """
 
@@ -293,7 +293,7 @@ class Joint:
         return {"model": self}
 
     def unsupported_reason(self: Any) -> str | None:
-        """None if kernels can compute at least one of the policies, because each has its own engine."""
+        """Why kernels can compute none of the policies; None if they can compute at least one."""
         reasons = [(name, member.unsupported_reason()) for name, member in self.members.items()]
         return "; ".join(f"{name}: {reason}" for name, reason in reasons) if all(each for _, each in reasons) else None
 

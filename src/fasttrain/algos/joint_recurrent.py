@@ -1,4 +1,4 @@
-"""Several recurrent policies in one game. The states of each go from its decision to its next one.
+"""Several recurrent policies in one game. A policy's LSTM states go from its decision to its next one.
 
 The container's states are those of all policies side by side. A policy changes its own units at its decisions, and an
 episode's begin sets all to zero. All policies have the same kind of cell and number of layers.
@@ -21,7 +21,7 @@ from fasttrain.errors import ConfigError
 
 
 class JointRecurrentEngine(JointEngine):
-    """A `JointEngine` whose policies remember."""
+    """A `JointEngine` of recurrent policies."""
 
     def own(self, memory: Memory, number: int, rows: Any) -> Memory:
         units = self.policy.units[number]
@@ -38,7 +38,7 @@ class JointRecurrentEngine(JointEngine):
 
 class _MemberStorage(RecurrentStorage):
     def begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
-        """As `RecurrentStorage.begins`, but a sequence goes on over rows of other policies, up to the episode's end."""
+        """As `RecurrentStorage.begins`, but other policies' rows do not end a sequence, only the episode's end does."""
         episodes = self.episode_starts.cumsum(axis=0).reshape(-1)[order]
         begins: BoolArray = np.ones(len(order), np.bool_)
         begins[1:] = (np.diff(order % self.num_envs) != 0) | (np.diff(episodes) != 0) | (np.diff(order) < 0)
@@ -46,7 +46,7 @@ class _MemberStorage(RecurrentStorage):
 
 
 class JointRecurrentStorage(JointStorage, RecurrentStorage):
-    """A `JointStorage` with the states before each step. Sequences of a policy go on over steps of the others."""
+    """A `JointStorage` with the states before each step. A policy's sequence goes on after steps of other policies."""
 
     def __init__(self, *args: Any, model: Any, **further: Any) -> None:
         super().__init__(*args, model=model, **further)
@@ -68,7 +68,7 @@ class _JointRecurrent(Joint):
         each = [member.remembered() for member in self.members.values()]
         layers, total = each[0]["state_shape"][0], sum(own["state_shape"][1] for own in each)
         if any({**own, "state_shape": own["state_shape"][0]} != {**each[0], "state_shape": layers} for own in each):
-            raise ConfigError("policies that remember need the same cell, layers and kind of critic; they may "
+            raise ConfigError("recurrent policies need the same cell, layers and kind of critic; they may "
                               "differ in algo.lstm_hidden_size")  # fmt: skip
         return {**each[0], "state_shape": (layers, total), "model": self}
 

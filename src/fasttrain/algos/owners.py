@@ -34,7 +34,7 @@ class View(NamedTuple):
         return observations if self.columns is None else np.take(observations, self.columns, axis=1)
 
     def placed(self, given: Any, space: spaces.Space[Any]) -> Tensor:
-        """The policy's actions as actions of the game, whose other numbers are 0."""
+        """The policy's actions as actions of the game. Numbers that the policy does not choose are 0."""
         actions: Tensor = torch.as_tensor(given)
         if self.actions is None:
             return actions
@@ -45,13 +45,13 @@ class View(NamedTuple):
 
 
 def view_of(seen: Sequence[int] | None, width: int, frames: int, goals: int, sets_goals: bool) -> View:
-    """The view of a policy.
+    """The parts of observations and actions that a policy sees and chooses.
 
     Args:
         seen: the columns that it sees of a frame of the observation, which has `width` of them; None: all.
         frames: how many frames are stacked.
-        goals: the number of goals, which the last number of an action sets; 0: there are none.
-        sets_goals: whether this policy sets them. The others choose the numbers before.
+        goals: how many goals there are. The last number of an action chooses one. 0: the game has no goals.
+        sets_goals: whether this policy chooses goals. Other policies choose the numbers before the last.
     """
     columns = None if seen is None else np.add.outer(np.arange(frames) * width, np.array(seen, np.int64)).ravel()
     if not goals:
@@ -62,7 +62,7 @@ def view_of(seen: Sequence[int] | None, width: int, frames: int, goals: int, set
 
 
 class Viewed(VecEnvWrapper):
-    """`venv` with the spaces of a policy's view, for a model that is only built with it."""
+    """`venv` with the spaces of a policy's view, for building a model, which keeps only the spaces."""
 
     def __init__(self, venv: VecEnv, view: View) -> None:
         seen: Any = venv.observation_space

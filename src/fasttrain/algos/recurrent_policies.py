@@ -81,7 +81,7 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
 
     @contextmanager
     def _within(self, action_masks: Any) -> Iterator[None]:
-        # In SB3 these methods call each other without masks, so the masks of the outer call are kept here.
+        # SB3's methods call each other without masks, so the masks of the outer call are kept here.
         before = self._masks
         self._masks = before if action_masks is None else action_masks
         try:
@@ -139,4 +139,4 @@ class MaskableRecurrentMultiInputActorCriticPolicy(
     """`MaskableRecurrentActorCriticPolicy` for Dict observations."""
 
 
-sys.modules.setdefault("fasttrain.engines.recurrent_policies", sys.modules[__name__])  # where older zips look
+sys.modules.setdefault("fasttrain.engines.recurrent_policies", sys.modules[__name__])  # older zips name this module

@@ -42,7 +42,7 @@ from fasttrain.spec.reading import from_mapping
 class Trained:
     """The result of a training."""
 
-    spec: RunSpec  # the effective configuration and the plan
+    spec: RunSpec  # the configuration that was used, and the plan
     model: BaseAlgorithm  # the trained model. Its envs are closed; `set_env` gives it new ones
     summary: dict[str, Any]  # summary.json
     perf: dict[str, Any]  # perf.json
@@ -167,5 +167,5 @@ def _ready(request: Request, switch_at: int | None) -> Iterator[tuple[Parts, lis
 def _new_folder(env: str, algo: str) -> Path:
     now = datetime.datetime.now()
     first = Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}_{env}_{algo}_{os.getpid()}").absolute()
-    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # within the same second
+    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # begun in the same second
     return next(each for each in itertools.chain([first], others) if not each.exists())

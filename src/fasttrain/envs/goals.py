@@ -1,4 +1,4 @@
-"""Goals of a manager: decisions of their own between the steps of an env."""
+"""Goals that one policy, the manager, sets for another. Setting one is a decision without a step of the env."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fasttrain.errors import EnvSpecError
 
 
 class Goals(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Makes goals decisions of their own. The observation ends with a one-hot of the goal, the action with its number.
+    """Adds decisions that set a goal. The observation ends with a one-hot of the goal, the action with its number.
 
     At the begin of an episode a goal is due, and the one-hot is zero. The next action only sets the goal: the env makes
     no step, and the reward is 0. Later actions step the env, until the next goal is due.

@@ -224,7 +224,7 @@ def _stored_costs(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
 
 def updates_per_step(model: Any) -> float:
     if isinstance(model, OffPolicyAlgorithm):
-        if model.gradient_steps < 0:  # one per transition
+        if model.gradient_steps < 0:  # a gradient step per transition
             return float(model.n_envs)
         # A number or a pair until training begins. A frequency in episodes is read as one in steps.
         frequency: Any = model.train_freq

@@ -217,7 +217,7 @@ class BackgroundEvaluation:
 
 
 def serve(connection: Connection, config: Config) -> None:
-    """Runs in the process: evaluates the snapshots that arrive until the connection is closed."""
+    """Evaluate the snapshots that arrive, until the connection is closed. Called in the process beside training."""
     import torch
 
     torch.set_num_threads(1)

@@ -64,7 +64,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         if not fast:
             model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
-                model.time_with(clock)  # for studies alone; a run has refused this class before
+                model.time_with(clock)  # for studies alone; a run refuses such a class earlier
             return model
         if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
@@ -72,7 +72,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
         ours: Any = _joint(config, env, clock, given) if config.policies else _made(config, fast, policy, env, given)
     ours.time_with(clock)
-    ours.collector.lends_observations = True  # the run's own callback keeps no observations
+    ours.collector.lends_observations = True  # the run's callback keeps no references to them
     if spec.on_policy:
         ours.collector.schedule = config.schedule
     if spec.off_policy and config.prefetch == "on":
@@ -120,8 +120,8 @@ def algorithm_class(config: Config, fast: bool) -> Any:
     found = callable_at(own, f"algo.entry_point={own}")
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(
-            f"algo.entry_point={own}: algo={config.algo.name} with engine={config.engine} takes a class derived from "
-            f"{base.__module__.partition('.')[0]}.{base.__name__}, it is {found!r:.80}"
+            f"algo.entry_point={own}: algo={config.algo.name} with engine={config.engine} needs a class derived from "
+            f"{base.__module__.partition('.')[0]}.{base.__name__}, not {found!r:.80}"
         )
     return found
 
@@ -148,7 +148,7 @@ def _arguments(config: Config, action_space: spaces.Space[Any]) -> dict[str, Any
             value = getattr(algo, name)
             if kind.startswith("schedule") and value is not None:
                 begin, end = parse_schedule(value, f"algo.{name}")
-                value = begin if begin == end else LinearSchedule(begin, end, 1.0)  # SB3's class keeps the zip stock
+                value = begin if begin == end else LinearSchedule(begin, end, 1.0)  # SB3's class: SB3 can load it
             found[name] = value
     if (noise := getattr(algo, "action_noise", None)) is not None:
         found["action_noise"] = _noise(noise, action_space)
@@ -193,7 +193,7 @@ UNCOMPARED_KWARGS = frozenset(
     ("optimizer_class", "optimizer_kwargs", "ortho_init", "log_std_init", "net_arch", "device", "lstm_hidden_size",
      "n_lstm_layers", "enable_critic_lstm", "shared_lstm")
 )  # fmt: skip
-WAY_OUT = "--trust loads it as Stable-Baselines3 does, running the code in it: only if you trust who made it"
+WAY_OUT = "--trust loads it as Stable-Baselines3 does, and runs the code in it: use it only if you trust who made it"
 
 
 def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -204,7 +204,7 @@ def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
     with open_archive(path, str(path), most_members=MOST_MEMBERS) as archive:
         foreign = sorted(name for name in archive.namelist() if name not in MEMBERS and not OPTIMIZERS.fullmatch(name))
         if foreign:
-            raise ConfigError(f"{path}: {foreign[0][:100]!r} in it is no part of a model")
+            raise ConfigError(f"{path}: {foreign[0][:100]!r} in it does not belong in a model")
         data = read_member(archive, "data", MOST_DATA_BYTES, str(path))
         policy = read_member(archive, "policy.pth", MOST_WEIGHT_BYTES, str(path))
     facts = parse_json(data, f"{path}: its data")
@@ -219,7 +219,7 @@ def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
 
 def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorithm:
     """The model in `file` on the CPU, for acting only. Raises ConfigError if the zip holds another network than the
-    configuration builds. `trust`: SB3 loads it.
+    configuration builds. `trust`: SB3 loads the zip and may run code in it.
     """
     if trust and config.policies:
         raise ConfigError(f"{file} holds several policies, which SB3 cannot load: leave out --trust")
@@ -239,7 +239,7 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
 
 
 def _plays_as_ours(config: Config) -> bool:
-    """Whether acting needs fasttrain's class, whichever class was trained. Its DQN knows masks and dueling heads."""
+    """Whether acting needs fasttrain's class, whichever class was trained. Masks and dueling heads need its DQN."""
     spec, own = config.algo.spec, config.algo.entry_point is not None
     return spec.off_policy and spec.has_fast and not (own and config.engine == "stock")
 
@@ -300,7 +300,7 @@ def find_statistics(config: Config, model_file: Path, trust: bool = False, pickl
     if plain.is_file():
         return plain
     if not pickled.is_file():
-        raise ConfigError(f"{model_file}: trained with env.normalize, but no {plain.name} lies beside its model")
+        raise ConfigError(f"{model_file} was trained with env.normalize, but no {plain.name} lies beside its model")
     if not trust:
         raise ConfigError(f"{model_file}: no {plain.name} beside it, only {pickled.name}, a pickle; {WAY_OUT}")
     return pickled
@@ -355,7 +355,7 @@ def _fill(model: BaseAlgorithm, weights: dict[str, torch.Tensor], file: Path) ->
         )
     bad = next((name for name, tensor in weights.items() if not bool(torch.isfinite(tensor).all())), None)
     if bad is not None:
-        raise ConfigError(f"{file}: its weights are not finite ({bad[:100]}); it cannot play")
+        raise ConfigError(f"{file}: its weights are not finite ({bad[:100]}), so it cannot play")
     model.policy.load_state_dict(weights, strict=True)
     model.policy.set_training_mode(False)
 
@@ -373,6 +373,6 @@ def save_model(model: BaseAlgorithm, path: Path) -> None:
 
 
 def statistics_of(path: Path, pickled: bool = False) -> Path:
-    """The file of a model's statistics: vecnormalize.npz for model.zip. `pickled`: SB3's file, which ends in .pkl."""
+    """The file of a model's statistics: vecnormalize.npz for model.zip. `pickled`: SB3's own file, vecnormalize.pkl."""
     name = "vecnormalize" if path.stem == "model" else f"{path.stem}_vecnormalize"
     return path.with_name(name + (".pkl" if pickled else ".npz"))

@@ -29,7 +29,7 @@ OPTIONS_WITH_VALUE = (
     "--info", "-i", "--test",
 )  # fmt: skip
 SETTINGS = dict(settings_of(Config))
-FREE = tuple(key for key, one in SETTINGS.items() if one.default_factory is not MISSING)  # mappings with any keys
+FREE = tuple(key for key, one in SETTINGS.items() if one.default_factory is not MISSING)  # mappings whose keys are free
 # Text that Hydra's grammar reads without quotes: escaped characters, references, plain letters.
 BARE_TEXT = re.compile(r"(?:\\[\\()\[\]{}:=,\s]|\$\{[^}]*\}|[\w/\-+.$%*@?|:\s\\])*", re.ASCII)
 PIECES = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|(?:\$\{[^}]*\}|[^,\[\]{}()'"])+|.""", re.DOTALL)
@@ -40,11 +40,11 @@ class Alias(NamedTuple):
 
     key: str
     values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting; None: they are equal
-    usual: tuple[str, ...] = ()  # values of the alias that change nothing
+    usual: tuple[str, ...] = ()  # values of the alias that need no setting
     refines: bool = False  # the setting is a switch; the alias names the value that "on" or "auto" stands for
 
 
-# SB3's names, and names that are in use on users' systems.
+# Other names of settings: those of SB3, and those that users' scripts have.
 ALIASES = {
     "algo.batch_size": Alias("batch_size"),
     "algo.learning_starts": Alias("warmup_steps"),
@@ -62,9 +62,9 @@ ALIASES = {
     "compile_mode": Alias("use_compile", usual=("default",), refines=True),
 }
 SETTING_OF = {name: alias.key for name, alias in ALIASES.items()}
-COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # kernels are compiled first, for comparisons
+COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # compiles all kernels before the first step, for comparisons
 PREFIX = "FASTTRAIN_"  # environment variables of flags and aliases begin with it
-# Variables that users' systems export are read without the prefix too. Others, such as ENGINE, may mean anything.
+# These variables are also read without the prefix. Others, such as ENGINE, may belong to another program.
 BARE = (
     "num_envs", "use_subproc_envs", "use_subproc_vec_env", "force_dummy_vec_env", "updates_per_step", "batch_size",
     "warmup_steps", "use_amp", "use_compile", "use_torch_compile", "prefetch", "pin_memory", "use_pinned_memory",
@@ -233,7 +233,7 @@ def by_setting_name(values: Sequence[NamedValue]) -> list[NamedValue]:
 
 
 def with_names_as_typed(message: str, arguments: Sequence[str], environment: Mapping[str, str], here: str = "") -> str:
-    """Put overrides and paths into a message as the user typed them, and add aliases and environment variables.
+    """Write a message's overrides and paths as the user typed them, and name the aliases and environment variables.
 
     `here`: the folder that relative paths begin in.
     """
@@ -272,7 +272,7 @@ def _for_hydra(override: str, algorithms: Sequence[str] = ()) -> str:
         algorithms: names of the algorithms that are swept over: keys that all of them have are accepted.
 
     Raises:
-        ConfigError: the override deletes a setting, which would get its default.
+        ConfigError: the override deletes a setting (`~key`), which would then have its default.
     """
     key = key_of(override)
     free = key.startswith(tuple(f"{group}." for group in FREE))

@@ -22,18 +22,18 @@ FlagClass = Literal["exact", "rounding", "trade-off"]
 
 
 class Setting(NamedTuple):
-    """The declaration of a setting, besides its type and default."""
+    """The declaration of a setting, without its type and default, which the dataclass field has."""
 
     text: str
     flag_class: FlagClass | None = None  # only speed flags have one; exact: the numbers are those of stock
     needs: str = ""  # a property that an algorithm must have; otherwise the setting has no effect
-    ours: bool = False  # only fasttrain's own algorithms can do it
-    stock: Any = None  # its value in a plain SB3 script; the plan prints other values
+    ours: bool = False  # only fasttrain's own algorithms have it
+    stock: Any = None  # the value of a plain SB3 script; the plan prints values that differ
     least: float | None = None
     most: float | None = None
-    may_change: bool = False  # whether it may change when a run is resumed
+    may_change: bool = False  # whether a resumed run may have another value
     classes: Mapping[Any, FlagClass] = {}  # classes of values that differ from `flag_class`
-    hidden: bool = False  # only for fasttrain's own YAML files
+    hidden: bool = False  # only fasttrain's own YAML files set it
     name: str = ""  # the flag's name; empty for settings that are no flags
 
     def class_of(self, value: object) -> FlagClass:
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
             raise ConfigError(f"{key}={value}: must {one if None in (self.least, self.most) else both}")
 
     def fits(self, spec: object) -> bool:
-        """Whether it has an effect with this algorithm (an `AlgorithmSpec`)."""
+        """Whether the setting has an effect with this algorithm (an `AlgorithmSpec`)."""
         return not self.needs or bool(getattr(spec, self.needs))
 
 
@@ -84,7 +84,7 @@ def declared(one: Field[Any]) -> Setting:
 def settings_of(cls: type, prefix: str = "", parts: bool = False) -> Iterator[tuple[str, Field[Any]]]:
     """The dotted key and field of every setting of a configuration class and its groups.
 
-    `parts`: yield `daemons.timeouts_s.game` and so on in place of `daemons.timeouts_s`.
+    `parts`: yield `daemons.timeouts_s.game` and its siblings in place of `daemons.timeouts_s`.
     """
     hints = get_type_hints(cls)
     for one in fields(cls):
@@ -162,7 +162,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 def convert(value: object, hint: object, key: str) -> Any:
     """Convert `value` to the type `hint`. Raises ConfigError: it does not fit; names `key`, the value and the type."""
-    if is_dataclass(value) and not isinstance(value, type):  # it is already built, because its class had to be chosen
+    if is_dataclass(value) and not isinstance(value, type):  # built by the caller, who chose its class
         return value
     value, origin = import_path_or_number(value, key), get_origin(hint)
     if is_dataclass(hint) and isinstance(hint, type):
@@ -231,7 +231,7 @@ def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
     text = str(value).lower()
     if "off" in choices and text in _FALSE:  # YAML reads a bare on/off as a boolean
         return "off"
-    if "off" in choices and text in _TRUE and (on := {"on", "stop"} & {*choices}):  # nan_guard has stop in place of on
+    if "off" in choices and text in _TRUE and (on := {"on", "stop"} & {*choices}):  # of nan_guard, "on" means stop
         return on.pop()
     if value in choices:
         return value

@@ -254,7 +254,7 @@ def _dqn_updates(rig: Rig) -> float:
 
 
 def _ppo_update(rig: Rig, seconds: float) -> float:
-    """Seconds of one PPO update. If it takes longer than `seconds`, later ones run one epoch, and are scaled to all."""
+    """Seconds of one PPO update. If it takes longer than `seconds`, later calls time one epoch and multiply it."""
     model, epochs = rig.model, rig.model.n_epochs
     with untouched(model.policy):
         try:

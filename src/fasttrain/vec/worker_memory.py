@@ -41,7 +41,7 @@ Space = spaces.Space[Any]
 class Arrays(NamedTuple):
     """Views into the block: of all N envs, or of the rows of one worker."""
 
-    observations: tuple[Observations, Observations]  # steps write to both in turn: one has the state before
+    observations: tuple[Observations, Observations]  # steps write to them in turn, so the other has the state before
     final_observations: Observations  # row i is valid if env i ended in the last step
     actions: NDArray[Any]
     rewards: Float32Array
