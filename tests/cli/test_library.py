@@ -88,7 +88,7 @@ CARTPOLE = {"env": "CartPole-v1", "algo": "ppo"}
         ({"env": "CartPole-v1", "algo": "ppoo"}, "algo=ppoo: no such algo"),
         ({**CARTPOLE, "profile": "sped"}, "profile=sped: no such profile"),
         ({**CARTPOLE, "num_env": 3}, "unknown key 'num_env'; did you mean 'num_envs'"),
-        ({**CARTPOLE, "settings": {"algo.gama": 1}}, "unknown key 'algo.gama'; did you mean 'gamma'"),
+        ({**CARTPOLE, "settings": {"algo.gama": 1}}, "unknown key 'algo.gama'; did you mean 'algo.gamma'"),
         ({**CARTPOLE, "num_envs": 0}, "num_envs=0"),
         ({"env": "CartPole-v1", "settings": {"gate.margin": 1.0}}, "gate.margin=1.0 has no effect with train; to"),
         ({"env": "NoSuchEnv-v3", "algo": "ppo"}, "NoSuchEnv"),

@@ -8,11 +8,10 @@ import re
 import pytest
 
 from conftest import RunCommand, composed, configured
-from fasttrain.cli.compose import _unknown_key
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, INSTEAD, argument_message
 from fasttrain.spec.precedence import ALIASES
-from fasttrain.spec.reading import all_keys, from_mapping
+from fasttrain.spec.reading import all_keys, from_mapping, key_message
 
 STOCK = {name: spec.load(fast=False) for name, spec in ALGORITHMS.items() if not spec.ours_alone}
 # No default of SB3's, or another.
@@ -38,7 +37,7 @@ def test_every_argument_of_sb3_is_taken_or_named(algo: str):
             assert str(value).lower() == ("none" if typed == "null" else typed), name
     for name in refused:
         told = argument_message(f"algo.{name}")
-        assert _unknown_key(f"algo.{name}", [f"algo={algo}"]) == told  # Hydra's error, without a plus
+        assert key_message(f"algo.{name}", [algo]) == told  # what Hydra refuses, without a plus
         with_it = composed(f"algo={algo}")
         with_it["algo"][name] = typed_of(algo, name)  # what a plus does
         with pytest.raises(ConfigError, match=f"^{re.escape(told)}$"):

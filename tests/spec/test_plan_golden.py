@@ -21,12 +21,12 @@ from fasttrain.cli import library, main
 from fasttrain.errors import ConfigError
 from fasttrain.runs import resume
 from fasttrain.runs import train as training
-from fasttrain.runs.folders import flat
 from fasttrain.spec.checks import EnvFacts, Machine
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.plan import RunSpec, resolve
 from fasttrain.spec.reading import from_mapping
+from fasttrain.spec.removed import flat
 
 GOLDEN = Path(__file__).with_name("golden_plans.json")
 MINE = {

@@ -17,7 +17,7 @@ from fasttrain.spec.reading import evaluation_config, from_mapping, with_eval_se
         (["env=gym"], "env.id and env.entry_point: neither is set"),
         (["env.id=A-v0", "env.entry_point=a:B"], "env.id and env.entry_point: both are set"),
         (["vec_env=subprocess"], "vec_env=subprocess: not one of auto, dummy, subproc.*did you mean 'subproc'"),
-        (["+algo.gama=0.9"], "unknown key 'algo.gama'; did you mean 'gamma'"),
+        (["+algo.gama=0.9"], "unknown key 'algo.gama'; did you mean 'algo.gamma'"),
         (["+gamma=0.9"], "unknown key 'gamma'; did you mean .*algo.gamma"),
         (["env.kwargs=5"], "env.kwargs=5: expected a mapping"),
         ([f"seed={10**400}"], "^seed=10+: expected a whole number"),

@@ -192,7 +192,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
                 "and folders where the command was typed; remove it"
             )
         if job.hydra.mode == RunMode.MULTIRUN:
-            commands.refuse_sweep(command, typed)
+            commands.refuse_sweep(command, str(job.get("warmup")))
             return _sweep(command, hydra, given, job, [*options, *typed])
         config, sources = hydra.configured(given, job)
         overrides = list(job.hydra.overrides.task)
@@ -200,7 +200,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
         request = Request(command, config, sources, overrides, Path(job.hydra.runtime.output_dir))
         if command == "resume":
             request = request._replace(folder=Path(str(config.run)))
-        elif not commands.leaves_nothing(command, typed):
+        elif command not in commands.WITHOUT_FOLDER and config.warmup == "off":
             result = commands.apply_on_existing(request, str(job.hydra.run.dir))
             if isinstance(result, str):
                 print(result)

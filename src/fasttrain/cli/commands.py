@@ -140,15 +140,6 @@ def read_options(typed: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def leaves_nothing(command: str, typed: Sequence[str]) -> bool:
-    return command in WITHOUT_FOLDER or (command == "train" and only_compiles(typed))
-
-
-def only_compiles(typed: Sequence[str]) -> bool:
-    """Whether `warmup` is typed with a value other than off."""
-    return any(key_of(text) == "warmup" and text.partition("=")[2].strip("'\"") != "off" for text in typed)
-
-
 def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[str]) -> None:
     """Raises ConfigError: one of the typed keys is read by other commands only."""
     for key in typed:
@@ -167,13 +158,13 @@ def repeated_settings(overrides: Sequence[str]) -> list[str]:
     return [f"{text} was typed before {last[key_of(text)].lstrip('+')}, which counts" for text in before]
 
 
-def refuse_sweep(command: str, typed: Sequence[str]) -> None:
+def refuse_sweep(command: str, warmup: str = "off") -> None:
     """Raises ConfigError: the command cannot be run as a sweep."""
-    if command not in SWEEPABLE or only_compiles(typed):
+    if command not in SWEEPABLE or warmup == "only":
         raise ConfigError(f"-m sweeps over trainings; {command} {'warmup=only ' * (command == 'train')}cannot be swept")
 
 
-def prepare(command: str, options: Sequence[str], typed: Sequence[str]) -> tuple[list[str], list[str]]:
+def prepare(command: str, options: list[str], typed: list[str]) -> tuple[list[str], list[str]]:
     """Turn the options and settings after `command` into those that Hydra needs, with the output folder.
 
     Raises ConfigError: the command needs a folder, or does not accept an option.
@@ -186,13 +177,14 @@ def prepare(command: str, options: Sequence[str], typed: Sequence[str]) -> tuple
         if key_of(text) in NAMED:  # before Hydra stores the overrides
             check_no_secret(key_of(text), text.partition("=")[2])
     if {"-m", "--multirun"} & {*options}:
-        refuse_sweep(command, typed)
+        refuse_sweep(command)
     if command in OF_A_RUN and "run" not in map(key_of, typed):
         refuse_foreign_keys(command, map(key_of, typed), typed)
         raise ConfigError(f"{command} needs run=FOLDER, the folder of a run (outputs/DATE/TIME_…)")
-    options, keys = _as_keys(command, options)
-    typed = [*typed, *keys]
-    if leaves_nothing(command, typed):
+    if options:
+        options, keys = _as_keys(command, options)
+        typed = [*typed, *keys]
+    if command in WITHOUT_FOLDER:
         return options, ["hydra.run.dir=.", "hydra.output_subdir=null", *typed]
     if command == "eval":
         typed = [re.sub(r"^\+*env\.kwargs=(?=\s*{)", "eval.env_kwargs=", text) for text in typed]

@@ -33,7 +33,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from fasttrain.cli.commands import read_options
 from fasttrain.cli.settings import completions
 from fasttrain.errors import ConfigError
-from fasttrain.runs.folders import flat
 from fasttrain.saving.files import yaml_values
 from fasttrain.spec import plugins
 from fasttrain.spec.algorithms import ALGORITHMS
@@ -50,9 +49,9 @@ from fasttrain.spec.precedence import (
     typed_twice_message,
     with_its_file,
 )
-from fasttrain.spec.reading import all_keys, foreign_key, from_mapping
-from fasttrain.spec.removed import removal_message
-from fasttrain.spec.setting import defaults_of, did_you_mean
+from fasttrain.spec.reading import from_mapping, key_message
+from fasttrain.spec.removed import flat, removal_message
+from fasttrain.spec.setting import defaults_of
 
 if TYPE_CHECKING:
     from hydra._internal.config_repository import IConfigRepository
@@ -240,9 +239,11 @@ class Composer:
 
     def run(self, job: DictConfig, task: Callable[[], int], describe: bool) -> int:
         """Run `task` in the job's folder, which Hydra creates. `describe`: write `.hydra` there."""
-        if not describe:
+        compiles = str(job.get("warmup")) == "only"  # it leaves no files
+        if compiles or not describe:
             with read_write(job.hydra):
                 job.hydra.output_subdir = None
+                job.hydra.run.dir = "." if compiles else job.hydra.run.dir
         callbacks = Callbacks(job)
         callbacks.on_run_start(config=job, config_name=self.name)
         try:
@@ -346,7 +347,8 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
         return f"{merged[1]}: expected a mapping"
     if key := re.search(r"Could not override '([^']+)'", text):
         below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # a key in a typed mapping
-        return _unknown_key((below or key)[1], overrides)
+        algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
+        return key_message((below or key)[1], (*algos, "maskable_ppo", "dqn"))  # without algo= maskable_ppo is used
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"
     if there := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
@@ -373,14 +375,3 @@ def _unreadable(override: str) -> str:
     if not re.fullmatch(r"[\w.$/@:+~-]+", key, re.ASCII) or "~" in key[1:]:
         return f"cannot read the key '{key.lstrip('+')}': use letters a to z, digits, _ and -"
     return f"cannot read '{override}': put the text in quotes, \"{key.lstrip('+')}='…'\""
-
-
-def _unknown_key(key: str, overrides: Sequence[str]) -> str:
-    """The message about a key that does not exist: it belongs to another algorithm, was removed, or is a typo."""
-    algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
-    for algo in (*algos, "maskable_ppo", "dqn"):  # without algo= maskable_ppo is used
-        if message := foreign_key(key, algo):
-            return message
-    if message := removal_message(key) or missing_engine_text(key.partition(".")[0]):
-        return message
-    return f"unknown key '{key}'{did_you_mean(key, all_keys())}"

@@ -14,9 +14,10 @@ from fasttrain.report.curves import RETURN, STEPS, TIME, WINS, seeds_chart
 from fasttrain.report.page import FILE, Cell, Page, Section, Table, Tile
 from fasttrain.report.values import Estimate, as_mapping, as_number, as_rows, over_seeds, quality_of
 from fasttrain.report.words import METRICS, label, number, seconds, value_text
-from fasttrain.runs.folders import NOT_COMPARED, flat
+from fasttrain.runs.folders import NOT_COMPARED
 from fasttrain.runs.logs import Episodes, read_episodes
 from fasttrain.saving.files import read_json
+from fasttrain.spec.removed import flat
 from fasttrain.terminal import one_line
 
 RUN_BYTES, RUN_BLOCKS = 2_000_000, 32  # limits for reading each episodes.csv, because there may be a hundred runs

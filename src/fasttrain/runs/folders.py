@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,7 +24,7 @@ from fasttrain.spec.backends import without_unused_engines
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.policies import member_file
-from fasttrain.spec.removed import without_removed
+from fasttrain.spec.removed import flat, without_removed
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")
@@ -114,13 +114,6 @@ def changed_settings(where: Path, config: Config) -> dict[str, Any]:
     now = flat(without_unused_engines(to_dict(config)))
     keys = [key for key in {**now, **before} if key.split(".")[0] not in NOT_COMPARED]
     return {key: now.get(key) for key in keys if key not in now or now[key] != before.get(key)}
-
-
-def flat(node: object, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted key."""
-    if not isinstance(node, Mapping) or not node:
-        return {prefix: node}
-    return {k: v for key, part in node.items() for k, v in flat(part, f"{prefix}.{key}" if prefix else key).items()}
 
 
 # --- how a command line names a folder

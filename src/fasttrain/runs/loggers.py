@@ -26,7 +26,7 @@ from fasttrain.envs.names import NOTHING, Supplies, arguments, callable_at
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError
 from fasttrain.perf.clock import PhaseClock
-from fasttrain.runs.folders import GROUP, flat
+from fasttrain.runs.folders import GROUP
 from fasttrain.runs.logs import number_in
 from fasttrain.runs.metrics import PROMETHEUS, check_metrics, endpoint_of
 from fasttrain.saving.files import read_json, write_json
@@ -34,6 +34,7 @@ from fasttrain.spec import plugins
 from fasttrain.spec.checks import FLAGS
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
+from fasttrain.spec.removed import flat
 from fasttrain.spec.setting import Named, named
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ scripts/stock_arguments.py writes. Classes are dotted names, which are imported 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import import_module
@@ -15,6 +15,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from fasttrain.errors import ConfigError
+from fasttrain.spec.removed import flat
 from fasttrain.spec.setting import convert, did_you_mean, setting
 
 TIERS = ("baseline", "balance", "speed", "debug")
@@ -364,7 +365,9 @@ def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
     Raises ConfigError: a key is neither a value's name nor a tier nor an algorithm.
     """
     own = {}
-    for words, value in sorted(_branches(games), key=lambda branch: len(branch[0])):
+    for words, value in sorted(((key.split("."), it) for key, it in flat(games).items()), key=lambda one: len(one[0])):
+        if value in (None, {}):
+            continue
         names, places = [word for word in words if word in OWN_NAMES], {*words} - {*OWN_NAMES}
         if len(names) != 1 or not places <= {*TIERS, *ALGORITHMS}:
             wrong = next(iter(places - {*TIERS, *ALGORITHMS}), words[-1])
@@ -376,12 +379,3 @@ def games_own(games: Mapping[str, Any], algo: str, tier: str) -> dict[str, Any]:
         if places <= {algo, tier}:
             own[names[0]] = value
     return own
-
-
-def _branches(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The path of keys to each value, and the value."""
-    for word, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _branches(value, (*above, str(word)))
-        elif value is not None:
-            yield (*above, str(word)), value

@@ -212,7 +212,7 @@ def check_backend(config: Config) -> None:
     for one in engines():
         if one.settings is None or one.name == config.env.backend:
             continue
-        usual, own = one.settings(), one.own(config)
+        usual, own = one.settings(), getattr(config, one.name)
         for part in fields(usual):
             if getattr(own, part.name) != getattr(usual, part.name):
                 key = f"{one.name}.{part.name}"

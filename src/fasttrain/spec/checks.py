@@ -15,7 +15,7 @@ from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import MOST_RATE
 from fasttrain.spec.backends import backend_of, check_backend
 from fasttrain.spec.config import Config
-from fasttrain.spec.curriculum import check_curriculum
+from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
 from fasttrain.spec.policies import check_policies, own_config
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of
@@ -59,13 +59,15 @@ def check(config: Config) -> None:
     for key, (usual, other, how) in WITHOUT.items():
         if not lookup(config, other) and lookup(config, key) not in (None, usual):
             raise ConfigError(f"{key} has no effect without {how}, or remove {key}")
-    check_curriculum(config.curriculum)
+    if config.curriculum != CurriculumConfig():
+        check_curriculum(config.curriculum)
     if config.curriculum.tasks and (config.vec_env == "vector" or backend_of(config.env) is not None):
         raise ConfigError(
             "curriculum.tasks are options for the reset of single environments, and here one object resets all "
             f"(env.backend={config.env.backend}, vec_env={config.vec_env}): use single environments, or a native game"
         )
-    check_policies(config)
+    if config.policies:
+        check_policies(config)
     for name in config.policies:
         own = own_config(config, name)
         try:

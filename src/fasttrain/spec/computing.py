@@ -131,8 +131,6 @@ def resolve_pin_memory(requested: str, context: Context) -> Resolved:
 
 
 def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
-    if requested == 1:
-        return 1, ""
     if requested > context.effective["batch_size"]:
         raise ConfigError(
             f"gradient_accumulation={requested} is more than batch_size={context.effective['batch_size']}: a "

@@ -144,8 +144,7 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
             others = "" if spec.has_fast else f", only for {', '.join(algorithms_with('has_fast'))}"
             raise ConfigError(f"{flag.name}={spelt(requested)}{stock}: {why}{others}; {ways}remove it")
         return flag.stock, why
-    is_off = requested is False or requested == "off"  # it stays off, without a reason; but some vec_envs always copy
-    if resolver is None or (is_off and flag.name != "copy_final_observations"):
+    if resolver is None or (requested == flag.stock and flag.name not in _ALWAYS):
         return requested, ""
     return resolver(requested, context)
 
@@ -217,8 +216,6 @@ def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) ->
 
     Raises ConfigError: both are typed, or both are in a profile, and they contradict each other.
     """
-    if algo.n_steps is None:
-        return None
     source, size_source = sources.get("algo.n_steps", "default"), sources.get("algo.rollout_size", "default")
     row = Row("algo.n_steps", algo.n_steps, algo.n_steps, source, "trade-off", f"of each of {num_envs} envs")
     if (size_source == "command line") != (source == "command line"):
@@ -238,7 +235,7 @@ def _rollout_rows(
     """The algorithm with its effective rollout size, which is a multiple of `num_envs`, and the rows about it."""
     num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # 1: the whole rollout at once
     source = sources.get("algo.rollout_size", f"tier {config.tier}")
-    steps_row = _n_steps_row(algo, num_envs, sources)
+    steps_row = None if algo.n_steps is None else _n_steps_row(algo, num_envs, sources)
     requested, chosen = algo.rollout_size, "algo.rollout_size" in sources or steps_row is not None
     algo, before = (algo, 0) if chosen else stepping.usual_rollout(config, algo, effective, batch_size)
     algo = dataclasses.replace(algo, **{"n_steps": None if steps_row is None else steps_row.effective})
@@ -300,6 +297,8 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
     return rows
 
 
+# Flags whose value may change even if it is stock's.
+_ALWAYS = ("engine", "vec_env", "num_envs", "copy_final_observations", "train_log_to_file", "eval_every")
 _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "engine": _engine,
     "vec_env": stepping.resolve_vec_env,

@@ -131,8 +131,6 @@ def own_config(config: Config, name: str) -> Config:
 
 def check_policies(config: Config) -> None:
     """Raises ConfigError: the policies cannot play this game together, or claim the same decisions."""
-    if not config.policies:
-        return
     shown, algo = ", ".join(config.policies), config.algo
     if len(config.policies) == 1:
         raise ConfigError(f"policies has one policy alone ({shown}); name a second one, or set algo.… without policies")

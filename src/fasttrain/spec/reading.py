@@ -10,13 +10,13 @@ from typing import Any
 from fasttrain import terminal
 from fasttrain.errors import ConfigError
 from fasttrain.spec.algorithms import ALGORITHMS, TIERS, argument_message, own_values
-from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games
+from fasttrain.spec.backends import SINGLE, VECTOR, backend_of, lends_games, missing_engine_text
 from fasttrain.spec.checks import BATCHED, check
 from fasttrain.spec.config import ALGO_CLASSES, SELF, Config, EnvConfig
 from fasttrain.spec.curriculum import CurriculumConfig
 from fasttrain.spec.games import DEFAULT
 from fasttrain.spec.policies import with_told
-from fasttrain.spec.removed import first_removed_key, lookup, present_path, removal_message, set_key
+from fasttrain.spec.removed import REMOVED, flat, lookup, present_path, removal_message, set_key
 from fasttrain.spec.setting import Named, UnknownKeyError, build, did_you_mean, named, settings_of
 
 
@@ -28,17 +28,15 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
     try:
         config = _typed(dict(values))
     except UnknownKeyError as error:
-        removed, algo = first_removed_key(values), str(lookup(values, "algo.name"))
-        message = removal_message(removed) if removed else foreign_key(error.key, algo)
-        if "." not in error.key:  # it may stand below a group
-            message = message or f"unknown key '{error.key}'{did_you_mean(error.key, all_keys())}"
-        raise ConfigError(message or str(error)) from error
+        removed = [key for key in flat(values) if key.startswith(f"{error.key}.") and key in REMOVED]
+        raise ConfigError(key_message((*removed, error.key)[0], [str(lookup(values, "algo.name"))])) from error
     config = config if config.opponent is None else with_opponent(config, config.opponent)
-    config = with_told(config)
+    if config.policies:
+        config = with_told(config)
+        for key in ("goal_every", "reward_key", "memory") if is_self_play(config) else ():
+            if any(key in own or (key == "memory" and config.algo.spec.recurrent) for own in config.policies.values()):
+                raise ConfigError(f"policies with {key} go with fixed opponents, not with opponent=self; remove one")
     check(config)
-    for key in ("goal_every", "reward_key", "memory") if is_self_play(config) else ():
-        if any(key in own or (key == "memory" and config.algo.spec.recurrent) for own in config.policies.values()):
-            raise ConfigError(f"policies with {key} go with fixed opponents, not with opponent=self; remove one")
     return config
 
 
@@ -194,10 +192,13 @@ def _build_env(env: Any) -> EnvConfig:
     if not isinstance(env, Mapping):
         raise ConfigError(f"env: choose a game, as in env={DEFAULT}, or name an env by env.id or env.entry_point")
     for key in ("entry_point", "id"):
-        if isinstance(path := env.get(key), str) and (now := present_path(path)) != path:
+        path = str(env.get(key))
+        if path.startswith("fasttrain.") and (now := present_path(path)) != path:
             _tell_moved(f"env.{key}={path}", now)
             env = {**env, key: now}
-    config = _with_game(build(EnvConfig, env, "env."))
+    config = build(EnvConfig, env, "env.")
+    if config.game is not None:
+        config = _with_game(config)
     if (config.id is None) == (config.entry_point is None):
         state = "both are set" if config.id else "neither is set"
         raise ConfigError(f"env.id and env.entry_point: {state}; give exactly one, for example env.id=CartPole-v1")
@@ -230,11 +231,13 @@ def all_keys() -> list[str]:
     return sorted({*groups, *(key for key, _ in settings_of(Config, parts=True)), *below, "profile", "tuned"})
 
 
-def foreign_key(key: str, algo: str) -> str:
-    """The message about a key below `algo.` that belongs to another algorithm or to SB3; empty for other keys."""
+def key_message(key: str, algorithms: Iterable[str]) -> str:
+    """The message about a key that does not exist: it is another algorithm's or SB3's, was removed, or is a typo."""
     if message := argument_message(key):
         return message
     owners = [name for name, cls in ALGO_CLASSES.items() if key in {f"algo.{field.name}" for field in fields(cls)}]
-    if not owners or algo in owners or algo not in ALGO_CLASSES:
-        return ""
-    return f"{key} has no effect with algo={algo} (only for {', '.join(owners)}); remove it"
+    other = next((name for name in algorithms if name in ALGO_CLASSES and name not in owners), "")
+    if owners and other:
+        return f"{key} has no effect with algo={other} (only for {', '.join(owners)}); remove it"
+    message = removal_message(key) or missing_engine_text(key.partition(".")[0])
+    return message or f"unknown key '{key}'{did_you_mean(key, all_keys())}"

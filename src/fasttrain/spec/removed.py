@@ -108,11 +108,6 @@ def removal_message(key: str) -> str:
     return f"{key} is no setting any more: {advice}" if advice else ""
 
 
-def first_removed_key(values: Mapping[str, Any]) -> str:
-    """The first removed setting in `values`, or an empty string."""
-    return next((key for key in (*REMOVED, *GROUPS) if lookup(values, key, ...) is not ...), "")
-
-
 def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     """The stored values of a run in the form of the present settings."""
     result = dict(values)
@@ -225,6 +220,13 @@ def texts_without_removed(typed: Sequence[str]) -> list[str]:
         elif key not in (*REMOVED, *GROUPS, *dropped) or (key in NEEDED and value.lower() not in OFF):
             result.append(text.replace(value, present_path(value)) if key in PLACES else text)
     return result
+
+
+def flat(node: object, prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted key."""
+    if not isinstance(node, Mapping) or not node:
+        return {prefix: node}
+    return {k: v for key, part in node.items() for k, v in flat(part, f"{prefix}.{key}" if prefix else key).items()}
 
 
 def lookup(values: object, key: str, missing: object = None) -> Any:

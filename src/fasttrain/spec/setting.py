@@ -11,6 +11,7 @@ import difflib
 import math
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -167,7 +168,7 @@ def convert(value: object, hint: object, key: str) -> Any:
     value, origin = import_path_or_number(value, key), get_origin(hint)
     if is_dataclass(hint) and isinstance(hint, type):
         if not isinstance(value, Mapping):
-            raise _type_error(key, value, "a group of keys")
+            raise ConfigError(f"{key}={value}: expected a group of keys")
         return build(hint, value, key + ".")
     if origin in (Union, types.UnionType):
         return _union(value, get_args(hint), key)
@@ -175,11 +176,11 @@ def convert(value: object, hint: object, key: str) -> Any:
         return _literal(value, get_args(hint), key)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise _type_error(key, value, "a list")
+            raise ConfigError(f"{key}={value}: expected a list")
         return tuple(convert(item, get_args(hint)[0], f"{key}[{i}]") for i, item in enumerate(value))
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise _type_error(key, value, "a mapping")
+            raise ConfigError(f"{key}={value}: expected a mapping")
         return {str(k): convert(v, get_args(hint)[1], f"{key}.{k}") for k, v in value.items()}
     if hint is Any:
         return plain(value, key)
@@ -201,30 +202,17 @@ def named(entry: Named, word: str, key: str) -> tuple[str, dict[str, Any]]:
 
 
 def _scalar(value: object, hint: object, key: str) -> Any:
-    if hint is bool:
-        text = str(value).lower()
-        if text in _TRUE | _FALSE:
-            return text in _TRUE
-        raise _type_error(key, value, "true or false")
-    if hint in (int, float):
-        number = _number(value)
-        if number is None or (hint is int and number != int(number)):
-            raise _type_error(key, value, "a whole number" if hint is int else "a number")
-        return int(number) if hint is int else float(number)
+    if hint is bool and (text := str(value).lower()) in _TRUE | _FALSE:
+        return text in _TRUE
+    if hint in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        with suppress(ValueError, OverflowError):  # it spells no number, or is infinite
+            number = value if isinstance(value, int) else float(value)
+            if math.isfinite(number) and (hint is float or number == int(number)):
+                return int(number) if hint is int else float(number)
     if (hint is type(None) and value is None) or (hint is str and isinstance(value, str) and value):
         return value
-    raise _type_error(key, value, "text" if hint is str else getattr(hint, "__name__", str(hint)))
-
-
-def _number(value: object) -> float | None:
-    """The finite number that `value` is or spells (`"1e6"`, `"1_000"`), else None. Booleans are not numbers."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return (value if isinstance(value, int) else number) if math.isfinite(number) else None
+    words: dict[object, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    raise ConfigError(f"{key}={value}: expected {words.get(hint) or getattr(hint, '__name__', str(hint))}")
 
 
 def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
@@ -254,7 +242,3 @@ def _union(value: object, hints: tuple[Any, ...], key: str) -> Any:
         except ConfigError as error:
             problems.append(str(error).split(": ", 1)[-1])
     raise ConfigError(f"{key}={value}: {'; or '.join(problems)}")
-
-
-def _type_error(key: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(f"{key}={value}: expected {expected}")

@@ -181,8 +181,6 @@ def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Re
 
 def resolve_schedule(requested: str, context: Context) -> Resolved:
     """`auto` is first_ready for games with engines, else lockstep, because first_ready depends on timing."""
-    if requested == "lockstep":
-        return requested, ""
     if why := _why_no_groups(context):
         return context.instead("schedule", "lockstep", why, f"schedule={requested}: {why}; use schedule=lockstep")
     if requested == "first_ready":
