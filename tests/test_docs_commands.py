@@ -43,6 +43,7 @@ NEEDS = {
     "env=atari": "ale_py",
     "pettingzoo": "pettingzoo",
     "pistonball": "pymunk",
+    "mpe2": "mpe2",
     "env=go": "gnugo",
     "javac": "javac",
     "onnx": "onnxscript",

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sb3_contrib
+import stable_baselines3
 import torch
+from gymnasium import spaces
 
 import nimble
 from conftest import RunCommand, configured
@@ -265,6 +268,82 @@ def test_sharing_is_learned_from_the_command_line(fasttrain: RunCommand, monkeyp
     done = fasttrain("+profile=speed", *typed, "total_timesteps=1500", "eval.episodes=6", "algo.rollout_size=384").ok()
     assert done.json("summary.json")["quality"]["mean_reward"] == 3.0  # 2, 3 and 4 steps of eating
     fasttrain("engine=stock", *typed, "total_timesteps=300").refused("would learn from these steps")
+
+
+ROLES = ["hound_0", "hound_1", "hare"]
+CHASE = ("+profile=speed", "env.backend=pettingzoo", "env.kwargs.sharing=true", "num_envs=6", "checkup=off",
+         "algo.rollout_size=384", "batch_size=64", "fused_update=off", "eval.episodes=6", "report=false")  # fmt: skip
+TWO = "policies={hounds: {decides: [hound_0, hound_1]}, hare: {decides: hare}}"
+
+
+def test_rows_of_seats_with_different_spaces_are_padded():
+    env = made(6, "chase", roles=ROLES, masked=True)
+    env.reset()
+    assert (env.observation_space.shape, env.action_space) == ((8,), spaces.Discrete(5))
+    assert env.slots.observations[:, 5:].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]] * 2
+    assert not env.slots.observations[[0, 2, 3, 5], 3:5].any()
+    drawn = env.slots.observations[:, :5]
+    np.testing.assert_array_equal(env.slots.action_masks, drawn > 0)
+    env.step_slots(drawn.argmax(axis=1))
+    assert env.slots.rewards.tolist() == [1.0] * 6
+    numbers = made(3, "chase", roles=ROLES, numbers=True)
+    numbers.reset()
+    numbers.step_slots(np.full((3, 5), 0.4, np.float32))
+    assert numbers.action_space == spaces.Box(-1.0, 0.5, (5,), np.float32)
+    acted = numbers.venv.copies[0].acted[-1]
+    assert {agent: own.tolist() for agent, own in acted.items()} == {
+        "hound_0": pytest.approx([0.3] * 3), "hare": pytest.approx([0.4] * 5), "hound_1": pytest.approx([0.3] * 3)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "good"), [(("algo=ppo",), 2.0), (("algo=maskable_ppo", "env.kwargs.masked=true"), 4.0)]
+)
+def test_seats_with_different_spaces_have_policies_of_their_own(
+    more: tuple[str, ...], good: float, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    done = fasttrain(*CHASE, "env.id=chase", TWO, "total_timesteps=6000", "algo.learning_rate=0.01", *more).ok()
+    assert done.json("summary.json")["quality"]["mean_reward"] >= good
+    kind = stable_baselines3.PPO if more == ("algo=ppo",) else sb3_contrib.MaskablePPO
+    for name, size in (("hounds", 3), ("hare", 5)):
+        model = kind.load(done.folder / f"{name}.zip")
+        assert (model.observation_space, model.action_space) == (
+            spaces.Box(0.0, 1.0, (size,), np.float32), spaces.Discrete(size)
+        )  # fmt: skip
+    told = done.json("summary.json")["policies"]
+    assert told["hounds"]["decisions"] == 2 * told["hare"]["decisions"]
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        (
+            "{a: {decides: hound_0}, b: {decides: hare}}",
+            "policies decide for hound_0, hare; the game has the agents hound_0",
+        ),
+        (
+            "{a: {decides: [hound_0, hare]}, b: {decides: hound_1}}",
+            "policies.a: the seats for which it decides have diff",
+        ),
+        ("{}", "seats differ in their observation_space; one policy plays all seats"),
+    ],
+)
+def test_policies_that_do_not_fit_the_seats_are_refused(
+    policies: str, message: str, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    done = fasttrain(*CHASE, "env.id=chase", "algo=ppo", f"policies={policies}", "total_timesteps=384")
+    assert (done.exit_code, message in done.err) == (2, True), done.err
+
+
+def test_seats_that_decide_in_turn_have_policies_too(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    two = "policies={first: {decides: [red, blue]}, second: {decides: green}}"
+    done = fasttrain(*CHASE, "algo=maskable_ppo", "env.id=nimble", two, "total_timesteps=768").ok()
+    told = done.json("summary.json")["policies"]
+    assert told["first"]["decisions"] + told["second"]["decisions"] == done.json("summary.json")["env_steps"]
+    assert told["first"]["decisions"] == pytest.approx(2 * told["second"]["decisions"], rel=0.1)
 
 
 @pytest.mark.filterwarnings("ignore")

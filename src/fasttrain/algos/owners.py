@@ -24,6 +24,7 @@ class View(NamedTuple):
     columns: Int64Array | None = None  # of an observation
     actions: slice | None = None  # numbers of an action
     masks: slice = slice(None)  # entries of an action mask
+    seat: tuple[Any, Any] | None = None  # observation and action space, where other policies have others
 
     @property
     def is_whole(self) -> bool:
@@ -61,16 +62,30 @@ def view_of(seen: Sequence[int] | None, width: int, frames: int, goals: int, set
     )
 
 
+def view_of_seats(seats: Sequence[tuple[Any, Any]], seen: Sequence[int] | None, what: str) -> View:
+    """The view of a policy that decides for these seats, given by their spaces. Raises ConfigError: they differ."""
+    (shown, actions), *others = seats
+    if any(other != (shown, actions) for other in others):
+        raise ConfigError(f"{what}: the seats for which it decides have different spaces; give each a policy")
+    columns = np.array(range(shown.shape[0]) if seen is None else seen, np.int64)
+    numbers = slice(actions.shape[0]) if isinstance(actions, spaces.Box) else None
+    entries = slice(int(actions.n)) if isinstance(actions, spaces.Discrete) else slice(None)
+    return View(columns, numbers, entries, (shown, actions))
+
+
 class Viewed(VecEnvWrapper):
     """`venv` with the spaces of a policy's view, for building a model, which keeps only the spaces."""
 
     def __init__(self, venv: VecEnv, view: View) -> None:
-        seen: Any = venv.observation_space
-        actions: Any = venv.action_space
+        seen: Any
+        actions: Any
+        seen, actions = view.seat or (venv.observation_space, venv.action_space)
         if view.columns is not None:
             low, high = seen.low[view.columns], seen.high[view.columns]
             seen = spaces.Box(low, high, dtype=seen.dtype.type)
-        if view.actions is not None and isinstance(actions, spaces.MultiDiscrete):
+        if view.seat is not None:
+            pass
+        elif view.actions is not None and isinstance(actions, spaces.MultiDiscrete):
             sizes = actions.nvec[view.actions]
             actions = spaces.Discrete(sizes[0]) if len(sizes) == 1 else spaces.MultiDiscrete(sizes)
         elif view.actions is not None and isinstance(actions, spaces.Box):

@@ -9,6 +9,7 @@ seat. Rewards, the last observation and the info are always the learner's.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from fasttrain.batch import BoolArray, each_array
+from fasttrain.envs.masks import mask_width
 from fasttrain.envs.user_code import blame, import_user_module
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.spec.backends import SINGLE, VECTOR, Backend
@@ -219,7 +221,10 @@ def _same(game: object, kind: str, seats: list[str], what: str) -> Any:
     """The space that all seats have."""
     first, *others = (getattr(game, kind)(seat) for seat in seats)
     if any(other != first for other in others):
-        way_out = "one policy plays all seats, so make these equal (supersuit pads observations and actions)"
+        way_out = (
+            "one policy plays all seats, so make these equal (supersuit pads observations and actions), or give each "
+            "seat its policy: env.kwargs.sharing=true 'policies={NAME: {decides: SEAT}, …}'"
+        )
         raise EnvSpecError(f"{what}: the seats differ in their {kind}; {way_out}")
     return first
 
@@ -261,9 +266,14 @@ class Rows(VectorEnv[Any, Any, Any]):
     Args:
         num_envs: rows, a multiple of the number of agents; or 1 for the checkup, where other agents act at random.
         game: the module, for example `pettingzoo.butterfly.pistonball_v6`; it has `parallel_env()` or `env()`.
+        roles: the agents in the order of `policies`, each of which decides for some of them. Their spaces may differ:
+            observations and actions are padded, and the observation ends with a one-hot of the agent.
+
+    Attributes:
+        seat_spaces: with `roles`, observation and action space of each agent.
     """
 
-    def __init__(self, num_envs: int, game: str, **options: object) -> None:
+    def __init__(self, num_envs: int, game: str, roles: Sequence[str] = (), **options: object) -> None:
         self._what, self.num_envs = f"env.id={game}", num_envs
         first = _made(game, self._what, options, parallel=True)
         self.agents = list(first.possible_agents)
@@ -275,8 +285,12 @@ class Rows(VectorEnv[Any, Any, Any]):
             )
         count = max(1, num_envs // len(self.agents))
         self.copies = [first, *(_made(game, self._what, options, parallel=True) for _ in range(count - 1))]
-        self.single_observation_space = _same(first, "observation_space", self.agents, self._what)
-        self.single_action_space = _same(first, "action_space", self.agents, self._what)
+        self.roles, self.seat_spaces = [*roles], dict[str, tuple[Any, Any]]()
+        if roles:
+            self.single_observation_space, self.single_action_space = self._padded(first)
+        else:
+            self.single_observation_space = _same(first, "observation_space", self.agents, self._what)
+            self.single_action_space = _same(first, "action_space", self.agents, self._what)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True}
@@ -284,6 +298,29 @@ class Rows(VectorEnv[Any, Any, Any]):
         self._rows = {key: row for row, key in enumerate(keys)}
         self._seen: list[Any] = [None] * len(keys)
         self._masks: list[Any] = [None] * len(keys)
+
+    def _padded(self, game: Any) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+        """The spaces of all rows. Raises EnvSpecError: an agent has no policy, or its spaces cannot be padded."""
+        if {*self.roles} != {*self.agents}:
+            raise EnvSpecError(f"{self._what}: policies decide for {', '.join(self.roles)}; the game has the agents "
+                               f"{', '.join(self.agents)}, and each needs one policy")  # fmt: skip
+        for agent in self.agents:
+            seen, actions = game.observation_space(agent), game.action_space(agent)
+            seen = seen[SEEN] if isinstance(seen, spaces.Dict) and SEEN in seen.spaces else seen
+            if not (isinstance(seen, spaces.Box) and len(seen.shape) == 1):
+                raise EnvSpecError(f"{self._what}: {agent} observes {seen}; policies need a Box with one axis")
+            low, high = seen.low.astype(np.float32), seen.high.astype(np.float32)
+            self.seat_spaces[agent] = spaces.Box(low, high), actions
+        shown, chosen = zip(*self.seat_spaces.values(), strict=True)
+        self._width = max(space.shape[0] for space in shown)
+        if all(isinstance(space, spaces.Discrete) for space in chosen):
+            action: spaces.Space[Any] = max(chosen, key=lambda space: int(space.n))  # type: ignore[attr-defined]
+        elif all(isinstance(space, spaces.Box) and len(space.shape) == 1 for space in chosen):
+            low, high = min(space.low.min() for space in chosen), max(space.high.max() for space in chosen)
+            action = spaces.Box(low, high, max(space.shape for space in chosen), np.float32)
+        else:
+            action = _same(game, "action_space", self.agents, self._what)
+        return spaces.Box(-np.inf, np.inf, (self._width + len(self.roles),), np.float32), action
 
     def reset(self, *, seed: Any = None, options: object = None) -> tuple[Any, dict[str, Any]]:
         for number, copy in enumerate(self.copies):
@@ -293,7 +330,14 @@ class Rows(VectorEnv[Any, Any, Any]):
     def _note(self, number: int, observations: dict[str, Any], infos: dict[str, Any]) -> None:
         for agent, seen in observations.items():
             row = self._rows[number, agent]
-            self._seen[row], self._masks[row] = seen, infos.get(agent, {}).get(MASK, self._masks[row])
+            mask = infos.get(agent, {}).get(MASK, self._masks[row])
+            if self.roles:
+                mask = seen.get(MASK, mask) if isinstance(seen, dict) else mask
+                mask = None if mask is None else np.pad(mask, (0, mask_width(self.single_action_space) - len(mask)))
+                own = np.ravel(seen[SEEN] if isinstance(seen, dict) else seen)
+                seen = np.zeros(self.single_observation_space.shape, np.float32)
+                seen[: len(own)], seen[self._width + self.roles.index(agent)] = own, 1.0
+            self._seen[row], self._masks[row] = seen, mask
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         rewards, ends = np.zeros(len(self._rows)), np.zeros((2, len(self._rows)), np.bool_)
@@ -315,9 +359,12 @@ class Rows(VectorEnv[Any, Any, Any]):
 
     def _action(self, actions: Any, row: int) -> Any:
         """The action of a row; random for an agent without a row."""
+        _, space = self.seat_spaces.get(self.agents[row % len(self.agents)], (None, self.single_action_space))
+        if row < self.num_envs and self.roles and isinstance(space, spaces.Box):
+            return np.clip(actions[row][: space.shape[0]], space.low, space.high)
         if row < self.num_envs:
             return actions[row]
-        seen, space = self._seen[row], self.single_action_space
+        seen = self._seen[row]
         mask = seen.get(MASK) if isinstance(seen, dict) else self._masks[row]
         return space.sample(None if mask is None or not hasattr(space, "n") else np.asarray(mask, np.int8))
 

@@ -26,7 +26,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from fasttrain.algos.engine import Fast
 from fasttrain.algos.joint import JointMaskablePPO, JointPPO
 from fasttrain.algos.joint_recurrent import JointMaskableRecurrentPPO, JointRecurrentPPO
-from fasttrain.algos.owners import Owners, Viewed, view_of
+from fasttrain.algos.owners import Owners, Viewed, view_of, view_of_seats
 from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame
@@ -42,7 +42,7 @@ from fasttrain.saving.env_state import moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.checks import BATCHED, parse_schedule, train_frequency
 from fasttrain.spec.config import Config
-from fasttrain.spec.policies import columns_of, goals_of, member_file, own_config, returns_of, seen_of
+from fasttrain.spec.policies import columns_of, decides_of, goals_of, member_file, own_config, returns_of, seen_of
 from fasttrain.spec.reading import uses_masks, with_fixed_opponent
 
 
@@ -101,6 +101,13 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
         )
         for name, each in config.policies.items()
     ]
+    if seats := getattr(getattr(env.unwrapped, "venv", None), "seat_spaces", None):  # of PettingZoo's agents
+        views = [
+            view_of_seats(
+                [seats[agent] for agent in decides_of(config, name)], seen_of(config, name, width), f"policies.{name}"
+            )
+            for name in own
+        ]
     return kind(  # type: ignore[no-any-return]
         env, owners=Owners([*own], columns_of(config, width), views), **given,
         make=lambda env: {

@@ -20,6 +20,7 @@ OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_
        "observation": tuple[int | str, ...]}  # fmt: skip
 # Keys of `algo.` about the rollout that all policies share.
 SHARED = ("name", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
+ROWS = "fasttrain.integrations.pettingzoo:Rows"  # appends whose row it is by itself
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
 TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder, which no policy may have
 
@@ -103,6 +104,8 @@ def with_told(config: Config) -> Config:
     keys = [str(own["reward_key"]) for own in config.policies.values() if "reward_key" in own]
     config = replace(config, env=replace(config.env, info_keys=tuple(dict.fromkeys((*config.env.info_keys, *keys)))))
     values = [phase for name in config.policies for phase in decides_of(config, name)]
+    if values and config.env.entry_point == ROWS and not phases_of(config):
+        return replace(config, env=replace(config.env, kwargs={**config.env.kwargs, "roles": values}))
     wrapper = {"wrapper": WRAPPER, "key": "policy", "values": values}
     if not values or phases_of(config) or wrapper in config.env.wrappers:
         return config
