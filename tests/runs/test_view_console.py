@@ -54,6 +54,8 @@ def test_plan_and_perf_say_why_and_what_cannot_be_told_apart(console: Console, e
     ):  # fmt: skip
         assert part in text
     assert "prefetch" not in text
+    assert re.search(r"batch_size +null +1,024", text)
+    assert "None" not in text
 
 
 @pytest.mark.parametrize("draws", [None, 0.125])

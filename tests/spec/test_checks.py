@@ -23,6 +23,7 @@ from fasttrain.spec.removed import lookup
         ("algo.gamma=1.5", "algo.gamma=1.5: must lie between 0 and 1"),
         ("algo.learning_rate=-1", "algo.learning_rate=-1.0: must be positive"),
         ("algo.learning_rate=linear_x", "algo.learning_rate=linear_x: expected a number, or a schedule"),
+        ("algo.learning_rate=lin_1e-3", "did you mean 'linear'"),
         ("batch_size=20000", "batch_size=20000 is larger than algo.rollout_size=16384"),
         ("workers=9", "workers=9 is more than num_envs=8"),
         ("vec_env=native env.id=CartPole-v1", "no native batch"),

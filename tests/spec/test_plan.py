@@ -108,6 +108,9 @@ def test_a_rollout_that_nobody_chose_is_stocks_or_no_longer_than_the_training():
     row = plan_of(SPEED, *CART, "total_timesteps=1200").row("algo.rollout_size")
     assert row.effective == 1200
     assert "reduced from 4,096" in row.reason
+    assert "a second rollout may follow" not in row.reason
+    vector = plan_of(SPEED, *CART, "total_timesteps=1200", "vec_env=vector").row("algo.rollout_size")
+    assert "a step that only resets an env does not count, so a second rollout may follow" in vector.reason
 
 
 def test_the_reason_of_an_own_value_says_whose_it_is():

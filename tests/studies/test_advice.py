@@ -230,3 +230,5 @@ def test_candidates_of_the_comparison_can_be_read():
     assert quoted(text).startswith("candidates='")
     names = [(each.name, each.overrides) for each in parse_candidates(text.partition("=")[2])]
     assert names == [("now", ()), ("changed", ("num_envs=8", "updates_per_step=4"))]
+    assert "compare env.id=A-v0 " in advice_of.comparison(["env=gym", "env.id=A-v0"], ["num_envs=8"])
+    assert "compare env=gym " in advice_of.comparison(["env=gym"], ["num_envs=8"])

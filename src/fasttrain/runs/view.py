@@ -221,7 +221,7 @@ def show_plan(console: Console, plan: RunSpec) -> None:
 
 
 def _cell(value: object) -> str:
-    return f"{value:,}" if type(value) is int else spelt(value, "None")
+    return f"{value:,}" if type(value) is int else spelt(value)
 
 
 def show_perf(console: Console, window: PerfWindow, effective: Mapping[str, Any]) -> None:

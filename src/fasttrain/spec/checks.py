@@ -119,9 +119,8 @@ def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2) or not all(map(math.isfinite, numbers)):
-        raise ConfigError(
-            f"{key}={value}: expected a number, or a schedule: linear_3e-4 falls to 0, linear_3e-4_1e-4 to 1e-4"
-        )
+        wanted = "expected a number, or a schedule: linear_3e-4 falls to 0, linear_3e-4_1e-4 to 1e-4"
+        raise ConfigError(f"{key}={value}: {wanted}{did_you_mean(text.partition('_')[0], ['linear'])}")
     return numbers[0], numbers[1] if len(numbers) > 1 else 0.0
 
 

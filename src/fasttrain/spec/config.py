@@ -286,7 +286,7 @@ class Config:
     )
 
     total_timesteps: int = setting(
-        MISSING, "Env steps of the training. Without it, the game's own number.", least=1, most=10**15, may_change=True
+        MISSING, "Least env steps of training. Without it, a game's own number.", least=1, most=10**15, may_change=True
     )
     seed: int = setting(0, "Seed of everything random.", least=0, most=MAX_SEED)
     device: str = setting(

@@ -259,6 +259,8 @@ def _rollout_rows(
     reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', from algo.n_steps'}"
     if before:
         reason += f"; reduced from {before:,}, for total_timesteps={config.total_timesteps:,}"
+        uncounted = "; a step that only resets an env does not count, so a second rollout may follow"
+        reason += uncounted if effective["vec_env"] == "vector" else ""
     elif size > config.total_timesteps:
         reason += f"; LONGER than total_timesteps={config.total_timesteps:,}: the whole rollout is played"
     if size % batch_size:

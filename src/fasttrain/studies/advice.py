@@ -24,6 +24,7 @@ from fasttrain.spec.checks import BY_NAME, EnvFacts, Machine, batch_size_of, tra
 from fasttrain.spec.computing import FUSED_PAYS_UP_TO_WIDTH, widest_layer
 from fasttrain.spec.config import Config
 from fasttrain.spec.plan import RunSpec, resolve
+from fasttrain.spec.precedence import key_of
 from fasttrain.spec.reading import with_fixed_opponent
 from fasttrain.spec.setting import FlagClass
 from fasttrain.studies.limits import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
@@ -336,7 +337,9 @@ def advices(console: Console, best: Sequence[Advice], now: Situation) -> None:
 def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
     """The command that compares the learning with and without the changes."""
     changed = f"candidates=[{{name: now, overrides: []}}, {{name: changed, overrides: [{', '.join(changes)}]}}]"
-    return f'{command()} compare {" ".join([*base, ""])}"{changed}"'
+    implied = ["env=gym"] if {"env.id", "env.entry_point"} & {*map(key_of, base)} else []
+    typed = [text for text in base if text not in implied]
+    return f'{command()} compare {" ".join([*typed, ""])}"{changed}"'
 
 
 def bottleneck(now: Situation) -> str:
