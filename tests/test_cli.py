@@ -140,7 +140,7 @@ sys.modules['fasttrain.cli'] = types.SimpleNamespace(main=main)
     [
         (BEGIN + ASKED, 2, "", "fasttrain: error: num_envs=0: must be at least 1\n"),
         ("import sys; sys.modules['psutil'] = None" + BEGIN + ASKED, 2, "",
-         "fasttrain: error: import of psutil halted; None in sys.modules: fasttrain needs it"),
+         "fasttrain: error: import of psutil halted; None in sys.modules: fasttrain needs this"),
         ("import os; os.rmdir(os.getcwd())" + BEGIN + ASKED, 2, "",
          "fasttrain: error: the working directory was deleted (No such file or directory)"),
         (BEGIN + LATE + "import atexit\nsys.argv = ['fasttrain', 'trian']\ncode = command.main()\n"

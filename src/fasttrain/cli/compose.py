@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -147,25 +148,28 @@ def composer(options: argparse.Namespace | None = None, plays: bool = True) -> I
     `plays`: whether the command plays the composed env; False if it uses the env of a finished run.
     """
     register()
-    before = HydraConfig.instance().cfg
+    before, options, own = HydraConfig.instance().cfg, options or read_options(()), conf_dir()
+    name = options.config_name or MAIN
+    if not any((place / f"{name}.yaml").is_file() for place in (own, Path(options.config_dir or own))):
+        raise ConfigError(f"--config-name={name}: no such YAML file in --config-dir")
     try:
-        with initialize_config_dir(str(conf_dir()), "fasttrain", version_base="1.3"):
+        with initialize_config_dir(str(own), "fasttrain", version_base="1.3"):
             if (hydra := GlobalHydra.instance().hydra) is not None:
-                yield Composer(hydra, options or read_options(()), plays)
+                yield Composer(hydra, options, name, plays, hydra.config_loader.get_search_path())
     finally:
         HydraConfig.instance().cfg = before
 
 
+@dataclass
 class Composer:
     """Composes configurations from the files of fasttrain and of the user."""
 
-    def __init__(self, hydra: Hydra, options: argparse.Namespace, plays: bool) -> None:
-        self.hydra, self.plays = hydra, plays
-        self.options, self.name = options, options.config_name or MAIN
-        places = (conf_dir(), Path(options.config_dir or conf_dir()))
-        if not any((place / f"{self.name}.yaml").is_file() for place in places):
-            raise ConfigError(f"--config-name={self.name}: no such YAML file in --config-dir")
-        self.path, self.loader = hydra.config_loader.get_search_path(), cast("Loader", hydra.config_loader)
+    hydra: Hydra
+    options: argparse.Namespace
+    name: str  # of the main file
+    plays: bool
+    path: ConfigSearchPath
+    composed: Sequence[File] = ()  # the files of the last configuration
 
     @property
     def files(self) -> list[str]:
@@ -194,8 +198,10 @@ class Composer:
             return job
 
     def _load(self, overrides: Sequence[str], mode: RunMode) -> DictConfig:
-        self.loader = self.hydra.config_loader = Loader(self._search_path(overrides))
-        return self.loader.load_configuration(self.name, list(overrides), mode)
+        loader = self.hydra.config_loader = Loader(self._search_path(overrides))
+        job = loader.load_configuration(self.name, list(overrides), mode)
+        self.composed = loader.files
+        return job
 
     def _search_path(self, overrides: Sequence[str]) -> ConfigSearchPath:
         """The folders of fasttrain, of the user, of engines, and of games that are chosen or may be included."""
@@ -225,12 +231,12 @@ class Composer:
         job = self.compose(given.overrides) if job is None else job
         with self.clear_errors(given.overrides):
             plain = plain_values(job)
-        values, sources = effective_values(plain, self.loader.files, given)
+        values, sources = effective_values(plain, self.composed, given)
         try:
             return from_mapping(values), sources
         except ConfigError as error:
             folder = os.path.abspath(self.options.config_dir or os.devnull)
-            error.args = (with_its_file(str(error), self.loader.files, folder, given.sources),)
+            error.args = (with_its_file(str(error), self.composed, folder, given.sources),)
             raise
 
     def typed(self, arguments: Sequence[str]) -> Config:
@@ -244,10 +250,10 @@ class Composer:
             with read_write(job.hydra):
                 job.hydra.output_subdir = None
                 job.hydra.run.dir = "." if compiles else job.hydra.run.dir
-        callbacks = Callbacks(job)
+        context = HydraContext(self.hydra.config_loader, callbacks := Callbacks(job))
         callbacks.on_run_start(config=job, config_name=self.name)
         try:
-            result = run_job(lambda _: task(), job, "hydra.run.dir", None, HydraContext(self.loader, callbacks))
+            result = run_job(lambda _: task(), job, "hydra.run.dir", None, context)
         except OSError as error:
             raise ConfigError(f"cannot write the output folder: {error}; name one by hydra.run.dir=FOLDER") from error
         callbacks.on_run_end(config=job, config_name=self.name, job_return=result)

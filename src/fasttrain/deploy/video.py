@@ -90,11 +90,10 @@ def check_output(config: Config, typed: Iterable[str]) -> Path:
 
 
 def check_every(config: Config) -> None:
-    """Raises ConfigError if `video.every` is set and videos cannot be made. Called before training."""
-    if config.video.every:
-        check_packages(f"video.every={config.video.every}")
-        with own_random_state(config.seed):
-            close_env(drawn_env(with_fixed_opponent(config), "rgb_array"))
+    """Raises ConfigError if the videos of `video.every` cannot be made. Called before training."""
+    check_packages(f"video.every={config.video.every}")
+    with own_random_state(config.seed):
+        close_env(drawn_env(with_fixed_opponent(config), "rgb_array"))
 
 
 class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):

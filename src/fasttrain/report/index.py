@@ -10,12 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from fasttrain.errors import ConfigError
-from fasttrain.report.compare_page import compare_page
 from fasttrain.report.page import FILE, Page, write_page
 from fasttrain.report.run_page import FILES, run_page
-from fasttrain.report.runs_page import runs_page
-from fasttrain.report.study_page import STUDY, SWEEP, study_page, sweep_page
-from fasttrain.report.watch import Watch
+from fasttrain.report.values import STUDY, SWEEP
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
@@ -57,6 +54,9 @@ def _over_all(folders: Sequence[Path], output: str | None) -> Path:
     """Write one page over the runs in or below these folders. Raises ConfigError if a folder is missing, there is no
     run, or the page cannot be written there.
     """
+    from fasttrain.report.runs_page import runs_page
+    from fasttrain.report.watch import Watch
+
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"run={folder}: no such folder; name the folders of runs: run=A,B")
@@ -98,7 +98,12 @@ def page_of(folder: Path) -> Page:
 def _kind(folder: Path) -> Callable[[Path], Page] | None:
     """The function that makes the page of a folder; None if it has no files of fasttrain."""
     if (folder / STUDY).is_file():
-        return compare_page if read_json(folder / STUDY).get("command") == "compare" else study_page
+        from fasttrain.report import compare_page, study_page
+
+        compares = read_json(folder / STUDY).get("command") == "compare"
+        return compare_page.compare_page if compares else study_page.study_page
     if (folder / SWEEP).is_file():
+        from fasttrain.report.study_page import sweep_page
+
         return sweep_page
     return run_page if any((folder / name).is_file() for name in FILES) else None

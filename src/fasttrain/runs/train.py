@@ -178,7 +178,8 @@ def build(
         clean(folder)
     stopping, users = stopping_for(config), UsersCallbacks(config, clock, lambda: evaluation_env(config))
     engine.set_up_torch(config)
-    check_every(config)
+    if config.video.every:
+        check_every(config)
     check_loggers(config)
     compile_s = engine.compile_shown(game_calls(config), console)  # takes no time if `open_run` has compiled them
     with activity(console, f"starting {config.num_envs:,} envs") as doing:
