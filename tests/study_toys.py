@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fasttrain.errors import EXIT_STOPPED
+from fasttrain.runs.logs import EvaluationLog
 from fasttrain.spec.precedence import key_of
-from fasttrain.studies.study import Cell
+from fasttrain.studies.study import Cell, Ended
 
 Behaviour = Callable[[dict[str, str], int], Mapping[str, Any]]  # (settings typed, seed) → what summary.json says
 
@@ -43,15 +45,22 @@ class Fakes:
         self.ran: list[tuple[str, int | None]] = []
 
     def __call__(
-        self, command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None
-    ) -> tuple[Cell, bool]:
+        self, command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None,
+        ended: Ended = None,
+    ) -> tuple[Cell, bool]:  # fmt: skip
         assert command == "train"
         self.ran.append((label, seed))
         folder.mkdir(parents=True, exist_ok=True)
         typed = {key_of(text): text.partition("=")[2] for text in overrides}
         found = dict(self.behaviour(typed, seed or 0))
         code, error = int(found.pop("exit_code", 0)), str(found.pop("error", ""))
-        wins = found.pop("wins", None)
+        wins, log = found.pop("wins", None), EvaluationLog(folder / "evaluations.csv")
+        for step, reward in enumerate(found.pop("evaluations", ()) if ended else (), 1):
+            log.add(1000 * step, 1.0, {"episodes": 1, "mean_reward": reward, "win_rate": None, "score_diff": None,
+                                       "ci95": {"mean_reward": None, "win_rate": None}})  # fmt: skip
+            if ended is not None and (error := ended(folder)):
+                code = EXIT_STOPPED
+                break
         if not code:
             (folder / "summary.json").write_text(json.dumps(found), encoding="utf-8")
             if self.plan is not None:

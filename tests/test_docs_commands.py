@@ -62,6 +62,7 @@ SHORT = {
     r"fasttrain eval": "eval.episodes=10",
     r"fasttrain play .*(human|output)": "play.episodes=1",
     r"fasttrain play": "play.speed=100 play.episodes=1",
+    r"fasttrain tune .*objective": "minutes=0.2 seeds=1 total_timesteps=4000 tune.trials=1",
     r"fasttrain (tune|compare candidates=ablate)": "minutes=0.2",
     r"fasttrain compare .*minutes": "seeds=1 minutes=0.05 eval.episodes=4",
     r"fasttrain compare": f"seeds=1 {TRAIN}",

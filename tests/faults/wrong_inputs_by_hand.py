@@ -62,6 +62,7 @@ WORDS = (
     "warmup run=x", "check run=x", "resume run=", "eval run=x num_envs=4", "export format=onnx",
     "export run=x format=tflite", "play play.speed=-1", "tune -m num_envs=4,8", "resume -m run=a,b", "train --trust",
     "tune tune.space=5", "tune tune.space={nothing:[1]}", "tune tune.space={num_envs:[abc]}", "tune tune.sampler=grid",
+    "tune tune.space={num_envs:{low:2}}", "tune tune.objective=rewards", "tune tune.objective=time_to:x",
     "report run=nothing", "tune +profile=speed minutes=0", "compare seeds=0 candidates=[baseline,speed]",
 )  # fmt: skip
 CANDIDATES = (

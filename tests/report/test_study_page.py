@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -145,21 +144,22 @@ def test_rows_as_a_table_and_bars(tmp_path: Path):
     assert cells.cells[0][2].tone == "bad"
 
 
-def test_trials_in_rungs_are_drawn_by_their_longest(tmp_path: Path):
-    def trial(point: dict[str, Any], rung: int, speed: float) -> dict[str, Any]:
-        return {"point": point, "rung": rung, "turn": 0, "steps_per_s": speed, "memory_bytes": 4e8, "refused": ""}
-
-    rows = [trial({"num_envs": 8}, 1, 100.0), trial({"num_envs": 16}, 1, 900.0), trial({"num_envs": 8}, 2, 200.0),
-            trial({"num_envs": 8}, 2, 400.0), trial({}, 2, 150.0)]  # fmt: skip
-    stored = {"command": "tune", "rows": rows, "best": {"num_envs": 8}, "result": spread(2.0, 0.5)}
+def test_trials_of_a_search(tmp_path: Path):
+    rows = [{"point": {"num_envs": 16}, "mean_reward": 9.5, "note": ""},
+            {"point": {}, "mean_reward": 2.0, "note": ""},
+            {"point": {"num_envs": 8}, "mean_reward": None, "note": "ended early"}]  # fmt: skip
+    result = {"difference": 7.5, "low": 7.0, "high": 8.0}
+    stored = {"command": "tune", "rows": rows, "best": {"num_envs": 16}, "result": result}
     (tmp_path / "study.json").write_text(json.dumps(stored))
     page = study_page(tmp_path)
     (chart,) = charts_of(page).values()
-    assert [(row.name, row.value) for row in chart.rows] == [
-        ("num_envs=16", 900.0), ("num_envs=8", 300.0), ("the profile", 150.0)]  # fmt: skip
-    assert ("best", "num_envs=8") in page.facts
-    assert (page.tiles[0].value, page.tiles[0].note) == ("2.00×", "[1.50, 2.50]")
-    assert texts(table_of(page, "Results"))[0] == ["num_envs=8", "1", "0", "100", "400 MB"]
+    assert [(row.name, row.value) for row in chart.rows] == [("num_envs=16", 9.5), ("the profile", 2.0)]
+    assert ("best", "num_envs=16") in page.facts
+    assert (page.tiles[0].label, page.tiles[0].value, page.tiles[0].note) == ("Result − profile", "7.50", "[7, 8]")
+    assert texts(table_of(page, "Results"))[2] == ["num_envs=8", "–", "ended early"]
+    stored["result"] = spread(2.0, 0.5)
+    (tmp_path / "study.json").write_text(json.dumps(stored))
+    assert (study_page(tmp_path).tiles[0].value, study_page(tmp_path).tiles[0].note) == ("2.00×", "[1.50, 2.50]")
 
 
 def test_levers_of_an_ablation(tmp_path: Path):

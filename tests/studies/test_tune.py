@@ -1,66 +1,110 @@
-"""`fasttrain tune`: rungs, limits, the verdict beside the profile, what is written."""
+"""`fasttrain tune`: what is tried, what ends early, the confirmation on fresh seeds, what is written."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from conftest import RunCommand, configured
-from fasttrain.studies.tune import changes, default_space, is_legal, legal_points, update_ratio
+from conftest import RunCommand
+from fasttrain.cli import main
+from fasttrain.errors import ConfigError
+from fasttrain.saving.files import lock_folder
+from fasttrain.studies import trials
+from fasttrain.studies.study import Cell
+from fasttrain.studies.tune import FRESH, Objective
 from study_toys import Fakes, summary
 
 PPO = {"num_envs": 256, "vec_env": "native", "batch_size": 1024, "torch_threads": 1, "fused_update": "on",
        "workers": "not applicable", "use_amp": "off", "use_compile": "off",
        "updates_per_step": "not applicable"}  # fmt: skip
-DQN = {**PPO, "num_envs": 12, "vec_env": "shared", "workers": 2, "batch_size": 256, "updates_per_step": 10}
-
-
-def plan_of(effective: Mapping[str, Any]) -> dict[str, Any]:
-    return {"flags": [{"flag": name, "effective": value} for name, value in effective.items()]}
-
-
-PLAN = plan_of(PPO)
+PLAN = {"flags": [{"flag": name, "effective": value} for name, value in PPO.items()]}
 TWO = ("tune", "+profile=speed", "tune.space={num_envs:[256,512]}", "report=false")
 SPACE = "tune.space={num_envs:[64,256,512],batch_size:[512,1024,2048]}"
+REWARD = ("tune", "+profile=speed", "tune.objective=reward", "total_timesteps=10000", "report=false", "seeds=2",
+          "tune.space={algo.learning_rate:{low:1e-4,high:1e-2,log:true}}")  # fmt: skip
 
 
 def rate(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
     """512 envs are 1.5 times as fast; smaller batches slower."""
     speed = 1000.0 * {"64": 0.5, "512": 1.5}.get(typed.get("num_envs", ""), 1.0)
-    return summary((speed * 0.8 if typed.get("batch_size") == "512" else speed) + seed)
+    return summary((speed * 0.8 if typed.get("batch_size") == "512" else speed) + seed % 7)
 
 
-def test_the_fastest_legal_setting_wins_beside_the_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+def reward(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
+    """The higher the learning rate, the better; the evaluations during training say so too."""
+    found = 1000 * float(typed.get("algo.learning_rate", 1e-3))
+    return summary(mean_reward=found + seed % 2, evaluations=[found] * 9)
+
+
+def profile_of(folder: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((folder / "conf" / "profile" / "tuned.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+def test_the_fastest_settings_win_beside_the_profile(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     fakes = Fakes(rate, PLAN).use(monkeypatch)
     done = fasttrain("tune", "+profile=speed", SPACE, "report=false").ok()
     study = done.json("study.json")
     assert study["best"] == {"num_envs": 512}
-    assert study["result"]["value"] == pytest.approx(1.5, abs=0.001)
-    labels = [label for label, _ in fakes.ran]
-    first = [label for label in labels if label.endswith("(3 s)")]
-    assert first[0] == "profile (3 s)"
-    assert len(first) == len(set(first)) == 6, "the profile and five others; batches of 2048 update too rarely"
-    assert not any("batch_size=2048" in label for label in labels)
-    assert sum(label.endswith("(8 s)") for label in labels) == 2
-    finals = [label for label in labels if label.endswith("(16 s)")]
-    assert len(finals) == 9, "three turns of the profile and two others"
-    assert finals[:3].count("profile (16 s)") == 1
-    text = (done.folder / "conf" / "profile" / "tuned.yaml").read_text(encoding="utf-8")
-    values = yaml.safe_load(text)
+    assert study["result"]["value"] == pytest.approx(1.5, abs=0.1)
+    tried = [label for label, seed in fakes.ran if seed == 0]
+    assert tried[0] == "profile"
+    assert len(tried) == len(set(tried)) == 6, "the profile and five others; batches of 2048 update too rarely"
+    assert not any("batch_size=2048" in label for label in tried)
+    finals = [(label, seed) for label, seed in fakes.ran if seed]
+    assert finals == [(label, FRESH + turn) for turn in range(3) for label in ("profile", "num_envs=512")]
+    assert study["rows"][0]["point"] == {"num_envs": 512}, "the best first"
+    values = profile_of(done.folder)
     assert (values["num_envs"], values["batch_size"]) == (512, 1024)
-    assert "num_envs: 512 # best steps/s by value: 512 1,500, 64 500" in text
     assert "num_envs changes what is learned: check the learning by fasttrain compare before you rely on it" in done.out
+    assert main(["tune", f"run={done.folder}"]) == 0
+    assert len(fakes.ran) == 12, "all cells are known"
 
 
-def test_where_nothing_is_clearly_faster_the_profile_stays(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+def test_more_reward_is_confirmed_on_fresh_seeds(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    fakes = Fakes(reward, PLAN).use(monkeypatch)
+    done = fasttrain(*REWARD, "tune.trials=12").ok()
+    study = done.json("study.json")
+    assert len(study["rows"]) == 12
+    best = study["best"]["algo.learning_rate"]
+    assert 1e-3 < best <= 1e-2
+    late = [row for row in study["rows"] if row["note"].startswith("ended early")]
+    assert 0 < len(late) < 10
+    assert all(row["mean_reward"] is None for row in late)
+    assert min(row["mean_reward"] for row in study["rows"][:3]) >= study["rows"][3]["mean_reward"]
+    short = {label for label, _ in fakes.ran} - {label for label, seed in fakes.ran if seed == 1}
+    assert short, "what ended early had no second seed"
+    fresh = {seed for _, seed in fakes.ran if seed > 1}
+    assert fresh == {*range(FRESH, FRESH + 5)}
+    assert study["result"]["difference"] == pytest.approx(1000 * (best - 1e-3))
+    assert study["result"]["low"] > 0
+    assert profile_of(done.folder)["algo"]["learning_rate"] == best
+    assert f"--config-dir {done.folder / 'conf'} +profile=tuned" in done.out
+
+
+def test_luck_is_not_written(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    def lucky(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
+        other = "algo.learning_rate" in typed
+        return summary(mean_reward=float(seed % 7) + (10.0 if other and seed < FRESH else 0.0))
+
+    Fakes(lucky, PLAN).use(monkeypatch)
+    done = fasttrain(*REWARD, "tune.trials=3").ok()
+    assert "the profile's own settings stay, and no profile is written" in done.out
+    assert "difference +0 [+0, +0], 5 new seeds" in done.out
+    assert not (done.folder / "conf").exists()
+    assert done.json("study.json")["best"] == {}
+
+
+def test_where_nothing_is_clearly_faster_no_profile_is_written(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
     Fakes(lambda typed, seed: summary(1000.0 + len(typed.get("num_envs", ""))), PLAN).use(monkeypatch)
-    done = fasttrain(*TWO)
-    assert "1.00× [1.00, 1.00] as fast as the profile, which stays" in done.out
-    values = yaml.safe_load((done.folder / "conf" / "profile" / "tuned.yaml").read_text(encoding="utf-8"))
-    assert values["num_envs"] == 256
+    done = fasttrain(*TWO).ok()
+    assert "1.00× [1.00, 1.00] as fast as the profile, in 3 turns: the profile's own settings stay" in done.out
+    assert not (done.folder / "conf").exists()
 
 
 @pytest.mark.parametrize(
@@ -68,7 +112,7 @@ def test_where_nothing_is_clearly_faster_the_profile_stays(fasttrain: RunCommand
     [
         ({"memory_bytes": 3 * 2**30}, "refused: 3.0 GiB of memory, 2.0 are allowed"),
         ({"updates": 0}, "refused: it ended before its first update"),
-        ({"exit_code": 1, "error": "boom"}, "failed"),
+        ({"exit_code": 1, "error": "boom"}, "failed: boom"),
     ],
 )
 def test_what_breaks_a_limit_is_not_taken(fasttrain, monkeypatch, more, said):
@@ -81,83 +125,100 @@ def test_what_breaks_a_limit_is_not_taken(fasttrain, monkeypatch, more, said):
     monkeypatch.setattr("fasttrain.studies.tune.free_memory", lambda: 2.5 * 2**30)
     done = fasttrain(*TWO).ok()
     assert said in done.out
-    assert done.json("study.json").get("best", {}) == {}
+    assert "no trial was better than the profile" in done.out
 
 
-def test_what_was_typed_is_not_searched_and_a_profile_that_cannot_run_ends_it(fasttrain, monkeypatch):
-    Fakes(rate, PLAN, stop_at=2).use(monkeypatch)
-    done = fasttrain("tune", "+profile=speed", "num_envs=512", "fused_update=on", "report=false")
-    assert "space: batch_size 512/1024/2048, torch_threads" in done.out
+def test_a_profile_that_cannot_run_or_reports_no_such_figure_ends_it(fasttrain, monkeypatch):
     Fakes(lambda typed, seed: {"exit_code": 1, "error": "no"}).use(monkeypatch)
-    done = fasttrain("tune", "+profile=speed", "report=false")
+    done = fasttrain(*TWO)
     assert done.exit_code == 1
     assert "the profile itself could not be run" in done.out
+    Fakes(lambda typed, seed: summary(win_rate=None), PLAN).use(monkeypatch)
+    fasttrain(*TWO, "tune.objective=win_rate").refused("tune.objective=win_rate: a run with the profile's own settings")
+    Fakes(lambda typed, seed: summary(), PLAN).use(monkeypatch)
+    fasttrain(*TWO, "tune.objective=reward_per_hour").refused("reports none")
+
+
+def test_a_stopped_search_goes_on_with_the_trial_that_was_killed(fasttrain, monkeypatch, capfd):
+    first = Fakes(reward, PLAN, stop_at=5).use(monkeypatch)
+    stopped = fasttrain(*REWARD, "tune.trials=4")
+    assert stopped.exit_code == 4
+    assert f"fasttrain tune run={stopped.folder} goes on" in stopped.out
+    monkeypatch.setattr(trials, "lived_at", lambda pid, at_s: False)  # its process is this one, and lives
+    monkeypatch.setattr(trials.os, "getpid", lambda: -1)
+    with lock_folder(stopped.folder):  # another process leads
+        guest = Fakes(reward, PLAN).use(monkeypatch)
+        assert main(["tune", f"run={stopped.folder}"]) == 0
+    assert "goes on, and confirms the best settings at its end" in capfd.readouterr().out
+    assert guest.ran[0] == (first.ran[-1][0], 1), "the killed trial goes on with its second seed"
+    assert not set(guest.ran) & set(first.ran), "and its finished cells are not run again"
+    assert len(stopped.json("study.json")["rows"]) == 4
+
+
+def test_cells_of_another_process_in_the_same_study_stay(fasttrain, monkeypatch, tmp_path):
+    def beside(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
+        path = next(tmp_path.glob("*/study.json"))
+        stored = json.loads(path.read_text())
+        stored["cells"].append({**Cell("other", [str(seed)], tmp_path, 0, "", 1.0, 7).to_dict(tmp_path)})
+        path.write_text(json.dumps(stored))
+        return rate(typed, seed)
+
+    Fakes(beside, PLAN).use(monkeypatch)
+    done = fasttrain(*TWO).ok()
+    assert [cell["seed"] for cell in done.json("study.json")["cells"] if cell["label"] == "other"] == [7] * 4
+
+
+def test_without_optuna_it_says_what_to_install(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trials, "find_spec", lambda name: None if name == "optuna" else name)
+    fasttrain(*TWO).refused("tune needs optuna: ", "pip install 'fasttrain[tune]'")
 
 
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        (["tune.space={num_env:[1,2]}"], "tune.space: unknown key 'num_env'; did you mean 'num_envs'"),
-        (["tune.space={num_envs:[]}"], "tune.space: num_envs has no values to try"),
-        (["tune.space={num_envs:[abc]}"], "tune.space: num_envs=abc: expected a whole number"),
-        (["tune.space={algo.gamma:[x]}"], "tune.space: algo.gamma=x: expected a number"),
-        (["seeds=3"], "seeds=3 has no effect with tune; a single run takes seed="),
+        (
+            ["tune.objective=speed"],
+            "tune.objective=speed: not one of reward, win_rate, steps_per_s, ",
+        ),
+        (["tune.objective=time_to"], "tune.objective=time_to: not one of"),
+        (["tune.objective=time_to:inf"], "tune.objective=time_to:inf: not one of"),
+        (["tune.trials=0"], "tune.trials=0: must be at least 1"),
     ],
 )
 def test_wrong_input(fasttrain: RunCommand, typed: list[str], message: str):
     fasttrain("tune", "+profile=speed", *typed).refused(message)
 
 
-# --- the space around a plan, and which points are worth a trial
+def test_values_of_objectives(tmp_path: Path):
+    def cell(folder: str, **more: Any) -> Cell:
+        wins = more.pop("wins", None)
+        Fakes(lambda typed, seed: {**summary(900.0, 0.75, mean_reward=2.5), **more, "wins": wins})(
+            "train", [], tmp_path / folder
+        )
+        return Cell(
+            "a", [], tmp_path / folder, 0, "", 1.0, 0, json.loads((tmp_path / folder / "summary.json").read_text())
+        )
+
+    plain = cell("plain", reward_per_hour=60.0)
+    found = {name: Objective.of(name).value(plain) for name in ("reward", "win_rate", "steps_per_s", "reward_per_hour")}
+    assert found == {"reward": 2.5, "win_rate": 0.75, "steps_per_s": 900.0, "reward_per_hour": 60.0}
+    half = Objective.of("time_to:0.5")
+    soon, never = half.value(cell("soon", wins=[0] * 100 + [1] * 100)), half.value(cell("never", wins=[0] * 200))
+    assert soon == pytest.approx(1 / 1.5), "150 episodes of 10 ms each"
+    assert never == 0.0
+    assert (half.text(soon), half.text(never)) == ("1.5 s", "never")
+    with pytest.raises(ConfigError, match="time_to:NUMBER"):
+        Objective.of("time_to:soon")
 
 
-def test_the_space_lies_around_the_plan():
-    assert default_space(configured("+profile=speed"), plan_of(PPO), cores=4) == {
-        "num_envs": [64, 128, 256, 512, 1024],
-        "batch_size": [512, 1024, 2048],
-        "torch_threads": [1, 4],
-        "fused_update": ["on", "off"],
-    }
-    space = default_space(configured("+profile=speed", "algo=dqn"), plan_of(DQN), cores=4)
-    assert space["updates_per_step"] == [5, 10, 20]
-    assert space["workers"] == [2, 4, 8]
-    assert space["num_envs"] == [3, 6, 12, 24, 48]
-
-
-def test_rounds_of_episodes_stay_with_one_env():
-    config = configured("algo=sac", "env.id=Pendulum-v1", "num_envs=1", "algo.train_freq=[1,episode]")
-    space = default_space(config, plan_of({**DQN, "num_envs": 1, "vec_env": "dummy", "updates_per_step": -1}), cores=4)
-    assert not {"num_envs", "updates_per_step"} & {*space}
-
-
-def test_update_ratios():
-    ppo, dqn = configured("+profile=speed"), configured("+profile=speed", "algo=dqn")
-    assert update_ratio(ppo, {}, PPO) == 4 * 16 / 16384
-    assert update_ratio(ppo, {"batch_size": 512}, PPO) == 4 * 32 / 16384
-    assert update_ratio(ppo, {"algo.n_epochs": 2}, PPO) == 2 * 16 / 16384
-    assert update_ratio(dqn, {"num_envs": 20}, DQN) == 0.5
-    rounds = configured("+profile=speed", "algo=dqn", "algo.train_freq=4")
-    assert update_ratio(rounds, {"num_envs": 20}, DQN) == 0.125
-    assert update_ratio(rounds, {"updates_per_step": -1}, DQN) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("point", "legal"),
-    [
-        ({"num_envs": 1024}, True),
-        ({"batch_size": 2048}, False),  # half as many updates
-        ({"num_envs": 32768}, False),  # more than the rollout
-        ({"fused_update": "on", "use_amp": "on"}, False),
-        ({"fused_update": "off", "use_amp": "on"}, True),
-        ({"num_envs": 4, "workers": 8}, False),
-    ],
-)
-def test_points_that_are_worth_a_trial(point: dict[str, Any], legal: bool):
-    assert is_legal(configured("+profile=speed"), point, PPO, least_ratio=0.00390625) == legal
-
-
-def test_the_point_that_changes_nothing_is_left_out():
-    space = {"num_envs": [128, 256], "batch_size": [512, 1024]}
-    assert len(legal_points(configured("+profile=speed"), space, PPO, 0.00390625)) == 3
-    found = changes({"num_envs": 256, "batch_size": 512, "algo.gamma": 0.9}, PPO)
-    assert found == {"batch_size": 512, "algo.gamma": 0.9}
+def test_a_search_with_real_trainings(fasttrain: RunCommand):
+    done = fasttrain(
+        "tune", "+profile=speed", "env.id=CartPole-v1", "algo=ppo", "tune.objective=reward", "tune.trials=1", "seeds=1",
+        "total_timesteps=512", "num_envs=2", "vec_env=dummy", "algo.rollout_size=128", "batch_size=64", "checkup=off",
+        "tune.space={algo.gamma: [0.9, 0.99]}", "eval.episodes=2", "eval_async=false", "report=false", "minutes=0.01",
+    ).ok()  # fmt: skip
+    (row,) = done.json("study.json")["rows"]
+    assert row["point"] == {"algo.gamma": 0.9}
+    assert row["mean_reward"] > 5
+    rows = (done.folder / "cells").glob("gamma*seed0*/evaluations.csv")
+    assert len(next(rows).read_text().splitlines()) > 3

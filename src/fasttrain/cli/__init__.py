@@ -229,7 +229,7 @@ def _run(request: Request, hydra: Composer, job: DictConfig, new: bool) -> int:
     def task() -> int:
         with activity(make_console(), "loading fasttrain and PyTorch"):
             main = commands.implementation(command)
-        with lock_folder(folder) if studies else nullcontext():
+        with lock_folder(folder, command == "tune" and config.run is not None) if studies else nullcontext():
             code: int = main(config, sources, folder, overrides, **more)
             if studies and config.report and draw_report(folder):
                 code = code or EXIT_CRASHED

@@ -68,10 +68,10 @@ OWNERS = {
     "play.": Owner(("play",), "to watch a run: fasttrain play run=…"),
     "clone.": Owner(("clone",), "to imitate somebody: fasttrain clone clone.of=hard"),
     "candidates": Owner(("compare",), "to compare: fasttrain compare candidates=[baseline,speed]"),
-    "seeds": Owner(("compare",), "a single run takes seed=…"),
+    "seeds": Owner(STUDIES, "a single run takes seed=…"),
     "gate.": Owner(("compare",), "to judge candidates: fasttrain compare candidates=[baseline,speed]"),
     "stop.": Owner(
-        ("train", "resume", "compare", "doctor"), "to end a training early: fasttrain +profile=speed stop.max_minutes=…"
+        ("train", "resume", *STUDIES, "doctor"), "to end a training early: fasttrain +profile=speed stop.max_minutes=…"
     ),
     "on_existing": Owner(("train", *STUDIES), "use another folder: hydra.run.dir=…"),
     "minutes": Owner(STUDIES, "a single run takes stop.max_minutes=…"),
@@ -301,6 +301,8 @@ def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run
         ConfigError: as `existing_to_resume`, or the run cannot be continued.
     """
     study, config = request.command in STUDIES, request.config
+    if request.command == "tune" and config.run is not None and (Path(config.run) / "study.json").exists():
+        return request  # several processes may search in one study
     way = "resume" if study and config.run is not None else config.on_existing
     found = existing_to_resume("study" if study else "run" * (request.command == "train"), way, typed, key)
     if found is None or config.run is not None:

@@ -31,7 +31,10 @@ from fasttrain.terminal import one_line
 
 INTERVALS = "lines: 95 % intervals"
 MOST_BARS, MOST_ROWS = 40, 24
-DRAWN = ("within", "added", "steps_per_s", "update_ratio", "memory_bytes", "quality")  # the most important first
+DRAWN = (  # the most important first
+    "within", "added", "mean_reward", "win_rate", "reward_per_hour", "time_to_threshold_s", "steps_per_s",
+    "update_ratio", "memory_bytes", "quality",
+)  # fmt: skip
 MOST_CHARTS = 4
 
 # --- ablate, tune
@@ -54,7 +57,9 @@ def study_page(folder: Path) -> Page:
         command=" ".join(["fasttrain", command, *map(str, as_list(stored.get("arguments")))]),
         banners=[] if rows or cells else [nothing],
         tiles=[
-            Tile("Result ÷ profile", times(result.value), result.interval(times)),
+            Tile("Result − profile", number(result.value), result.interval(number))
+            if "difference" in as_mapping(stored.get("result"))
+            else Tile("Result ÷ profile", times(result.value), result.interval(times)),
             *([cells_tile(cells)] if cells else []),
         ],
         sections=[
@@ -92,16 +97,9 @@ def _study_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Estimate]]:
-    """Names and values to draw. For trials: the mean over turns in each setting's highest rung, the best first."""
-    named = [(_plain(row.get("name", row.get("point"))), row, Estimate.of(row.get(key))) for row in rows]
-    named = [each for each in named if each[2].value is not None]
-    if not any("rung" in row for row in rows):
-        return [(name, value) for name, _, value in named][:MOST_ROWS]
-    trials: dict[str, dict[float, list[float]]] = {}
-    for name, row, value in named:
-        trials.setdefault(name, {}).setdefault(as_number(row.get("rung")) or 0.0, []).append(value.value or 0.0)
-    means = [(name, Estimate(float(np.mean(by_rung[max(by_rung)])))) for name, by_rung in trials.items()]
-    return sorted(means, key=lambda each: -(each[1].value or 0.0))[:MOST_ROWS]
+    """Names and values to draw."""
+    named = [(_plain(row.get("name", row.get("point"))), Estimate.of(row.get(key))) for row in rows]
+    return [each for each in named if each[1].value is not None][:MOST_ROWS]
 
 
 # --- sweeps

@@ -131,8 +131,6 @@ METRICS = {
     "within": Metric("profile ÷ profile without it", times),
     "quality": Metric("difference in quality with it"),
     "memory_bytes": Metric("memory (bytes)", size),
-    "rung": Metric("rung"),
-    "turn": Metric("turn"),
 }
 
 

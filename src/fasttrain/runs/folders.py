@@ -40,7 +40,7 @@ PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; a 
 TRACKER_FILES = ("mlflow.db", "mlartifacts", "trackio")  # written by trackers for all runs of a group together
 STEMS = ("model", "best_model", "last_good")
 WRITTEN = {  # the files that fasttrain itself writes
-    "study": ("study.json", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKER_FILES),
+    "study": ("study.json", "trials.jsonl", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKER_FILES),
     "sweep": ("sweep.json", "sweep.csv", *TRACKER_FILES),
     "run": ("plan.json", "summary.json", "status.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv",
             "evaluations.csv", "profile.txt", "profile.prof", "profile.html", "trace.json", "vecnormalize.npz",

@@ -186,12 +186,15 @@ BEYOND = 1 << 20  # position of the byte that Windows locks, which cannot be rea
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Inside, only this process works in the folder, if the disk can lock files.
+def lock_folder(folder: Path, join: bool = False) -> Iterator[None]:
+    """Inside, only this process works in the folder, if the disk can lock files. `join`: or beside another one.
 
     Raises:
         ConfigError: another process works there.
     """
+    if join and holder(folder):
+        yield
+        return
     if not (folder / LOCK).exists() and (other := _process_by_status(folder)):
         raise ConfigError(f"run={folder}: still going on (process {other})")
     try:  # child processes do not inherit the file, so that none of them keeps the lock

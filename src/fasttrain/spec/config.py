@@ -357,7 +357,7 @@ class Config:
         "What compare trains: [baseline, {name: mine, overrides: [num_envs=8]}]. The others must match the "
         "first. ablate, or {ablate: [num_envs, vec_env]}, takes the profile's settings one by one.",
     )
-    seeds: int = setting(5, "Number of seeds per candidate: seed, seed + 1, and so on.", least=1)
+    seeds: int = setting(5, "Seeds per candidate, or per trial of tune (without it 2): seed, seed + 1, …", least=1)
     minutes: float | None = setting(
         None,
         "compare: minutes of training per cell, in place of equal env steps. tune and ablate: minutes in all.",

@@ -31,10 +31,20 @@ class GateConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TuneConfig:
-    """The search of `fasttrain tune` for the most steps per second."""
+    """The search of `fasttrain tune`."""
 
-    space: dict[str, tuple[Any, ...]] | None = setting(
-        None, "Values to try: {num_envs: [64, 128], batch_size: [512, 1024]}. null makes them from machine and profile."
+    objective: str = setting(
+        "steps_per_s",
+        "What becomes as high as possible: reward, win_rate, steps_per_s or reward_per_hour. time_to:0.5 is the time "
+        "until 100 episodes have this mean return or win rate.",
+    )
+    space: dict[str, tuple[Any, ...] | dict[str, int | float | bool] | None] | None = setting(
+        None,
+        "What is searched: {batch_size: [256, 512], algo.learning_rate: {low: 1e-4, high: 1e-2, log: true}}. null "
+        "stands for the usual values. Without tune.space, all usual keys are searched that you did not type.",
+    )
+    trials: int | None = setting(
+        None, "Ends the search after so many trials. null searches until minutes are over.", least=1
     )
 
 

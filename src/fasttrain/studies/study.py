@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -38,6 +38,9 @@ from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.terminal import command, one_line, rate_text
 
+# Is called about every second with the folder of a running cell. If it returns a reason, the cell saves and ends.
+Ended = Callable[[Path], str] | None
+LOOK_S = 1.0  # seconds between two such calls
 LEAST_WINDOWS = 3  # if a run has at least so many windows, its rate leaves out the first
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 
@@ -97,7 +100,7 @@ class Cell:
 
 
 def run_cell(
-    command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None
+    command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None, ended: Ended = None
 ) -> tuple[Cell, bool]:
     """Run `fasttrain COMMAND overrides…` into `folder`, with its output in log.txt there.
 
@@ -112,8 +115,14 @@ def run_cell(
     with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
         process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
         with _passing_on_signals(process) as signals:
-            exit_code = process.wait()
-    error, took, summary = why(exit_code, folder / "log.txt"), time.perf_counter() - begun, folder / "summary.json"
+            reason, exit_code = "", None
+            while exit_code is None:
+                with suppress(subprocess.TimeoutExpired):
+                    exit_code = process.wait(None if ended is None or reason else LOOK_S)
+                if exit_code is None and ended is not None and (reason := ended(folder)):
+                    process.terminate()
+    took, summary = time.perf_counter() - begun, folder / "summary.json"
+    error = reason if exit_code == EXIT_STOPPED else why(exit_code, folder / "log.txt")
     return Cell(label, list(overrides), folder, exit_code, error, took, seed, read_json(summary)), bool(signals)
 
 
@@ -198,18 +207,22 @@ class Study:
         folder: the study's folder. Its finished cells are not run again.
         overrides: the typed overrides, stored so that `run=FOLDER` alone continues the study.
         anew: remove an earlier study from the folder.
+        lock: is held while study.json is written, if several processes work on the study.
     """
 
     def __init__(
-        self, command: str, folder: Path, overrides: Sequence[str], console: Console, anew: bool = False
-    ) -> None:
+        self, command: str, folder: Path, overrides: Sequence[str], console: Console, anew: bool = False,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:  # fmt: skip
         self.command, self.folder, self.console = command, folder.absolute(), console
         self.arguments = [text for text in overrides if key_of(text) not in ("run", "on_existing")]
         if anew:
             clear(self.folder, "study")
         stored = read_json(self.folder / "study.json")
         self.notes: dict[str, Any] = {key: value for key, value in stored.items() if key not in FIXED}
-        self.cells = [Cell.from_dict(cell, self.folder) for cell in stored.get("cells", [])]
+        self.cells: list[Cell] = []
+        self.lock = lock or nullcontext()
+        self.ended: Ended = None
         self.begun = time.perf_counter()
         self.store()  # study.json marks the folder as a study
 
@@ -264,12 +277,13 @@ class Study:
             overrides = self._overrides(wanted)
             while holder(folder):  # the cell may still run, if its study was killed
                 time.sleep(0.2)
-            cell, stopped = run_cell("train", merged(CELL_DEFAULTS, overrides), folder, wanted.label, wanted.seed)
+            typed = merged(CELL_DEFAULTS, overrides)
+            cell, stopped = run_cell("train", typed, folder, wanted.label, wanted.seed, self.ended)
             cell.overrides = overrides
         self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
         self.store()
         self.say(f"{title}: {cell.described()} · {cell.seconds:.0f} s{self._eta(later, until_s)}")
-        if stopped or cell.exit_code == EXIT_STOPPED:
+        if stopped or (cell.exit_code == EXIT_STOPPED and not cell.error):
             raise KeyboardInterrupt
         return cell
 
@@ -294,7 +308,16 @@ class Study:
 
     def store(self) -> None:
         content = {"schema": STUDY_SCHEMA, "command": self.command, "arguments": self.arguments, **self.notes}
-        write_json(self.folder / "study.json", {**content, "cells": [cell.to_dict(self.folder) for cell in self.cells]})
+        with self.lock:
+            self.read_others()
+            cells = [cell.to_dict(self.folder) for cell in self.cells]
+            write_json(self.folder / "study.json", {**content, "cells": cells})
+
+    def read_others(self) -> None:
+        """Add the cells that other processes have stored in the same study."""
+        ours = {(cell.label, *cell.overrides) for cell in self.cells}
+        stored = [Cell.from_dict(cell, self.folder) for cell in read_json(self.folder / "study.json").get("cells", [])]
+        self.cells += [cell for cell in stored if (cell.label, *cell.overrides) not in ours]
 
     def say(self, line: str) -> None:
         say(self.console, line)

@@ -1,294 +1,329 @@
-"""`fasttrain tune +profile=speed`: finds the settings with the most steps/s on this machine, by successive halving
-(Jamieson & Talwalkar 2016).
+"""`fasttrain tune +profile=speed`: finds settings with more steps/s, or with more reward, by Optuna's TPE.
 
-Many settings get a short trial, the best third a longer one. At last the best few and the profile itself run in turn.
-Every trial is a process of its own. A trial with fewer updates per env step than the profile, or too much memory, is
-refused.
+Every trial is a process of its own, or one for each seed. A trial whose evaluations are worse than half of the others'
+ends early. At last the best settings and the profile run in turn, with seeds that no trial had. This decides whether
+profile/tuned.yaml is written.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from functools import reduce
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.machine import free_memory, usable_cores
-from fasttrain.runs.view import FittingTable, make_console
-from fasttrain.saving.files import read_json
-from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, train_frequency
+from fasttrain.runs.logs import EvaluationLog
+from fasttrain.runs.view import make_console
+from fasttrain.saving.files import holder
+from fasttrain.spec.checks import BY_NAME
 from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import key_of
-from fasttrain.spec.reading import all_keys
-from fasttrain.spec.setting import convert, did_you_mean
-from fasttrain.studies.judge import speed_ratio
-from fasttrain.studies.statistics import Ratio
+from fasttrain.studies import space
+from fasttrain.studies.judge import read_outcome
+from fasttrain.studies.space import PROFILE, Point, label_of
+from fasttrain.studies.statistics import MIN_PAIRS, ratio_interval, t_interval
 from fasttrain.studies.study import MINUTES, Cell, Compose, Study, Wanted, base_overrides, merged, settings
-from fasttrain.terminal import command, rate_text, spelt
+from fasttrain.studies.trials import Trials, check_installed, lock_of
+from fasttrain.terminal import command, spelt, with_interval
 
-PROFILE = "profile"
-TRIAL_S = (3.0, 8.0, 16.0)  # seconds of training by rung; trials of the last run in turn with the profile
-SHARES = (0.45, 0.65)  # share of the time after which no trial of that rung begins
-KEPT = 3  # one of so many trials reaches the next rung
-FINALISTS, TURNS = 2, 3
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+TRIAL_S, FINAL_S, TURNS = 8.0, 16.0, 3  # of steps_per_s: seconds of a trial and of the confirmation, and its turns
+EVALUATIONS, EPISODES = 10, 20  # during a trial, and episodes of each
+SEEDS, FRESH = 2, 1000  # seeds of a trial; those of the confirmation begin so much later
+MOST_REPEATS = 30  # after so many points in a row that are known or not worth a trial, the space counts as searched
 FREE_SHARE = 0.8  # share of the free memory that a trial may use
 ENDLESS = 10**12  # total_timesteps: the time ends a trial
+LATE = "ended early, worse than half of the trials"
+FIGURES = {"reward": "mean_reward", "win_rate": "win_rate"}  # objectives that are a result of evaluations
+OBJECTIVES = (*FIGURES, "steps_per_s", "reward_per_hour")
 
-Space = dict[str, list[Any]]
-Point = dict[str, Any]
+
+class Objective(NamedTuple):
+    """What is searched for. The higher a value, the better; of time_to it is 1 ÷ seconds, and 0 if never reached."""
+
+    name: str
+    threshold: float | None = None
+
+    @classmethod
+    def of(cls, text: str) -> Objective:
+        """Raises ConfigError: there is no such objective."""
+        name, _, number = text.partition(":")
+        try:
+            found = cls(text, float(number) if name == "time_to" else None)
+        except ValueError:
+            found = cls("")
+        if found.name not in OBJECTIVES if found.threshold is None else not math.isfinite(found.threshold):
+            names = ", ".join(OBJECTIVES)
+            raise ConfigError(f"tune.objective={text}: not one of {names}, or time_to:NUMBER as in time_to:0.5")
+        return found
+
+    @property
+    def evaluated(self) -> bool:
+        return self.name in FIGURES
+
+    @property
+    def speed(self) -> bool:
+        return self.name == "steps_per_s"
+
+    @property
+    def figure(self) -> str:
+        """Its name in the report."""
+        return "time_to_threshold_s" if self.threshold is not None else FIGURES.get(self.name, self.name)
+
+    def value(self, cell: Cell) -> float | None:
+        """The value of a finished run; None if it reports none."""
+        if self.speed:
+            return cell.rate
+        if self.threshold is not None:
+            reached = read_outcome(cell).time_to(self.threshold)
+            return 0.0 if reached is None else 1.0 / max(reached[1], 1e-3)
+        found = (cell.summary["quality"] if self.evaluated else cell.summary).get(self.figure)
+        return None if found is None or not math.isfinite(found) else float(found)
+
+    def told(self, value: float | None) -> float | None:
+        """A value as users know it: of time_to the seconds, infinite if never reached."""
+        return value if self.threshold is None or value is None else 1 / value if value > 0 else math.inf
+
+    def text(self, value: float) -> str:
+        return with_interval(self.told(value), None, "{:.4g}" if self.threshold is None else "{:.3g} s")
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Search; write study.json, profile/tuned.yaml and the report.
+    """Search and confirm; write study.json, profile/tuned.yaml and the report.
 
-    Returns 4 if stopped by a signal, 1 if the profile itself could not be run, else 0. Raises ConfigError if tune.space
-    names an unknown key or a wrong value.
+    Returns 4 if stopped by a signal, 1 if the profile itself could not be run, else 0. Raises ConfigError if a setting
+    of the search is wrong, or Optuna is not installed.
     """
-    known = all_keys()
-    for key, values in (config.tune.space or {}).items():
-        if key not in known:
-            raise ConfigError(f"tune.space: unknown key '{key}'{did_you_mean(key, known)}")
-        if not values:
-            raise ConfigError(f"tune.space: {key} has no values to try")
-        *groups, name = key.split(".")
-        kind = get_type_hints(type(reduce(getattr, groups, config))).get(name, Any)
-        for value in values:
-            convert(value, kind, f"tune.space: {key}")
-    study = Study("tune", folder, overrides, make_console(), config.on_existing == "overwrite")
-    search = Search(study, config, base_overrides(overrides), compose)
-    try:
-        return search.run()
-    except KeyboardInterrupt:
-        search.conclude()
-        return EXIT_STOPPED
+    objective = Objective.of(config.tune.objective)
+    space.check_space(config)
+    check_installed()
+    number = 1 if objective.speed else config.seeds if "seeds" in sources else SEEDS
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna's, which name its own options
+        study = Study("tune", folder, overrides, make_console(), config.on_existing == "overwrite", lock_of(folder))
+        search = Search(study, config, base_overrides(overrides), compose, objective, number)
+        try:
+            return search.run()
+        except KeyboardInterrupt:
+            search.store()
+            return EXIT_STOPPED
 
 
 class Search:
-    def __init__(self, study: Study, config: Config, base: Sequence[str], compose: Compose) -> None:
+    """The search of one process. `number`: seeds of a trial."""
+
+    def __init__(
+        self, study: Study, config: Config, base: Sequence[str], compose: Compose, objective: Objective, number: int
+    ) -> None:
         self.study, self.config, self.base, self.compose = study, config, list(base), compose
-        self.budget_s = 60 * (config.minutes or MINUTES)
+        self.objective, self.seeds = objective, range(config.seed, config.seed + number)
+        self.pairs = TURNS if objective.speed else max(MIN_PAIRS, number)  # of the confirmation
+        timed = config.minutes is not None or config.tune.trials is None
+        self.budget_s = 60 * (config.minutes or MINUTES) if timed else math.inf
         self.memory_bytes = FREE_SHARE * free_memory()
-        self.trials: list[dict[str, Any]] = []
-        self.result: Ratio | None = None
-        self.best: Point | None = None
+        self.start: Point = {}
+        self.trials: Trials | None = None
 
     def run(self) -> int:
-        """Run the profile and three rungs of trials, then the verdict. Returns the exit code."""
-        first = self._run_one({}, 0)
-        if first is None:
-            self.study.say("tune: the profile itself could not be run; see above")
+        """Run the profile and the trials, and confirm the best. Returns the exit code."""
+        wanted = [self._wanted({}, seed) for seed in self.seeds]
+        while not (leads := self._leads()) and len(self.study.finished(wanted)[PROFILE]) < len(wanted):
+            time.sleep(0.5)  # the first process runs the profile
+            self.study.read_others()
+        cells = [*self.study.run(wanted)[PROFILE].values()]
+        if len(cells) < len(wanted) or any(why := self._refusal(cell) for cell in cells):
+            self.study.say(f"tune: the profile itself could not be run{f': {why}' if cells else '; see above'}")
             return EXIT_CRASHED
-        plan = read_json(first.folder / "plan.json")
-        self.defaults = {row["flag"]: row["effective"] for row in plan["flags"]}
-        self.least_ratio = update_ratio(self.config, {}, self.defaults)
-        space = self._space(plan)
-        points = legal_points(self.config, space, self.defaults, self.least_ratio)
-        sizes = ", ".join(f"{key} {'/'.join(map(str, values))}" for key, values in space.items())
-        self.study.say(
-            f"space: {sizes}; {len(points)} combinations update at least {self.least_ratio:.5f} times a step"
-        )
-        self._finals(self._rung(self._first_rung(points), 1)[:FINALISTS])
-        self.conclude()
-        return EXIT_DONE
+        values = [value for cell in cells if (value := self.objective.value(cell)) is not None]
+        if len(values) < len(cells):
+            raise ConfigError(
+                f"tune.objective={self.objective.name}: a run with the profile's own settings reports none; choose "
+                "another objective, or train longer (total_timesteps=…)"
+            )
+        self.start, self.start_value = space.start_of(self.config, cells[0].folder), fmean(values)
+        self.least_ratio = space.update_ratio(self.config, {}, self.start) if self.objective.speed else 0.0
+        kinds = (not self.objective.evaluated, not self.objective.speed)
+        searched = space.space_of(self.config, self.start, usable_cores(), {*map(key_of, self.base)}, *kinds)
+        self.study.say("space: " + ", ".join(f"{key} {space.text_of(own)}" for key, own in searched.items()))
+        seed = self.config.seed if leads else None
+        self.trials = Trials(self.study.folder, self.study.lock, self.objective.name, searched, seed)
+        if leads:
+            self.trials.add_start(self.start)
+        repeats = 0
+        while repeats < MOST_REPEATS and not self._over(self.trials):
+            repeats = 0 if self._trial(self.trials) else repeats + 1
+            self.store()
+        return self._finish(self.trials)
 
-    def _space(self, plan: Mapping[str, Any]) -> Space:
-        if self.config.tune.space is not None:
-            return {key: list(values) for key, values in self.config.tune.space.items()}
-        typed = {key_of(text) for text in self.base}
-        space = default_space(self.config, plan, usable_cores())
-        return {key: values for key, values in space.items() if key not in typed}  # typed values do not vary
+    def _leads(self) -> bool:
+        """Whether no other process leads the study."""
+        return holder(self.study.folder) in ("", str(os.getpid()))
 
-    def _first_rung(self, points: Sequence[Point]) -> list[Point]:
-        drawn = np.random.default_rng(self.config.seed).permutation(len(points))[::-1]
-        best = self._rung([changes(points[index], self.defaults) for index in drawn], 0)
-        self.study.say(f"rung 1: {len(best)} trials of {len(points)} combinations")
-        return best[: max(FINALISTS, -(-len(best) // KEPT))]
+    def _over(self, trials: Trials) -> bool:
+        ran, most = len(trials.known()), self.config.tune.trials
+        confirmation_s = 2 * self.pairs * fmean(cell.seconds for cell in self.study.cells)
+        late = self.study.spent_s() + confirmation_s > self.budget_s
+        return ran > 0 and (late or (most is not None and ran >= most))
 
-    def _rung(self, points: Sequence[Point], rung: int) -> list[Point]:
-        """Run a rung; returns the points whose trial succeeded, the fastest first. Later rungs run all finalists."""
-        found = []
-        for number, point in enumerate(points):
-            if self.study.spent_s() >= SHARES[rung] * self.budget_s and number >= FINALISTS * rung:
-                break
-            if (cell := self._run_one(point, rung)) is not None:
-                found.append((cell.rate, point))
-        return [point for _, point in sorted(found, key=lambda each: -each[0])]
-
-    def _finals(self, points: Sequence[Point]) -> None:
-        """Run the finalists and the profile in turn; the best has the highest median ratio."""
-        sides: dict[str, dict[int, Cell]] = {}
-        for turn in range(TURNS):
-            if turn and self.study.spent_s() > self.budget_s:
-                break
-            for point in ({}, *points):
-                if (cell := self._run_one(point, len(TRIAL_S) - 1, turn)) is not None:
-                    sides.setdefault(label_of(point), {})[turn] = cell
-        for point in points:
-            found = speed_ratio(sides.get(label_of(point), {}), sides.get(PROFILE, {}))
-            if found is not None and (self.result is None or found.value > self.result.value):
-                self.result, self.best = found, point
-
-    def _run_one(self, point: Point, rung: int, turn: int = 0) -> Cell | None:
-        """Run a trial; None if it failed, used too much memory or made no update."""
-        minutes = TRIAL_S[rung] / 60
+    def _wanted(self, point: Point, seed: int, final: bool = False) -> Wanted:
+        usual = [] if final else ["checkup=off", f"eval.episodes={EPISODES if self.objective.evaluated else 2}"]
+        if self.objective.speed:
+            endless = [] if self.config.algo.spec.stretches else [f"total_timesteps={ENDLESS}"]
+            minutes = (FINAL_S if final else TRIAL_S) / 60
+            usual = ["checkup=off", "eval.episodes=2", *endless, f"stop.max_minutes={minutes:.4f}"]
+        elif self.objective.evaluated and not final:
+            usual.append(f"eval_every={max(1, self.config.total_timesteps // EVALUATIONS)}")
         typed = [f"{key}={spelt(value)}" for key, value in point.items()]
-        horizon = [] if self.config.algo.spec.stretches else [f"total_timesteps={ENDLESS}"]
-        more = [*horizon, f"stop.max_minutes={minutes:.4f}", "eval.episodes=2", *typed]
-        wanted = Wanted(
-            f"{label_of(point)} ({TRIAL_S[rung]:.0f} s)", self.config.seed + turn, tuple(merged(self.base, more))
-        )
-        try:
-            self.compose(wanted.overrides)
-        except ConfigError as error:
-            self.study.say(f"{wanted.label}: {error}")
-            return None
-        cell = self.study.run([wanted])[wanted.label].get(wanted.seed)
-        if cell is None:
-            return None
-        memory = cell.summary["utilization"]["memory_bytes"]
-        why = "" if cell.summary["updates"] else "it ended before its first update"
-        if memory > self.memory_bytes:
-            why = f"{memory / 2**30:.1f} GiB of memory, {self.memory_bytes / 2**30:.1f} are allowed"
-        row = {"point": point, "rung": rung + 1, "turn": turn, "steps_per_s": cell.rate, "memory_bytes": memory}
-        self.trials.append({**row, "update_ratio": cell.summary["update_ratio"], "refused": why})
-        if why:
-            self.study.say(f"{wanted.label}: refused: {why}")
-        return None if why else cell
+        return Wanted(label_of(point), seed, tuple(merged(merged(usual, self.base), typed)))
 
-    def conclude(self) -> None:
-        self.study.notes["rows"] = self.trials
-        if self.result is not None and self.best is not None:
-            self._write(self.best, self.result)
+    def _trial(self, trials: Trials) -> bool:
+        """Run a trial. False: its settings are known, or not worth one."""
+        trial = trials.ask()
+        point = space.changes(trials.point(trial.params), self.start)
+        wanted = [self._wanted(point, seed) for seed in self.seeds]
+        if trials.repeat(trial):
+            return False
+        if not point:
+            trials.end(trial, self.start_value)
+        elif why := self._not_worth(point, wanted[0]):
+            trials.end(trial, None, why)
         else:
-            self.study.say("nothing was run beside the profile: no profile is written")
+            trials.begin(trial)
+            value, why, figures = self._value(trial, wanted)
+            trials.end(trial, value, why, figures)
+            found = why if value is None else f"{self.objective.name} {self.objective.text(value)}"
+            self.study.say(f"trial {len(trials.ranked())}: {label_of(point)}: {found}")
+            return True
+        return False
+
+    def _not_worth(self, point: Point, wanted: Wanted) -> str:
+        try:
+            return space.not_worth(self.compose(wanted.overrides), point, self.start, self.least_ratio)
+        except ConfigError as error:
+            return str(error)
+
+    def _value(self, trial: Trial, wanted: Sequence[Wanted]) -> tuple[float | None, str, dict[str, float]]:
+        """Run the trial's seeds. Returns their mean value, or None and why there is none, and figures of the report."""
+        values, cells = list[float](), list[Cell]()
+        for number, each in enumerate(wanted, 1):
+            self.study.ended = self._judge(trial) if self.objective.evaluated and number == 1 else None
+            cell = self.study.run([each])[each.label].get(each.seed)
+            if cell is None:
+                failed = self.study.failed([each])
+                return None, f"failed: {failed[0].error}" if failed else LATE, {}
+            value, why = self.objective.value(cell), self._refusal(cell)
+            if value is None or why:
+                return None, f"refused: {why or 'it reports no value'}", {}
+            cells.append(cell)
+            values.append(value)
+            if self.objective.evaluated and number < len(wanted):
+                trial.report(fmean(values), EVALUATIONS + number)
+                if trial.should_prune():
+                    return None, LATE, {}
+        figures = {key: fmean(float(cell.summary[key]) for cell in cells) for key in ("steps_per_s", "update_ratio")}
+        return fmean(values), "", figures
+
+    def _judge(self, trial: Trial) -> Callable[[Path], str]:
+        """A function that tells Optuna the evaluations of a running cell, and returns why the cell ends early."""
+        every, seen = self.config.eval_every or max(1, self.config.total_timesteps // EVALUATIONS), set[int]()
+
+        def ended(folder: Path) -> str:
+            for row in EvaluationLog(folder / "evaluations.csv").known(sys.maxsize):
+                step, value = row["env_steps"] // every, row[self.objective.figure]
+                if step not in seen and value is not None:
+                    seen.add(step)
+                    trial.report(value, step)
+                    if trial.should_prune():
+                        return LATE
+            return ""
+
+        return ended
+
+    def _refusal(self, cell: Cell) -> str:
+        """Why a finished run does not count; empty if it does."""
+        memory = cell.summary["utilization"]["memory_bytes"]
+        if memory > self.memory_bytes:
+            return f"{memory / 2**30:.1f} GiB of memory, {self.memory_bytes / 2**30:.1f} are allowed"
+        return "" if cell.summary["updates"] else "it ended before its first update"
+
+    def store(self) -> None:
+        """Write the trials into study.json, the best first."""
+        if self.trials is not None:
+            self.study.notes["rows"] = [
+                {"point": space.changes(point, self.start), **more, self.objective.figure: self.objective.told(value)}
+                for point, value, more in self.trials.ranked()
+            ]
         self.study.store()
 
-    def _write(self, best: Point, result: Ratio) -> None:
-        better = result.clear and result.value > 1
-        chosen, stays = (best, "") if better else ({}, "; so the profile's own values stay")
-        self.study.console.print()
-        self.study.say("the best trials")
-        self.study.console.print(_table(self.trials))
-        notes = {key: self._evidence(key) for key in chosen}
-        values = {**settings(self.config), **chosen}
-        head = (
-            f"tuned for {self.config.env.name} with {self.config.algo.name}: {len(self.trials)} trials. "
-            f"{result.text()} as fast as the profile, in {result.pairs} turns{stays}"
+    def _finish(self, trials: Trials) -> int:
+        """Confirm the best settings, or leave that to the process that leads."""
+        if not self._leads():
+            self.study.say(f"process {holder(self.study.folder)} goes on, and confirms the best settings at its end")
+            return EXIT_DONE
+        if others := trials.running():
+            self.study.say(f"waiting for {len(others)} trials of other processes")
+        while trials.running() & others:
+            time.sleep(0.5)
+        self.study.read_others()
+        (self.study.folder / "conf" / "profile" / "tuned.yaml").unlink(missing_ok=True)
+        self.study.notes |= {"best": {}, "result": {}}
+        best, value, _ = next(iter(trials.ranked()), ({}, None, {}))
+        better, found = False, "no trial was better than the profile"
+        if value is not None and value > self.start_value:
+            best = space.changes(best, self.start)
+            now, before = map(self.objective.text, (value, self.start_value))
+            self.study.say(f"confirming {label_of(best)}: {now} in its trial, {before} with the profile")
+            better, found = self._confirmed(best)
+        found += "" if better else ": the profile's own settings stay, and no profile is written"
+        minutes = sum(cell.seconds for cell in self.study.cells) / 60
+        found = f"{len(trials.known())} trials, {minutes:.1f} minutes of trainings; {found}"
+        self.study.say(found)
+        if better:
+            self._write(best, found)
+        self.store()
+        return EXIT_DONE
+
+    def _confirmed(self, point: Point) -> tuple[bool, str]:
+        """Compare a point with the profile, on fresh seeds. Returns whether it is better, and the result in words."""
+        self.study.ended = None
+        seeds, label = range(self.config.seed + FRESH, self.config.seed + FRESH + self.pairs), label_of(point)
+        cells = self.study.run([self._wanted(each, seed, final=True) for seed in seeds for each in ({}, point)])
+        ours, theirs = (
+            {seed: value for seed, cell in cells[name].items() if (value := self.objective.value(cell)) is not None}
+            for name in (label, PROFILE)
         )
-        path = self.study.write_profile("tuned", values, head, notes)
-        self.study.notes["best"] = chosen
-        self.study.notes["result"] = result.to_dict()
-        stays = stays and ", which stays"
-        self.study.say(f"best: {label_of(best)}: {result.text()} as fast as the profile{stays}")
-        changed = [key for key in chosen if key not in BY_NAME or BY_NAME[key].class_of(chosen[key]) == "trade-off"]
-        if changed:
+        both = sorted(ours.keys() & theirs.keys())
+        if len(both) < self.pairs:
+            return False, f"only {len(both)} of {self.pairs} pairs of runs could be compared"
+        if self.objective.speed and (ratio := ratio_interval(ours, theirs)) is not None:
+            self.study.notes["result"] = ratio.to_dict()
+            return ratio.clear and ratio.value > 1, f"{ratio.text()} as fast as the profile, in {ratio.pairs} turns"
+        low, high = t_interval(np.array([ours[seed] - theirs[seed] for seed in both]))
+        means = [fmean(side[seed] for seed in both) for side in (ours, theirs)]
+        self.study.notes["result"] = {"difference": means[0] - means[1], "low": low, "high": high}
+        difference = with_interval(means[0] - means[1], (low, high), "{:+.3g}")
+        unit = " per second" * (self.objective.threshold is not None)
+        now, before = map(self.objective.text, means)
+        found = f"{self.objective.name} {now}, with the profile {before}; difference {difference}{unit}"
+        return low > 0, f"{found}, {self.pairs} new seeds"
+
+    def _write(self, point: Point, found: str) -> None:
+        self.study.notes["best"] = point
+        head = f"tuned for {self.config.env.name} with {self.config.algo.name}: {found}"
+        path = self.study.write_profile("tuned", {**settings(self.config), **point}, head, {})
+        changed = [key for key in point if key not in BY_NAME or BY_NAME[key].class_of(point[key]) == "trade-off"]
+        if changed and self.objective.speed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
             self.study.say(f"{said}: check the learning by {command()} compare before you rely on it")
         self.study.say_profile("tuned", path)
-
-    def _evidence(self, key: str) -> str:
-        """The best steps/s of the first rung for each value of the key."""
-        best: dict[str, float] = {}
-        for trial in self.trials:
-            if trial["rung"] == 1 and key in trial["point"] and not trial["refused"]:
-                said = str(trial["point"][key])
-                best[said] = max(best.get(said, 0.0), trial["steps_per_s"])
-        return "best steps/s by value: " + ", ".join(f"{said} {rate_text(rate)}" for said, rate in sorted(best.items()))
-
-
-# --- the space of settings
-
-
-def default_space(config: Config, plan: Mapping[str, Any], cores: int) -> Space:
-    """Values around the profile's effective ones. `plan`: contents of its plan.json; `cores`: usable cores."""
-    effective = {row["flag"]: row["effective"] for row in plan["flags"]}
-    num_envs = int(effective["num_envs"])
-    space: Space = {"num_envs": _around(num_envs, (4, 2, 1, 1 / 2, 1 / 4), least=1)}
-    if effective["vec_env"] == "shared":
-        workers = int(effective["workers"])
-        space["workers"] = sorted({workers, max(1, cores // 2), cores, 2 * cores})
-    if config.algo.spec.off_policy:
-        updates = int(effective["updates_per_step"])
-        space["updates_per_step"] = _around(updates, (2, 1, 1 / 2), least=1) if updates > 0 else [updates]
-        if train_frequency(config.algo.train_freq)[1] == "episode":  # SB3 allows one env only
-            space["num_envs"] = [num_envs]
-    if config.algo.spec.minibatches:
-        space["batch_size"] = _around(int(effective["batch_size"]), (2, 1, 1 / 2), least=2)
-    if effective["torch_threads"] not in ("default", NOT_APPLICABLE):
-        space["torch_threads"] = sorted({1, cores, int(effective["torch_threads"])})
-    if effective["fused_update"] != NOT_APPLICABLE and config.engine == "fast":
-        space["fused_update"] = ["on", "off"]
-    cuda = config.device.startswith("cuda")
-    for switch in ("use_amp", "use_compile"):
-        if cuda and effective[switch] != NOT_APPLICABLE:
-            space[switch] = ["on" if effective[switch] == "off" else effective[switch], "off"]
-    return {key: values for key, values in space.items() if len(values) > 1}
-
-
-def _around(value: int, factors: Sequence[float], least: int) -> list[int]:
-    return sorted({max(least, round(value * factor)) for factor in factors})
-
-
-def update_ratio(config: Config, point: Point, defaults: Mapping[str, Any]) -> float:
-    """Gradient updates per env step at a point; `defaults`: the plan's effective values of the other settings."""
-    value = {**defaults, **point}
-    if config.algo.spec.off_policy:
-        count, unit = train_frequency(config.algo.train_freq)
-        if value["updates_per_step"] < 0:
-            return 1.0
-        return float(value["updates_per_step"]) / float(value["num_envs"]) / (count if unit == "step" else 1)
-    rollout = config.algo.num_steps(value["num_envs"]) * value["num_envs"]
-    epochs = int(value.get("algo.n_epochs", getattr(config.algo, "n_epochs", 1)))
-    return float(epochs * math.ceil(rollout / (value.get("batch_size") or rollout)) / rollout)
-
-
-def is_legal(config: Config, point: Point, defaults: Mapping[str, Any], least_ratio: float) -> bool:
-    """Whether a point can run and updates often enough; 2 % fewer updates are allowed, because rollouts are rounded."""
-    value = {**defaults, **point}
-    if config.algo.spec.on_policy:
-        steps = config.algo.n_steps
-        rollout = steps * value["num_envs"] if steps else config.algo.rollout_size
-        if max(value["num_envs"], value.get("batch_size") or 1) > rollout:
-            return False
-    if "workers" in point and point["workers"] > value["num_envs"]:
-        return False
-    if point.get("fused_update") == "on" and {point.get("use_amp"), point.get("use_compile")} - {None, "off"}:
-        return False
-    return update_ratio(config, point, defaults) >= 0.98 * least_ratio
-
-
-def legal_points(config: Config, space: Space, defaults: Mapping[str, Any], least_ratio: float) -> list[Point]:
-    """All legal combinations, without the one that changes nothing."""
-    points = (dict(zip(space, values, strict=True)) for values in itertools.product(*space.values()))
-    return [point for point in points if changes(point, defaults) and is_legal(config, point, defaults, least_ratio)]
-
-
-def changes(point: Point, defaults: Mapping[str, Any]) -> Point:
-    """The settings of a point that differ from the defaults."""
-    return {key: value for key, value in point.items() if key not in defaults or defaults[key] != value}
-
-
-# --- output
-
-
-def label_of(point: Point) -> str:
-    """`num_envs=64 batch_size=512`; `profile` for no change."""
-    return " ".join(f"{key}={value}" for key, value in point.items()) or PROFILE
-
-
-def _table(trials: Sequence[Mapping[str, Any]], most: int = 12) -> FittingTable:
-    table = FittingTable(["setting", "seconds", "steps/s", "updates/step", "memory"])
-    for trial in sorted(trials, key=lambda each: (-each["rung"], -each["steps_per_s"]))[:most]:
-        table.add_row(
-            label_of(trial["point"]),
-            f"{TRIAL_S[trial['rung'] - 1]:.0f}",
-            rate_text(trial["steps_per_s"]),
-            f"{trial['update_ratio']:.5f}",
-            f"{trial['memory_bytes'] / 2**20:,.0f} MB{' (refused)' if trial['refused'] else ''}",
-        )
-    return table

@@ -1,0 +1,169 @@
+"""What `fasttrain tune` searches: values or a range of each setting, and which combinations are worth a trial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from functools import reduce
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from fasttrain.errors import ConfigError
+from fasttrain.saving.files import read_json
+from fasttrain.spec.algorithms import SEARCHED
+from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, ranges, train_frequency
+from fasttrain.spec.config import Config
+from fasttrain.spec.reading import all_keys
+from fasttrain.spec.setting import convert, did_you_mean
+
+
+class Range(NamedTuple):
+    """All numbers from `low` to `high`, whole ones if both are."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Space = dict[str, "list[Any] | Range"]
+Point = dict[str, Any]
+PROFILE = "profile"
+BOTH = ("num_envs", "batch_size", "updates_per_step")  # change the speed and the learning
+
+
+def check_space(config: Config) -> None:
+    """Raises ConfigError: `tune.space` has an unknown key, or a value that its setting cannot have."""
+    known = all_keys()
+    for key, values in (config.tune.space or {}).items():
+        where, example = f"tune.space: {key}", "{low: 1e-4, high: 1e-2, log: true}"
+        if key not in known:
+            raise ConfigError(f"tune.space: unknown key '{key}'{did_you_mean(key, known)}")
+        if isinstance(values, dict):
+            low, high, log = (values.get(name) for name in ("low", "high", "log"))
+            rest, least = {*values} - {"low", "high", "log"}, 0 if log else -math.inf
+            if rest or log not in (None, True, False) or low is None or high is None or not least < low < high:
+                raise ConfigError(f"{where}={values}: a range is {example}, low < high, and 0 < low if log is true")
+            values = (low, high)
+        elif values is not None and not values:
+            raise ConfigError(f"{where} has no values to try")
+        *groups, name = key.split(".")
+        kind = get_type_hints(type(reduce(getattr, groups, config))).get(name, Any)
+        for value in values or ():
+            convert(value, kind, where)
+
+
+def start_of(config: Config, folder: Path) -> Point:
+    """The start's values: of flags those that a run in `folder` had, and the algorithm's own settings."""
+    flags = {row["flag"]: row["effective"] for row in read_json(folder / "plan.json")["flags"]}
+    return {**{f"algo.{name}": getattr(config.algo, name, None) for name in [*config.algo.spec.keys()]}, **flags}
+
+
+def space_of(config: Config, start: Point, cores: int, typed: Container[str], speed: bool, learning: bool) -> Space:
+    """The space of `tune.space`, or the usual one: settings that change the speed, the learning or both.
+
+    `start`: as `start_of` returns it; `cores`: usable cores; `typed`: keys that the usual space leaves out.
+    """
+    around = _around(config, start)
+    of_speed = {**{key: around[key] for key in BOTH if key in around}, **_computing(config, start, cores)}
+    of_learning = {key: own for key, own in around.items() if key != "num_envs"}
+    if config.tune.space is None:
+        usual = (of_speed if speed else {}) | (of_learning if learning else {})
+        return {key: own for key, own in usual.items() if key not in typed}
+    space, every = Space(), of_speed | of_learning
+    for key, wanted in config.tune.space.items():
+        if wanted is None and key not in every:
+            raise ConfigError(f"tune.space: {key} has no usual values here; write {{{key}: [first, second]}}")
+        if isinstance(wanted, dict):
+            space[key] = Range(wanted["low"], wanted["high"], bool(wanted.get("log")))
+        else:
+            space[key] = every[key] if wanted is None else [*wanted]
+    return space
+
+
+def _around(config: Config, start: Point) -> Space:
+    """Values around the start's (`algorithms.SEARCHED`), of settings that the algorithm has."""
+    space, spec, bounds = Space(), config.algo.spec, ranges(type(config))  # type: ignore[arg-type]
+    one_env = spec.off_policy and train_frequency(config.algo.train_freq)[1] == "episode"  # SB3 allows no more
+    for name, searched in SEARCHED.items():
+        key = name if name in BY_NAME else f"algo.{name}"
+        unused = (name in BY_NAME and not BY_NAME[name].fits(spec)) or (name == "num_envs" and one_env)
+        number = start.get(key)  # a schedule, auto, not applicable, null and -1 (an update for each transition) stay
+        if unused or not isinstance(number, (int, float)) or number < 0:
+            continue
+        if name == "rollout_size" and config.algo.n_steps:
+            continue
+        if searched.log and number:
+            space[key] = Range(float(number) / searched.log, float(number) * searched.log, True)
+            continue
+        every = {*searched.values, number, *(type(number)(number * factor) for factor in searched.factors)}
+        low, high = bounds.get(key, (None, None))
+        fit = [it for it in sorted(every) if (low is None or it >= low) and (high is None or it <= high)]
+        if len(fit) > 1:
+            space[key] = fit
+    return space
+
+
+def _computing(config: Config, start: Point, cores: int) -> Space:
+    """The settings that change the speed alone."""
+    space = dict[str, list[Any]]()
+    if start["vec_env"] == "shared":
+        space["workers"] = sorted({int(start["workers"]), max(1, cores // 2), cores, 2 * cores})
+    if start["torch_threads"] not in ("default", NOT_APPLICABLE):
+        space["torch_threads"] = sorted({1, cores, int(start["torch_threads"])})
+    if start["fused_update"] != NOT_APPLICABLE and config.engine == "fast":
+        space["fused_update"] = ["on", "off"]
+    for switch in ("use_amp", "use_compile") if config.device.startswith("cuda") else ():
+        if start[switch] != NOT_APPLICABLE:
+            space[switch] = ["on" if start[switch] == "off" else start[switch], "off"]
+    return {key: values for key, values in space.items() if len(values) > 1}
+
+
+def update_ratio(config: Config, point: Point, start: Point) -> float:
+    """Gradient updates per env step at a point of the space; `start`: values of the other settings."""
+    value = {**start, **point}
+    if config.algo.spec.off_policy:
+        count, unit = train_frequency(config.algo.train_freq)
+        if value["updates_per_step"] < 0:
+            return 1.0
+        return float(value["updates_per_step"]) / float(value["num_envs"]) / (count if unit == "step" else 1)
+    rollout, epochs = _rollout(value), value.get("algo.n_epochs") or 1
+    return float(epochs * math.ceil(rollout / (value.get("batch_size") or rollout)) / rollout)
+
+
+def _rollout(value: Point) -> int:
+    """Transitions of a rollout."""
+    num_envs = int(value["num_envs"])
+    return num_envs * int(value["algo.n_steps"] or max(1, round(value["algo.rollout_size"] / num_envs)))
+
+
+def not_worth(config: Config, point: Point, start: Point, least_ratio: float) -> str:
+    """Why a point is not worth a trial; empty if it is. 2 % fewer updates are allowed, because rollouts are rounded."""
+    value = {**start, **point}
+    rollout = config.algo.spec.on_policy and (_rollout(value) if value["algo.n_steps"] else value["algo.rollout_size"])
+    if rollout and rollout < max(value["num_envs"], value.get("batch_size") or 1):
+        return "a rollout is smaller than the minibatch"
+    if "workers" in point and point["workers"] > value["num_envs"]:
+        return "more workers than environments"
+    if point.get("fused_update") == "on" and {point.get("use_amp"), point.get("use_compile")} - {None, "off"}:
+        return "the kernels compute without use_amp and use_compile"
+    few = least_ratio > 0 and update_ratio(config, point, start) < 0.98 * least_ratio
+    return "fewer updates per env step than the profile" if few else ""
+
+
+def changes(point: Point, start: Point) -> Point:
+    """The settings of a point that differ from the start's."""
+    return {key: value for key, value in point.items() if key not in start or start[key] != value}
+
+
+def label_of(point: Point) -> str:
+    """`num_envs=64 gamma=0.98`; `profile` for no change."""
+    return " ".join(f"{key.removeprefix('algo.')}={value}" for key, value in point.items()) or PROFILE
+
+
+def text_of(own: list[Any] | Range) -> str:
+    """`64/128`, or `0.0001–0.01`."""
+    return "/".join(map(str, own)) if isinstance(own, list) else f"{own.low:g}–{own.high:g}"

@@ -1,0 +1,149 @@
+"""The trials of a search, drawn and judged by Optuna, in a journal file on which several processes can work at once."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasttrain.errors import ConfigError
+from fasttrain.machine import lived_at
+from fasttrain.studies.space import Point, Range, Space
+from fasttrain.terminal import spelt
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+    from optuna.trial import FrozenTrial, Trial
+
+JOURNAL, LOCK = "trials.jsonl", ".trials.lock"
+RANDOM = 5  # trials that are drawn at random, before TPE has enough to learn from
+JUDGED, WARM_UP = 4, 3  # nothing ends early before so many trials are complete, nor before its third evaluation
+WORKED_BY, TOLD = "worked_by", "told"  # attributes of a trial
+
+
+def check_installed() -> None:
+    """Raises ConfigError: Optuna is missing."""
+    if missing := [name for name in ("optuna", "filelock") if find_spec(name) is None]:
+        raise ConfigError(f"tune needs {' and '.join(missing)}: pip install 'fasttrain[tune]'")
+
+
+def lock_of(folder: Path) -> BaseFileLock:
+    """The lock of the journal and of study.json. A killed process does not keep it, as it keeps Optuna's own locks."""
+    from filelock import FileLock
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return FileLock(folder / LOCK)
+
+
+class Trials:
+    """The trials of one objective and one space.
+
+    Args:
+        lock: as `lock_of` returns it.
+        seed: of the drawing. None draws differently each time, as processes beside the first one must.
+    """
+
+    def __init__(self, folder: Path, lock: Any, objective: str, space: Space, seed: int | None) -> None:
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        kinds, self._states = optuna.distributions, optuna.trial.TrialState
+        self._space = space
+        self._texts = {key: {spelt(each): each for each in own} for key, own in space.items() if isinstance(own, list)}
+        self._distributions: dict[str, Any] = {
+            key: kinds.CategoricalDistribution([*self._texts[key]]) if isinstance(own, list)
+            else kinds.IntDistribution(int(own.low), int(own.high), own.log) if own.whole
+            else kinds.FloatDistribution(own.low, own.high, own.log)
+            for key, own in space.items()
+        }  # fmt: skip
+        mark = hashlib.sha256(repr(sorted(space.items())).encode()).hexdigest()[:8]
+        try:
+            self._study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL), lock_obj=lock)),
+                study_name=f"{objective} {mark}",  # trials of another objective or space cannot be compared
+                load_if_exists=True,
+                direction="maximize",
+                sampler=optuna.samplers.TPESampler(n_startup_trials=RANDOM, seed=seed),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=JUDGED, n_warmup_steps=WARM_UP),
+            )
+        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"{folder / JOURNAL} cannot be read ({type(error).__name__}: {error}): remove it, and the search "
+                "begins again"
+            ) from error
+
+    def add_start(self, start: Point) -> None:
+        """Let the first trial be the start, as far as it lies in the space."""
+        known = {key: value if isinstance(self._space[key], Range) else spelt(value) for key, value in start.items()
+                 if key in self._space and _holds(self._space[key], value)}  # fmt: skip
+        self._study.enqueue_trial(known, skip_if_exists=True)
+
+    def ask(self) -> Trial:
+        """A new trial, or that of a killed process again."""
+        for number in self.running(alive=False):
+            with suppress(ValueError, RuntimeError):  # another process was faster
+                self._study.enqueue_trial(self._study.tell(number, state=self._states.FAIL).params)
+        return self._study.ask(self._distributions)
+
+    def point(self, params: Mapping[str, Any]) -> Point:
+        """The settings of a trial's parameters."""
+        return {
+            key: self._texts[key][params[key]] if isinstance(own, list)
+            else params[key] if own.whole else float(f"{params[key]:.3g}")
+            for key, own in self._space.items()
+        }  # fmt: skip
+
+    def begin(self, trial: Trial) -> None:
+        """Note that this process runs the trial."""
+        trial.set_user_attr(WORKED_BY, [platform.node(), os.getpid(), time.time()])
+
+    def end(self, trial: Trial, value: float | None, why: str = "", figures: Mapping[str, float] | None = None) -> None:
+        """Tell Optuna the value, or None and why the trial was refused or ended early. `figures`: for the report."""
+        trial.set_user_attr(TOLD, {**(figures or {}), "note": why})
+        self._study.tell(trial, value, state=self._states.PRUNED if value is None else self._states.COMPLETE)
+
+    def repeat(self, trial: Trial) -> bool:
+        """Whether the same settings were tried or refused before. Then `trial` gets the same value."""
+        ended = self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE, self._states.PRUNED))
+        same = [each for each in ended if each.params == trial.params]
+        if same:
+            self.end(trial, same[0].value if same[0].state == self._states.COMPLETE else None)
+        return bool(same)
+
+    def known(self) -> list[FrozenTrial]:
+        """The trials that ran or run, except those of killed processes."""
+        every = self._study.get_trials(deepcopy=False)
+        return [each for each in every if WORKED_BY in each.user_attrs and each.state != self._states.FAIL]
+
+    def running(self, alive: bool = True) -> set[int]:
+        """Numbers of the trials that other processes run. `alive=False`: of those whose process was killed."""
+        found = set()
+        for each in self.known():
+            host, pid, began_s = each.user_attrs[WORKED_BY]
+            lives = host != platform.node() or lived_at(pid, began_s)
+            if each.state == self._states.RUNNING and pid != os.getpid() and lives == alive:
+                found.add(each.number)
+        return found
+
+    def ranked(self) -> list[tuple[Point, float | None, dict[str, Any]]]:
+        """Settings, value and figures of the finished trials, the best first. None: refused or ended early."""
+        done = self._states.COMPLETE
+        rows = [
+            (self.point(each.params), each.value if each.state == done else None, each.user_attrs.get(TOLD, {}))
+            for each in self.known() if each.state.is_finished()
+        ]  # fmt: skip
+        return sorted(rows, key=lambda row: -math.inf if row[1] is None else row[1], reverse=True)
+
+
+def _holds(own: list[Any] | Range, value: object) -> bool:
+    if isinstance(own, list):
+        return spelt(value) in map(spelt, own)
+    return isinstance(value, (int, float)) and own.low <= value <= own.high
