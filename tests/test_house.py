@@ -47,7 +47,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 31 of games for tasks of Skirmish; 21 for a teacher that is a zip;
 # 4 for trying slower threads less often, which made Skull King 2 % faster (three runs in turn).
 CEILINGS = {
-    "fasttrain": {"lines": 45_259, "modules": 198, ": Any": 617},
+    "fasttrain": {"lines": 45_670, "modules": 200, ": Any": 618},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -65,7 +65,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # fails, and tell an environment that was made here and half an upgrade from others; 5 are the lane with the library of
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_038}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_336}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
