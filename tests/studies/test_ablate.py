@@ -40,11 +40,11 @@ def speed_of(values: Mapping[str, Any]) -> float:
 class Ablated(Fakes):
     """Every cell leaves the plan of its profile."""
 
-    def __call__(self, command: str, overrides: Any, folder: Path, label: str = "", seed: int | None = None) -> Any:
+    def __call__(self, command: str, overrides: Any, *more: Any) -> Any:
         values = profile_of({key_of(text): text.partition("=")[2] for text in overrides})
         flags = [{"flag": key, "effective": value} for key, value in values.items() if not key.startswith("algo.")]
         self.plan = {"flags": flags}
-        return super().__call__(command, overrides, folder, label, seed)
+        return super().__call__(command, overrides, *more)
 
 
 def measured(change: Callable[[dict[str, Any], int], dict[str, Any]] = lambda values, seed: {}) -> Ablated:

@@ -46,9 +46,9 @@ def test_processes_share_the_trials_of_the_same_objective_and_space(tmp_path: Pa
     for trials, value in ((one, 1.0), (other, 3.0), (one, None)):
         trial = trials.ask()
         trials.begin(trial)
-        trials.end(trial, value, "late" if value is None else "", {"steps_per_s": 5.0})
+        trials.end(trial, value, "late" if value is None else "")
     assert [value for _, value, _ in one.ranked()] == [3.0, 1.0, None]
-    assert [more["note"] for *_, more in other.ranked()] == ["", "", "late"]
+    assert [why for *_, why in other.ranked()] == ["", "", "late"]
     assert len(trials_in(tmp_path).known()) == 3
     assert trials_in(tmp_path, objective="win_rate").known() == []
     assert trials_in(tmp_path, {"num_envs": [1, 2]}).known() == []

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.removed import flat
@@ -49,30 +49,6 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
     "sde_sample_freq": (-1, None),
     "learning_rate": (None, MOST_RATE),
 }  # fmt: skip
-
-
-class Searched(NamedTuple):
-    """Where `fasttrain tune` looks: values, factors of the start's value, or from start ÷ `log` to start × `log`."""
-
-    values: tuple[float, ...] = ()
-    factors: tuple[float, ...] = ()
-    log: float = 0.0
-
-
-SIZES = Searched(factors=(0.25, 0.5, 1, 2, 4))
-SEARCHED = {
-    "learning_rate": Searched(log=10),
-    "gamma": Searched(values=(0.9, 0.95, 0.98, 0.99, 0.995, 0.999)),
-    "gae_lambda": Searched(values=(0.8, 0.9, 0.95, 0.98, 1.0)),
-    "clip_range": Searched(values=(0.1, 0.2, 0.3)),
-    "ent_coef": Searched(values=(0.0, 0.0001, 0.001, 0.01)),
-    "exploration_fraction": Searched(values=(0.05, 0.1, 0.2, 0.4)),
-    "exploration_final_eps": Searched(values=(0.01, 0.05, 0.1)),
-    "n_epochs": Searched(factors=(0.25, 0.5, 1, 2)),
-    "updates_per_step": Searched(factors=(0.5, 1, 2)),
-    **dict.fromkeys(("num_envs", "batch_size", "rollout_size", "n_steps", "warmup_steps", "tau"), SIZES),
-    "target_update_interval": SIZES,
-}
 CHOICES = ("Discrete", "MultiDiscrete", "MultiBinary")
 
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, get_type_hints
 
 from fasttrain.errors import ConfigError
 from fasttrain.saving.files import read_json
-from fasttrain.spec.algorithms import SEARCHED
-from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, ranges, train_frequency
+from fasttrain.spec.algorithms import RANGES
+from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, train_frequency
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.setting import convert, did_you_mean
@@ -29,6 +29,28 @@ class Range(NamedTuple):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
 
+class Searched(NamedTuple):
+    """Where it looks: values, factors of the start's value, or from start ÷ `log` to start × `log` on a log scale."""
+
+    values: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
+    log: float = 0.0
+
+
+SIZES = Searched(factors=(0.25, 0.5, 1, 2, 4))
+SEARCHED = {
+    "learning_rate": Searched(log=10),
+    "gamma": Searched(values=(0.9, 0.95, 0.98, 0.99, 0.995, 0.999)),
+    "gae_lambda": Searched(values=(0.8, 0.9, 0.95, 0.98, 1.0)),
+    "clip_range": Searched(values=(0.1, 0.2, 0.3)),
+    "ent_coef": Searched(values=(0.0, 0.0001, 0.001, 0.01)),
+    "exploration_fraction": Searched(values=(0.05, 0.1, 0.2, 0.4)),
+    "exploration_final_eps": Searched(values=(0.01, 0.05, 0.1)),
+    "n_epochs": Searched(factors=(0.25, 0.5, 1, 2)),
+    "updates_per_step": Searched(factors=(0.5, 1, 2)),
+    **dict.fromkeys(("num_envs", "batch_size", "rollout_size", "n_steps", "warmup_steps", "tau"), SIZES),
+    "target_update_interval": SIZES,
+}
 Space = dict[str, "list[Any] | Range"]
 Point = dict[str, Any]
 PROFILE = "profile"
@@ -85,12 +107,13 @@ def space_of(config: Config, start: Point, cores: int, typed: Container[str], sp
 
 
 def _around(config: Config, start: Point) -> Space:
-    """Values around the start's (`algorithms.SEARCHED`), of settings that the algorithm has."""
-    space, spec, bounds = Space(), config.algo.spec, ranges(type(config))  # type: ignore[arg-type]
+    """Values around the start's (`SEARCHED`), of settings that the algorithm has."""
+    space, spec = Space(), config.algo.spec
     one_env = spec.off_policy and train_frequency(config.algo.train_freq)[1] == "episode"  # SB3 allows no more
     for name, searched in SEARCHED.items():
-        key = name if name in BY_NAME else f"algo.{name}"
-        unused = (name in BY_NAME and not BY_NAME[name].fits(spec)) or (name == "num_envs" and one_env)
+        flag = BY_NAME.get(name)
+        key = f"algo.{name}" if flag is None else name
+        unused = (flag is not None and not flag.fits(spec)) or (name == "num_envs" and one_env)
         number = start.get(key)  # a schedule, auto, not applicable, null and -1 (an update for each transition) stay
         if unused or not isinstance(number, (int, float)) or number < 0:
             continue
@@ -100,7 +123,7 @@ def _around(config: Config, start: Point) -> Space:
             space[key] = Range(float(number) / searched.log, float(number) * searched.log, True)
             continue
         every = {*searched.values, number, *(type(number)(number * factor) for factor in searched.factors)}
-        low, high = bounds.get(key, (None, None))
+        low, high = RANGES.get(name, (None, None)) if flag is None else (flag.least, flag.most)
         fit = [it for it in sorted(every) if (low is None or it >= low) and (high is None or it <= high)]
         if len(fit) > 1:
             space[key] = fit

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 JOURNAL, LOCK = "trials.jsonl", ".trials.lock"
 RANDOM = 5  # trials that are drawn at random, before TPE has enough to learn from
 JUDGED, WARM_UP = 4, 3  # nothing ends early before so many trials are complete, nor before its third evaluation
-WORKED_BY, TOLD = "worked_by", "told"  # attributes of a trial
+WORKED_BY, WHY = "worked_by", "why"  # attributes of a trial
 
 
 def check_installed() -> None:
@@ -105,9 +105,9 @@ class Trials:
         """Note that this process runs the trial."""
         trial.set_user_attr(WORKED_BY, [platform.node(), os.getpid(), time.time()])
 
-    def end(self, trial: Trial, value: float | None, why: str = "", figures: Mapping[str, float] | None = None) -> None:
-        """Tell Optuna the value, or None and why the trial was refused or ended early. `figures`: for the report."""
-        trial.set_user_attr(TOLD, {**(figures or {}), "note": why})
+    def end(self, trial: Trial, value: float | None, why: str = "") -> None:
+        """Tell Optuna the value, or None and why the trial was refused or ended early."""
+        trial.set_user_attr(WHY, why)
         self._study.tell(trial, value, state=self._states.PRUNED if value is None else self._states.COMPLETE)
 
     def repeat(self, trial: Trial) -> bool:
@@ -133,11 +133,11 @@ class Trials:
                 found.add(each.number)
         return found
 
-    def ranked(self) -> list[tuple[Point, float | None, dict[str, Any]]]:
-        """Settings, value and figures of the finished trials, the best first. None: refused or ended early."""
+    def ranked(self) -> list[tuple[Point, float | None, str]]:
+        """Settings and value of the finished trials, the best first. None: refused or ended early, and why."""
         done = self._states.COMPLETE
         rows = [
-            (self.point(each.params), each.value if each.state == done else None, each.user_attrs.get(TOLD, {}))
+            (self.point(each.params), each.value if each.state == done else None, str(each.user_attrs.get(WHY, "")))
             for each in self.known() if each.state.is_finished()
         ]  # fmt: skip
         return sorted(rows, key=lambda row: -math.inf if row[1] is None else row[1], reverse=True)

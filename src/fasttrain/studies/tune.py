@@ -200,8 +200,8 @@ class Search:
             trials.end(trial, None, why)
         else:
             trials.begin(trial)
-            value, why, figures = self._value(trial, wanted)
-            trials.end(trial, value, why, figures)
+            value, why = self._value(trial, wanted)
+            trials.end(trial, value, why)
             found = why if value is None else f"{self.objective.name} {self.objective.text(value)}"
             self.study.say(f"trial {len(trials.ranked())}: {label_of(point)}: {found}")
             return True
@@ -213,26 +213,24 @@ class Search:
         except ConfigError as error:
             return str(error)
 
-    def _value(self, trial: Trial, wanted: Sequence[Wanted]) -> tuple[float | None, str, dict[str, float]]:
-        """Run the trial's seeds. Returns their mean value, or None and why there is none, and figures of the report."""
-        values, cells = list[float](), list[Cell]()
+    def _value(self, trial: Trial, wanted: Sequence[Wanted]) -> tuple[float | None, str]:
+        """Run the trial's seeds. Returns their mean value, or None and why there is none."""
+        values = list[float]()
         for number, each in enumerate(wanted, 1):
             self.study.ended = self._judge(trial) if self.objective.evaluated and number == 1 else None
             cell = self.study.run([each])[each.label].get(each.seed)
             if cell is None:
                 failed = self.study.failed([each])
-                return None, f"failed: {failed[0].error}" if failed else LATE, {}
+                return None, f"failed: {failed[0].error}" if failed else LATE
             value, why = self.objective.value(cell), self._refusal(cell)
             if value is None or why:
-                return None, f"refused: {why or 'it reports no value'}", {}
-            cells.append(cell)
+                return None, f"refused: {why or 'it reports no value'}"
             values.append(value)
             if self.objective.evaluated and number < len(wanted):
                 trial.report(fmean(values), EVALUATIONS + number)
                 if trial.should_prune():
-                    return None, LATE, {}
-        figures = {key: fmean(float(cell.summary[key]) for cell in cells) for key in ("steps_per_s", "update_ratio")}
-        return fmean(values), "", figures
+                    return None, LATE
+        return fmean(values), ""
 
     def _judge(self, trial: Trial) -> Callable[[Path], str]:
         """A function that tells Optuna the evaluations of a running cell, and returns why the cell ends early."""
@@ -260,9 +258,10 @@ class Search:
     def store(self) -> None:
         """Write the trials into study.json, the best first."""
         if self.trials is not None:
+            figure, told = self.objective.figure, self.objective.told
             self.study.notes["rows"] = [
-                {"point": space.changes(point, self.start), **more, self.objective.figure: self.objective.told(value)}
-                for point, value, more in self.trials.ranked()
+                {"point": space.changes(point, self.start), figure: told(value), "note": why}
+                for point, value, why in self.trials.ranked()
             ]
         self.study.store()
 
@@ -278,7 +277,7 @@ class Search:
         self.study.read_others()
         (self.study.folder / "conf" / "profile" / "tuned.yaml").unlink(missing_ok=True)
         self.study.notes |= {"best": {}, "result": {}}
-        best, value, _ = next(iter(trials.ranked()), ({}, None, {}))
+        best, value, _ = next(iter(trials.ranked()), ({}, None, ""))
         better, found = False, "no trial was better than the profile"
         if value is not None and value > self.start_value:
             best = space.changes(best, self.start)
