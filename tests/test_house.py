@@ -66,7 +66,6 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # Lines beside src: what measures, what sets up, and the tests. 45 of scripts end pip on Ctrl-C, continue pip where uv
 # fails, and tell an environment that was made here and half an upgrade from others; 5 are the lane with the library of
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
-# another, as reading them room by room has shown, so lines go where tests share their set-up.
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
 LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_342}
