@@ -41,6 +41,7 @@ TWO = ("policies={manager: {decides: bid, algo.n_epochs: 3, returns: steps},"
        " worker: {decides: play, algo.gamma: 0.9, returns: decisions}}",)  # fmt: skip
 GOALS = ("policies={manager: {goal_every: 3, goals: 2, observation: ['0:3']}, worker: {reward_key: is_success}}",
          "env.entry_point=toys:Corridor")  # fmt: skip
+BITS = ("env.entry_point=toys:Bits", "algo.her=future", "algo.n_steps=1", "num_envs=4")
 PYTHON_GAME = "env.entry_point=reference.skirmish_python.env:SkirmishPythonEnv"
 CASES = {
     "maskable-native": SMALL_PPO,
@@ -60,6 +61,8 @@ CASES = {
     "dqn-native": SMALL_DQN,
     "dqn-native-eager": (*SMALL_DQN, "fused_update=off"),
     "dqn-dummy": (*SMALL_DQN, *CART, "vec_env=dummy", "algo.train_freq=5", "updates_per_step=3"),
+    "dqn-dummy-hindsight": (*SMALL_DQN, *BITS, "vec_env=dummy"),
+    "dqn-shared-hindsight": (*SMALL_DQN, *BITS, *SHARED, "algo.prioritized=false", "fused_update=off"),
     "dqn-shared": (*SMALL_DQN, *CART, *SHARED),
     "sac-dummy": (*SAC, "vec_env=dummy", "algo.action_noise=normal_0.1"),
     "recurrent-shared": (*SMALL_PPO, *CART, *LSTM, "algo=recurrent_ppo", *SHARED),

@@ -48,8 +48,9 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 4 for trying slower threads less often, which made Skull King 2 % faster (three runs in turn).
 # 411 and two modules for a search by Optuna: for reward, win rate and times besides steps/s, with ranges and the usual
 # values of each algorithm, trials that end early, several processes in one study, and a confirmation on fresh seeds.
+# 387 and a module for hindsight: a buffer that draws as SB3's does, in a time that its size does not change.
 CEILINGS = {
-    "fasttrain": {"lines": 45_668, "modules": 200, ": Any": 618},
+    "fasttrain": {"lines": 46_053, "modules": 201, ": Any": 626},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -68,7 +69,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_341}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_628}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -94,8 +95,8 @@ PATH_CEILINGS = {
     "ppo": {"files": 8, "functions": 86, "lines": 894},
     "kernels": {"files": 12, "functions": 84, "lines": 874},
     "recurrent": {"files": 12, "functions": 87, "lines": 882},
-    "dqn": {"files": 14, "functions": 80, "lines": 881},  # td_loss is the loss only where all batches say so
-    "sac": {"files": 12, "functions": 59, "lines": 675},  # a Box of whole numbers reaches its `high`
+    "dqn": {"files": 14, "functions": 80, "lines": 884},  # td_loss is the loss only where all batches say so
+    "sac": {"files": 12, "functions": 59, "lines": 678},  # a Box of whole numbers reaches its `high`
 }
 
 
@@ -107,7 +108,8 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 
 # What `fasttrain env.id=CartPole-v1 algo=ppo` enters of src/fasttrain. plan: from argv until the plan is there, without
 # the look at the env. training: all files of the command, without algorithms; lines: of these files, up to a round 50.
-COMMAND_CEILINGS = {"plan": {"files": 28, "functions": 140}, "training": {"files": 73, "lines": 18_350}}
+# 50 of them build, store and load hindsight.
+COMMAND_CEILINGS = {"plan": {"files": 28, "functions": 140}, "training": {"files": 73, "lines": 18_400}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:

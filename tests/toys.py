@@ -208,3 +208,31 @@ class Corridor(gym.Env[NDArray[np.float32], int]):
 
     def _observation(self) -> NDArray[np.float32]:
         return np.array([self.place, self.length, self.steps], np.float32) / 60
+
+
+class Bits(gym.Env[Any, Any]):
+    """A goal env: each action flips one of `bits`, the goal is drawn by reset. -1 a step until it is reached."""
+
+    def __init__(self, bits: int = 5) -> None:
+        part = spaces.MultiBinary(bits)
+        self.observation_space: Any = spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), part))
+        self.action_space: Any = spaces.Discrete(bits)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.state, self.goal = self.np_random.integers(0, 2, (2, self.action_space.n))
+        self.steps = 0
+        return self.seen(), {}
+
+    def step(self, action: Any) -> Any:
+        self.state[action] ^= 1
+        self.steps += 1
+        reward = float(self.compute_reward(self.state, self.goal, {}))
+        return self.seen(), reward, reward == 0, self.steps == len(self.goal), {"is_success": reward == 0}
+
+    def seen(self) -> Any:
+        state = self.state.astype(np.int8)
+        return {"observation": state, "achieved_goal": state.copy(), "desired_goal": self.goal.astype(np.int8)}
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        return -(achieved != desired).any(-1).astype(np.float32)

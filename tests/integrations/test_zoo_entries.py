@@ -131,9 +131,18 @@ def test_wrappers_and_callbacks():
     assert left(callback={"a.B": {}, "a.C": {}})[0].startswith("callback: {'a.B': {}, 'a.C': {}}: expected a class")
 
 
+def test_hindsight_replay():
+    kwargs = "dict(goal_selection_strategy='episode', n_sampled_goal=2, max_episode_length=9, online_sampling=False)"
+    found = taken({"replay_buffer_class": "HerReplayBuffer", "replay_buffer_kwargs": kwargs}, "E-v0", algorithm("tqc"))
+    assert (found.settings["algo.her"], found.settings["algo.her_goals"]) == ("episode", 2)
+    told = left("tqc", replay_buffer_class="HerReplayBuffer", replay_buffer_kwargs=kwargs)
+    assert told == ["replay_buffer_kwargs.max_episode_length: fasttrain's buffer has no such argument"]
+    assert settings("dqn", replay_buffer_class="HerReplayBuffer")["algo.her"] == "future"
+
+
 def test_what_has_no_place_is_told_with_the_reason():
     told = left(
-        "tqc", vec_env_wrapper="a.B", monitor_kwargs={"info_keywords": ["x"]}, replay_buffer_class="HerReplayBuffer",
+        "tqc", vec_env_wrapper="a.B", monitor_kwargs={"info_keywords": ["x"]}, replay_buffer_class="MyBuffer",
         optimize_memory_usage=True, sde_sample_freq=4, n_top=3, verbose=2,
     )  # fmt: skip
     assert [line.split(":")[0] for line in told] == [

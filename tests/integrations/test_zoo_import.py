@@ -154,7 +154,7 @@ def test_every_entry_of_the_installed_package_is_taken_over_or_told():
             for line in made.left:
                 found.setdefault(line.split(":")[0], set()).add(file.stem)
     her = {name: names for name, names in found.items() if names == {"her"}}
-    assert set(found) - set(her) == {"replay_buffer_class", "replay_buffer_kwargs", "policy"}
+    assert set(found) - set(her) == {"policy"}
     assert found["policy"] == {"ppo_lstm"}  # MlpPolicy, which RecurrentPPO has not
 
 

@@ -143,6 +143,8 @@ def test_settings(algorithm: str, count: int, changes: dict[str, Any]):
         ("SAC", "image", {"policy_kwargs": {"share_features_extractor": True, **CNN["policy_kwargs"]}}),
         ("SAC", "dict", KEYED),
         ("SAC", "goal", {"replay_buffer_class": HerReplayBuffer, "learning_starts": 28}),
+        ("DQN", "goal", {"replay_buffer_class": HerReplayBuffer, "replay_buffer_kwargs": {"n_sampled_goal": 2}}),
+        ("DQN", "goal", {"replay_buffer_class": HerReplayBuffer, "replay_buffer_kwargs": {"copy_info_dict": True}}),
     ],
 )
 def test_observations(algorithm: str, kind: str, changes: dict[str, Any]):

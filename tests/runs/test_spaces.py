@@ -24,6 +24,7 @@ IMAGE = spaces.Box(0, 255, (36, 36, 3), np.uint8)
 NUMBERS = spaces.Box(-1, 1, (3,))
 SMALL = spaces.Box(0, 255, (7, 9, 3), np.uint8)
 DICT = spaces.Dict({"seen": NUMBERS, "seat": spaces.Discrete(4), "board": IMAGE})
+GOAL = spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), NUMBERS))
 GLOW = spaces.Box(0, 1, (1, 36, 36))
 SCALED = "algo.policy_kwargs.normalize_images=false"
 
@@ -36,6 +37,9 @@ SCALED = "algo.policy_kwargs.normalize_images=false"
         (("algo=ppo",), spaces.MultiDiscrete([2, 2], start=[0, 4]), NUMBERS, r"counts its actions from \[0 4\]"),
         (("algo=ppo",), spaces.Discrete(2), spaces.Sequence(NUMBERS), "E observes Sequence.*read Box, Discrete"),
         (("algo=ppo",), spaces.Discrete(2), spaces.Dict({"x": spaces.Text(3)}), r"E observes Text\("),
+        (("algo=dqn", "algo.her=final"), spaces.Discrete(2), DICT, "goal env.*E observes .* without observation and"),
+        (("algo=dqn", "algo.her=final", "algo.n_steps=2"), spaces.Discrete(2), GOAL, "use algo.n_steps=1, not 2"),
+        (("algo=sac", "algo.her=final", "action_repeat=3"), NUMBERS, GOAL, "use action_repeat=1, not 3"),
         (("algo=ppo", "algo.policy=MlpPolicy"), spaces.Discrete(2), DICT, "algo.policy=MlpPolicy does not suit E"),
         (("algo=ppo", "algo.policy=CnnPolicy"), spaces.Discrete(2), NUMBERS, "CnnPolicy needs images"),
         (("algo=ppo", "env.frame_stack=2"), spaces.Discrete(2), spaces.Discrete(4), "env.frame_stack=2 stacks arrays"),

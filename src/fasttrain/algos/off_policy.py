@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain.algos.causes import check_step, why_replay
 from fasttrain.algos.engine import Engine, EnvStep, Fast, Statistics, note_episodes
 from fasttrain.batch import Slots
+from fasttrain.buffers.hindsight import HindsightStorage
 from fasttrain.buffers.prefetch import Direct, Prefetching, Replay
 from fasttrain.buffers.replay_storage import ReplayStorage
 from fasttrain.buffers.stock import STOCK_REPLAYS, replay_of, storage_of
@@ -47,7 +48,7 @@ def without_threads_left(learn: Learn) -> Learn:
 
 
 class OffPolicy(Fast, OffPolicyAlgorithm):
-    """The base of DQN and SAC. If the replay buffer is no `ReplayStorage` (HER's is not), SB3's own loops run."""
+    """The base of DQN and SAC. If the replay buffer is no `ReplayStorage`, SB3's own loops run."""
 
     _updates_often = True
     dims: list[int]  # sizes of the sub-actions, which masks have side by side
@@ -55,7 +56,8 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     prioritized: Mapping[str, Any] | None = None  # arguments of prioritized replay; None: uniform replay
 
     def _setup_model(self) -> None:
-        if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS:
+        infos_stored = self.replay_buffer_kwargs.get("copy_info_dict")  # SB3's HerReplayBuffer alone does it
+        if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS and not infos_stored:
             masked = self.use_masking and self.env is not None and slots_of(self.env).masked
             self.replay_buffer = replay_of(self, sum(self.dims) if masked else None)
         super()._setup_model()
@@ -97,7 +99,10 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
              "continue_training": True}
         )  # fmt: skip
         with self.collector.clock.phase("buffer"):
-            return self._collect(source, storage, callback, train_freq, action_noise, learning_starts, log_interval)
+            done = self._collect(source, storage, callback, train_freq, action_noise, learning_starts, log_interval)
+        if isinstance(storage, HindsightStorage) and not storage.can_draw:  # the warm-up lasts for an episode at least
+            self.learning_starts = max(self.learning_starts, self.num_timesteps)
+        return done
 
     def _collect(
         self,

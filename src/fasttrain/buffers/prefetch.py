@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor
 
 from fasttrain.batch import Float32Array, Int64Array, QBatches, each_array, flat_rows
+from fasttrain.buffers.hindsight import HindsightStorage
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.errors import FastTrainError
@@ -72,8 +73,13 @@ def draw_block(
     seen: Any = views.observations
     rows, actions = rows * width + envs, views.actions
     if isinstance(seen, dict) and isinstance(following, dict):  # copies of the drawn rows only, as flat observations
-        seen = flat_rows({key: part.take(rows, axis=0) for key, part in seen.items()})
-        following = flat_rows({key: part.take(next_rows, axis=0) for key, part in following.items()})
+        if isinstance(storage, HindsightStorage):
+            virtual = np.tile(storage.virtual(batch_size), gradient_steps)
+            seen, following, returns, masks = storage.relabelled(*np.divmod(rows, width), virtual, rng)
+        else:
+            seen = {key: part.take(rows, axis=0) for key, part in seen.items()}
+            following = {key: part.take(next_rows, axis=0) for key, part in following.items()}
+        seen, following = flat_rows(seen), flat_rows(following)
         actions = actions.take(rows, axis=0)
         rows = next_rows = np.arange(len(rows))
     batches = QBatches(

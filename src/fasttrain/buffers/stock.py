@@ -16,6 +16,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
 from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.buffers import (
     DictReplayBuffer,
     DictRolloutBuffer,
@@ -28,6 +29,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecFrameStac
 from torch import Tensor
 
 from fasttrain.batch import BoolArray, Observations, each_array
+from fasttrain.buffers.hindsight import HindsightStorage, PrioritizedHindsightStorage
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.recurrent import RecurrentStorage
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -175,7 +177,7 @@ def as_stock(storage: RolloutStorage) -> Any:
 
 # --- replay buffers
 
-STOCK_REPLAYS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer)
+STOCK_REPLAYS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerReplayBuffer)
 
 
 class NStepStorage(ReplayStorage, NStepReplayBuffer):  # type: ignore[misc]
@@ -199,7 +201,10 @@ def replay_of(model: Any, mask_width: int | None) -> ReplayStorage:
     """A new storage in place of the buffer that SB3 would make by the model's settings."""
     asked = model.replay_buffer_class
     kind = replay_class(model.observation_space, model.n_steps, asked)
-    if model.prioritized is not None:
+    by_priority, hindsight, options = model.prioritized is not None, asked is HerReplayBuffer, {}
+    if hindsight:
+        kind, options["env"] = PrioritizedHindsightStorage if by_priority else HindsightStorage, model.env
+    elif by_priority:
         kind = PrioritizedReplayBuffer
     window = window_of(model.n_steps, model.gamma, asked)
     return kind(
@@ -211,7 +216,7 @@ def replay_of(model: Any, mask_width: int | None) -> ReplayStorage:
         optimize_memory_usage=model.optimize_memory_usage,
         mask_width=mask_width,
         frame_stack=None if model.optimize_memory_usage or asked not in STOCK_REPLAYS else frames_in(model.env),
-        **{**window, **model.replay_buffer_kwargs, **(model.prioritized or {})},
+        **{**window, **options, **model.replay_buffer_kwargs, **(model.prioritized or {})},
     )
 
 

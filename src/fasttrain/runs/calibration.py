@@ -272,7 +272,7 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
     size = config.batch_size or algo.rollout_size
     rows = num_envs * (-(-size // num_envs) if on_policy else STEPS)
     of_algo: dict[str, Any] = (
-        {"rollout_size": rows, "n_steps": None, "n_epochs": 1} if on_policy else {"buffer_size": 8 * rows}
+        {"rollout_size": rows, "n_steps": None, "n_epochs": 1} if on_policy else {"buffer_size": 8 * rows, "her": "off"}
     )
     if algo.spec.stretches:
         of_algo["exploration_fraction"] = 1e-9

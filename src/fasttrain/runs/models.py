@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.utils import LinearSchedule
@@ -28,6 +29,7 @@ from fasttrain.algos.joint import JointMaskablePPO, JointPPO
 from fasttrain.algos.joint_recurrent import JointMaskableRecurrentPPO, JointRecurrentPPO
 from fasttrain.algos.owners import Owners, Viewed, view_of, view_of_seats
 from fasttrain.algos.q_networks import DUELING_POLICIES
+from fasttrain.buffers.hindsight import HindsightStorage
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, FastTrainError
@@ -166,6 +168,10 @@ def _arguments(config: Config, action_space: spaces.Space[Any]) -> dict[str, Any
     if spec.off_policy:
         found |= {"learning_starts": config.warmup_steps, "gradient_steps": config.updates_per_step}
         found["train_freq"] = train_frequency(algo.train_freq)
+        if algo.her != "off":
+            ours = config.engine == "fast" and not spec.has_fast  # fasttrain's own classes replace SB3's buffer
+            found["replay_buffer_class"] = HindsightStorage if ours else HerReplayBuffer
+            found["replay_buffer_kwargs"] = {"n_sampled_goal": algo.her_goals, "goal_selection_strategy": algo.her}
     return found
 
 
@@ -232,7 +238,8 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
         raise ConfigError(f"{file} holds several policies, which SB3 cannot load: leave out --trust")
     if trust:
         # Acting needs no replay buffer, which may be too large for this machine.
-        small: dict[str, int] = {"buffer_size": 1} if config.algo.spec.off_policy else {}
+        without: dict[str, Any] = {"buffer_size": 1, "replay_buffer_class": None, "replay_buffer_kwargs": {}}
+        small = without if config.algo.spec.off_policy else {}
         return algorithm_class(config, _plays_as_ours(config)).load(file, device="cpu", **small)  # type: ignore[no-any-return]
     facts, weights = read_model_file(file)
     model = bare_model(config)
@@ -256,7 +263,7 @@ def bare_model(config: Config) -> BaseAlgorithm:
     config = with_fixed_opponent(config)
     spec = config.algo.spec
     small: dict[str, Any] = {"rollout_size": 2} if spec.on_policy else {}
-    small |= {"buffer_size": 1, "n_steps": 1} if spec.off_policy else {}
+    small |= {"buffer_size": 1, "n_steps": 1, "her": "off"} if spec.off_policy else {}
     engine: Literal["stock", "fast"] = "fast" if getattr(config.algo, "cell", "lstm") != "lstm" else "stock"
     if config.policies:
         engine = "fast"

@@ -16,6 +16,7 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
 
+from fasttrain.buffers.hindsight import GOAL_KEYS
 from fasttrain.envs.names import callable_at, resolve_argument
 from fasttrain.errors import ConfigError, EnvSpecError
 from fasttrain.spec.algorithms import ALGORITHMS, LSTM
@@ -156,6 +157,8 @@ def _is_scaled(algo: AlgoConfig) -> bool:
 
 def _check_around(config: Config, what: str, observation: spaces.Space[Any]) -> None:
     parts = _parts(observation).values()
+    if getattr(config.algo, "her", "off") != "off":
+        _check_goals(config, what, observation)
     if config.env.frame_stack > 1 and not all(isinstance(part, spaces.Box) for part in parts):
         raise ConfigError(
             f"env.frame_stack={config.env.frame_stack} stacks arrays (Box), {what} observes {_line(observation)}; "
@@ -166,6 +169,19 @@ def _check_around(config: Config, what: str, observation: spaces.Space[Any]) -> 
             f"env.normalize=[obs] is for numbers (Box) but not for images, which the policy scales itself; {what} "
             f"observes {_line(observation)}; remove obs"
         )
+
+
+def _check_goals(config: Config, what: str, observation: spaces.Space[Any]) -> None:
+    her = f"algo.her={config.algo.her}"
+    if missing := [key for key in GOAL_KEYS if key not in _parts(observation)]:
+        raise ConfigError(
+            f"{her} needs a goal env, which observes a Dict of {', '.join(GOAL_KEYS)}; {what} observes "
+            f"{_line(observation)}, without {' and '.join(missing)}: use algo.her=off"
+        )
+    for key, value in (("algo.n_steps", getattr(config.algo, "n_steps", 1)), ("action_repeat", config.action_repeat),
+                       ("env.frame_stack", config.env.frame_stack)):  # fmt: skip
+        if value > 1:
+            raise ConfigError(f"{her} computes the reward of one step from one state: use {key}=1, not {value}")
 
 
 def is_normalisable(space: spaces.Space[Any]) -> bool:

@@ -23,6 +23,7 @@ from stable_baselines3.common.save_util import recursive_getattr
 
 from fasttrain.algos.engine import Engine
 from fasttrain.batch import load_into, with_prefix, without_prefix
+from fasttrain.buffers.hindsight import HindsightStorage
 from fasttrain.buffers.n_step import NONE, end_window
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayStorage
@@ -276,9 +277,13 @@ def replay_state(buffer: ReplayBuffer) -> tuple[State, Arrays]:
                 arrays["void"], state["under_way"] = buffer.void[:rows], buffer.under_way.tolist()
             if buffer.frames is not None:
                 arrays |= with_prefix("frames", buffer.frames.state())
+        if isinstance(buffer, HindsightStorage):
+            arrays |= {"ep_start": buffer.ep_start[:rows], "ep_length": buffer.ep_length[:rows]}
+            arrays["under_way_steps"] = buffer.under_way_steps
+        if isinstance(buffer, (PrioritizedReplayBuffer, HindsightStorage)):
+            arrays["priorities"] = buffer.tree.nodes[: rows * buffer.n_envs]
         if isinstance(buffer, PrioritizedReplayBuffer):
             state |= {"highest": float(buffer._highest), "beta": float(buffer.beta)}
-            arrays["priorities"] = buffer.tree.nodes[: rows * buffer.n_envs]
     return state, arrays
 
 
@@ -301,12 +306,17 @@ def load_replay_state(buffer: ReplayBuffer, state: Mapping[str, Any], arrays: Ma
                 buffer.under_way[:] = state["under_way"]
             if buffer.frames is not None:
                 buffer.frames.load(without_prefix(arrays, "frames"))
-        if isinstance(buffer, PrioritizedReplayBuffer):
+        if isinstance(buffer, HindsightStorage):
+            load_into(buffer.ep_start[:rows], arrays, "ep_start")
+            load_into(buffer.ep_length[:rows], arrays, "ep_length")
+            load_into(buffer.under_way_steps, arrays, "under_way_steps")
+        if isinstance(buffer, (PrioritizedReplayBuffer, HindsightStorage)):
             tree, leaves = buffer.tree, np.zeros(rows * buffer.n_envs)
             load_into(leaves, arrays, "priorities")
             tree.clear()
             if set_kernel(tree.nodes, tree.starts, tree.capacity, np.arange(len(leaves), dtype=np.int64), leaves) >= 0:
                 raise ConfigError("the checkpoint's priorities are not all finite and at least 0")
+        if isinstance(buffer, PrioritizedReplayBuffer):
             buffer._highest, buffer.beta = float(state["highest"]), float(state["beta"])
 
 
@@ -316,6 +326,8 @@ def end_last_rows(buffer: ReplayBuffer, envs: list[int]) -> None:
         return
     with buffer.lock:
         row = (buffer.pos - 1) % buffer.buffer_size
+        if isinstance(buffer, HindsightStorage):
+            buffer.end_rows(envs)
         for env in envs:
             end_window(buffer, row, env)
             buffer.under_way[env] = NONE

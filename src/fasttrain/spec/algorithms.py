@@ -41,7 +41,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
                      "exploration_initial_eps", "exploration_final_eps"), SHARE),
     **dict.fromkeys(("n_epochs", "lstm_hidden_size", "n_lstm_layers", "buffer_size", "n_steps", "policy_delay",
                      "target_update_interval", "cg_max_steps", "line_search_max_iter", "n_critic_updates",
-                     "sub_sampling_factor"), POSITIVE),
+                     "sub_sampling_factor", "her_goals"), POSITIVE),
     **dict.fromkeys(("per_alpha", "target_kl", "target_policy_noise", "target_noise_clip", "cg_damping", "rms_prop_eps",
                      "top_quantiles_to_drop_per_net"), NOT_NEGATIVE),
     **dict.fromkeys(("max_grad_norm", "ent_coef", "vf_coef"), BOUNDED),
@@ -108,6 +108,7 @@ class AlgorithmSpec:
             if name not in ELSEWHERE:
                 keys[name] = (HINTS[kind.rstrip("?")] | None if kind.endswith("?") else HINTS[kind], default)
         if self.off_policy:
+            keys |= {"her": (Literal["off", "future", "final", "episode"], "off"), "her_goals": (int, 4)}
             keys["train_freq"] = (keys["train_freq"][0], 1)  # 4 in SB3's DQN, which has one env; there are several here
         if self.on_policy:
             keys["n_steps"] = (int | None, None)

@@ -213,8 +213,10 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
     to 1.08 times as fast on 2 cores. Drawing 8 batches of 64 stacked images takes 42 ms.
     """
     config = context.config
-    if config.env.normalize:
+    if config.env.normalize or config.algo.her != "off":
         why = "env.normalize: batches are normalized with the statistics at the time when they are used"
+        if not config.env.normalize:
+            why = "algo.her: the env computes the rewards of each batch when it is used"
         if requested == "on":
             raise ConfigError(f"prefetch=on: {why}; use prefetch=off")
         return "off", why
@@ -236,6 +238,8 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
             raise ConfigError(
                 f"{key} has no effect with algo.prioritized=false: use algo.prioritized=true, or remove it"
             )
+    if "algo.her_goals" in sources and getattr(config.algo, "her", "") == "off":
+        raise ConfigError("algo.her_goals has no effect with algo.her=off: use algo.her=future, or remove it")
     if engine != "stock" or not config.algo.spec.has_fast:
         return
     for name, (_, usual) in config.algo.spec.extras.items():

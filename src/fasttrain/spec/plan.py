@@ -116,6 +116,9 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
     if config.algo.spec.off_policy:
         ratio, reason = computing.replay_ratio(config, effective)
         rows.append(Row("replay_ratio", ratio, ratio, "updates ÷ transitions", "trade-off", reason))
+        if (her := config.algo.her) != "off":
+            why = f"{config.algo.her_goals} of {config.algo.her_goals + 1} transitions get a goal that was reached"
+            rows.append(Row("algo.her", her, her, sources.get("algo.her", "default"), "trade-off", why))
     rows += _own_rows(config, sources)
     return RunSpec(dataclasses.replace(config, **changes), tuple(rows))
 

@@ -29,9 +29,10 @@ NORMALIZE = {"training": True, "clip_obs": 10.0, "clip_reward": 10.0, "epsilon":
 NO_PLACE = {
     "vec_env_wrapper": "there is no place for wrappers of all envs at once, but env.frame_stack and env.normalize",
     "monitor_kwargs": "is_success needs no setting; env.result.scores=[…] names other entries of the last info",
-    "replay_buffer_class": "the engine chooses the buffer; hindsight replay (HER) is not supported",
-    "replay_buffer_kwargs": "the engine chooses its buffer; hindsight replay (HER) is not supported",
+    "replay_buffer_class": "the engine chooses the buffer",
+    "replay_buffer_kwargs": "the engine chooses its buffer",
 }
+HINDSIGHT = ("replay_buffer_class", "replay_buffer_kwargs")
 MOST_CHARACTERS = 20_000
 
 
@@ -126,8 +127,7 @@ def _settings(key: str, value: object, entry: Mapping[str, Any], spec: Algorithm
     elif key in ("noise_type", "noise_std"):
         yield _noise(entry, spec)
     elif key in NO_PLACE:
-        if value:
-            raise ConfigError(NO_PLACE[key])
+        yield from _placed(key, value, entry, spec)
     elif key in ("sde_sample_freq", "use_sde_at_warmup") and not entry.get("use_sde"):
         raise ConfigError("has no effect without use_sde")
     elif f"algo.{key}" in ALIASES and key in spec.arguments():
@@ -183,6 +183,22 @@ def _normalize(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"normalize.{name}", ConfigError("rewards are normalised by algo.gamma")
         elif name != "gamma" and NORMALIZE.get(name) != value:
             yield f"normalize.{name}", ConfigError("here VecNormalize keeps its default")
+
+
+def _placed(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
+    """The settings for SB3's HerReplayBuffer. Raises ConfigError for other values under these keys."""
+    if not (key in HINDSIGHT and entry.get(HINDSIGHT[0]) == "HerReplayBuffer" and spec.off_policy):
+        if value:
+            raise ConfigError(NO_PLACE[key])
+        return
+    if key != HINDSIGHT[0]:
+        return
+    given = {name: _value(part) for name, part in _parts(entry.get("replay_buffer_kwargs"))}
+    yield "algo.her", given.pop("goal_selection_strategy", "future")
+    yield "algo.her_goals", given.pop("n_sampled_goal", 4)
+    for name, value in given.items():
+        if value:
+            yield f"replay_buffer_kwargs.{name}", ConfigError("fasttrain's buffer has no such argument")
 
 
 def _noise(entry: Mapping[str, Any], spec: AlgorithmSpec) -> tuple[str, Any]:

@@ -1,0 +1,310 @@
+"""Hindsight experience replay (Andrychowicz et al. 2017): transitions are drawn with goals that were reached later.
+
+`HindsightStorage` replaces SB3's HerReplayBuffer (2.9.2), with the same draws from numpy's global stream and the same
+numbers (tests/buffers/test_hindsight.py). SB3 searches its whole buffer at every draw. Here a sum tree counts the
+transitions that can be drawn, so that a draw takes the same time for a buffer of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
+from fasttrain.buffers.frames import Place
+from fasttrain.buffers.n_step import Envs, end_window
+from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
+from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
+from fasttrain.buffers.sum_tree import SumTree, find_kernel, set_kernel
+from fasttrain.errors import ConfigError, EnvError
+
+GOALS = ("future", "final", "episode")
+GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
+RewardOf = Callable[[NDArray[Any], NDArray[Any], Any], Any]  # compute_reward(achieved, desired, infos), over arrays
+
+
+class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
+    """A `ReplayStorage` of a goal env, which gives a share of each batch the goal that its episode reached.
+
+    Only transitions of finished episodes are drawn. `n_sampled_goal / (n_sampled_goal + 1)` of a batch are virtual:
+    their goal is the `achieved_goal` after a step of the same episode, and `compute_reward` of the env gives their
+    reward. Their ends and action masks are those of the real transition, unless the env has `compute_action_masks`.
+
+    Args:
+        env: its first env has `compute_reward`; also set by `set_env`.
+        n_sampled_goal: virtual transitions per real one.
+        goal_selection_strategy: "future" (this step or a later one), "final" (the last step) or "episode" (any step).
+        *arguments, **options: arguments of `ReplayStorage`.
+
+    Raises:
+        ConfigError: what `ReplayStorage` refuses, no goal env, an unknown strategy, several steps, or one copy of the
+            observations.
+    """
+
+    ep_start: Any  # (size, N) int32 row where the episode begins
+    ep_length: Any  # (size, N) int32 steps of the episode; 0: it has not ended, or its first row is overwritten
+    overhead_bytes = 18  # the tree, and where an episode begins and how long it is
+
+    def __init__(
+        self,
+        *arguments: Any,
+        env: VecEnv | None = None,
+        n_sampled_goal: int = 4,
+        goal_selection_strategy: Any = "future",
+        copy_info_dict: bool = False,
+        **options: Any,
+    ) -> None:
+        strategy = str(getattr(goal_selection_strategy, "name", goal_selection_strategy)).lower()
+        if strategy not in GOALS:
+            raise ConfigError(f"goal_selection_strategy={goal_selection_strategy!r}: choose {', '.join(GOALS)}")
+        if n_sampled_goal < 1:
+            raise ConfigError(f"n_sampled_goal={n_sampled_goal} must be at least 1")
+        if copy_info_dict:
+            raise ConfigError("copy_info_dict=True is only in SB3's HerReplayBuffer, with engine=stock")
+        super().__init__(*arguments, **options)
+        missing = [key for key in GOAL_KEYS if not self._keyed or key not in self._stored]
+        if missing:
+            raise ConfigError(
+                f"hindsight needs a goal env, whose observation is a Dict of {', '.join(GOAL_KEYS)}; "
+                f"{' and '.join(missing)} is missing"
+            )
+        if self.n_steps > 1 or self.optimize_memory_usage:
+            raise ConfigError("hindsight gives every step a reward of its own: use n_steps=1 and both observations")
+        self.n_sampled_goal, self.strategy = n_sampled_goal, strategy
+        self.her_ratio = 1 - 1.0 / (n_sampled_goal + 1)
+        self.ep_start, self.ep_length = np.zeros((2, self.buffer_size, self.n_envs), np.int32)
+        self.under_way_steps: Int64Array = np.zeros(self.n_envs, np.int64)  # stored of the episodes under way
+        self.tree = getattr(self, "tree", None) or SumTree(self.buffer_size * self.n_envs)
+        self.env: VecEnv | None = None
+        self._reward_of: RewardOf | None = None
+        self._masks_of: Callable[[Any], Any] | None = None
+        if env is not None:
+            self.set_env(env)
+
+    def set_env(self, env: VecEnv) -> None:
+        """Set the env whose `compute_reward` gives the rewards. Raises ConfigError: it has none."""
+        reward_of = own_method(env, "compute_reward")
+        if reward_of is None:
+            raise ConfigError(
+                "hindsight (algo.her) needs a goal env: give it a method compute_reward(achieved_goal, desired_goal, "
+                "info), which takes arrays with one row per transition"
+            )
+        self.env, self._reward_of = env, reward_of
+        self._masks_of = None if self.next_masks is None else own_method(env, "compute_action_masks")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"env": None, "_reward_of": None, "_masks_of": None}
+
+    def reset(self) -> None:
+        """Empty the buffer."""
+        with self.lock:
+            super().reset()
+            self.tree.clear()
+            self.under_way_steps[:] = self.ep_length[:] = 0
+
+    # --- episodes
+
+    def put(
+        self,
+        observations: Observations,
+        next_observations: Observations,
+        actions: NDArray[Any],
+        rewards: NDArray[Any],
+        dones: NDArray[Any],
+        timeouts: NDArray[Any] | None = None,
+        next_masks: BoolArray | None = None,
+    ) -> None:
+        """As in `ReplayStorage`. An episode can be drawn when it has ended, until its first row is overwritten."""
+        with self.lock:
+            row = self.pos
+            for env in self.ep_length[row].nonzero()[0]:  # episodes whose first row is overwritten now
+                self._set_episode(int(env), row, int(self.ep_length[row, env]), drawable=False)
+            super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
+            if isinstance(self, PrioritizedReplayBuffer):  # it has offered the row
+                self._offer(row * self.n_envs + np.arange(self.n_envs), 0.0)
+            self.under_way_steps += 1
+            for env in np.asarray(dones).nonzero()[0]:
+                self._end_episode(int(env))
+
+    def _end_episode(self, env: int) -> None:
+        """Let the episode of `env` be drawn, whose last step is the row stored last."""
+        length = min(int(self.under_way_steps[env]), self.buffer_size)
+        self._set_episode(env, self.pos - length, length, drawable=True)
+        self.under_way_steps[env] = 0
+
+    def _set_episode(self, env: int, first: int, length: int, drawable: bool) -> None:
+        rows = np.arange(first, first + length) % self.buffer_size
+        self.ep_start[rows, env], self.ep_length[rows, env] = first % self.buffer_size, length if drawable else 0
+        worth = np.full(length, self._worth if drawable else 0.0)
+        if drawable and self.void is not None:
+            worth[self.void[rows, env]] = 0.0
+        self._offer(rows * self.n_envs + env, worth)
+
+    @property
+    def _worth(self) -> float:
+        """The priority of a transition that can be drawn for the first time."""
+        return 1.0
+
+    def _offer(self, slots: Int64Array, worth: Any) -> None:
+        values = np.broadcast_to(np.float64(worth), slots.shape).copy()
+        set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, slots, values)
+
+    def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
+        """As in `ReplayStorage`. An episode that a fault ended is drawn without its last step."""
+        with self.lock:
+            if [*resting, *waiting]:
+                raise EnvError("hindsight (algo.her) needs an env that acts at every step, without rests")
+            row = (self.pos - 1) % self.buffer_size
+            complete = super().discard(lost)
+            for env in lost:
+                if self.under_way_steps[env]:
+                    self._end_episode(env)
+                first, length = int(self.ep_start[row, env]), int(self.ep_length[row, env])
+                self._set_episode(env, row, 1, drawable=False)
+                self._set_episode(env, first, length - 1, drawable=True)
+            return complete
+
+    def truncate_last_trajectory(self) -> None:
+        """End all episodes under way, as if they were truncated, as in SB3."""
+        self.end_rows(self.under_way_steps.nonzero()[0].tolist())
+
+    def end_rows(self, envs: list[int]) -> None:
+        """End the episodes of these envs at the row stored last, as truncated."""
+        with self.lock:
+            for env in envs:
+                if self.under_way_steps[env]:
+                    end_window(self, (self.pos - 1) % self.buffer_size, env)
+                    self._end_episode(env)
+
+    # --- drawing
+
+    @property
+    def can_draw(self) -> bool:
+        """Whether an episode has ended, so that there is something to draw."""
+        return self.tree.total() > 0
+
+    def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
+        """Rows (B,) and envs (B,) of finished episodes, uniformly. Raises ConfigError: none has ended yet."""
+        if not (count := int(self.tree.total())):
+            raise ConfigError(
+                "hindsight (algo.her) learns from finished episodes, and none has ended before the first update: set "
+                "warmup_steps to more than the steps of an episode × num_envs"
+            )
+        integers: Any = np.random.randint if rng is None else rng.integers
+        found = np.empty(batch_size, np.int64)
+        find_kernel(self.tree.nodes, self.tree.starts, integers(0, count, size=batch_size) + 0.5, found)
+        return np.divmod(found, self.n_envs)
+
+    def gather(
+        self,
+        rows: Int64Array,
+        envs: Int64Array,
+        env: VecNormalize | None = None,
+        device: torch.device | str | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> ReplayBatch:
+        """The transitions at these rows of these envs: the real ones first, then the virtual ones, as in SB3."""
+        rows, envs = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(envs, np.int64)
+        virtual = self.virtual(len(rows))
+        if not isinstance(self, PrioritizedReplayBuffer):  # there weights and indices belong to the rows as drawn
+            order = virtual.argsort(kind="stable")
+            rows, envs, virtual = rows[order], envs[order], virtual[order]
+        seen, following, rewards, masks = self.relabelled(rows, envs, virtual, rng)
+        flat = rows * self.n_envs + envs
+        over, cut = (array.reshape(-1).take(flat)[:, None] for array in (self.dones, self.timeouts))
+        observed = [
+            {key: self._tensor(part, device) for key, part in self._normalize_obs(each, env).items()}  # type: ignore[union-attr]
+            for each in (seen, following)
+        ]
+        return ReplayBatch(
+            observations=observed[0],
+            actions=self._tensor(self.actions.reshape(-1, self.action_dim).take(flat, axis=0), device),
+            next_observations=observed[1],
+            dones=self._tensor(over * (1 - cut), device),
+            rewards=self._tensor(self._normalize_reward(rewards[:, None], env), device),
+            next_action_masks=None if masks is None else self._tensor(masks, device),
+        )
+
+    def virtual(self, batch_size: int) -> BoolArray:
+        """Which transitions (B,) of a drawn batch are virtual: the first ones, as in SB3."""
+        return np.arange(batch_size) < int(self.her_ratio * batch_size)
+
+    def relabelled(
+        self, rows: Int64Array, envs: Int64Array, virtual: BoolArray, rng: np.random.Generator | None = None
+    ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]], Float32Array, BoolArray | None]:
+        """Observations, next observations, rewards and next masks (M, ...), with new goals where `virtual` (M,) is set.
+
+        Raises:
+            EnvError: `compute_reward` failed, or did not return a finite number for each row.
+        """
+        flat = rows * self.n_envs + envs
+        seen, following = ({key: array.reshape(-1, *array.shape[2:]).take(flat, axis=0) for key, array in each.items()}
+                           for each in (self._stored, self._stored_next))  # fmt: skip
+        rewards: Float32Array = self.rewards.reshape(-1).take(flat)
+        masks = self.masks_of(flat)
+        goals = self._goals(rows[virtual], envs[virtual], rng)
+        seen["desired_goal"][virtual] = following["desired_goal"][virtual] = goals
+        rewards[virtual] = self._rewards(following["achieved_goal"][virtual], goals)
+        if masks is not None and self._masks_of is not None:
+            masks[virtual] = self._masks_of({key: part[virtual] for key, part in following.items()})
+        return seen, following, rewards, masks
+
+    def _goals(self, rows: Int64Array, envs: Int64Array, rng: np.random.Generator | None) -> NDArray[Any]:
+        start, length = self.ep_start[rows, envs].astype(np.int64), self.ep_length[rows, envs].astype(np.int64)
+        integers: Any = np.random.randint if rng is None else rng.integers
+        if self.strategy == "final":
+            step = length - 1
+        else:
+            step = integers((rows - start) % self.buffer_size if self.strategy == "future" else 0, length)
+        goals: NDArray[Any] = self._stored_next["achieved_goal"][(step + start) % self.buffer_size, envs]
+        return goals
+
+    def _rewards(self, achieved: NDArray[Any], goals: NDArray[Any]) -> Float32Array:
+        if self._reward_of is None:
+            raise EnvError("hindsight has no env that computes rewards: call set_env after loading the buffer")
+        try:
+            rewards: Float32Array = np.asarray(self._reward_of(achieved, goals, [{}] * len(goals)), np.float32)
+        except Exception as error:
+            raise EnvError(f"compute_reward failed for arrays of {len(goals)} rows: {error!r:.300}") from error
+        if rewards.shape != (len(goals),) or not np.isfinite(rewards).all():
+            got = f"the shape {rewards.shape}" if rewards.shape != (len(goals),) else "a number that is not finite"
+            raise EnvError(
+                f"compute_reward must return one finite number for each of {len(goals)} rows, and it returned {got}: "
+                "let it take arrays, with np.linalg.norm(achieved_goal - desired_goal, axis=-1) for example"
+            )
+        return rewards
+
+
+class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  # type: ignore[misc]
+    """A `HindsightStorage` that draws in proportion to the TD errors, as `PrioritizedReplayBuffer`."""
+
+    draw = PrioritizedReplayBuffer.draw
+    sample = PrioritizedReplayBuffer.sample
+
+    @property
+    def _worth(self) -> float:
+        return self._highest
+
+    def virtual(self, batch_size: int) -> BoolArray:
+        """Spread over the batch, because its rows are drawn in the order of the ring."""
+        spread: BoolArray = np.arange(batch_size) % (self.n_sampled_goal + 1) != 0
+        return spread
+
+
+def own_method(env: VecEnv, name: str) -> Callable[..., Any] | None:
+    """A method of the first env; None if it has none.
+
+    In worker processes, a copy of the env answers here. If it cannot be copied, the worker answers each call.
+    """
+    try:
+        return env.get_attr(name, indices=[0])[0]  # type: ignore[no-any-return]
+    except Exception as error:
+        if isinstance(error, AttributeError) or "AttributeError" in str(error):
+            return None
+        return lambda *arguments: env.env_method(name, *arguments, indices=[0])[0]
