@@ -12,7 +12,6 @@ from pathlib import Path
 from fasttrain.errors import ConfigError
 from fasttrain.report.page import FILE, Page, write_page
 from fasttrain.report.run_page import FILES, run_page
-from fasttrain.report.values import STUDY, SWEEP
 from fasttrain.runs.view import activity, make_console, say
 from fasttrain.saving.files import read_json
 from fasttrain.spec.config import Config
@@ -97,12 +96,12 @@ def page_of(folder: Path) -> Page:
 
 def _kind(folder: Path) -> Callable[[Path], Page] | None:
     """The function that makes the page of a folder; None if it has no files of fasttrain."""
-    if (folder / STUDY).is_file():
+    if (folder / "study.json").is_file():
         from fasttrain.report import compare_page, study_page
 
-        compares = read_json(folder / STUDY).get("command") == "compare"
+        compares = read_json(folder / "study.json").get("command") == "compare"
         return compare_page.compare_page if compares else study_page.study_page
-    if (folder / SWEEP).is_file():
+    if (folder / "sweep.json").is_file():
         from fasttrain.report.study_page import sweep_page
 
         return sweep_page

@@ -13,22 +13,13 @@ import numpy as np
 from fasttrain.report.charts import GREY, XY, Chart, Heat, Rows, Series
 from fasttrain.report.curves import pareto_front
 from fasttrain.report.page import TONES, Banner, Cell, Page, Section, Table, Tile, cell_table, cells_tile, place_of
-from fasttrain.report.values import (
-    STUDY,
-    SWEEP,
-    Estimate,
-    as_list,
-    as_mapping,
-    as_number,
-    as_rows,
-    over_seeds,
-    quality_of,
-)
+from fasttrain.report.values import Estimate, as_list, as_mapping, as_number, as_rows, over_seeds, quality_of
 from fasttrain.report.words import METRICS, metric_of, number, seconds, times, value_text
 from fasttrain.saving.files import read_json
 from fasttrain.spec.precedence import key_of
 from fasttrain.terminal import one_line
 
+SWEEP, STUDY = "sweep.json", "study.json"
 INTERVALS = "lines: 95 % intervals"
 MOST_BARS, MOST_ROWS = 40, 24
 DRAWN = (  # the most important first

@@ -10,8 +10,6 @@ import numpy as np
 
 from fasttrain.intervals import student
 
-STUDY, SWEEP = "study.json", "sweep.json"
-
 
 def as_number(value: Any) -> float | None:
     """The value as a finite number, else None."""

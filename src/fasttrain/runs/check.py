@@ -105,12 +105,10 @@ def run_checkup(
 ) -> ProbeResult | None:
     """The checkup before a training: prints its findings and writes checkup.json.
 
-    Returns what the env costs; None if it was not played (checkup=off, a VectorEnv) or an error was found. Raises
+    Returns what the env costs; None if it was not played (a VectorEnv) or an error was found. Raises
     EnvSpecError for faults with which no training can run, and with checkup=strict for any finding. `games`: one game
     with an external engine, which is played in place of the survey's env.
     """
-    if config.checkup == "off":
-        return None
     option, may_stay = survey.spec.option, config.vec_env in ("auto", "shared") and not config.deterministic
     look: Callable[[], CheckupResult] = partial(survey.checkup, {}, may_stay, config.num_envs > 1)
     if games is not None:

@@ -84,8 +84,8 @@ def open_run(
     check_init_from(config)
     with lock_folder(folder), survey_of(with_fixed_opponent(config), console) as survey:
         compile_s = engine.compile_shown(game_calls(config), console)  # now, because the checkup plays the game
-        look = partial(run_checkup, config, folder, console, survey)
-        facts = env_facts(with_fixed_opponent(config), survey, look, look)
+        looks = [partial(run_checkup, config, folder, console, survey)] * 2 if config.checkup != "off" else []
+        facts = env_facts(with_fixed_opponent(config), survey, *looks)
         plan = resolve(config, sources, facts, this_machine())
         if (tried := with_trial(facts, plan, this_machine(), console)) != facts:
             plan = resolve(config, sources, tried, this_machine())
