@@ -191,6 +191,8 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
                 "hydra.job.chdir=true: fasttrain writes into the run's folder without it, and looks for your modules "
                 "and folders where the command was typed; remove it"
             )
+        if job.hydra.callbacks:
+            raise ConfigError("hydra.callbacks: Hydra's callbacks are not called; use callbacks=[module:Class] of SB3")
         if job.hydra.mode == RunMode.MULTIRUN:
             commands.refuse_sweep(command, str(job.get("warmup")))
             return _sweep(command, hydra, given, job, [*options, *typed])

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import yaml
-from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import get_args_parser
@@ -25,10 +24,10 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
-from hydra.core.utils import JobStatus, run_job
+from hydra.core.utils import configure_log
 from hydra.errors import HydraException, OverrideParseException
 from hydra.initialize import initialize_config_dir
-from hydra.types import HydraContext, RunMode
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fasttrain.cli.commands import read_options
@@ -244,22 +243,22 @@ class Composer:
         return self.configured(read(split_options(arguments)[1], os.environ))[0]
 
     def run(self, job: DictConfig, task: Callable[[], int], describe: bool) -> int:
-        """Run `task` in the job's folder, which Hydra creates. `describe`: write `.hydra` there."""
-        compiles = str(job.get("warmup")) == "only"  # it leaves no files
-        if compiles or not describe:
-            with read_write(job.hydra):
-                job.hydra.output_subdir = None
-                job.hydra.run.dir = "." if compiles else job.hydra.run.dir
-        context = HydraContext(self.hydra.config_loader, callbacks := Callbacks(job))
-        callbacks.on_run_start(config=job, config_name=self.name)
+        """Run `task` and return its exit code, after the job's folder is made. `describe`: write `.hydra` in it."""
+        if str(job.get("warmup")) == "only":  # it leaves no files
+            return task()
+        folder, below = Path(job.hydra.run.dir), str(job.hydra.output_subdir or "") if describe else ""
+        own = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
+        parts = {"config": own, "hydra": OmegaConf.masked_copy(job, "hydra"), "overrides": job.hydra.overrides.task}
         try:
-            result = run_job(lambda _: task(), job, "hydra.run.dir", None, context)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, part in parts.items() if below else ():
+                (folder / below).mkdir(exist_ok=True)
+                OmegaConf.save(part, folder / below / f"{name}.yaml")
         except OSError as error:
             raise ConfigError(f"cannot write the output folder: {error}; name one by hydra.run.dir=FOLDER") from error
-        callbacks.on_run_end(config=job, config_name=self.name, job_return=result)
-        if result.status is JobStatus.FAILED:  # here reading `return_value` would print lines
-            raise result._return_value
-        return int(result.return_value)
+        configure_log(job.hydra.job_logging, job.hydra.verbose)
+        os.environ.update({str(name): str(value) for name, value in job.hydra.job.env_set.items()})
+        return task()
 
     def sweep(self, given: UserInput, task: Callable[[DictConfig], int]) -> None:
         """Run `task` for each cell, by Hydra's sweeper and launcher."""
