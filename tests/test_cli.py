@@ -77,7 +77,7 @@ CHDIR = (
          "tune.sampler is no setting any more: settings are drawn at random, and the best are trained longer; remove "
          "it"),
         (["hydra.job.chdir=true"], CHDIR),
-        (["num_envs=4", ""], "an argument is empty: remove it, or look at the variable of the shell in its place"),
+        (["num_envs=4", ""], "an argument is empty: remove it; perhaps a variable of the shell is empty"),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),
         (["num_envs=choice(4,8)"], "num_envs=choice(4,8): several values need a sweep: add -m"),
         (["+profile="], PROFILES),

@@ -84,8 +84,7 @@ def njit_bare(function: F) -> F:
 
 
 def njit_inner(function: F) -> F:
-    """As `njit_bare`, for functions that only kernels call. Python cannot call them, which saves an eighth of the
-    compile time."""
+    """As `njit_bare`, for functions that only kernels call. They compile an eighth faster without a wrapper."""
     return _kernel(function, no_cpython_wrapper=True, **_BARE)
 
 

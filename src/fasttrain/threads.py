@@ -272,8 +272,7 @@ FOLLOW = KernelCall(follow, (new_team(), 1))  # must be compiled before kernels 
 class Team:
     """Threads that work on a kernel together with the caller, for one caller at a time. `Teams.run` finds a free team.
 
-    The kernel releases the GIL. Nothing waits in Python, because handing over the GIL takes longer than a step of 256
-    games.
+    The kernel releases the GIL. Nothing waits in Python, because handing over the GIL takes longer than a step.
     """
 
     def __init__(self) -> None:

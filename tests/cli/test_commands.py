@@ -82,13 +82,13 @@ def test_a_study_named_alone_goes_on_with_its_own_arguments(tmp_path: Path):
     with pytest.raises(ConfigError, match="no study.json there"):
         prepare("compare", [], [f"run={tmp_path / 'none'}"])
     (tmp_path / "study.json").write_text('{"command": "compare", "arguments": 5}')
-    with pytest.raises(ConfigError, match="fasttrain did not write its study.json"):
+    with pytest.raises(ConfigError, match="its study.json is not of fasttrain"):
         prepare("compare", [], [study])
 
 
 def test_a_setting_that_is_typed_again_counts_as_typed_last_and_a_line_says_so():
     assert repeated_settings(["algo.gamma=0.9", "seed=1", "+algo.gamma=0.8", "seed=1"]) == [
-        "algo.gamma=0.9 was typed before algo.gamma=0.8, which counts"
+        "algo.gamma=0.9 has no effect: algo.gamma=0.8 was typed after it"
     ]
     assert repeated_settings(["env.kwargs={a: 1}", "env.kwargs={b: 2}", "++env.kwargs.c=1"]) == [], "all of them count"
     assert repeated_settings(["~env.kwargs.a", "+env.kwargs.a=3"]) == []

@@ -83,7 +83,7 @@ def test_resume_begins_goes_on_and_ends(run: Run, tmp_path: Path):
     assert (summary["env_steps"], summary["resumed_at"], summary["quality"]["episodes"]) == (256, [128], 3)
     code, _, err = run("on_existing=resume", "num_envs=4", "algo.gamma=0.9")
     assert code == 2
-    assert "with other values of algo.gamma, num_envs, which cannot change in a resumed run" in err
+    assert "whose algo.gamma, num_envs differ, which cannot change in a resumed run" in err
 
 
 def test_resume_of_what_left_nothing_to_go_on_from_begins_anew(run: Run, tmp_path: Path):

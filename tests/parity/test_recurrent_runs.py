@@ -42,7 +42,7 @@ def test_how_sequences_are_made_is_told(fasttrain: RunCommand):
     rows = rows_of(done)
     assert (rows["engine"]["effective"], rows["vec_env"]["effective"]) == ("fast", "dummy")
     assert rows["steps_back"]["effective"] == 85
-    assert "2 sequences per minibatch, and one more for each end of an episode" in rows["steps_back"]["reason"]
+    assert "2 sequences per minibatch and one more for each episode's end" in rows["steps_back"]["reason"]
     assert rows["algo.rollout_size"]["effective"] == 12 * 85
     told = re.search(r"sequences: ([\d.]+) a minibatch; (\d+) % padding, in stock's layout (\d+) %", done.out)
     assert told is not None

@@ -75,7 +75,7 @@ def test_kernels_step_aside_and_the_zip_stays_a_stock_one(teacher: Finished, fas
         (("algo.teacher=nowhere.zip",), "algo.teacher=nowhere.zip: there is no such file"),
         (("algo.teacher=FOLDER/model.zip", "algo.net_arch=[3]"), "its network is not that of this run (mlp_extractor"),
         (("algo.teacher=FOLDER/model.zip", "env.normalize=[obs]"), "normalized by different statistics"),
-        (("algo.teacher=FOLDER", "engine=stock"), "the stock class has no such thing"),
+        (("algo.teacher=FOLDER", "engine=stock"), "the stock class has no such argument"),
         (("algo.teacher=FOLDER", "env.entry_point=null", "env.id=Acrobot-v1"), "its observation_space is"),
         (("algo.teacher=FOLDER", "env.normalize=[obs]"), "normalized by different statistics"),
         (("algo.teacher=FOLDER", "algo.teacher_coef=often"), "algo.teacher_coef=often: expected a number"),

@@ -38,7 +38,7 @@ def outcome(plan: RunSpec, flag: str) -> tuple[object, str]:
     [
         (OLD, ("use_amp=auto", "algo.net_arch=[512]"), "use_amp", NO_UNITS),
         (BF16, ("use_amp=auto",), "use_amp",
-         ("off", f"the widest layer has 64 units; on a CPU it is faster from {AMP_PAYS_FROM_WIDTH} units on")),
+         ("off", f"the widest layer has 64 units; on a CPU bfloat16 is faster from {AMP_PAYS_FROM_WIDTH} units on")),
         (BF16, ("use_amp=auto", "algo.net_arch={pi: [64], vf: [512, 32]}"), "use_amp",
          ("bfloat16", "AVX512-BF16, and layers of 512 units")),
         (CUDA, ("use_amp=auto", ON_CUDA), "use_amp", ("bfloat16", "CUDA has units for it")),
@@ -102,7 +102,7 @@ def test_images_go_to_cuda_by_themselves_and_take_bfloat16_where_there_are_units
 @pytest.mark.parametrize("algo", ["dqn", "ppo"])
 def test_only_our_algorithms_can(flag: str, algo: str):
     stock = (f"algo={algo}", "engine=stock", ON_CUDA)
-    assert outcome(plan_of(*stock, f"{flag}=auto", machine=CUDA), flag) == ("off", "the stock classes cannot do that")
+    assert outcome(plan_of(*stock, f"{flag}=auto", machine=CUDA), flag) == ("off", "the stock classes do not have it")
     with pytest.raises(ConfigError, match=f"{flag}=on with engine=stock: "):
         plan_of(*stock, f"{flag}=on", machine=CUDA)
     ours = plan_of(f"algo={algo}", "engine=fast", ON_CUDA, f"{flag}=auto", machine=CUDA)
@@ -147,8 +147,8 @@ def test_kernels_asked_for_win_over_auto_and_over_a_profile():
         "algo.net_arch=[512]", machine=BF16,
     )  # fmt: skip
     assert outcome(plan, "use_amp") == ("off", "fused_update=on computes in float32")
-    assert outcome(plan, "use_compile") == ("off", "fused_update=on is compiled already")
-    assert outcome(plan, "gradient_accumulation") == (1, "not needed: compiled kernels work in blocks")
+    assert outcome(plan, "use_compile") == ("off", "fused_update=on: the update is compiled already")
+    assert outcome(plan, "gradient_accumulation") == (1, "compiled kernels work in blocks and do not need it")
     assert plan.config.gradient_accumulation == 1
 
 

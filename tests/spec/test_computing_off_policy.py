@@ -25,10 +25,10 @@ def plan_of(*arguments: str, machine: Machine = CPU, images: bool = False, typed
     [
         ((), CPU, False, ("off", "drawing batches takes almost no time")),
         ((), CPU, True, ("off", "drawing batches takes almost no time")),
-        (("device=cpu",), CUDA, True, ("on", "images, and a core is free")),
-        (("device=cuda",), CUDA, False, ("on", "batches are copied to CUDA in the background")),
+        (("device=cpu",), CUDA, True, ("on", "drawing images takes long, and a core is free")),
+        (("device=cuda",), CUDA, False, ("on", "batches are drawn and copied to CUDA in the background")),
         (("deterministic=true",), CUDA, True, ("off", "with deterministic=true no batch can be drawn ahead")),
-        (("engine=stock",), CUDA, True, ("off", "the stock classes cannot do that")),
+        (("engine=stock",), CUDA, True, ("off", "the stock classes do not have it")),
     ],
 )
 def test_prefetch_auto(arguments: tuple[str, ...], machine: Machine, images: bool, expected: tuple[str, str]):
@@ -83,7 +83,12 @@ def test_the_replay_ratio_is_printed_and_a_low_one_warned_of(arguments: tuple[st
     [
         (("num_envs=2", "algo.train_freq=16", "updates_per_step=8"), 8, 0.25, "8 updates per 16 vector steps of 2"),
         (("num_envs=2", "algo.train_freq=16", "updates_per_step=-1"), 32, 1.0, "32 updates per 16 vector steps of 2"),
-        (("num_envs=1", "algo.train_freq=[1,episode]", "updates_per_step=-1"), -1, 1.0, "after every episode, one per"),
+        (
+            ("num_envs=1", "algo.train_freq=[1,episode]", "updates_per_step=-1"),
+            -1,
+            1.0,
+            "after every episode, one update per",
+        ),
         (("num_envs=1", "algo.train_freq=[2,episode]", "updates_per_step=9"), 9, None, "9 updates after every 2"),
         (("num_envs=2", "algo.train_freq=16"), 1, 1 / 32, "use updates_per_step=4 or more"),
     ],
@@ -108,7 +113,7 @@ def recurrent_plan(*arguments: str) -> RunSpec:
 def test_the_plan_says_how_far_back_it_learns():
     row = recurrent_plan("batch_size=128").row("steps_back")
     assert row.effective == 64
-    assert row.reason.startswith("at most; 2 sequences per minibatch, and one more for each end of an episode, ")
+    assert row.reason.startswith("steps at most; 2 sequences per minibatch and one more for each episode's end, ")
 
 
 def test_a_last_minibatch_of_one_row_is_refused():

@@ -129,7 +129,7 @@ def test_evaluation_beside_training_needs_evaluations_and_a_second_core():
     assert plan_of(*asked).config.eval_async
     assert plan_of(SPEED, *CART).row("eval_async")[1:3] == (True, False)
     one_core = plan_of(*asked, machine=MACHINE._replace(cores=1))
-    assert one_core.row("eval_async").reason == "there is one core only"
+    assert one_core.row("eval_async").reason == "there is only one core"
 
 
 def test_progress_csv_needs_the_training_log():
@@ -147,7 +147,7 @@ def test_infos_are_cut_where_that_saves_something_and_nobody_reads_them():
     assert (row.effective, row.reason) == (True, "a native game sends info only when an episode ends")
     dummy, shared = (("lean_info=true", *CART, f"vec_env={form}") for form in ("dummy", "shared"))
     row = plan_of(*dummy).row("lean_info")
-    assert (row.effective, row.reason) == (False, "in one process infos cost nothing, and dropping them would")
+    assert (row.effective, row.reason) == (False, "in one process infos cost nothing, but dropping them costs time")
     assert plan_of(*dummy, lean_info=TYPED).row("lean_info").effective is True
     assert plan_of(*shared).row("lean_info").effective is True
     reading = (*shared, "callbacks=[costs:Mean]")
@@ -207,7 +207,7 @@ def test_nan_guard_is_on_everywhere_and_says_what_the_stock_classes_leave_out(pr
     plan = plan_of(f"+profile={profile}", *CART)
     assert plan.config.nan_guard == "stop"
     reason = plan.row("nan_guard").reason
-    assert ("are checked, not updates" in reason) == (plan.config.engine == "stock")
+    assert ("updates are not" in reason) == (plan.config.engine == "stock")
     off = plan_of(f"+profile={profile}", *CART, "nan_guard=false").row("nan_guard")
     assert (off.effective, off.reason) == ("off", "")
 
@@ -226,5 +226,5 @@ def test_a_profile_keeps_its_updates_per_transition_where_other_envs_are_typed()
     typed = ("+profile=balance", "algo=dqn", "env.id=CartPole-v1", "num_envs=2")
     row = plan_of(*typed, updates_per_step="profile balance", num_envs=TYPED).row("updates_per_step")
     assert (row.requested, row.effective) == (6, 2)
-    assert "its 8 envs" in row.reason
+    assert "for 8 envs; scaled to" in row.reason
     assert plan_of(*typed, updates_per_step=TYPED).row("updates_per_step").effective == 6

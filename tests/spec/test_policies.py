@@ -52,7 +52,7 @@ def policies(text: str, *more: str) -> tuple[str, ...]:
 
 
 REFUSED: list[tuple[tuple[str, ...], str]] = [
-    (policies("a: {decides: bid}"), "one policy alone"),
+    (policies("a: {decides: bid}"), "only one policy"),
     (policies("a: {decides: bid}, b: {decides: bid}"), r"policies\.b and policies\.a both decide in bid"),
     (policies("a: {decides: play}, b: {decides: others}"), "both decide in others"),
     (policies("a: {decides: bids}, b: {decides: play}"), r"a\.decides=bids: .*no such phase; did you mean 'bid'"),
@@ -67,9 +67,9 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid, returns: far}, b: {decides: play}"), "returns=far: not one of joint, decisions"),
     (policies("a: {decides: bid, algo.gamma: 0.9}, b: {decides: play}"), "different algo.gamma have no joint returns"),
     (policies("model: {decides: bid}, b: {decides: play}"), "'model' cannot name a policy"),
-    (policies("a: {decides: bid}, b: {decides: play}", "algo=dqn"), "policies train by ppo, maskable_ppo, recu"),
+    (policies("a: {decides: bid}, b: {decides: play}", "algo=dqn"), "policies need one of ppo, maskable_ppo, recu"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=maskable_recurrent_ppo", "algo.memory_inputs=[action]"),
-     "behind which algo.memory_inputs appends others"),
+     "and algo.memory_inputs appends others"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=maskable_recurrent_ppo", "opponent=self"), "with memory"),
     (policies("a: {decides: bid}, b: {decides: play}", "engine=stock"), "SB3 has no such training; use engine=fast"),
     (policies("a: {decides: bid}, b: {decides: play}", "env.normalize=[obs]"), "which env.normalize=\\[obs\\] changes"),
@@ -80,8 +80,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {goal_every: 0, goals: 2}, b: {}"), "and goal_every, at least 1 or phase"),
     (policies("a: {goal_every: round, goals: 2}, b: {}"), r"policies\.a\.goal_every=round: expected a whole number"),
     ((*CART, "policies={a: {goal_every: phase, goals: 2}, b: {}}"), "this game has no phases; name their columns by"),
-    (policies("a: {goal_every: 3, goals: 2}, b: {}", "opponent=self"), "goal_every go with fixed opponents"),
-    (policies("a: {decides: bid, reward_key: x}, b: {decides: play}", "opponent=self"), "reward_key go with fixed"),
+    (policies("a: {goal_every: 3, goals: 2}, b: {}", "opponent=self"), "goal_every need fixed opponents"),
+    (policies("a: {decides: bid, reward_key: x}, b: {decides: play}", "opponent=self"), "reward_key need fixed"),
     ((*CART, "policies={a: {decides: x}, b: {decides: others}}"), 'name the value of info\\["policy"\\]'),
 ]  # fmt: skip
 

@@ -105,9 +105,9 @@ def test_workers_of_shared(arguments: list[str], env: EnvFacts, cores: int, work
     [
         ([], WAITS, 2, "lockstep", "the same seed gives the same run"),
         (["schedule=first_ready"], WAITS, 2, "first_ready", "no worker waits"),
-        (["workers=1"], SLOW, 4, "lockstep", "one worker only"),
+        (["workers=1"], SLOW, 4, "lockstep", "only one worker"),
         (["vec_env=dummy"], SLOW, 4, "lockstep", "vec_env=dummy has no workers"),
-        (["engine=stock", "fused_update=off"], SLOW, 4, "lockstep", "the stock classes cannot do that"),
+        (["engine=stock", "fused_update=off"], SLOW, 4, "lockstep", "the stock classes do not have it"),
         (["env.frame_stack=2", "workers=2"], SLOW, 4, "lockstep", "env.frame_stack needs"),
         (["env.normalize=[obs]", "workers=2"], SLOW, 4, "lockstep", "env.normalize needs"),
     ],

@@ -125,8 +125,7 @@ class KernelQEngine(Engine):
         as ended. The kernels check no shapes and no dtypes: `draw_block` makes the batches.
 
         Returns:
-            mean losses (U,); absolute temporal difference errors (U, B); gradient norms (U,), NaN where the step was
-            skipped.
+            mean losses (U,); absolute temporal difference errors (U, B); gradient norms (U,), NaN after a skipped step.
 
         Raises:
             IndexError: a row or an action is out of range. Then nothing was changed.

@@ -170,8 +170,7 @@ class Chain(NamedTuple):
 class Flat:
     """Turns parameters, and Adam's moments of them, into views of flat vectors (P,), one parameter after another.
 
-    Values and the optimizer's state do not change. An optimizer that has not stepped gets the state that its first step
-    would make.
+    Values and the optimizer's state do not change. An optimizer without state gets the state that its first step makes.
 
     Args:
         owner: the object with the optimizer, a plain Adam; None: the parameters have no optimizer.

@@ -131,8 +131,7 @@ def windows_of(
 ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:  # fmt: skip
     """Last row, return, discount and end (B,) of each window; arguments as of `n_step_kernel`.
 
-    Windows of one step are computed by numpy, which takes no longer, so that the first update need not wait for a
-    compiler.
+    Windows of one step are computed by numpy, in the same time, so that the first update needs no compilation.
 
     Raises:
         IndexError: a row or an env is out of range.

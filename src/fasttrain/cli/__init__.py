@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fasttrain.cli.compose import Composer
 
 PRINTS_ONLY = {"-h", "--help", "--version", "--cfg", "-c", "--info", "-i"}
-# Disk full, quota exceeded (unknown on Windows), no permission, read-only file system.
+# Errors of writing: disk full, quota exceeded (unknown on Windows), no permission, read-only file system.
 UNWRITABLE = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EACCES, errno.EROFS)
 MORE_FILES = "raise the limit of this shell (ulimit -n 1024), or use fewer envs or workers"
 WAYS_OUT = {
@@ -49,16 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.speak_its_letters()
     here = ""
-    with suppress(OSError):  # the folder may be deleted. Read it now, because an env may change it
+    with suppress(OSError):  # the folder may not exist. It is read now, because an env may change it
         here = os.getcwd()
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():
-            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # a cell ends if its study does
+            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # a cell ends with its study
                 threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
             return _dispatch(arguments) or _lost_output()
     except FastTrainError as error:
-        with suppress(FastTrainError):  # if an environment variable is wrong
+        with suppress(FastTrainError):  # raised if an environment variable is wrong
             return _report(error, error.exit_code, with_names_as_typed(str(error), arguments, os.environ, here))
         return _report(error, error.exit_code)
     except MemoryError as error:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _report(error, ConfigError.exit_code, f"{terminal.one_line(error)}: {WAYS_OUT[error.errno]}")
         if error.errno not in UNWRITABLE:
             return _report_users(error)
-        unnamed = "" if error.filename else " (no file is named: perhaps /dev/shm, where semaphores of workers are)"
+        unnamed = "" if error.filename else " (no file is named: perhaps /dev/shm, with the workers' semaphores)"
         return _report(error, EXIT_CRASHED, f"{error}{unnamed}; free some space, or allow writing there")
     except BaseException as error:
         return _report_users(error)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _lost_output() -> int:
     """The exit code of a finished command: not 0 if its output could not be written, as on a full disk."""
-    with suppress(OSError, ValueError):  # the stream is closed
+    with suppress(OSError, ValueError):  # raised if the stream is closed
         sys.stdout.flush()
     if not terminal.Output.lost:
         return EXIT_DONE
@@ -119,7 +119,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _report(error: BaseException, code: int, text: str = "", raised: BaseException | None = None) -> int:
-    """Print one line. Print the end of the traceback of `raised` before it, an exception of the user's code."""
+    """Print one line. Before it, print the end of the traceback of `raised`, an exception of the user's code."""
     raised = error.__cause__ if isinstance(error, CrashedError) else raised
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
@@ -158,7 +158,7 @@ def _dispatch(arguments: list[str]) -> int:
         return validate.main(arguments)
     options, typed = split_options(arguments)
     if "" in typed:
-        raise ConfigError("an argument is empty: remove it, or look at the variable of the shell in its place")
+        raise ConfigError("an argument is empty: remove it; perhaps a variable of the shell is empty")
     words, command = (*commands.COMMANDS, *commands.OTHER_WORDS), "train"
     if typed and re.fullmatch(r"[a-z_]+", typed[0]):
         if typed[0] not in words:
@@ -218,7 +218,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
 
 
 def _run(request: Request, hydra: Composer, job: DictConfig, new: bool) -> int:
-    """Run one command and return its exit code. `new`: write Hydra's description of the job into the folder."""
+    """Run one command and return its exit code. `new`: also write Hydra's description of the job into the folder."""
     from fasttrain.runs.folders import how_to_continue
     from fasttrain.runs.view import activity, make_console
 
@@ -282,7 +282,7 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
 
 
 def draw_report(folder: Path) -> str:
-    """Write report.html. An error is only a warning, because all other files are saved. Returns its text, or ""."""
+    """Write report.html. A failure is only a warning, because all else is saved. Returns its reason, or ""."""
     from fasttrain.runs.view import activity, make_console, say
 
     console = make_console()
@@ -296,5 +296,5 @@ def draw_report(folder: Path) -> str:
     except (Exception, KeyboardInterrupt) as error:
         reason = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
         again = f"{terminal.command()} report run={folder} tries again"
-        terminal.tell(f"fasttrain: warning: no report.html ({reason}); all else is saved, {again}")
+        terminal.tell(f"fasttrain: warning: no report.html ({reason}); all other files are saved, and {again}")
         return reason

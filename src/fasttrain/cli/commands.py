@@ -37,7 +37,7 @@ MODULES = {
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
 }
-# Commands with their own arguments, which compose no configuration. "": the integration of that name implements it.
+# Commands with their own arguments, which compose no configuration. "": the integration of the same name has the code.
 PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch", "zoo": ""}
 COMMANDS = (*MODULES, *PLAIN)
 # Short words for a command with a setting.
@@ -88,7 +88,7 @@ def implementation(command: str) -> Any:
     """
     module = MODULES.get(command) or PLAIN[command]
     main = (import_module(module) if module else plugins.load(plugins.INTEGRATIONS, command)).main
-    if not gc.isenabled():  # __main__ disables it. Modules loaded until now stay, so it need not look at them
+    if not gc.isenabled():  # disabled by __main__. Freeze first: the modules loaded until now stay
         gc.freeze()
         gc.enable()
     return main
@@ -152,10 +152,10 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
 
 def repeated_settings(overrides: Sequence[str]) -> list[str]:
     """A line for each setting that was typed twice with different values. The last one counts, as in Hydra."""
-    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # mappings are merged
+    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # mappings would be merged
     last = {key_of(text): text for text in single}
     before = [text for text in single if last[key_of(text)].lstrip("+") != text.lstrip("+")]
-    return [f"{text} was typed before {last[key_of(text)].lstrip('+')}, which counts" for text in before]
+    return [f"{text} has no effect: {last[key_of(text)].lstrip('+')} was typed after it" for text in before]
 
 
 def refuse_sweep(command: str, warmup: str = "off") -> None:
@@ -174,7 +174,7 @@ def prepare(command: str, options: list[str], typed: list[str]) -> tuple[list[st
     if len({text for text in typed if key_of(text) == "algo"}) > 1:  # Hydra would silently use the last one
         raise ConfigError(typed_twice_message("algo", typed))
     for text in typed:
-        if key_of(text) in NAMED:  # before Hydra stores the overrides
+        if key_of(text) in NAMED:  # now, before Hydra stores the overrides
             check_no_secret(key_of(text), text.partition("=")[2])
     if {"-m", "--multirun"} & {*options}:
         refuse_sweep(command)
@@ -231,7 +231,7 @@ def _with_stored_arguments(folder: Path, command: str, typed: Sequence[str]) -> 
         other = stored["command"]
         raise ConfigError(f"run={folder} is a study of {other}: {terminal.command()} {other} run={folder}")
     if not isinstance(stored.get("arguments", []), list):
-        raise ConfigError(f"run={folder}: fasttrain did not write its study.json")
+        raise ConfigError(f"run={folder}: its study.json is not of fasttrain")
     keys = {key_of(text) for text in typed} - {""}
     before = texts_without_removed([str(text) for text in stored.get("arguments", ())])
     more = [] if any(key_of(text) == "candidates" for text in before) else more
@@ -239,7 +239,7 @@ def _with_stored_arguments(folder: Path, command: str, typed: Sequence[str]) -> 
 
 
 def quoted(override: str) -> str:
-    """Put the value in quotes, if it is not: Hydra's grammar does not accept a `=` inside it otherwise."""
+    """Put the value in quotes if it has none, because Hydra's grammar accepts no `=` in a value without quotes."""
     key, _, value = override.partition("=")
     bare = value[:1] not in ("'", '"')
     return f"{key}={in_quotes(value)}" if bare else override
@@ -292,7 +292,7 @@ def existing_to_resume(kind: str, way: str, folder: str | Path, key: str) -> Con
 
 
 def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run.dir") -> Request | str:
-    """The command to run after `on_existing` is applied. A text says that nothing is left to do.
+    """The command to run after `on_existing` is applied, or a text that says that nothing is left to do.
 
     Args:
         typed: the folder as the user typed it, by the setting `key`.
@@ -323,7 +323,7 @@ def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run
 def _changed_settings(found: Contents, about: str, config: Config) -> dict[str, Any] | str | None:
     """The settings that differ from those of a run that is continued.
 
-    A text says that nothing is left to do. None means that the run has nothing to continue from and starts again.
+    A text: nothing is left to do. None: the run starts again, because there is nothing from which it could continue.
 
     Raises ConfigError: a setting differs that cannot change, or there is no checkpoint.
     """
@@ -334,7 +334,7 @@ def _changed_settings(found: Contents, about: str, config: Config) -> dict[str, 
     different = changed_settings(where, config)
     if wrong := sorted(key for key in different if not may_change(key)):
         raise ConfigError(
-            f"{about} with other values of {', '.join(wrong)}, which cannot change in a resumed run: use another "
+            f"{about} whose {', '.join(wrong)} differ, which cannot change in a resumed run: use another "
             "folder, or on_existing=overwrite to start again"
         )
     if summary.get("status") == "done" and config.total_timesteps <= summary.get("env_steps", 0):
@@ -343,6 +343,6 @@ def _changed_settings(found: Contents, about: str, config: Config) -> dict[str, 
         return f"{where} holds this run, finished (by {summary.get('stopped_by')}): nothing is left to do"
     if CheckpointFolder(where / "checkpoints").newest().folder is None:
         if (where / "model.zip").exists():
-            raise ConfigError(f"{about} without a checkpoint to continue from: use another folder")
+            raise ConfigError(f"{about}, but no checkpoint from which to continue: use another folder")
         return None
     return different

@@ -5,8 +5,7 @@
     run = train("CartPole-v1", algo="ppo", profile="speed", total_timesteps=100_000)
     run.summary["quality"]["mean_reward"], run.model.predict(observation)
 
-A script whose envs run in workers must call it under `if __name__ == "__main__":`, like any script that starts
-processes.
+A script whose envs run in workers must call it under `if __name__ == "__main__":`: workers import the script.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`fasttrain watch [FOLDER …]`: a table of all runs below a folder, drawn again and again.
 
 It reads only what runs write: status.json, which a training renews every two seconds, summary.json, and the lock of the
-folder. The files of an ended run are read again only if its folder's time stamp has changed, which happens when a file
-is replaced.
+folder. Files of an ended run are read again only if its folder's time stamp shows that a file was replaced.
 """
 
 from __future__ import annotations

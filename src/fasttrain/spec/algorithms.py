@@ -60,21 +60,21 @@ class AlgorithmSpec:
     zoo: str = ""  # its name in rl_zoo3, if that differs
     stock: str  # module:Class
     fast: str | None = None  # fasttrain's own class, if there is one
-    ours_alone: bool = False  # True: there is no stock class, and `stock` is a class with the same arguments
+    ours_alone: bool = False  # no stock class exists; `stock` is a class with the same arguments
     on_policy: bool = False  # learns from rollouts
     off_policy: bool = False  # learns from a replay buffer
     recurrent: bool = False
-    masks: Literal["no", "may", "must"] = "no"  # whether it uses action masks; may: only in fasttrain's class
+    masks: Literal["no", "may", "must"] = "no"  # whether it uses action masks; may: only fasttrain's class does
     actions: tuple[str, ...]  # names of Gymnasium's spaces
     stock_actions: tuple[str, ...] | None = None  # action spaces of the stock class, if it supports fewer
     greedy: bool = False  # sampled and greedy evaluation are the same, and the quality jumps from update to update
     policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
     exports: Literal["logits", "q_values", "no"] = "no"
-    # Defaults by tier: batch_size, learning_rate, rollout_size, … The algorithm has no setting that is not named here.
+    # Defaults by tier: batch_size, learning_rate, rollout_size, … Algorithms have only settings that are named here.
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)  # defaults of flags for this algorithm
     extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # the fast class only: name → (type, default)
-    lacks: Mapping[str, str] = field(default_factory=dict)  # flags that its fast class does not support, and the reason
+    lacks: Mapping[str, str] = field(default_factory=dict)  # flag that its fast class does not support → the reason
     kernels: str = "actor-critic"  # the kernels of `fused_update`: a key of `eligible.REPRODUCED`
     hidden: int = 64  # default number of units of its widest layer
 
@@ -102,14 +102,14 @@ class AlgorithmSpec:
         return {name: (kind, default) for name, (kind, default) in _table()[self.stock.partition(":")[2]].items()}
 
     def keys(self) -> dict[str, tuple[Any, Any]]:
-        """Name → (type, default) of the keys below `algo.`, except those of policy and networks."""
+        """Name → (type, default) of the keys below `algo.`, except keys about the policy and its networks."""
         keys: dict[str, tuple[Any, Any]] = {}
         for name, (kind, default) in self.arguments().items():
             if name not in ELSEWHERE:
                 keys[name] = (HINTS[kind.rstrip("?")] | None if kind.endswith("?") else HINTS[kind], default)
         if self.off_policy:
             keys |= {"her": (Literal["off", "future", "final", "episode"], "off"), "her_goals": (int, 4)}
-            keys["train_freq"] = (keys["train_freq"][0], 1)  # 4 in SB3's DQN, which has one env; there are several here
+            keys["train_freq"] = (keys["train_freq"][0], 1)  # SB3's DQN has 4, for one env; here are several
         if self.on_policy:
             keys["n_steps"] = (int | None, None)
             keys["rollout_size"] = (int, None)
@@ -141,7 +141,7 @@ def _table() -> dict[str, dict[str, list[Any]]]:
 
 
 def every_tier(**values: object) -> Mapping[str, Mapping[str, Any]]:
-    """Defaults for all tiers. They are equal, except for short rollouts in `debug`."""
+    """The same defaults for all tiers, but with short rollouts in `debug`."""
     return {**dict.fromkeys(TIERS, values), "debug": in_short(values)}
 
 
@@ -292,7 +292,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
         continuous("crossq", "sb3_contrib:CrossQ", 1e-3, policies=("MlpPolicy",)),
         AlgorithmSpec(
             name="ars",
-            stock="fasttrain.algos.ars:ARS",  # SB3's class whose loop callbacks can stop
+            stock="fasttrain.algos.ars:ARS",  # sb3-contrib's class, in a form that callbacks can stop
             actions=("Box", "Discrete"),
             greedy=True,
             policies=("MlpPolicy", "LinearPolicy"),
@@ -316,13 +316,13 @@ INSTEAD = {
     "seed": "use seed=…",
     "device": "use device=…",
     "verbose": "use train_log_to_console=true or false",
-    "tensorboard_log": "the log is progress.csv in the run's folder (train_log_to_file=true), and report.html plots it",
+    "tensorboard_log": "the log is progress.csv in the run's folder (train_log_to_file=true), which report.html plots",
     "stats_window_size": "mean returns are over the last 100 episodes; episodes.csv in the run's folder has all",
     "rollout_buffer_class": "the engine chooses the buffer: engine=stock uses SB3's, engine=fast its own",
     "rollout_buffer_kwargs": "the engine chooses the buffer: engine=stock uses SB3's, engine=fast its own",
     "replay_buffer_class": "use algo.prioritized=true or false, and engine=stock for SB3's own buffer",
     "replay_buffer_kwargs": "use algo.buffer_size=…, algo.prioritized=… and algo.n_steps=…",
-    "optimize_memory_usage": "use a smaller algo.buffer_size=…, or in Python fasttrain.DQN with it",
+    "optimize_memory_usage": "use a smaller algo.buffer_size=…, or in Python fasttrain.DQN with this argument",
     "_init_setup_model": "the model is always set up before training",
 }
 
@@ -339,7 +339,7 @@ def argument_message(key: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnValues:
-    """The defaults of the game or the algorithm. None: the algorithm has no minibatches, epochs or rollouts."""
+    """The defaults of the game or the algorithm. None: the algorithm has no such thing."""
 
     total_timesteps: int = setting(100_000, "of a training", least=1)
     eval_episodes: int = setting(100, "of an evaluation", least=2)
@@ -354,7 +354,7 @@ OWN_NAMES = tuple(one.name for one in fields(OwnValues))
 
 
 def own_values(games: Mapping[str, Any], spec: AlgorithmSpec, tier: str) -> OwnValues:
-    """The game's defaults in a tier, else the algorithm's. Raises ConfigError: a value of the game is wrong."""
+    """The game's defaults in a tier, otherwise the algorithm's. Raises ConfigError: a value of the game is wrong."""
     of_algorithm = {name: value for name, value in spec.tiers[tier].items() if name in OWN_NAMES}
     own: OwnValues = convert({**of_algorithm, **games_own(games, spec.name, tier)}, OwnValues, "GameSpec.own")
     return own

@@ -1,4 +1,4 @@
-"""Checks of a typed configuration: rules about several settings. Also the facts that the plan uses.
+"""Checks of a typed configuration: rules about several settings. Also the facts from which the plan is made.
 
 A rule reads the configuration by dotted keys, so that it applies to every algorithm that has the key. Every message
 names the settings, their values and a valid choice.
@@ -29,7 +29,7 @@ SECRET = re.compile(r"(?i)[\"']?(\w*(?:api_?key|token|password|secret)\w*)[\"']?
 BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps all envs
 AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's auto_0.1, with a positive number
 PATHS = ("run", "output", "init_from")
-LONGEST_NAME = 255  # bytes, on all usual file systems
+LONGEST_NAME = 255  # bytes; the limit of all usual file systems
 WITHOUT = {  # setting → its default, the setting without which it has no effect, and what to do
     "algo.sde_sample_freq": (-1, "algo.use_sde", "algo.use_sde=true: use that too"),
     "algo.use_sde_at_warmup": (False, "algo.use_sde", "algo.use_sde=true: use that too"),
@@ -40,7 +40,7 @@ SCHEDULES = ("algo.learning_rate", "algo.clip_range", "algo.clip_range_vf", "alg
 
 
 def check(config: Config) -> None:
-    """Check the rules that need only the configuration itself. Raises ConfigError."""
+    """Check the rules that need no facts about env and machine. Raises ConfigError."""
     for key in SCHEDULES:
         if (value := lookup(config, key)) is None:
             continue
@@ -63,7 +63,7 @@ def check(config: Config) -> None:
         check_curriculum(config.curriculum)
     if config.curriculum.tasks and (config.vec_env == "vector" or backend_of(config.env) is not None):
         raise ConfigError(
-            "curriculum.tasks are options for the reset of single environments, and here one object resets all "
+            "curriculum.tasks are options for the reset of single environments, but here one object resets all of them "
             f"(env.backend={config.env.backend}, vec_env={config.vec_env}): use single environments, or a native game"
         )
     if config.policies:
@@ -98,7 +98,7 @@ def check_no_secret(key: str, text: str) -> None:
 
 
 def _is_dotted_name(text: str, match: re.Match[str]) -> bool:
-    """Whether the match in `text` is a class of the user's, `secret_game:Stats`, and not a key of a mapping."""
+    """Whether the match in `text` is part of a name such as `secret_game:Stats`, not the key of a secret."""
     if not match.group().endswith(":") or not text[match.end() :][:1].isidentifier():
         return False
     before, inner = text[: match.start()].rstrip(), 1
@@ -124,7 +124,7 @@ def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
     return numbers[0], numbers[1] if len(numbers) > 1 else 0.0
 
 
-# No machine has the memory for more.
+# Largest values: no machine has the memory for more.
 MOST = {"num_envs": 10**6, "workers": 10**4, "algo.buffer_size": 10**10, "algo.rollout_size": 10**10,
         "algo.n_steps": 10**9, "batch_size": 10**9, "algo.lstm_hidden_size": 10**5, "algo.n_lstm_layers": 100,
         "env.frame_stack": 10**5, "algo.policy_kwargs.n_critics": 10**3, "algo.policy_kwargs.n_quantiles": 10**6,
@@ -169,7 +169,7 @@ def _check_policy(config: Config) -> None:
     for key in ("algo.ent_coef", "algo.target_entropy"):
         value = lookup(config, key)
         if isinstance(value, str) and value != "auto" and not AUTO_FROM.fullmatch(value):
-            raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1, which begins with 0.1")
+            raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1, an auto that begins with 0.1")
     own = {"net_arch", "lstm_hidden_size", "cell", *(["activation_fn"] if config.algo.activation_fn else [])}
     for name in sorted(own & {*config.algo.policy_kwargs}):
         raise ConfigError(f"algo.policy_kwargs.{name}: use algo.{name}=… instead")
@@ -301,7 +301,7 @@ def short_run_warning(config: Config) -> str:
 
 NOT_APPLICABLE = "not applicable"
 FLAGS = flags_of(Config)
-# Sources of values that nobody has chosen: the game's and the algorithm's own values come before them.
+# Sources of values that no user has chosen. The game's and the algorithm's own values win over these.
 SHIPPED = ("default", *(f"profile {name}" for name in ("baseline", "exact", "balance", "speed", "debug")))
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
@@ -312,7 +312,7 @@ class Machine(NamedTuple):
     cores: int  # physical cores that this process may use
     windows: bool
     cuda: bool
-    bf16_units: str = ""  # name of the CPU's units for bfloat16; empty: it has none
+    bf16_units: str = ""  # name of the CPU's units for bfloat16; empty: the CPU has none
 
 
 class EnvFacts(NamedTuple):
@@ -320,16 +320,16 @@ class EnvFacts(NamedTuple):
 
     native: bool
     step_s: float | None  # None: not measured
-    cpu_share: float = 1.0  # share of a step in which the env computes; in the rest it waits for an engine or a socket
+    cpu_share: float = 1.0  # share of a step in which the env computes; else it waits for an engine or a socket
     images: bool = False  # the policy is convolutional
     tried: tuple[float, ...] | None = None  # measured seconds of a step of all envs: in one process, in workers
     vector: tuple[float, float] | None = None  # measured seconds of a step: without and with the env's own VectorEnv
-    shares: str = ""  # "process" or "machine": copies of the env in one of it influence each other
+    shares: str = ""  # "process" or "machine": copies of the env in the same one influence each other
     vector_form: bool = False  # the env has a vector form
     density: tuple[float, float] = (1.0, 1.0)  # shares of non-zero numbers in observations, and of legal actions
 
 
-Resolved = tuple[Any, str]  # the effective value of a flag, and the reason if it is not the requested one
+Resolved = tuple[Any, str]  # the effective value of a flag, and the reason why it differs from the requested value
 
 
 class Context(NamedTuple):

@@ -10,7 +10,7 @@ from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.terminal import spelt
 
-# Rules for runs in which nothing is measured (runs/calibration.py measures in long runs): the hidden width from which
+# Rules for runs in which nothing is measured (runs/calibration.py measures in long runs): the hidden widths from which
 # bfloat16 is faster on a CPU with units for it, and up to which compiled kernels are faster than torch in float32. From
 # trainings of two layers on two cores with AVX512-BF16 (benchmarks, auto). Other machines differ by a factor of 1.5.
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
@@ -26,7 +26,7 @@ def mode_of(switch: str, value: str) -> str:
 
 
 def auto_device(images: bool, cuda: bool) -> str:
-    """CUDA for images. A small MLP is faster on the CPU, as SB3's warning says too."""
+    """CUDA for images, else the CPU, where a small MLP is faster (SB3 warns of the GPU too)."""
     return "cuda" if images and cuda else "cpu"
 
 
@@ -51,7 +51,7 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
     """A dtype, or off. `auto` uses bfloat16 on CUDA, and on a CPU with bf16 units if the network is wide enough."""
     device, dtype = device_of(context), mode_of("use_amp", requested)
     if device == "mps" and requested != "auto":
-        raise ConfigError(f"use_amp={requested} with device=mps: it works on cpu and cuda only; use use_amp=off")
+        raise ConfigError(f"use_amp={requested} with device=mps: it needs cpu or cuda; use use_amp=off")
     if device == "mps":
         return "off", "device=mps"
     if dtype == "float16" and device == "cpu":
@@ -89,17 +89,17 @@ def _amp_by_hardware(device: str, context: Context) -> Resolved:
     few = context.effective["batch_size"] <= FEW_ROWS and context.config.fused_update != "off"
     pays_from = AMP_PAYS_FOR_FEW_ROWS_FROM if few else AMP_PAYS_FROM_WIDTH
     if width < pays_from:
-        return "off", f"the widest layer has {width} units; on a CPU it is faster from {pays_from:,} units on"
+        return "off", f"the widest layer has {width} units; on a CPU bfloat16 is faster from {pays_from:,} units on"
     return "bfloat16", f"{units}, and layers of {width} units"
 
 
 def resolve_use_compile(requested: str, context: Context) -> Resolved:
     """A mode of torch.compile, or off. `auto` uses CUDA graphs (`reduce-overhead`) on CUDA.
 
-    On a CPU a [64, 64] update of 256 rows becomes 1.3 times as fast, with the compiled kernels 3 times.
+    On a CPU it makes a [64, 64] update of 256 rows 1.3 times as fast; the compiled kernels make it 3 times as fast.
     """
     if context.config.policies:
-        why = "each of the policies acts for another number of rows in each step"
+        why = "the number of rows for which a policy acts changes with every step"
         return context.instead("use_compile", "off", why, f"use_compile={requested} with policies: {why}; remove it")
     if context.config.fused_update == "on":
         if requested != "auto":
@@ -107,7 +107,7 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
                 f"use_compile={requested} contradicts fused_update=on: both compile the update; use fused_update=off, "
                 "or use_compile=off"
             )
-        return "off", "fused_update=on is compiled already"
+        return "off", "fused_update=on: the update is compiled already"
     cuda, graphs = device_of(context) == "cuda", "CUDA graphs of acting and of the loss"
     if cuda and context.config.gradient_accumulation > 1 and requested in ("auto", "reduce-overhead"):
         return "default", "no CUDA graphs: the gradients of a minibatch's parts are added up"
@@ -124,7 +124,7 @@ def resolve_use_compile(requested: str, context: Context) -> Resolved:
 
 
 def resolve_pin_memory(requested: str, context: Context) -> Resolved:
-    """`auto` is on if there are copies between host and CUDA device."""
+    """`auto` is on if the networks are on a CUDA device."""
     if device_of(context) == "cuda":
         return "on", "observations, masks and actions are copied without waiting"
     return "off", "no CUDA device in use"
@@ -139,8 +139,8 @@ def resolve_gradient_accumulation(requested: int, context: Context) -> Resolved:
     if context.effective["fused_update"] == "on":
         why, ways = "the compiled kernels work in blocks and do not need it", "remove it, or use fused_update=off"
         error = f"gradient_accumulation={requested} with fused_update=on: {why}; {ways}"
-        return context.instead("gradient_accumulation", 1, "not needed: compiled kernels work in blocks", error)
-    return requested, f"each minibatch in {requested} parts, one optimizer step"
+        return context.instead("gradient_accumulation", 1, "compiled kernels work in blocks and do not need it", error)
+    return requested, f"each minibatch is computed in {requested} parts, with one optimizer step"
 
 
 def why_no_fused_kernels(context: Context) -> str:
@@ -158,7 +158,7 @@ def why_no_fused_kernels(context: Context) -> str:
 
 
 def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> Resolved:
-    """How many steps back in time a recurrent policy learns, and from how many sequences.
+    """How many steps back in time a recurrent policy learns. The reason says from how many sequences.
 
     Raises ConfigError: the last minibatch of an epoch would be one row, whose normalized advantage is NaN.
     """
@@ -171,7 +171,7 @@ def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> R
         "padded to the longest, as in stock" if exact else "without padding in kernels, else in groups of equal length"
     )
     least = -(-min(size or total, total) // num_steps)
-    return num_steps, f"at most; {least} sequences per minibatch, and one more for each end of an episode, {padding}"
+    return num_steps, f"steps at most; {least} sequences per minibatch and one more for each episode's end, {padding}"
 
 
 def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, prefix: str = "") -> None:
@@ -199,7 +199,7 @@ def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> It
         yield "algo.cell", algo.cell, algo.cell, source, "trade-off", "another network than stock's"
     if algo.memory_inputs:
         inputs, source = list(algo.memory_inputs), sources.get("algo.memory_inputs", "default")
-        yield "algo.memory_inputs", inputs, inputs, source, "trade-off", "each env is in envs.wrappers.MemoryInputs"
+        yield "algo.memory_inputs", inputs, inputs, source, "trade-off", "observations have these inputs too"
 
 
 PROFILE_ENVS = {"profile balance": 8, "profile speed": 12}  # num_envs of profiles that set updates_per_step
@@ -214,25 +214,25 @@ def resolve_prefetch(requested: str, context: Context) -> Resolved:
     """
     config = context.config
     if config.env.normalize or config.algo.her != "off":
-        why = "env.normalize: batches are normalized with the statistics at the time when they are used"
+        why = "env.normalize: batches are normalized with the statistics of the moment when they are used"
         if not config.env.normalize:
             why = "algo.her: the env computes the rewards of each batch when it is used"
         if requested == "on":
             raise ConfigError(f"prefetch=on: {why}; use prefetch=off")
         return "off", why
     if requested == "on":
-        return "on", "deterministic=true: batches are drawn when they are needed" if config.deterministic else ""
+        return "on", "deterministic=true: batches are drawn only when they are needed" if config.deterministic else ""
     if config.deterministic:
         return "off", "with deterministic=true no batch can be drawn ahead"
     if device_of(context) == "cuda":
-        return "on", "batches are copied to CUDA in the background"
+        return "on", "batches are drawn and copied to CUDA in the background"
     if context.env.images and context.machine.cores > 2:
-        return "on", "images, and a core is free"
+        return "on", "drawing images takes long, and a core is free"
     return "off", "drawing batches takes almost no time"
 
 
 def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> None:
-    """Raises ConfigError: a key needs the fast class or prioritized replay, and that is not used."""
+    """Raises ConfigError: a key needs the fast class or prioritized replay, which the run does not use."""
     for key in ("algo.per_alpha", "algo.per_beta"):
         if sources.get(key) == "command line" and not config.algo.prioritized:
             raise ConfigError(
@@ -246,7 +246,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
         value = getattr(config.algo, name)
         if value != usual and name not in ("use_masking", "action_noise"):
             raise ConfigError(
-                f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such thing; use "
+                f"algo.{name}={spelt(value)} with engine=stock: the stock class has no such argument; use "
                 f"engine=fast, or remove algo.{name}"
             )
 
@@ -257,11 +257,11 @@ def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
     usual = PROFILE_ENVS.get(context.sources.get("updates_per_step", ""))
     if requested > 1 and unit == "step" and usual:
         scaled = max(1, round(requested * num_envs / usual))
-        why = f"the profile's {requested} are for its {usual} envs; {num_envs} keep the updates per transition"
+        why = f"the profile's {requested} are for {usual} envs; scaled to {num_envs} envs"
         return scaled, why if scaled != requested else ""
     if requested >= 0 or unit == "episode":
         return requested, ""
-    return count * num_envs, "one per transition"
+    return count * num_envs, "one update per transition"
 
 
 def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
@@ -270,7 +270,7 @@ def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
     count, unit = train_frequency(config.algo.train_freq)
     if unit == "episode":
         after = f"after every {count} episodes" if count > 1 else "after every episode"
-        return (1.0, f"{after}, one per transition") if updates < 0 else (None, f"{updates} updates {after}")
+        return (1.0, f"{after}, one update per transition") if updates < 0 else (None, f"{updates} updates {after}")
     ratio = round(updates / (count * num_envs), 4)
     reason = f"{updates} updates per {'vector step' if count == 1 else f'{count} vector steps'} of {num_envs} envs"
     if ratio < BASELINE_RATIO:

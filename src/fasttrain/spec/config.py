@@ -1,6 +1,6 @@
 """Declares every setting: type, default, range, class and text. A speed flag is a setting with a class.
 
-The keys below `algo` are SB3's own constructor names (`algorithms`). `checks` has rules about several settings.
+The keys below `algo` are SB3's own constructor names (`algorithms`). `checks` has the rules about several settings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Result:
     win: str | None = setting(None, "Entry that says whether the episode was won. null uses is_win or is_success.")
     win_value: Any = setting(None, "Value of that entry in a won episode. null means true.")
     scores: tuple[str, ...] = setting((), "Entries with numbers to report, for example [vp, damage].")
-    end: str | None = setting(None, "Entry that says how the episode ended. null uses end_reason.")
+    end: str | None = setting(None, "Entry that says how the episode ended. null looks for end_reason.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,12 +76,12 @@ class EnvConfig:
     normalize: tuple[Literal["obs", "reward"], ...] = setting(
         (), "Normalizes obs, reward or both by running statistics, with SB3's VecNormalize."
     )
-    info_keys: tuple[str, ...] = setting((), "Entries of the info that stay at every step when lean_info is on.")
+    info_keys: tuple[str, ...] = setting((), "Entries of the info that lean_info keeps at every step.")
     on_env_error: Literal["raise", "restart"] = setting(
         "raise", "raise ends the run when an environment fails. restart replaces the environment or worker."
     )
     step_timeout_s: float = setting(
-        300.0, "Seconds after which a call in the checkup, or a step of a worker, counts as hung.", least=0.1
+        300.0, "Seconds after which a call of the checkup or a step of a worker counts as hung.", least=0.1
     )
     phases: dict[str, int] = setting(
         {}, "Reports steps, reward and value error of phases: the observation's column that is 1 in each, {bid: 175}."
@@ -236,7 +236,7 @@ class Config:
         "trade-off",
     )
     action_repeat: int = setting(
-        1, "Repeats each action for so many steps of the environment and adds the rewards.", "trade-off", least=1
+        1, "Repeats each action for so many steps of the environment and adds up the rewards.", "trade-off", least=1
     )
     gradient_accumulation: int = setting(
         1,
@@ -357,7 +357,7 @@ class Config:
         "What compare trains: [baseline, {name: mine, overrides: [num_envs=8]}]. The others must match the "
         "first. ablate, or {ablate: [num_envs, vec_env]}, takes the profile's settings one by one.",
     )
-    seeds: int = setting(5, "Seeds per candidate, or per trial of tune (without it 2): seed, seed + 1, …", least=1)
+    seeds: int = setting(5, "Number of seeds per candidate (usually 5), or per trial of tune (usually 2).", least=1)
     minutes: float | None = setting(
         None,
         "compare: minutes of training per cell, in place of equal env steps. tune and ablate: minutes in all.",

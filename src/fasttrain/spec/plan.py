@@ -1,7 +1,7 @@
 """The plan: for each flag the requested and the effective value, the source, and the reason if they differ.
 
-`resolve` is a pure function of the configuration and of facts about env and machine. A flag that has no effect is "not
-applicable" in the plan. If it is typed on the command line, that is an error.
+`resolve` is a pure function of the configuration and of facts about env and machine. A flag without effect is "not
+applicable" in the plan, but an error if it was typed on the command line.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunSpec(NamedTuple):
     def after(self, flag: str, effective: Any, reason: str) -> RunSpec:
         """The RunSpec after a change of a flag, for this reason."""
         rows = tuple(row._replace(effective=effective, reason=reason) if row.flag == flag else row for row in self.rows)
-        event = Event(flag, effective, reason)  # a resumed run already has this event
+        event = Event(flag, effective, reason)  # a resumed run may already have this event
         events = self.events if event in self.events else (*self.events, event)
         return self._replace(config=dataclasses.replace(self.config, **{flag: effective}), rows=rows, events=events)
 
@@ -71,7 +71,7 @@ class RunSpec(NamedTuple):
 
 
 def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
-    """Whether to print a row: it differs from stock, was set by the user, was measured, or auto or on became off."""
+    """Whether to print a row: it differs from stock, was set by the user or measured, or auto or on became off."""
     name, effective = str(row.get("flag")), row.get("effective")
     baseline = algorithm.tiers["baseline"] if algorithm else {}
     own = {"replay_ratio": computing.BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
@@ -141,7 +141,7 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
         own = spec.flags[flag.name]
         return (computing.resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
     if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
-        why = "the stock classes cannot do that" if spec.has_fast else f"no fast engine for {algo}"
+        why = "the stock classes do not have it" if spec.has_fast else f"fasttrain has no class for {algo}"
         if requested != "auto" and source in ("command line", "default"):
             stock, ways = (" with engine=stock", "use engine=fast, or ") if spec.has_fast else ("", "")
             others = "" if spec.has_fast else f", only for {', '.join(algorithms_with('has_fast'))}"
@@ -158,7 +158,7 @@ def _engine(requested: str, context: Context) -> Resolved:
         error = f"engine=stock: {why} of {context.config.algo.name}; use engine=fast, or remove it"
         return context.instead("engine", "fast", why, error)
     if requested == "fast" and not context.config.algo.spec.has_fast:
-        return "stock", f"no fast engine for {context.config.algo.name}"
+        return "stock", f"fasttrain has no class for {context.config.algo.name}"
     return requested, ""
 
 
@@ -181,12 +181,12 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     if effective["vec_env"] == "subproc" or in_groups:
         return 1, "the workers need the cores"
     if context.env.images:
-        return min(context.machine.cores, MAX_TORCH_THREADS), "one per core, for convolutions"
+        return min(context.machine.cores, MAX_TORCH_THREADS), "one thread per core, for convolutions"
     algo, width = context.config.algo, computing.widest_layer(context.config)
     # 2 threads were not faster on an idle machine, and 20 times slower on a machine with load 6.
     if max(width, algo.lstm_hidden_size if algo.spec.recurrent else 0) <= 128:
-        return 1, "small networks are not faster with more"
-    return min(context.machine.cores, MAX_TORCH_THREADS), "one per core"
+        return 1, "small networks are not faster with more threads"
+    return min(context.machine.cores, MAX_TORCH_THREADS), "one thread per core"
 
 
 def _copy_final_observations(requested: bool, context: Context) -> Resolved:
@@ -206,12 +206,12 @@ def _train_log_to_file(requested: bool, context: Context) -> Resolved:
 
 def _nan_guard(requested: str, context: Context) -> Resolved:
     stock = context.effective["engine"] == "stock"
-    return requested, "stock classes: only observations and rewards are checked, not updates" * stock
+    return requested, "stock classes: observations and rewards are checked, updates are not" * stock
 
 
 def _reward_debug(requested: bool, context: Context) -> Resolved:
     by_env = "what the env puts into info['reward_terms'] at an episode's end"
-    return requested, "sums of each episode in episodes.csv" if context.config.env.spec.reward_debug_key else by_env
+    return requested, "episodes.csv has each episode's sums" if context.config.env.spec.reward_debug_key else by_env
 
 
 def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
@@ -220,7 +220,7 @@ def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) ->
     Raises ConfigError: both are typed, or both are in a profile, and they contradict each other.
     """
     source, size_source = sources.get("algo.n_steps", "default"), sources.get("algo.rollout_size", "default")
-    row = Row("algo.n_steps", algo.n_steps, algo.n_steps, source, "trade-off", f"of each of {num_envs} envs")
+    row = Row("algo.n_steps", algo.n_steps, algo.n_steps, source, "trade-off", f"steps of each of {num_envs} envs")
     if (size_source == "command line") != (source == "command line"):
         return row if source == "command line" else row._replace(effective=None, reason="algo.rollout_size was typed")
     n_steps = max(1, round(algo.rollout_size / num_envs))
@@ -235,7 +235,7 @@ def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) ->
 def _rollout_rows(
     config: Config, algo: AlgoConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[AlgoConfig, list[Row]]:
-    """The algorithm with its effective rollout size, which is a multiple of `num_envs`, and the rows about it."""
+    """The algorithm with its effective rollout size, a multiple of `num_envs`, and the plan's rows about this size."""
     num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # 1: the whole rollout at once
     source = sources.get("algo.rollout_size", f"tier {config.tier}")
     steps_row = None if algo.n_steps is None else _n_steps_row(algo, num_envs, sources)
@@ -258,7 +258,7 @@ def _rollout_rows(
             f"use batch_size={size} or less, or a larger {key}"
         )
     if size == 1:
-        raise ConfigError(f"{key}: one transition is no rollout; use 2 or more")
+        raise ConfigError(f"{key}: a rollout needs at least 2 transitions")
     reason = f"{num_envs} envs × {num_steps} steps{'' if algo.n_steps is None else ', from algo.n_steps'}"
     if before:
         reason += f"; reduced from {before:,}, for total_timesteps={config.total_timesteps:,}"
@@ -276,11 +276,11 @@ def _rollout_rows(
 
 
 def _fused_update(requested: str, context: Context) -> Resolved:
-    """Whether the kernels support the policy is known only once the model is built, see `runs.engine`."""
+    """By the settings alone: `runs.engine` looks later whether the kernels support the model's policy."""
     if requested == "auto" and (why := computing.why_no_fused_kernels(context)):
         return "off", why
     spec = context.config.algo.spec
-    how = ", sequences without padding" if spec.recurrent else ", on several threads if that is faster"
+    how = "; sequences are not padded" if spec.recurrent else ", on several threads if that is faster"
     return "on", f"compiled kernels{'' if spec.kernels == 'Q-network' else how}"
 
 
@@ -291,7 +291,7 @@ def own_values_of(config: Config, name: str) -> str:
 
 
 def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
-    """Rows of hyperparameters that depend on the tier, which a profile sets."""
+    """Rows of hyperparameters whose defaults depend on the profile's tier."""
     rows = []
     for name in ("learning_rate", "n_epochs"):
         if (value := getattr(config.algo, name, None)) is not None:
@@ -302,7 +302,7 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
     return rows
 
 
-# Flags whose value may change even if it is stock's.
+# Flags whose effective value may differ even if the requested one is stock's.
 _ALWAYS = ("engine", "vec_env", "num_envs", "copy_final_observations", "train_log_to_file", "eval_every")
 _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "engine": _engine,

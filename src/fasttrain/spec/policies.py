@@ -20,13 +20,13 @@ OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_
        "observation": tuple[int | str, ...]}  # fmt: skip
 # Keys of `algo.` about the rollout that all policies share.
 SHARED = ("name", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
-ROWS = "fasttrain.integrations.pettingzoo:Rows"  # appends whose row it is by itself
+ROWS = "fasttrain.integrations.pettingzoo:Rows"  # this wrapper itself appends whose row it is
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
 TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder, which no policy may have
 
 
 def phases_of(config: Config) -> Mapping[str, int | None]:
-    """Phase → column of the observation, from the game or env.phases; None: the rest. Empty: info["policy"] is used."""
+    """Phase → column of the observation, from the game or env.phases; None: all others. Empty: info["policy"] tells."""
     return {**config.env.spec.phases, **config.env.phases}
 
 
@@ -61,7 +61,7 @@ def decides_of(config: Config, name: str) -> tuple[str, ...]:
 def columns_of(config: Config, width: int) -> list[list[int] | None]:
     """For each policy the columns of an observation of that width, counted from the end; None: all other decisions."""
     phases = phases_of(config)
-    if goals := goals_of(config):  # the worker decides where there is a goal
+    if goals := goals_of(config):  # the worker decides while a goal is set
         return [None if "goal_every" in own else [*range(-goals.number, 0)] for own in config.policies.values()]
     if not phases:  # columns appended by `with_one_hot`
         names = [phase for name in config.policies for phase in decides_of(config, name)]
@@ -99,8 +99,8 @@ def member_file(stem: str, name: str) -> str:
 
 
 def with_told(config: Config) -> Config:
-    """The configuration whose envs tell what the policies need: rewards of their own, and by a wrapper that appends
-    info["policy"] to the observation the phase, if no column marks it."""
+    """The configuration with what the policies need from envs: rewards of their own, and a wrapper that appends
+    info["policy"] to the observation as the phase, if no column marks it."""
     keys = [str(own["reward_key"]) for own in config.policies.values() if "reward_key" in own]
     config = replace(config, env=replace(config.env, info_keys=tuple(dict.fromkeys((*config.env.info_keys, *keys)))))
     values = [phase for name in config.policies for phase in decides_of(config, name)]
@@ -113,7 +113,7 @@ def with_told(config: Config) -> Config:
 
 
 def own_config(config: Config, name: str) -> Config:
-    """The configuration of one of the policies. Raises ConfigError: a key of it is unknown, or its value wrong."""
+    """The configuration of one of the policies. Raises ConfigError: one of its keys is unknown, or a value is wrong."""
     where, own = f"policies.{name}", dict(config.policies[name])
     if isinstance(nested := own.pop("algo", {}), Mapping):
         own |= {f"algo.{key}": value for key, value in nested.items()}
@@ -136,11 +136,11 @@ def check_policies(config: Config) -> None:
     """Raises ConfigError: the policies cannot play this game together, or claim the same decisions."""
     shown, algo = ", ".join(config.policies), config.algo
     if len(config.policies) == 1:
-        raise ConfigError(f"policies has one policy alone ({shown}); name a second one, or set algo.… without policies")
+        raise ConfigError(f"policies has only one policy ({shown}); name a second one, or set algo.… without policies")
     if algo.name not in ALGORITHMS or getattr(algo, "use_sde", False):
-        raise ConfigError(f"policies train by {', '.join(ALGORITHMS)} without algo.use_sde; here algo={algo.name}")
+        raise ConfigError(f"policies need one of {', '.join(ALGORITHMS)}, without algo.use_sde; here algo={algo.name}")
     if getattr(algo, "memory_inputs", ()):
-        raise ConfigError("policies read columns of the observation, behind which algo.memory_inputs appends others; "
+        raise ConfigError("policies read columns of the observation, and algo.memory_inputs appends others; "
                           "remove one")  # fmt: skip
     if config.engine == "stock":
         raise ConfigError("policies with engine=stock: SB3 has no such training; use engine=fast, or +profile=speed")
@@ -158,11 +158,11 @@ def check_policies(config: Config) -> None:
                                   "so")  # fmt: skip
             claimed[phase] = name
     if len(gammas) > 1 and JOINT in [returns_of(config, name) for name in config.policies]:
-        raise ConfigError("policies with different algo.gamma have no joint returns; give each returns: decisions")
+        raise ConfigError("policies with different algo.gamma have no joint returns; set returns: decisions for each")
 
 
 def _check_goals(config: Config) -> None:
-    """Raises ConfigError: no goals can be set in this way."""
+    """Raises ConfigError: the goals of a policy are set wrongly."""
     for name, own in config.policies.items():
         where, (worker, *others) = f"policies.{name}", [its for other, its in config.policies.items() if other != name]
         given = {"goal_every", "goals"} & {*own}
@@ -180,7 +180,7 @@ def _check_goals(config: Config) -> None:
 
 
 def _phases_of(config: Config, name: str) -> list[str]:
-    """The phases of one policy. All names that mean `others` count as one."""
+    """The phases of one policy. Names that mean `others` count as one name."""
     where, phases, decides = f"policies.{name}", phases_of(config), decides_of(config, name)
     if not decides:
         raise ConfigError(f"{where} needs decides: the phase in which it decides, as in {{decides: bid}}")

@@ -35,13 +35,13 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
         config = with_told(config)
         for key in ("goal_every", "reward_key", "memory") if is_self_play(config) else ():
             if any(key in own or (key == "memory" and config.algo.spec.recurrent) for own in config.policies.values()):
-                raise ConfigError(f"policies with {key} go with fixed opponents, not with opponent=self; remove one")
+                raise ConfigError(f"policies with {key} need fixed opponents, not opponent=self; remove one of them")
     check(config)
     return config
 
 
 def _typed(values: dict[str, Any]) -> Config:
-    """The values in their types, with the game's or the algorithm's own where none is set."""
+    """The values in their types, with the game's or the algorithm's own values where the user sets none."""
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -65,7 +65,7 @@ def _typed(values: dict[str, Any]) -> Config:
 
 
 def with_opponent(config: Config, opponent: Named) -> Config:
-    """The configuration with this opponent in env.kwargs. A user's class plays as in self-play.
+    """The configuration with this opponent in env.kwargs. A user's class acts as in self-play.
 
     Raises ConfigError: fasttrain does not know how the env chooses opponents.
     """
@@ -87,7 +87,7 @@ def env_kwargs(config: Config) -> dict[str, Any]:
 
 
 def is_self_play(config: Config) -> bool:
-    """Whether the trainer acts for the opponents: by snapshots of the learner, or by a class of the user's."""
+    """Whether the trainer chooses the opponents' actions, by snapshots of the learner or a class of the user's."""
     key = config.env.spec.opponent_key
     opponents = config.env.kwargs.get(key) if key else None
     return opponents == SELF or (isinstance(opponents, (Mapping, list, tuple)) and SELF in opponents)
@@ -113,7 +113,7 @@ def num_guests(config: Config) -> int:
 
 def evaluation_envs(config: Config) -> int:
     if config.env.backend == VECTOR or evaluates_in_training_env(config):
-        return config.num_envs  # a VectorEnv may accept only multiples of its number of agents
+        return config.num_envs  # because a VectorEnv may accept only multiples of its number of agents
     usual = 64 if config.vec_env in BATCHED else 8
     count = min(config.eval.episodes, config.eval.num_envs or usual)
     return min(count, config.num_envs) if lends_games(config) else count
@@ -121,7 +121,7 @@ def evaluation_envs(config: Config) -> int:
 
 def second_env_hint(config: Config) -> str:
     """A hint for messages about an env that could not be built."""
-    return "; perhaps no second env can be open beside the training's one" if evaluates_in_training_env(config) else ""
+    return "; perhaps no second env can be open beside the training's env" if evaluates_in_training_env(config) else ""
 
 
 def has_monitor_wrapper(config: Config) -> bool:
@@ -142,7 +142,7 @@ def memory_inputs(config: Config) -> tuple[str, ...]:
 
 
 def with_fixed_opponent(config: Config) -> Config:
-    """For a checkup or an evaluation of self-play: the opponent is the game's `eval_opponent`."""
+    """The configuration for a checkup or evaluation. In self-play the opponent is then the game's `eval_opponent`."""
     if not is_self_play(config):
         return config
     if (fixed := config.env.spec.eval_opponent) is None:
@@ -151,7 +151,7 @@ def with_fixed_opponent(config: Config) -> Config:
 
 
 def evaluation_config(config: Config) -> Config:
-    """As quality is measured: with `eval.env_kwargs` over `env.kwargs`, against fixed opponents, without tasks."""
+    """The configuration of evaluations: `eval.env_kwargs` win over `env.kwargs`, opponents are fixed, no tasks."""
     kwargs = {**config.env.kwargs, **config.eval.env_kwargs}
     whole = replace(config, env=replace(config.env, kwargs=kwargs), curriculum=CurriculumConfig())
     return with_fixed_opponent(whole)
@@ -161,7 +161,7 @@ def with_eval_settings(config: Config, given: Config, typed: Iterable[str]) -> C
     """The configuration of a stored run with other settings for its evaluation.
 
     Args:
-        given: has the values.
+        given: the configuration from which these settings are taken.
         typed: the keys to take from it: `opponent`, and those below `eval` and `env.kwargs`.
 
     Raises:
@@ -201,12 +201,12 @@ def _build_env(env: Any) -> EnvConfig:
         config = _with_game(config)
     if (config.id is None) == (config.entry_point is None):
         state = "both are set" if config.id else "neither is set"
-        raise ConfigError(f"env.id and env.entry_point: {state}; give exactly one, for example env.id=CartPole-v1")
+        raise ConfigError(f"env.id and env.entry_point: {state}; set exactly one, for example env.id=CartPole-v1")
     backend = backend_of(config)
     return config if backend is None else backend.adapted(config)
 
 
-@functools.cache  # cached: a command reads its configuration several times, but prints this once
+@functools.cache  # a command reads its configuration several times, but says this once
 def _tell_moved(typed: str, now: str) -> None:
     terminal.tell(f"fasttrain: {typed} is now {now}")
 
@@ -216,7 +216,7 @@ def _with_game(env: EnvConfig) -> EnvConfig:
     spec, typed = env.spec, env.id or env.entry_point
     if (name := spec.id or spec.env) and typed not in (None, name):
         raise ConfigError(
-            f"env.game={env.game} is played as {name}; remove env.id={typed}, or use env=gym too, in a file "
+            f"env.game={env.game} is played as {name}; remove env.id={typed}, or add env=gym, in a file "
             "`- override /env: gym` at the end of its defaults"
         )
     place = {"id": spec.id} if spec.id else {"entry_point": spec.env} if spec.env else {}

@@ -14,14 +14,14 @@ from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.policies import goals_of
 from fasttrain.spec.reading import evaluation_envs, is_self_play, memory_inputs, uses_masks
 
-# Overhead of stepping, measured with CartPole (benchmarks, vecenv-step): per env, in a plain loop or in a worker; and
-# per vector step with workers, for waking them and being woken on a machine that is not idle.
+# Overhead of stepping, measured with CartPole (benchmarks, vecenv-step): for each env, in a loop or in a worker; and
+# for each vector step with workers, which wake and are waited for on a machine that is not idle.
 PER_ENV_S = 2e-6
 PER_SHARED_STEP_S = 250e-6
-# Workers must be faster by these factors, because a plain loop has no processes that could die: by the estimate, and if
-# both were tried (runs/check.py).
+# Workers must be faster by these factors, because a plain loop has no processes that could die: if estimated, and if
+# both were measured (runs/check.py).
 SHARED_MUST_GAIN, TRIED_MUST_GAIN = 1.25, 1.1
-# With slower steps workers are chosen in a tie: their overhead does not matter then, and a machine that was busy during
+# If a step takes longer, workers are chosen in a tie: their overhead does not matter, and a machine that was busy in
 # the measurement (938 against 914 ms for envs of 235 ms) may have hidden their gain.
 SLOW_S = 1e-3
 WAITS_BELOW = 0.5  # an env that computes less than this share of a step waits for an engine or a socket
@@ -31,7 +31,7 @@ ONE_GAME = "copies of the env in one process influence each other (checkup): eac
 
 
 def resolve_vec_env(requested: str, context: Context) -> Resolved:
-    """`auto` chooses by measurement. Failing envs and copies that influence each other need workers."""
+    """`auto` chooses by measurement. Envs that fail or influence each other need workers."""
     value, reason = _choose_vec_env(requested, context)
     if value == "dummy" and context.env.shares == "process" and context.config.num_envs > 1:
         values = {"vec_env": requested, "workers": context.config.workers}
@@ -92,14 +92,14 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
     if workers > 1 and loop_s > SHARED_MUST_GAIN * shared_s:
         return "shared", f"{measured}, in {workers} workers about {_duration(shared_s)}"
     if workers < 2:
-        return "dummy", f"{measured}; there is one {'env' if num_envs == 1 else 'core'} only"
-    return "dummy", f"{measured}, in {workers} workers not less"
+        return "dummy", f"{measured}; there is only one {'env' if num_envs == 1 else 'core'}"
+    return "dummy", f"{measured}, {workers} workers would not be faster"
 
 
 def needs_single_envs(config: Config) -> str:
     """Why `auto` must not choose the env's own vector form; empty if it may."""
     if config.env.wrappers or goals_of(config):
-        return "env.wrappers and goals of policies go around single envs, not around the env's own vector form"
+        return "env.wrappers and goals of policies need single envs, not the env's own vector form"
     if config.curriculum.tasks:
         return "tasks of a curriculum are chosen for single envs, not in the env's own vector form"
     return "callbacks may use single envs, which the env's own vector form does not have" if config.callbacks else ""
@@ -126,13 +126,13 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 
 
 def resolve_lean_info(requested: bool, context: Context) -> Resolved:
-    """Off in one process, and if the user's callbacks may read infos."""
+    """Infos are kept in one process, and if the user's callbacks may read them."""
     vec_env = context.effective["vec_env"]
     typed = context.typed("lean_info")
     if vec_env == "dummy" and not typed:
-        return False, "in one process infos cost nothing, and dropping them would"
+        return False, "in one process infos cost nothing, but dropping them costs time"
     if vec_env != "native" and not typed and context.config.callbacks and not context.config.env.info_keys:
-        return False, "callbacks may read any info; name those that yours read by env.info_keys=[…]"
+        return False, "callbacks may read any info; env.info_keys=[…] names those that yours read"
     return requested, "a native game sends info only when an episode ends" if vec_env == "native" else ""
 
 
@@ -175,8 +175,8 @@ def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Re
         return min(requested, num_envs), ""
     workers, cores = _auto_workers(num_envs, context.env, context.machine), context.machine.cores
     if workers > cores:
-        return workers, f"env.step computes {100 * context.env.cpu_share:.0f} % of its time and waits for the rest"
-    return workers, f"one per core, {num_envs / workers:.3g} envs each"
+        return workers, f"env.step computes for {100 * context.env.cpu_share:.0f} % of its time and waits for the rest"
+    return workers, f"one worker per core, {num_envs / workers:.3g} envs each"
 
 
 def resolve_schedule(requested: str, context: Context) -> Resolved:
@@ -184,9 +184,9 @@ def resolve_schedule(requested: str, context: Context) -> Resolved:
     if why := _why_no_groups(context):
         return context.instead("schedule", "lockstep", why, f"schedule={requested}: {why}; use schedule=lockstep")
     if requested == "first_ready":
-        return requested, "within a rollout no worker waits for another one"
+        return requested, "within a rollout no worker waits for another"
     if context.effective["vec_env"] == "daemons":
-        return "first_ready", "each game has the pace of its engine"
+        return "first_ready", "each game goes at the pace of its engine"
     return "lockstep", "the same seed gives the same run; schedule=first_ready does not wait for slow workers"
 
 
@@ -197,10 +197,10 @@ def _why_no_groups(context: Context) -> str:
     if is_self_play(context.config):
         return "opponent=self lets the opponents act in all envs together"
     if effective["vec_env"] == "shared" and effective["workers"] < 2:
-        return "there is one worker only"
+        return "there is only one worker"
     if env.frame_stack > 1 or env.normalize:
         option = "env.frame_stack" if env.frame_stack > 1 else "env.normalize"
-        return f"{option} needs the step of all envs at once"
+        return f"{option} needs all envs to step at once"
     return ""
 
 
@@ -212,7 +212,7 @@ def check_self_play(config: Config, effective: Mapping[str, Any], sources: Mappi
         raise ConfigError(f"opponent={config.opponent} and {kwarg} set the same thing: remove one of them")
     if not is_self_play(config) or config.opponent not in (None, SELF):
         for key in sorted(key for key in typed if key.startswith("self_play.")):
-            raise ConfigError(f"{key} has no effect without opponent=self: use that, or remove {key}")
+            raise ConfigError(f"{key} has no effect without opponent=self: add it, or remove {key}")
         return
     if effective["engine"] == "stock":
         raise ConfigError("opponent=self with engine=stock: the stock classes have no opponents; use engine=fast")
@@ -262,10 +262,10 @@ def resolve_eval_every(requested: int, context: Context) -> Resolved:
 
 
 def resolve_eval_async(requested: bool, context: Context) -> Resolved:
-    """Evaluate in a process of its own, if there are evaluations, a second core, and a second env is possible."""
+    """Evaluate in a process of its own, if there are evaluations and a second core, and if a second env is possible."""
     why = ""
     if context.machine.cores < 2 and not context.typed("eval_async"):
-        why = "there is one core only"
+        why = "there is only one core"
     if context.config.num_envs == 1 and not context.typed("eval_async"):
         why = "num_envs=1: evaluations use the training's env, because a second one might not be possible"
     if lends_games(context.config):
@@ -279,7 +279,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
-STOCK_ENVS = 8  # `rollout_size` of the tier `baseline` is for so many envs: PPO's 16,384 are 8 × 2,048 steps
+STOCK_ENVS = 8  # `rollout_size` in the tier `baseline` is for this number of envs: PPO's 16,384 are 8 × 2,048 steps
 
 
 def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:
@@ -289,7 +289,7 @@ def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch
     """
     num_envs, size = effective["num_envs"], algo.rollout_size
     if config.tier == "baseline":
-        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # stock's, not a game's or a user's
+        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # not one that a game or a user has set
         return (dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS) if stock else algo), 0
     most = max(config.total_timesteps, batch_size, num_envs, 2)
     if size <= most or effective["engine"] != "fast" or algo.spec.recurrent:

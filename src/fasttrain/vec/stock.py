@@ -226,8 +226,7 @@ def _frames(error: BaseException) -> list[FrameType]:
 
 
 def _with_place(error: Exception) -> Exception:
-    """An EnvError that names the place, if the env returned something wrong. What the env's code raised is returned
-    unchanged."""
+    """An EnvError that names the place, if the env returned something wrong; else the error of the env's code."""
     if not (problem := str(error) if isinstance(error, EnvError) else _problem_of(error)):
         return error
     kind = EnvSpecError if isinstance(error, EnvSpecError) else EnvError

@@ -76,8 +76,8 @@ class Layout:
         return arrays, control
 
     def _arrange(self, block: mmap.mmap | None) -> tuple[Arrays, Int64Array, int]:
-        """The arrays one after another, the control words, and the size in bytes. Without a block only the size is
-        valid."""
+        """The arrays one after another, the control words, the size in bytes. Only the size is valid without a
+        block."""
         n, end = self.num_envs, 0
 
         def take(*shape: int, dtype: DTypeLike) -> NDArray[Any]:
