@@ -46,7 +46,7 @@ class Nimble:
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         self.agents, self.agent_selection = [*self.possible_agents], "red"
-        self.left, self.greed, self.moves = self.stones, dict.fromkeys(self.agents, 0), 0
+        self.left, self.greed, self.moves = (options or {}).get("stones", self.stones), dict.fromkeys(self.agents, 0), 0
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
         self.log.append(("reset", seed))

@@ -152,6 +152,16 @@ def test_reward_terms_along_the_run(tmp_path: Path):
     assert chart.lines[0].y.mean() == pytest.approx(-50.5, rel=0.02)
 
 
+def test_each_task_has_a_curve(tmp_path: Path):
+    write_run(tmp_path, tasks={"early": {}, "late": {}, "never": {}})
+    rows = "".join(f"{n},{10 * n},0,{n % 2},5,{n},{'late' if n % 2 else 'early'}\n" for n in range(1, 201))
+    (tmp_path / "episodes.csv").write_text("episode,env_steps,env,return,length,wall_s,task\n" + rows)
+    (section,) = [section for section in run_page(tmp_path).sections if section.title == "Tasks"]
+    ((early, late),) = [chart.lines for chart in section.charts]  # type: ignore[attr-defined]
+    assert (early.name, late.name) == ("early", "late")
+    assert ({*early.y}, {*late.y}) == ({0.0}, {1.0})
+
+
 @pytest.mark.parametrize("missing", ["summary.json", "plan.json", "perf.json", "episodes.csv", "evaluations.csv"])
 def test_missing_and_cut_files_leave_the_rest(tmp_path: Path, missing: str):
     whole = (write_run(tmp_path) / missing).read_bytes()

@@ -26,6 +26,13 @@ class Wise:
         return np.where(observations[:, 2] * 60 < 2.5, 0, 1)
 
 
+class Idle:
+    """Never reaches the end, so that every episode is truncated."""
+
+    def act(self, observations: Any, action_masks: Any, envs: NDArray[np.int64]) -> NDArray[Any]:
+        return np.zeros(len(envs), np.int64)
+
+
 class Alone:
     """Answers with one action for all environments."""
 
@@ -55,6 +62,14 @@ def test_a_policy_learns_what_was_shown(cloned: Finished) -> None:
     accuracies = [float(text) for text in re.findall(r"epoch \d+: held-out accuracy ([\d.]+) %", cloned.out)]
     assert len(accuracies) >= 2
     assert (cloned.folder / "demonstrations.npz").is_file()
+
+
+def test_the_value_network_does_not_learn_from_returns_that_a_limit_cut(fasttrain: RunCommand) -> None:
+    done = fasttrain("clone", *CORRIDOR, "clone.of=test_clone:Idle", "clone.episodes=8", "clone.epochs=2").ok()
+    assert "128 of 128 decisions stand before a truncation" in done.out
+    with np.load(done.folder / "demonstrations.npz") as arrays:
+        assert np.flatnonzero(arrays["truncations"]).tolist() == [*range(15, 128, 16)]
+    assert done.json("summary.json")["clone"]["value_error"] == 0.0
 
 
 def test_a_run_goes_on_from_it_and_other_commands_read_it(cloned: Finished, fasttrain: RunCommand) -> None:

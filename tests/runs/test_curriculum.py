@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -135,6 +137,14 @@ def test_the_progress_line_names_the_stage(fasttrain: RunCommand) -> None:
     assert "tasks: stage 2 of 2, short " in run.ok().out
 
 
+class OwnTask(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Names its own task in the info."""
+
+    def step(self, action: Any) -> Any:
+        *answer, info = self.env.step(action)
+        return (*answer, {**info, "task": "walk"})
+
+
 class Nothing:
     """Draws no task."""
 
@@ -158,6 +168,65 @@ class EveryOther:
         assert won is (episode_return == 1.0)
 
 
+class Unsaved(EveryOther):
+    """Its state is an object."""
+
+    def __init__(self, tasks: list[str]) -> None:
+        super().__init__(tasks)
+        self.state: Any = {"drawn": {1, 2}}
+
+
+class Interface:
+    """A curriculum with the methods of Syllabus' class Curriculum: it prefers the task with the least progress."""
+
+    def __init__(self, count: int) -> None:
+        self.progress, self.episodes = np.zeros(count), list[tuple[float, int, int]]()
+
+    def sample(self, k: int = 1) -> list[int]:
+        return [int(self.progress.argmin())] * k
+
+    def update_task_progress(self, task: int, progress: float, env_id: int | None = None) -> None:
+        self.progress[task] += progress
+
+    def update_on_episode(self, episode_return: float, length: int, task: int, progress: float) -> None:
+        self.episodes.append((episode_return, length, task))
+
+
+class Adapter:
+    """What a user writes to train with such a curriculum."""
+
+    def __init__(self, tasks: list[str]) -> None:
+        self.tasks, self.inner = tasks, Interface(len(tasks))
+
+    @property
+    def state(self) -> list[float]:
+        return self.inner.progress.tolist()
+
+    @state.setter
+    def state(self, stored: list[float]) -> None:
+        self.inner.progress[:] = stored
+
+    def sample(self) -> str:
+        return self.tasks[self.inner.sample(1)[0]]
+
+    def on_step(self, env_steps: int) -> None:
+        pass
+
+    def on_episode(self, task: str, episode_return: float, length: int, won: bool | None) -> None:
+        number = self.tasks.index(task)
+        self.inner.update_task_progress(number, 1.0)
+        self.inner.update_on_episode(episode_return, length, number, 1.0)
+
+
+def test_a_curriculum_with_the_methods_of_syllabus_draws(fasttrain: RunCommand) -> None:
+    run = fasttrain(*CORRIDOR, "vec_env=dummy", "curriculum.by=test_curriculum:Adapter", "checkpoint_every=256").ok()
+    counts = [each["episodes"] for each in run.json("summary.json")["tasks"].values()]
+    assert abs(counts[0] - counts[1]) <= 2 * 4 + 1, "as many of both, but for those that are under way"
+    (*_, newest) = sorted((run.folder / "checkpoints").iterdir())
+    stored = json.loads((newest / "state.json").read_text())["curriculum"]["draws"]
+    assert stored == counts
+
+
 def test_a_curriculum_of_the_users_own_draws(fasttrain: RunCommand) -> None:
     run = fasttrain(
         *CORRIDOR, "vec_env=dummy", "num_envs=1", "curriculum.by={curriculum: 'test_curriculum:EveryOther', first: 1}"
@@ -173,11 +242,18 @@ def test_a_curriculum_of_the_users_own_draws(fasttrain: RunCommand) -> None:
         (("env.kwargs.reads=false", "vec_env=shared"), "did not read length"),
         (("curriculum.by=test_curriculum:Nothing",), "no method sample"),
         (("curriculum.by=test_curriculum:Nobody",), "Nobody"),
+        (("curriculum.by=test_curriculum:Unsaved",), "a checkpoint cannot store its state {'drawn': {1, 2}}"),
+        (
+            ("env.wrappers=[test_curriculum:OwnTask]",),
+            "has its own entry 'task', where curriculum.tasks",
+        ),
+        (("env.kwargs.reads=false", "vec_env=subproc", "num_envs=2"), "did not read length"),
         (("curriculum.weights={shrt: 2}",), "did you mean 'short'"),
     ],
 )
 def test_wrong_curricula_end_in_one_line(settings: tuple[str, ...], message: str, fasttrain: RunCommand) -> None:
-    fasttrain(*CORRIDOR, "vec_env=dummy", *settings).refused(message)
+    typed = settings if any(each.startswith("vec_env=") for each in settings) else ("vec_env=dummy", *settings)
+    fasttrain(*CORRIDOR, *typed).refused(message)
 
 
 def test_a_native_game_takes_its_own_options(fasttrain: RunCommand) -> None:

@@ -39,6 +39,7 @@ def test_whole_episodes_are_recorded_as_many_of_each_environment(shown: Demonstr
     assert shown.action_masks is None
     ends = np.append(shown.episode_starts[1:], True)
     np.testing.assert_array_equal(shown.rewards, ends)
+    assert not shown.truncations.any()
     np.testing.assert_allclose(shown.observations[shown.episode_starts][:, 0], 0)
     steps = np.round(shown.observations[:, 2] * 60).astype(int)
     assert (steps[shown.episode_starts] == 0).all()
@@ -47,8 +48,16 @@ def test_whole_episodes_are_recorded_as_many_of_each_environment(shown: Demonstr
 
 def test_returns_are_discounted_within_an_episode() -> None:
     starts = np.array([True, False, False, True, False])
-    few = Demonstrations(np.zeros((5, 1)), np.zeros(5, np.int64), None, starts, np.array([1, 2, 4, 8, 16], np.float32))
+    rewards, cuts = np.array([1, 2, 4, 8, 16], np.float32), np.zeros(5, np.bool_)
+    few = Demonstrations(np.zeros((5, 1)), np.zeros(5, np.int64), None, starts, rewards, cuts)
     np.testing.assert_allclose(few.returns(0.5), [1 + 1 + 1, 2 + 2, 4, 8 + 8, 16])
+
+
+def test_a_return_is_not_known_shortly_before_a_truncation() -> None:
+    starts, cuts = np.array([True, False, False, False, True]), np.array([False, False, False, True, False])
+    few = Demonstrations(np.zeros((5, 1)), np.zeros(5, np.int64), None, starts, np.ones(5, np.float32), cuts)
+    found = few.returns(0.3)  # what follows the truncation counts 0.0081, 0.027, 0.09 and 0.3
+    np.testing.assert_allclose(found, [1.417, 1.39, np.nan, np.nan, 1.0], rtol=1e-5)
 
 
 def test_a_file_gives_back_what_was_saved(shown: Demonstrations, tmp_path: Path) -> None:
@@ -72,6 +81,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "kind": ({"actions": np.array([0.5, 1, 1, 1])}, "is not in Discrete"),
     "rewards": ({"rewards": np.zeros(3)}, "episode_starts and rewards need a finite value for each of the 4"),
     "masks": ({"action_masks": np.ones((4, 3), bool)}, r"action_masks have shape \(4, 3\), expected \(4, 2\)"),
+    "cuts": ({"truncations": np.zeros(3, bool)}, r"truncations have shape \(3,\), expected \(4,\)"),
     "illegal": ({"action_masks": np.array([[1, 1], [1, 0], [1, 1], [1, 1]], bool)}, r"action 1 of row 1 is illegal"),
 }
 

@@ -137,6 +137,13 @@ REFUSED = {
 }
 
 
+def test_a_policy_that_is_found_idle_after_an_update_is_wrong_input(fasttrain: RunCommand) -> None:
+    done = fasttrain(*SMALL, *MINE, "policies={a: {decides: [bid, play]}, b: {decides: draw}}", "algo.rollout_size=64")
+    assert (done.exit_code, "policies.b has decided nothing in" in done.err) == (2, True), done.err
+    assert done.json("summary.json")["status"] == "crashed"
+    assert (done.folder / "model.zip").is_file(), "it has learned"
+
+
 @pytest.mark.parametrize(("message", "settings"), REFUSED.items())
 def test_what_does_not_fit_the_game_is_refused(message: str, settings: tuple[str, ...], fasttrain: RunCommand) -> None:
     assert "test_models_policies" in sys.modules

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,18 @@ def teacher(trained: RunCommand) -> Finished:
 
 def logged(run: Finished) -> list[float]:
     return [float(row["train/teacher_kl"]) for row in run.table("progress.csv") if row.get("train/teacher_kl")]
+
+
+def test_a_run_with_a_relative_path_is_resumed_from_another_folder(
+    teacher: Finished, fasttrain: RunCommand, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(teacher.folder.parent)
+    name = teacher.folder.name
+    run = fasttrain(*CORRIDOR, f"algo.teacher={name}", f"init_from={name}/model.zip", "checkpoint_every=64").ok()
+    assert run.json("plan.json")["config"]["algo"]["teacher"] == str(teacher.folder)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fasttrain("resume", f"run={run.folder}", "total_timesteps=512").ok()
 
 
 def test_the_term_is_logged_pulls_and_fades(teacher: Finished, fasttrain: RunCommand) -> None:

@@ -226,6 +226,8 @@ class Play:
             over, total = bool(dones[0]), total + float(rewards[0])
             if self.played.step_text and (over or not opponents_decide(self.played)):
                 self._show(self.played.step_text)
+        if made:
+            made[-1].truncated = bool(truth(infos[0].get("TimeLimit.truncated")))
         infos[0] = self.reader.read(infos[0])
         self.finished.append((total, decisions, infos[0]))
         self.decisions += made

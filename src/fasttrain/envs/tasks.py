@@ -113,8 +113,18 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         if self._task and (terminated or truncated):
-            info = {**info, TASK: self._names[self._task - 1]}
+            info = with_task(info, self._names[self._task - 1])
         return observation, reward, terminated, truncated, info
+
+
+def with_task(info: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The last info of an episode with the name of its task. Raises EnvSpecError: it has another entry of that name."""
+    if TASK in info:
+        raise EnvSpecError(
+            f"the last info of an episode has its own entry {TASK!r}, where curriculum.tasks writes the task's name; "
+            "give the entry another name, for example in a wrapper (env.wrappers)"
+        )
+    return {**info, TASK: name}
 
 
 def task_options_of(env: gymnasium.Env[Any, Any]) -> TaskOptions | None:

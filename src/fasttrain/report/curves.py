@@ -183,6 +183,18 @@ def _terms_chart(episodes: Episodes, terms: Mapping[str, Any]) -> Chart:
               y=Metric("reward per episode"), lines=lines)  # fmt: skip
 
 
+def tasks_chart(episodes: Episodes, tasks: Sequence[str]) -> Chart:
+    """Win rates, or returns where nobody wins, of the episodes of each task of a curriculum."""
+    what, lines = WINS if episodes.column(WINS.columns) is not None else RETURN, list[Series]()
+    for place, name in enumerate(tasks[:MOST_TERMS]):
+        own = np.array([task == name for task in episodes.tasks], np.bool_)
+        numbers = {key: values[own] for key, values in episodes.numbers.items() if len(values) == len(own)}
+        if found := along(Episodes(numbers), STEPS, what.columns):
+            lines.append(replace(what.curve(*found), name=name, low=None, high=None, color=color_of(place)))
+    return XY(name="tasks", title=f"{what.axis.heading} by task", note="training episodes", x=STEPS.axis, y=what.axis,
+              lines=lines)  # fmt: skip
+
+
 def elo_chart(self_play: Mapping[str, Any]) -> Chart:
     """Elo ratings of the pool's snapshots over their env steps, and the learner's as a horizontal line."""
     rows = [(as_number(row.get("env_steps")), as_number(row.get("elo"))) for row in as_rows(self_play.get("pool"))]

@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasttrain.report.curves import PHASE_LOOK, elo_chart, ending_charts, learning_charts, phase_ms, time_charts
+from fasttrain.report.curves import (
+    PHASE_LOOK,
+    elo_chart,
+    ending_charts,
+    learning_charts,
+    phase_ms,
+    tasks_chart,
+    time_charts,
+)
 from fasttrain.report.page import Banner, Cell, Page, Section, Table, Tile, Tone, Video, place_of
 from fasttrain.report.values import as_list, as_mapping, as_number, as_rows, quality_in
 from fasttrain.report.words import METRICS, NOTHING, Metric, number, percent, seconds, size, value_text
@@ -55,7 +63,8 @@ def run_page(folder: Path) -> Page:
                                                            "Reward terms, last training episodes")]),
             _videos(folder),
             Section("Self-play", charts=[elo_chart(self_play)], tables=[_pool_table(self_play)]),
-            Section("Tasks", tables=[_by_name(as_mapping(summary.get("tasks")), "task", TASK, "Tasks of the curriculum",
+            Section("Tasks", charts=[tasks_chart(episodes, [*as_mapping(summary.get("tasks"))])],
+                    tables=[_by_name(as_mapping(summary.get("tasks")), "task", TASK, "Tasks of the curriculum",
                     "Rewards and wins are of the last 100 training episodes of each task, value errors of the last "
                     "rollout.")]),
             Section("Policies", tables=[_by_name(as_mapping(summary.get("policies")), "policy", POLICY, "Policies")]),

@@ -168,15 +168,22 @@ def learn(run: Parts, shown: Demonstrations) -> Learned:
     test = np.isin(number, held)
     rows, kept, best, since = np.flatnonzero(~test), copy.deepcopy(policy.state_dict()), -np.inf, 0
     figures, epochs = _rated(policy, shown.rows(test), returns[test]), 0
-    batch_size, spread = config.batch_size or 64, float(returns.std()) or 1.0
+    finite = returns[np.isfinite(returns)]
+    batch_size, spread = config.batch_size or 64, float(finite.std()) or 1.0 if len(finite) else 1.0
+    if unknown := len(returns) - len(finite):
+        say(run.console, f"{unknown:,} of {len(returns):,} decisions stand before a truncation, so their returns are "
+            "not known; the value network does not learn from them")  # fmt: skip
     for epoch in range(1, config.clone.epochs + 1):
         policy.set_training_mode(True)
         generator.shuffle(rows)
         for begin in range(0, len(rows), batch_size):
             part = rows[begin : begin + batch_size]
             log_probs, values = _evaluated(policy, shown.rows(part))
-            wanted = torch.as_tensor(returns[part], device=policy.device)
-            loss = -log_probs.mean() + functional.mse_loss(values / spread, wanted / spread)
+            known = np.flatnonzero(np.isfinite(returns[part]))
+            wanted, values = torch.as_tensor(returns[part][known], device=policy.device), values[known]
+            loss = -log_probs.mean()
+            if len(known):
+                loss = loss + functional.mse_loss(values / spread, wanted / spread)
             policy.optimizer.zero_grad()
             torch.autograd.backward(loss)
             torch.nn.utils.clip_grad_norm_(policy.parameters(), config.algo.max_grad_norm)
@@ -225,5 +232,5 @@ def _rated(policy: Any, rows: Demonstrations, returns: NDArray[Any]) -> tuple[fl
         best, _ = policy.predict(part.observations, deterministic=True, **_masks(policy, part))
         right += int((best == part.actions).reshape(len(chosen), -1).all(axis=1).sum())
         likelihood += float(log_probs.sum())
-        missed += float(np.abs(values.cpu().numpy() - returns[chosen]).sum())
-    return right / count, likelihood / count, missed / count
+        missed += float(np.nansum(np.abs(values.cpu().numpy() - returns[chosen])))
+    return right / count, likelihood / count, missed / max(1, np.isfinite(returns).sum())

@@ -6,6 +6,7 @@ environment therefore has one task in advance. The result of an episode first ch
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,7 @@ from fasttrain.batch import Int64Array
 from fasttrain.envs.tasks import TASK
 from fasttrain.errors import ConfigError, EnvError
 from fasttrain.runs.loggers import instance_of
+from fasttrain.saving.env_state import plain
 from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import LEARNABILITY, WEIGHTS, CurriculumConfig, stages_of
 from fasttrain.spec.infos import win_of
@@ -183,7 +185,7 @@ class Curriculum:
 
     def __init__(self, config: Config, num_envs: int) -> None:
         settings = config.curriculum
-        self.names = [*settings.tasks]
+        self.names, self._by = [*settings.tasks], settings.by
         self.draws: TaskCurriculum
         if settings.by in (WEIGHTS, LEARNABILITY):
             self.draws = TaskSampler(settings, config.seed, 2 * num_envs)
@@ -198,6 +200,7 @@ class Curriculum:
         self.present: Int64Array = np.zeros(num_envs, np.int64)  # numbers of tasks, from 1; 0: none
         self.following: Int64Array = np.zeros(num_envs, np.int64)
         self._rows: list[Int64Array] = []  # tasks (N,) at each vector step of the rollout
+        self.state()  # a class of the user's may have one that cannot be stored
 
     def begin(self, env: VecEnv) -> None:
         """Draw the first task of every environment; its next `reset` begins with it."""
@@ -273,7 +276,13 @@ class Curriculum:
             for name, each in self.figures.items()
         }
         tasks = {"present": self.present.tolist(), "following": self.following.tolist()}
-        return {**tasks, "figures": figures, "draws": getattr(self.draws, "state", None)}
+        draws = plain(getattr(self.draws, "state", None))
+        try:
+            json.dumps(draws)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"curriculum.by={self._by}: a checkpoint cannot store its state {draws!r:.60} ({error}): "
+                              "use lists, mappings, texts and numbers") from error  # fmt: skip
+        return {**tasks, "figures": figures, "draws": draws}
 
     def load(self, stored: Mapping[str, Any]) -> None:
         """Continue from a stored state."""

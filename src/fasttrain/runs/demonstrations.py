@@ -5,6 +5,7 @@ actions         (M, …)
 action_masks    (M, A) bool, only for environments with masks
 episode_starts  (M,) bool: true in the first row of each episode
 rewards         (M,): the reward for the action of the row
+truncations     (M,) bool: true in the last row of an episode that a limit ended; may be missing
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from fasttrain.batch import BoolArray, Float32Array, each_array, with_prefix
 from fasttrain.errors import ConfigError
 from fasttrain.saving.archives import read_arrays
 from fasttrain.saving.files import into_place
+from fasttrain.spec.infos import truth
 from fasttrain.vec.base import copy_observations, resets_and_rests
 
 MOST_BYTES = 64 << 30
+UNKNOWN = 0.05  # share of a return behind a truncation, by its discount, up to which the return counts as known
 
 
 class Demonstrations(NamedTuple):
@@ -38,14 +41,17 @@ class Demonstrations(NamedTuple):
     action_masks: BoolArray | None
     episode_starts: BoolArray
     rewards: Float32Array
+    truncations: BoolArray
 
     def returns(self, gamma: float) -> Float32Array:
-        """(M,) discounted sums of the rewards from each decision to the end of its episode."""
-        found, total = np.zeros(len(self.rewards), np.float32), 0.0
+        """(M,) discounted sums of the rewards from each decision to the end of its episode. They are not a number where
+        the episode was truncated and what would have followed counts more than `UNKNOWN`."""
+        found, total, unknown = np.zeros(len(self.rewards), np.float32), 0.0, 0.0
         ends = np.append(self.episode_starts[1:], True)
         for row in range(len(found) - 1, -1, -1):
             total = float(self.rewards[row]) + (0.0 if ends[row] else gamma * total)
-            found[row] = total
+            unknown = gamma * (float(self.truncations[row]) if ends[row] else unknown)
+            found[row] = total if unknown <= UNKNOWN else np.nan
         return found
 
     def rows(self, chosen: NDArray[Any]) -> Demonstrations:
@@ -53,15 +59,16 @@ class Demonstrations(NamedTuple):
         masks = None if self.action_masks is None else self.action_masks[chosen]
         observations = each_array(lambda part: part[chosen], self.observations)
         return Demonstrations(
-            observations, self.actions[chosen], masks, self.episode_starts[chosen], self.rewards[chosen]
-        )
+            observations, self.actions[chosen], masks, self.episode_starts[chosen], self.rewards[chosen],
+            self.truncations[chosen],
+        )  # fmt: skip
 
     def save(self, file: Path) -> None:
         """Write them as an .npz file."""
         seen = self.observations
         named = with_prefix("observations", seen) if isinstance(seen, Mapping) else {"observations": seen}
         masks = {} if self.action_masks is None else {"action_masks": self.action_masks}
-        rest = {"actions": self.actions, "episode_starts": self.episode_starts, "rewards": self.rewards}
+        rest = {name: getattr(self, name) for name in ("actions", "episode_starts", "rewards", "truncations")}
         with into_place(file) as draft, draft.open("wb") as stream:
             np.savez(stream, **{**named, **masks, **rest})
 
@@ -100,7 +107,11 @@ def read_demonstrations(
         raise ConfigError(f"{file}: episode_starts and rewards need a finite value for each of the {count:,} actions")
     starts[0] = True
     check_actions(str(file), actions, masks, action_space)
-    return Demonstrations(seen, actions, None if masks is None else masks.astype(np.bool_), starts, rewards)
+    cuts = arrays.get("truncations", np.zeros(count, np.bool_))
+    if cuts.shape != (count,):
+        raise ConfigError(f"{file}: truncations have shape {cuts.shape}, expected ({count:,},)")
+    legal = None if masks is None else masks.astype(np.bool_)
+    return Demonstrations(seen, actions, legal, starts, rewards, cuts.astype(np.bool_))
 
 
 def _first(wrong: NDArray[Any]) -> int:
@@ -141,6 +152,7 @@ class Decision:
     action_mask: BoolArray | None
     begins: bool  # whether this decision is the first of its episode
     reward: float = 0.0
+    truncated: bool = False  # whether a limit ended the episode after this decision
 
 
 def stacked(decisions: Sequence[Decision], masked: bool) -> Demonstrations:
@@ -151,6 +163,7 @@ def stacked(decisions: Sequence[Decision], masked: bool) -> Demonstrations:
         np.stack([each.action_mask for each in decisions]) if masked else None,  # type: ignore[misc]
         np.array([each.begins for each in decisions], np.bool_),
         np.array([each.reward for each in decisions], np.float32),
+        np.array([each.truncated for each in decisions], np.bool_),
     )
 
 
@@ -188,6 +201,8 @@ def record(
                 begins, gain = not running[row], float(rewards[row])
                 running[row].append(Decision(seen_here, np.array(actions[row]), mask, begins, gain))
             if dones[row]:
+                for last in running[row][-1:]:
+                    last.truncated = bool(truth(infos[row].get("TimeLimit.truncated")))
                 if "lost" not in infos[row]:
                     kept += running[row]
                     quota[row] -= 1

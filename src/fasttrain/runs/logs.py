@@ -219,6 +219,7 @@ WHOLE_BYTES = 20_000_000
 BLOCK_BYTES, BLOCKS = 65_536, 256
 NEEDED = ("env_steps", "return")
 NUMBERS = (*NEEDED, "wall_s", "length", *WIN_KEYS, *SCORE_KEYS)
+NAMES = ("end_reason", "task")
 TERM = "reward_"  # prefix of the columns of `reward_debug`
 
 
@@ -228,6 +229,7 @@ class Episodes:
 
     numbers: dict[str, Floats] = field(default_factory=dict)  # column → (E,); only columns that the file has
     reasons: list[str] = field(default_factory=list)  # end reasons; empty if the env gives none
+    tasks: list[str] = field(default_factory=list)  # of a curriculum; empty without one
     sampled: bool = False  # the file was too large: these are a sample
 
     def __len__(self) -> int:
@@ -249,20 +251,20 @@ def read_episodes(file: Path, whole_bytes: int = WHOLE_BYTES, blocks: int = BLOC
         header, texts = _texts(file, blocks if sampled else 0)
     except OSError:
         return Episodes()
-    wanted = [name for name in header if name in NUMBERS or name.startswith(TERM) or name == "end_reason"]
+    wanted = [name for name in header if name in NUMBERS or name.startswith(TERM) or name in NAMES]
     if not set(NEEDED) <= set(wanted):
         return Episodes()
     pick = itemgetter(*(header.index(name) for name in wanted))
     rows = [pick(row) for text in texts for row in _rows(text) if len(row) == len(header)]
     columns = dict(zip(wanted, zip(*rows, strict=True), strict=True)) if rows else {}
-    reasons = columns.pop("end_reason", ())
+    named = [columns.pop(name, ()) for name in NAMES]
     numbers = {name: _floats(values) for name, values in columns.items()}
     good = np.logical_and.reduce([np.isfinite(numbers[name]) for name in NEEDED]) if numbers else np.zeros(0, bool)
-    return Episodes(
-        {name: values[good] for name, values in numbers.items()},
-        [from_csv_cell(reason) or "none given" for reason, ok in zip(reasons, good.tolist(), strict=False) if ok],
-        sampled,
+    reasons, tasks = (
+        [from_csv_cell(name) or "none given" for name, ok in zip(names, good.tolist(), strict=False) if ok]
+        for names in named
     )
+    return Episodes({name: values[good] for name, values in numbers.items()}, reasons, tasks, sampled)
 
 
 def _texts(file: Path, blocks: int) -> tuple[list[str], list[str]]:

@@ -43,7 +43,7 @@ from fasttrain.spec.checks import BATCHED
 from fasttrain.spec.config import Config
 from fasttrain.spec.plain import to_dict
 from fasttrain.spec.removed import former_paths
-from fasttrain.vec.stock import WORKER_ERRORS, place_of
+from fasttrain.vec.stock import WORKER_ERRORS, place_of, why_worker_ended
 
 COUNTED = ("env_steps", "updates", "episodes")
 RECENT = ("returns", "wins", "draws", "score_diffs")
@@ -170,7 +170,7 @@ def snapshot(run: Parts, broken: bool = False) -> Snapshot:
         **({} if run.pool is None else {"pool": _pool_state(run.pool)}),
     }
     if run.curriculum is not None:
-        found["curriculum"] = plain(run.curriculum.state())
+        found["curriculum"] = run.curriculum.state()
     if run.phases is not None:
         found["phases"] = plain(run.phases.to_dict())
     for name, (state, named) in parts.items():
@@ -332,7 +332,7 @@ def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> N
         who = place_of(error) or "an env or a callback "
         told = EnvError(f"{who}called sys.exit({error.code!r}): let it raise an error that says why")
     elif isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
-        told = EnvError("a worker process died; its last output is above")
+        told = why_worker_ended(run.env)
     told.__cause__ = error if told is not error else told.__cause__
     summary = run.folder / "summary.json"
     before = read_json(summary)
@@ -347,7 +347,9 @@ def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> N
     if not trained:
         raise told
     text = f"{_what(told, run.progress.env_steps)}\n{missing}{how_to_continue(run.folder)}"
-    raise CrashedError(text + (f"; {AGAIN}" if _is_again(before, content) else "")) from told
+    crash = CrashedError(text + (f"; {AGAIN}" if _is_again(before, content) else ""))
+    crash.exit_code = getattr(told, "exit_code", crash.exit_code)
+    raise crash from told
 
 
 AGAIN = "the same error came at the same step before the run was resumed; it will come again until its cause is mended"

@@ -50,7 +50,7 @@ from fasttrain.runs.stopping import stopping_for
 from fasttrain.runs.summary import check_saved, evaluate_run, report, tell_loggers
 from fasttrain.runs.teacher import follow_teacher
 from fasttrain.runs.view import Voice, activity, make_console, say, show_plan
-from fasttrain.runs.warm_start import check_init_from, warm_start
+from fasttrain.runs.warm_start import check_init_from, warm_start, with_absolute_paths
 from fasttrain.saving.checkpointing import Checkpoints, Settings
 from fasttrain.saving.checkpoints import CheckpointFolder
 from fasttrain.saving.files import clean, lock_folder
@@ -81,7 +81,9 @@ def open_run(
 ) -> Iterator[Parts]:
     """Build the run that `config` asks for; show its plan and write plan.json. `folder` is locked inside the block."""
     console = make_console()
-    check_init_from(config)
+    if config.init_from or config.policies or getattr(config.algo, "teacher", None):
+        config = with_absolute_paths(config)
+        check_init_from(config)
     with lock_folder(folder), survey_of(with_fixed_opponent(config), console) as survey:
         compile_s = engine.compile_shown(game_calls(config), console)  # now, because the checkup plays the game
         looks = [partial(run_checkup, config, folder, console, survey)] * 2 if config.checkup != "off" else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,21 @@ from fasttrain.spec.policies import own_config
 MODEL = "model.zip"  # the file in a run's folder
 MOST_NAMED = 4  # most tensors that a message names
 OPTIMIZER, STATISTICS = "optimizer", "statistics"
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """The configuration with absolute paths of other models, because a run can be resumed from another folder."""
+
+    def absolute(values: Mapping[str, Any]) -> dict[str, Any]:
+        given = {key: values.get(key) for key in ("init_from", "teacher", "algo.teacher")}
+        paths = {key: os.path.abspath(path) for key, path in given.items() if path and os.path.exists(path)}
+        nested = {"algo": absolute(values["algo"])} if isinstance(values.get("algo"), Mapping) else {}
+        return {**values, **paths, **nested}
+
+    own = absolute({"init_from": config.init_from, "teacher": getattr(config.algo, "teacher", None)})
+    algo = replace(config.algo, teacher=own["teacher"]) if own["teacher"] else config.algo  # type: ignore[call-arg]
+    policies = {name: absolute(each) for name, each in config.policies.items()}
+    return replace(config, init_from=own["init_from"], algo=algo, policies=policies)
 
 
 def check_init_from(config: Config) -> None:

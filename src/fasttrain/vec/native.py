@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 from fasttrain.batch import BoolArray, FinishedEpisode, Int64Array
 from fasttrain.envs.masks import mask_width
 from fasttrain.envs.protocol import NativeGame
-from fasttrain.envs.tasks import TASK
+from fasttrain.envs.tasks import with_task
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import EnvError, EnvSpecError, FastTrainError
 from fasttrain.vec.base import SlotVecEnv, copy_observations, empty_slots
@@ -99,7 +99,7 @@ class NativeVecEnv(SlotVecEnv):
     def _finish(self, index: int) -> FinishedEpisode:
         info = self.game.episode_info(index)
         if task := self.tasks[0, index]:
-            info = {**info, TASK: self._task_names[task]}
+            info = with_task(info, self._task_names[task])
         self.tasks[0, index] = self.tasks[1, index]
         return self.end_episode(index, self.game.final_observations[index].copy(), info)
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
@@ -41,10 +43,13 @@ CLOSE_S = 5.0  # timeout for closing the envs in workers, as with `vec_env=share
 
 
 class WorkerFactory:
-    """Builds an env in a worker process of SubprocVecEnv, after the process was set up."""
+    """Builds an env in a worker process of SubprocVecEnv, after the process was set up.
 
-    def __init__(self, factory: EnvFn) -> None:
-        self._factory = factory
+    An error of fasttrain in a reset or step ends the process. The folder `notes` gets a file with its message.
+    """
+
+    def __init__(self, factory: EnvFn, notes: str) -> None:
+        self._factory, self._notes = factory, notes
 
     def __call__(self) -> gym.Env[Any, Any]:
         bind_to_trainer()
@@ -54,13 +59,34 @@ class WorkerFactory:
         except FastTrainError as error:
             tell(f"fasttrain: a worker ends: {error}")
             raise SystemExit(EXIT_CRASHED) from error
-        return env if isinstance(env, Retrace) else Retrace(env)
+        env = env if isinstance(env, Retrace) else Retrace(env)
+        for name in ("reset", "step"):
+            setattr(env, name, self._noting(getattr(env, name)))
+        return env
+
+    def _noting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except FastTrainError as error:
+                Path(self._notes, f"{os.getpid()}").write_text(f"{error.exit_code} {error}", encoding="utf-8")
+                raise SystemExit(EXIT_CRASHED) from error
+
+        return noting
+
+
+def why_worker_ended(env: VecEnv) -> EnvError:
+    """The error for the worker of a SubprocVecEnv that is gone: what it noted, if it noted anything."""
+    for note in sorted(Path(getattr(env.unwrapped, "notes", "")).glob("[0-9]*")):
+        code, _, text = note.read_text(encoding="utf-8").partition(" ")
+        return (EnvSpecError if code == str(EnvSpecError.exit_code) else EnvError)(text)
+    return EnvError("a worker process died; its last output is above")
 
 
 class WorkersVecEnv(SubprocVecEnv):
     """SB3's SubprocVecEnv, whose `close()` has a timeout: an env's `close()` may hang, or leave threads that do."""
 
-    close_failed = ""
+    close_failed, notes = "", ""
 
     def close(self) -> None:
         if self.closed:
@@ -87,12 +113,14 @@ def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
     Its constructor waits until the first worker has imported torch and built its env. That takes seconds, or for ever.
     So it runs in a thread. Signals are blocked in that thread and in the workers, and Ctrl-C reaches the main thread.
     """
-    other_processes = set(multiprocessing.active_children())
+    other_processes, notes = set(multiprocessing.active_children()), TemporaryDirectory()
     with safe_path(), ThreadPoolExecutor(1, initializer=hold_signals) as thread:
-        future = thread.submit(WorkersVecEnv, [WorkerFactory(factory) for factory in factories], START_METHOD)
+        workers: list[EnvFn] = [WorkerFactory(factory, notes.name) for factory in factories]
+        future = thread.submit(WorkersVecEnv, workers, START_METHOD)
         try:
             env = future.result()
         except BaseException as error:
+            notes.cleanup()
             while not future.done():
                 _kill_all(set(multiprocessing.active_children()) - other_processes)
                 time.sleep(0.01)
@@ -102,6 +130,8 @@ def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
             raise
     # multiprocessing's own exit handler would wait for ever, because workers ignore SIGTERM. So kill the workers first.
     Finalize(env, _kill_all, (env.processes,), exitpriority=50)
+    env.notes = notes.name
+    Finalize(env, notes.cleanup, exitpriority=40)
     return env
 
 
