@@ -82,6 +82,9 @@ def test_a_space_of_the_user(tmp_path: Path):
         ("{num_env:[1,2]}", "tune.space: unknown key 'num_env'; did you mean 'num_envs'"),
         ("{num_envs:[]}", "tune.space: num_envs has no values to try"),
         ("{num_envs:[abc]}", "tune.space: num_envs=abc: expected a whole number"),
+        ("{num_envs:[4,0]}", "tune.space: num_envs=0: must be at least 1"),
+        ("{algo.gamma:{low:0.9,high:1.5}}", "tune.space: algo.gamma=1.5: must lie between 0 and 1"),
+        ("{algo.tau:[0.1]}", "tune.space: algo.tau is no setting of maskable_ppo"),
         ("{algo.gamma:[x]}", "tune.space: algo.gamma=x: expected a number"),
         (
             "{algo.gamma:{low:0.9}}",

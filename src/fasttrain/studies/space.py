@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
+from dataclasses import fields
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -14,7 +15,7 @@ from fasttrain.spec.algorithms import RANGES
 from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, train_frequency
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import all_keys
-from fasttrain.spec.setting import convert, did_you_mean
+from fasttrain.spec.setting import convert, declared, did_you_mean
 
 
 class Range(NamedTuple):
@@ -73,9 +74,12 @@ def check_space(config: Config) -> None:
         elif values is not None and not values:
             raise ConfigError(f"{where} has no values to try")
         *groups, name = key.split(".")
-        kind = get_type_hints(type(reduce(getattr, groups, config))).get(name, Any)
+        group = type(reduce(getattr, groups, config))
+        one = {each.name: each for each in fields(group)}.get(name)
+        if one is None:
+            raise ConfigError(f"{where} is no setting of {config.algo.name}")
         for value in values or ():
-            convert(value, kind, where)
+            declared(one).check(where, convert(value, get_type_hints(group)[name], where))
 
 
 def start_of(config: Config, folder: Path) -> Point:

@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,7 +34,7 @@ from fasttrain.studies.space import PROFILE, Point, label_of
 from fasttrain.studies.statistics import MIN_PAIRS, ratio_interval, t_interval
 from fasttrain.studies.study import MINUTES, Cell, Compose, Study, Wanted, base_overrides, merged, settings
 from fasttrain.studies.trials import Trials, check_installed, lock_of
-from fasttrain.terminal import command, spelt, with_interval
+from fasttrain.terminal import command, rate_text, spelt, with_interval
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -59,14 +60,11 @@ class Objective(NamedTuple):
     def of(cls, text: str) -> Objective:
         """Raises ConfigError: there is no such objective."""
         name, _, number = text.partition(":")
-        try:
-            found = cls(text, float(number) if name == "time_to" else None)
-        except ValueError:
-            found = cls("")
-        if found.name not in OBJECTIVES if found.threshold is None else not math.isfinite(found.threshold):
-            names = ", ".join(OBJECTIVES)
-            raise ConfigError(f"tune.objective={text}: not one of {names}, or time_to:NUMBER as in time_to:0.5")
-        return found
+        with suppress(ValueError):
+            if text in OBJECTIVES or (name == "time_to" and math.isfinite(float(number))):
+                return cls(text, float(number) if number else None)
+        names = ", ".join(OBJECTIVES)
+        raise ConfigError(f"tune.objective={text}: not one of {names}, or time_to:NUMBER as in time_to:0.5")
 
     @property
     def evaluated(self) -> bool:
@@ -96,7 +94,7 @@ class Objective(NamedTuple):
         return value if self.threshold is None or value is None else 1 / value if value > 0 else math.inf
 
     def text(self, value: float) -> str:
-        return with_interval(self.told(value), None, "{:.4g}" if self.threshold is None else "{:.3g} s")
+        return rate_text(value) if self.threshold is None else with_interval(self.told(value), None, "{:.3g} s")
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
@@ -172,7 +170,8 @@ class Search:
 
     def _over(self, trials: Trials) -> bool:
         ran, most = len(trials.known()), self.config.tune.trials
-        confirmation_s = 2 * self.pairs * fmean(cell.seconds for cell in self.study.cells)
+        longer = FINAL_S / TRIAL_S if self.objective.speed else 1.0
+        confirmation_s = 2 * self.pairs * longer * fmean(cell.seconds for cell in self.study.cells)
         late = self.study.spent_s() + confirmation_s > self.budget_s
         return ran > 0 and (late or (most is not None and ran >= most))
 
