@@ -49,7 +49,7 @@ def test_for_learning_it_has_the_settings_of_the_algorithm(tmp_path: Path):
     assert {"num_envs", "algo.clip_range", "algo.n_steps", "warmup_steps"}.isdisjoint(space), "a schedule stays"
     config = configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "algo.n_steps=32")
     space = space_of(config, start(tmp_path, config, PPO), 4, (), speed=False, learning=True)
-    assert space["algo.n_steps"] == [8, 16, 32, 64, 128]
+    assert space["algo.n_steps"] == [8, 16, 32], "at least ten rollouts"
     assert "algo.rollout_size" not in space
     sac = configured("algo=sac", "env.id=Pendulum-v1")
     space = space_of(sac, start(tmp_path, sac, {**DQN, "updates_per_step": -1}), 4, (), speed=False, learning=True)

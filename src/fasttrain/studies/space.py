@@ -55,6 +55,7 @@ SEARCHED = {
 Space = dict[str, "list[Any] | Range"]
 Point = dict[str, Any]
 PROFILE = "profile"
+ROLLOUTS = 10  # rollouts of a training at least, unless it has fewer
 BOTH = ("num_envs", "batch_size", "updates_per_step")  # change the speed and the learning
 
 
@@ -126,8 +127,10 @@ def _around(config: Config, start: Point) -> Space:
         if searched.log and number:
             space[key] = Range(float(number) / searched.log, float(number) * searched.log, True)
             continue
-        every = {*searched.values, number, *(type(number)(number * factor) for factor in searched.factors)}
         low, high = RANGES.get(name, (None, None)) if flag is None else (flag.least, flag.most)
+        if key in ("algo.rollout_size", "algo.n_steps") and spec.on_policy:  # longer ones leave too few updates
+            high = max(number, config.total_timesteps / ROLLOUTS / (start["num_envs"] if name == "n_steps" else 1))
+        every = {*searched.values, number, *(type(number)(number * factor) for factor in searched.factors)}
         fit = [it for it in sorted(every) if (low is None or it >= low) and (high is None or it <= high)]
         if len(fit) > 1:
             space[key] = fit

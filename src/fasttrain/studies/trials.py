@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 JOURNAL, LOCK = "trials.jsonl", ".trials.lock"
 RANDOM = 5  # trials that are drawn at random, before TPE has enough to learn from
-JUDGED, WARM_UP = 4, 3  # nothing ends early before so many trials are complete, nor before its third evaluation
+JUDGED = 4  # nothing ends early before so many trials are complete
 WORKED_BY, WHY = "worked_by", "why"  # attributes of a trial
 
 
@@ -72,7 +72,7 @@ class Trials:
                 load_if_exists=True,
                 direction="maximize",
                 sampler=optuna.samplers.TPESampler(n_startup_trials=RANDOM, seed=seed),
-                pruner=optuna.pruners.MedianPruner(n_startup_trials=JUDGED, n_warmup_steps=WARM_UP),
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=JUDGED),
             )
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(

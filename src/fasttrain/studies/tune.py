@@ -45,6 +45,7 @@ SEEDS, FRESH = 2, 1000  # seeds of a trial; those of the confirmation begin so m
 MOST_REPEATS = 30  # after so many points in a row that are known or not worth a trial, the space counts as searched
 FREE_SHARE = 0.8  # share of the free memory that a trial may use
 ENDLESS = 10**12  # total_timesteps: the time ends a trial
+WARM_UP = 3  # the first evaluation that can end a trial
 LATE = "ended early, worse than half of the trials"
 FIGURES = {"reward": "mean_reward", "win_rate": "win_rate"}  # objectives that are a result of evaluations
 OBJECTIVES = (*FIGURES, "steps_per_s", "reward_per_hour")
@@ -238,7 +239,7 @@ class Search:
         def ended(folder: Path) -> str:
             for row in EvaluationLog(folder / "evaluations.csv").known(sys.maxsize):
                 step, value = row["env_steps"] // every, row[self.objective.figure]
-                if step not in seen and value is not None:
+                if step not in seen and step >= WARM_UP and value is not None:
                     seen.add(step)
                     trial.report(value, step)
                     if trial.should_prune():
