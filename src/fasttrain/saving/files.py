@@ -178,6 +178,7 @@ def into_place(file: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+# Not by filelock: it has no shared lock for `holder`, cannot look at a file that it may not write, and loads in 60 ms.
 LOCK = ".lock"
 ENDS = ("done", "stopped", "crashed")  # phases of a run after which nothing follows
 TAKEN = (errno.EAGAIN, errno.EACCES)  # EACCES is Windows's
