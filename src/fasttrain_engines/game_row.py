@@ -89,7 +89,7 @@ class Table:
     two_sided: bool = False  # True: the trainer decides also for the opponent
     empty_raises: bool = False  # True: a decision without a legal action is an error, not a lost game
     guest: bool = False  # True: the games are those of an evaluation
-    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # row → done when the trainer has acted
+    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # row → future, done by an action
 
 
 class Row:

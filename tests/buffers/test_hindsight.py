@@ -197,7 +197,7 @@ def test_an_env_in_a_worker_computes_rewards_in_this_process():
         ({"n_sampled_goal": 0}, "n_sampled_goal=0 must be at least 1"),
         ({"copy_info_dict": True}, "only in SB3's HerReplayBuffer"),
         ({"n_steps": 2}, "use n_steps=1"),
-        ({"optimize_memory_usage": True, "handle_timeout_termination": False}, "and both observations"),
+        ({"optimize_memory_usage": True, "handle_timeout_termination": False}, "optimize_memory_usage=False"),
     ],
 )
 def test_settings_that_cannot_be(options: dict[str, Any], text: str):

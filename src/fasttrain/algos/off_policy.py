@@ -92,7 +92,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
                 env, callback, train_freq, replay_buffer, action_noise, learning_starts, log_interval
             )
         if self.engine.settings.compile_mode is not None and (failure := self.prepare(env)):
-            warnings.warn(f"{failure}; training goes on without", stacklevel=3)
+            warnings.warn(f"{failure}; training goes on without it", stacklevel=3)
         callback.update_locals(  # the names of SB3's loop that do not change from step to step
             {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
              "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,

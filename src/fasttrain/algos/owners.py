@@ -24,7 +24,7 @@ class View(NamedTuple):
     columns: Int64Array | None = None  # of an observation
     actions: slice | None = None  # numbers of an action
     masks: slice = slice(None)  # entries of an action mask
-    seat: tuple[Any, Any] | None = None  # observation and action space, where other policies have others
+    seat: tuple[Any, Any] | None = None  # the policy's observation and action space, if policies differ in them
 
     @property
     def is_whole(self) -> bool:

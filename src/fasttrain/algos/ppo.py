@@ -256,7 +256,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
         raise RuntimeError("there is no observation to start from: call learn(), which resets the env first")
     rollout = storage_of(model, n_rollout_steps, env.num_envs)
     if model.engine.settings.compile_mode is not None and (failure := model.prepare(env)):
-        warnings.warn(f"{failure}; training goes on without", stacklevel=4)
+        warnings.warn(f"{failure}; training goes on without it", stacklevel=4)
     source = model.collector.source_of(env)
     if use_masking and not source.masked:
         raise NoMasksError(

@@ -26,11 +26,11 @@ from fasttrain.errors import ConfigError, EnvError
 
 GOALS = ("future", "final", "episode")
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
-RewardOf = Callable[[NDArray[Any], NDArray[Any], Any], Any]  # compute_reward(achieved, desired, infos), over arrays
+RewardOf = Callable[[NDArray[Any], NDArray[Any], Any], Any]  # compute_reward(achieved, desired, infos) of arrays
 
 
 class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
-    """A `ReplayStorage` of a goal env, which gives a share of each batch the goal that its episode reached.
+    """A `ReplayStorage` of a goal env, in which a share of each batch gets goals that its episodes reached.
 
     Only transitions of finished episodes are drawn. `n_sampled_goal / (n_sampled_goal + 1)` of a batch are virtual:
     their goal is the `achieved_goal` after a step of the same episode, and `compute_reward` of the env gives their
@@ -75,11 +75,11 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
                 f"{' and '.join(missing)} is missing"
             )
         if self.n_steps > 1 or self.optimize_memory_usage:
-            raise ConfigError("hindsight gives every step a reward of its own: use n_steps=1 and both observations")
+            raise ConfigError("hindsight gives each step its own reward: use n_steps=1, optimize_memory_usage=False")
         self.n_sampled_goal, self.strategy = n_sampled_goal, strategy
         self.her_ratio = 1 - 1.0 / (n_sampled_goal + 1)
         self.ep_start, self.ep_length = np.zeros((2, self.buffer_size, self.n_envs), np.int32)
-        self.under_way_steps: Int64Array = np.zeros(self.n_envs, np.int64)  # stored of the episodes under way
+        self.under_way_steps: Int64Array = np.zeros(self.n_envs, np.int64)  # stored steps of unfinished episodes
         self.tree = getattr(self, "tree", None) or SumTree(self.buffer_size * self.n_envs)
         self.env: VecEnv | None = None
         self._reward_of: RewardOf | None = None
@@ -126,14 +126,14 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             for env in self.ep_length[row].nonzero()[0]:  # episodes whose first row is overwritten now
                 self._set_episode(int(env), row, int(self.ep_length[row, env]), drawable=False)
             super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
-            if isinstance(self, PrioritizedReplayBuffer):  # it has offered the row
+            if isinstance(self, PrioritizedReplayBuffer):  # its `put` made this row drawable
                 self._offer(row * self.n_envs + np.arange(self.n_envs), 0.0)
             self.under_way_steps += 1
             for env in np.asarray(dones).nonzero()[0]:
                 self._end_episode(int(env))
 
     def _end_episode(self, env: int) -> None:
-        """Let the episode of `env` be drawn, whose last step is the row stored last."""
+        """Let the episode of `env` be drawn that ended with the row stored last."""
         length = min(int(self.under_way_steps[env]), self.buffer_size)
         self._set_episode(env, self.pos - length, length, drawable=True)
         self.under_way_steps[env] = 0
@@ -171,7 +171,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             return complete
 
     def truncate_last_trajectory(self) -> None:
-        """End all episodes under way, as if they were truncated, as in SB3."""
+        """End all episodes under way, as truncated, like SB3's method of this name."""
         self.end_rows(self.under_way_steps.nonzero()[0].tolist())
 
     def end_rows(self, envs: list[int]) -> None:
@@ -190,7 +190,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         return self.tree.total() > 0
 
     def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
-        """Rows (B,) and envs (B,) of finished episodes, uniformly. Raises ConfigError: none has ended yet."""
+        """Rows (B,) and envs (B,) of finished episodes, uniformly. Raises ConfigError: no episode has ended yet."""
         if not (count := int(self.tree.total())):
             raise ConfigError(
                 "hindsight (algo.her) learns from finished episodes, and none has ended before the first update: set "
@@ -212,7 +212,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         """The transitions at these rows of these envs: the real ones first, then the virtual ones, as in SB3."""
         rows, envs = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(envs, np.int64)
         virtual = self.virtual(len(rows))
-        if not isinstance(self, PrioritizedReplayBuffer):  # there weights and indices belong to the rows as drawn
+        if not isinstance(self, PrioritizedReplayBuffer):  # whose weights and indices are in the drawn order
             order = virtual.argsort(kind="stable")
             rows, envs, virtual = rows[order], envs[order], virtual[order]
         seen, following, rewards, masks = self.relabelled(rows, envs, virtual, rng)
@@ -292,7 +292,7 @@ class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  #
         return self._highest
 
     def virtual(self, batch_size: int) -> BoolArray:
-        """Spread over the batch, because its rows are drawn in the order of the ring."""
+        """Virtual ones are spread over the batch, because its rows are drawn in the order of the ring."""
         spread: BoolArray = np.arange(batch_size) % (self.n_sampled_goal + 1) != 0
         return spread
 
@@ -300,7 +300,7 @@ class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  #
 def own_method(env: VecEnv, name: str) -> Callable[..., Any] | None:
     """A method of the first env; None if it has none.
 
-    In worker processes, a copy of the env answers here. If it cannot be copied, the worker answers each call.
+    If the env is in a worker process, a copy of it answers here. If it cannot be copied, the worker answers each call.
     """
     try:
         return env.get_attr(name, indices=[0])[0]  # type: ignore[no-any-return]

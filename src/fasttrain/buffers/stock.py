@@ -139,7 +139,7 @@ class RolloutView:
         value: Tensor,  # (N, 1) or (N,)
         log_prob: Tensor,  # (N,)
         action_masks: Any = None,  # (N, A); None: all actions are legal
-        lstm_states: Any = None,  # before the step, of a recurrent policy
+        lstm_states: Any = None,  # of a recurrent policy, before the step
     ) -> None:
         """Store one vector step, with the arguments of SB3's rollout buffers."""
         seen = each_array(torch.as_tensor, obs)

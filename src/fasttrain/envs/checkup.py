@@ -26,7 +26,7 @@ from fasttrain.envs.user_code import CLOSING, Place, preserve_random_state, seed
 from fasttrain.envs.wrappers import has_running_statistics
 
 EnvMaker = Callable[[], Env]
-# After one of these findings, those of a second play would have the same cause.
+# After one of these findings, findings of a second play would have the same cause.
 DECISIVE = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
     "bad_mask", "mask_not_respected", "done_for_ever",

@@ -98,7 +98,7 @@ class Checkpoints:
         now = time.perf_counter()
         if self._asked is None:
             self._asked = now
-        if self.at == self._rest_at and (self._stopping or not self.failed):  # its state was saved, or could not be
+        if self.at == self._rest_at and (self._stopping or not self.failed):  # saving its state was tried
             return True
         held = self._held if self._held is not None and self._held.env_steps == self._rest_at else None
         if held is None and not self._too_large:  # so far rollouts were short

@@ -76,7 +76,7 @@ class Crew:
         self._restart_times: deque[float] = deque()
         self.seeds: list[int | None] = [None] * self.num_envs  # each env's last seed, from a reset or after a failure
         self.stepping: set[int] = set()  # workers whose step was started and not yet collected
-        self._collected: dict[int, list[Record]] = {}  # records of some of those steps, collected before a call
+        self._collected: dict[int, list[Record]] = {}  # worker → records of its step, collected early
         # Worker → first observations and masks after its replacement. The next step reports them.
         self._unreported: dict[int, tuple[Any, Any]] = {}
         self.buffers = [0] * self.num_workers  # by worker: which of the two observation arrays its last step wrote
