@@ -44,6 +44,7 @@ NEEDS = {
     "pettingzoo": "pettingzoo",
     "pistonball": "pymunk",
     "mpe2": "mpe2",
+    "gymnasium_robotics": "gymnasium_robotics",
     "env=go": "gnugo",
     "javac": "javac",
     "onnx": "onnxscript",

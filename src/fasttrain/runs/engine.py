@@ -257,7 +257,8 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
     missing += [call for call in of_learner if not call.is_kept]
     took += compile_shown(of_learner, console)
     count = len(of_game) + len(of_learner)
-    compiled = f"{len(missing)} of {count} kernels compiled in {took:.0f} s"
+    others = ", the others were there" if len(missing) < count else ""
+    compiled = f"{len(missing)} of {count} kernels compiled in {took:.0f} s{others}"
     what = compiled if missing else f"all {count} kernels were there"
     say(console, f"{what}; they are kept in {folders()[0]}" if count else "this run has no compiled kernels")
     return EXIT_DONE
