@@ -281,7 +281,7 @@ def flags() -> Iterator[Case]:
             untyped = tuple(text for text in start if not text.startswith(f"{flag.name}="))
             yield Case("environment", untyped, names, variable)
         for algo, spec in ALGORITHMS.items():
-            unfit = not flag.fits(spec) or (not spec.has_fast and flag.ours)
+            unfit = not flag.fits(spec) or (not spec.fast and flag.ours)
             if unfit:
                 value = {"prefetch": "on"}.get(flag.name)
                 value = value or ("true" if isinstance(flag.stock, bool) else "on" if flag.stock == "off" else "7")

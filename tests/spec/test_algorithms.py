@@ -21,7 +21,7 @@ from fasttrain.spec.config import ALGO_CLASSES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESUMED = ("a2c", "qrdqn", "tqc", "ars")
-STOCK_ONLY = [name for name, spec in ALGORITHMS.items() if not spec.has_fast]
+STOCK_ONLY = [name for name, spec in ALGORITHMS.items() if not spec.fast]
 SMALL = ("eval.episodes=1", "vec_env=dummy", "checkup=off", "live=off", "report=false")
 
 
@@ -122,7 +122,7 @@ def test_keys_of_other_algorithms_are_told():
         configured("algo=sac", "env.id=Pendulum-v1", "++algo.double_q=true")
     assert configured("algo=sac", "env.id=Pendulum-v1", "algo.ent_coef=auto_0.1").algo.ent_coef == "auto_0.1"
     assert configured("algo=sac", "env.id=Pendulum-v1", "algo.ent_coef=0.1").algo.ent_coef == 0.1
-    assert set(algorithms_with("has_fast")) == {
+    assert set(algorithms_with("fast")) == {
         "ppo",
         "maskable_ppo",
         "recurrent_ppo",

@@ -95,7 +95,7 @@ def check_batch(
 
 def _check_late_resets(config: Config, what: str) -> None:
     """Raises ConfigError if the algorithm or an option cannot handle steps that only reset an env."""
-    if config.engine == "stock" or not config.algo.spec.has_fast:
+    if config.engine == "stock" or not config.algo.spec.fast:
         raise ConfigError(
             f"{what}, and algo={config.algo.name} with engine={config.engine} would learn from these steps: use "
             "engine=fast with ppo, maskable_ppo, dqn or sac, or env.backend=gymnasium"

@@ -169,7 +169,7 @@ def _arguments(config: Config, action_space: spaces.Space[Any]) -> dict[str, Any
         found |= {"learning_starts": config.warmup_steps, "gradient_steps": config.updates_per_step}
         found["train_freq"] = train_frequency(algo.train_freq)
         if algo.her != "off":
-            ours = config.engine == "fast" and not spec.has_fast  # fasttrain's own classes replace SB3's buffer
+            ours = config.engine == "fast" and spec.fast is None  # fasttrain's own classes replace SB3's buffer
             found["replay_buffer_class"] = HindsightStorage if ours else HerReplayBuffer
             found["replay_buffer_kwargs"] = {"n_sampled_goal": algo.her_goals, "goal_selection_strategy": algo.her}
     return found
@@ -255,7 +255,7 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
 def _plays_as_ours(config: Config) -> bool:
     """Whether acting needs fasttrain's class, whichever class was trained. Masks and dueling heads need its DQN."""
     spec, own = config.algo.spec, config.algo.entry_point is not None
-    return spec.off_policy and spec.has_fast and not (own and config.engine == "stock")
+    return spec.off_policy and spec.fast is not None and not (own and config.engine == "stock")
 
 
 def bare_model(config: Config) -> BaseAlgorithm:

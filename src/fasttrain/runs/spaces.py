@@ -203,7 +203,7 @@ def policy_for(algo: AlgoConfig, space: spaces.Space[Any], policies: Sequence[st
 
 def is_fast(config: Config) -> bool:
     """Whether the run uses fasttrain's class of the algorithm."""
-    return config.engine == "fast" and config.algo.spec.has_fast
+    return config.engine == "fast" and config.algo.spec.fast is not None
 
 
 def policy_class(config: Config, observation: spaces.Space[Any]) -> Any:

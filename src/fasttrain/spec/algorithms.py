@@ -79,10 +79,6 @@ class AlgorithmSpec:
     hidden: int = 64  # default number of units of its widest layer
 
     @property
-    def has_fast(self) -> bool:
-        return self.fast is not None
-
-    @property
     def rows_alone(self) -> bool:
         """Whether it learns from single rows of a rollout, not from sequences."""
         return self.on_policy and not self.recurrent

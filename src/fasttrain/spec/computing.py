@@ -240,7 +240,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
             )
     if "algo.her_goals" in sources and getattr(config.algo, "her", "") == "off":
         raise ConfigError("algo.her_goals has no effect with algo.her=off: use algo.her=future, or remove it")
-    if engine != "stock" or not config.algo.spec.has_fast:
+    if engine != "stock" or not config.algo.spec.fast:
         return
     for name, (_, usual) in config.algo.spec.extras.items():
         value = getattr(config.algo, name)

@@ -127,7 +127,7 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
     spec = context.config.algo.spec
     algo = spec.name
     if not flag.fits(spec):
-        fitting = (name for name, it in ALGORITHMS.items() if flag.fits(it) and (it.has_fast or not flag.ours))
+        fitting = (name for name, it in ALGORITHMS.items() if flag.fits(it) and (it.fast or not flag.ours))
         why = f"only for {', '.join(fitting)}"
         if source == "command line":
             raise ConfigError(f"{flag.name}={spelt(requested)} has no effect with algo={algo}: {why}; remove it")
@@ -141,10 +141,10 @@ def _resolve(flag: Setting, requested: object, source: str, context: Context) ->
         own = spec.flags[flag.name]
         return (computing.resolve_updates_per_step(own, context)[0] if own == PER_TRANSITION else own), f"{algo}'s own"
     if flag.ours and requested != flag.stock and context.effective["engine"] == "stock":
-        why = "the stock classes do not have it" if spec.has_fast else f"fasttrain has no class for {algo}"
+        why = "the stock classes do not have it" if spec.fast else f"fasttrain has no class for {algo}"
         if requested != "auto" and source in ("command line", "default"):
-            stock, ways = (" with engine=stock", "use engine=fast, or ") if spec.has_fast else ("", "")
-            others = "" if spec.has_fast else f", only for {', '.join(algorithms_with('has_fast'))}"
+            stock, ways = (" with engine=stock", "use engine=fast, or ") if spec.fast else ("", "")
+            others = "" if spec.fast else f", only for {', '.join(algorithms_with('fast'))}"
             raise ConfigError(f"{flag.name}={spelt(requested)}{stock}: {why}{others}; {ways}remove it")
         return flag.stock, why
     if resolver is None or (requested == flag.stock and flag.name not in _ALWAYS):
@@ -157,7 +157,7 @@ def _engine(requested: str, context: Context) -> Resolved:
         why = "there is no stock class"
         error = f"engine=stock: {why} of {context.config.algo.name}; use engine=fast, or remove it"
         return context.instead("engine", "fast", why, error)
-    if requested == "fast" and not context.config.algo.spec.has_fast:
+    if requested == "fast" and not context.config.algo.spec.fast:
         return "stock", f"fasttrain has no class for {context.config.algo.name}"
     return requested, ""
 

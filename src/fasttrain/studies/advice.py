@@ -129,7 +129,7 @@ def logging_advice(now: Situation) -> list[Advice]:
 
 def _engine(now: Situation) -> Iterator[Candidate]:
     config = now.effective
-    if config.engine == "stock" and config.algo.spec.has_fast:
+    if config.engine == "stock" and config.algo.spec.fast:
         changes = {"engine": "fast", "vec_env": "auto", "fused_update": "auto", "torch_threads": "auto"}
         yield Candidate((*changes.items(),), PARTS, "the overhead of the stock classes")
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     output = _output(asked.output, f"zoo_{zoo_name(spec)}_{name_of_env(asked.env, None)}")
     command = f"{terminal.command()} --config-dir {shlex.quote(str(output.parent.parent))} +profile={output.stem}"
     _write(output, [command, f"{MARK}: {file.name}, entry {name}"], found, spec)
-    print(f"written to {output}\n  {command}\n  {command} {FASTER[spec.has_fast]}    faster")
+    print(f"written to {output}\n  {command}\n  {command} {FASTER[spec.fast is not None]}    faster")
     if not asked.env.endswith(name):
         print(f"from the entry {name}: no entry is called {asked.env}{did_you_mean(asked.env, map(str, entries))}")
     for kind, lines in (("not taken over", found.left), ("differs", found.notes)):
