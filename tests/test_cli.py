@@ -85,7 +85,7 @@ CHDIR = (
         ([*DQN, "algo.rollout_size=64"], FOREIGN),
         ([*DQN, "++algo.rollout_size=64"], FOREIGN),
         (["algo.tau=1"], TAU),
-        (["algo.gama=1"], "unknown key 'algo.gama'; did you mean 'algo.gamma' or 'algo.name'?"),
+        (["algo.gama=1"], "unknown key 'algo.gama'; did you mean 'algo.gamma'?"),
         (["train", "run=x"], "run=x has no effect with train; to evaluate that run: fasttrain eval run=…"),
     ],
 )  # fmt: skip

@@ -123,7 +123,7 @@ def test_a_third_package_brings_settings_checks_and_files(tmp_path: Path):
                   "env=board boards.size=13", "env.id=CartPole-v1 algo=ppo boards.size=5")  # fmt: skip
     assert found == [
         "boards Board(size=5)", "boards.size=2: must be at least 3",
-        "unknown key 'boards.sise'; did you mean 'boards.size' or 'boards'?",
+        "unknown key 'boards.sise'; did you mean 'boards.size'?",
         "boards.size=13: brings bad luck",
         "boards.size is for games with external engines: use env.backend=boards",
     ]  # fmt: skip

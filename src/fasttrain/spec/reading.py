@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -240,4 +241,7 @@ def key_message(key: str, algorithms: Iterable[str]) -> str:
     if owners and other:
         return f"{key} has no effect with algo={other} (only for {', '.join(owners)}); remove it"
     message = removal_message(key) or missing_engine_text(key.partition(".")[0])
-    return message or f"unknown key '{key}'{did_you_mean(key, all_keys())}"
+    group, dot, name = key.rpartition(".")
+    near = did_you_mean(name, [one.removeprefix(group + dot) for one in all_keys() if one.startswith(group + dot)])
+    hint = re.sub("'(.+?)'", rf"'{group}{dot}\1'", near) or did_you_mean(key, all_keys())
+    return message or f"unknown key '{key}'{hint}"
