@@ -139,6 +139,11 @@ def test_two_sided_every_seat_is_decided_for_from_outside():
         env.step(2)
 
 
+def test_a_game_in_which_the_learner_never_decides_is_an_error():
+    with pytest.raises(EnvError, match="1,000 games in a row ended before blue decided anything"):
+        Seat("nimble", seat="blue", stones=1).reset(seed=0)
+
+
 def test_a_game_that_is_over_before_the_learner_decided_is_dealt_anew():
     env = Seat("nimble", opponents="self", seat="blue", stones=2)
     env.reset(seed=0)

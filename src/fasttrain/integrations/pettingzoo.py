@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 HERE = "fasttrain.integrations.pettingzoo"
 MASK, SEEN = "action_mask", "observation"
 KINDS = ("random", "self")
+MOST_GAMES = 1_000  # in a row without a decision of the learner
 GAME = GameSpec(opponent_key="opponents", eval_opponent="random")
 
 
@@ -149,11 +150,16 @@ class Seat(gymnasium.Env[Any, Any]):
 
     def _go_on(self) -> None:
         """Play on to the next decision that the caller makes. If a game ends before the learner's first decision, a new
-        one begins.
+        one begins. Raises EnvError: that happens again and again.
         """
+        games = 0
         while not self._over() or not self._has_decided:
             if self._over():
                 self._deal()
+                games += 1
+            if games > MOST_GAMES:
+                raise EnvError(f"{self._what}: {MOST_GAMES:,} games in a row ended before {self.seat} decided anything"
+                               "; look at the options of the game (env.kwargs, curriculum.tasks)")  # fmt: skip
             seat = self.aec.agent_selection
             if self.aec.terminations[seat] or self.aec.truncations[seat]:
                 self.aec.step(None)  # the seat is finished and leaves the game
