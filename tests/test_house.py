@@ -52,7 +52,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # values of each algorithm, trials that end early, several processes in one study, and a confirmation on fresh seeds.
 # 387 and a module for hindsight: a buffer that draws as SB3's does, in a time that its size does not change.
 CEILINGS = {
-    "fasttrain": {"lines": 46_164, "modules": 201, ": Any": 628},
+    "fasttrain": {"lines": 46_168, "modules": 201, ": Any": 628},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -71,7 +71,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_778}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_780}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

@@ -65,7 +65,8 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid, algo.n_epochs: 0}, b: {decides: play}"), r"policies\.a\.algo\.n_epochs=0: must be at"),
     (policies("a: {decides: bid, algo.rollout_size: 8}, b: {decides: play}"), "all policies share one rollout"),
     (policies("a: {decides: bid, returns: far}, b: {decides: play}"), "returns=far: not one of joint, decisions"),
-    (policies("a: {decides: bid, algo.gamma: 0.9}, b: {decides: play}"), "different algo.gamma have no joint returns"),
+    (policies("a: {decides: bid, algo.gamma: 0.9}, b: {decides: play}"), "have no joint returns"),
+    (policies("a: {decides: bid, reward_key: x, returns: joint}, b: {decides: play}"), "have no joint returns"),
     (policies("model: {decides: bid}, b: {decides: play}"), "'model' cannot name a policy"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=dqn"), "policies need one of ppo, maskable_ppo, recu"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=maskable_recurrent_ppo", "algo.memory_inputs=[action]"),
@@ -124,6 +125,7 @@ def test_an_observation_names_columns_that_there_are(asked: str, message: str) -
 def test_rewards_of_a_policy_are_told_by_the_workers_too() -> None:
     config = configured(*CART, "policies={a: {decides: x, reward_key: points}, b: {decides: z}}", "env.info_keys=[own]")
     assert config.env.info_keys == ("own", "points")
+    assert [returns_of(config, name) for name in "ab"] == ["decisions"] * 2
     assert with_told(config) == config
 
 

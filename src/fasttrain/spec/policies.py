@@ -49,7 +49,8 @@ def goals_of(config: Config) -> Goals | None:
 
 def returns_of(config: Config, name: str) -> str:
     """The kind of the policy's returns."""
-    return str(config.policies[name].get("returns", "decisions" if goals_of(config) else JOINT))
+    apart = goals_of(config) or any("reward_key" in own for own in config.policies.values())
+    return str(config.policies[name].get("returns", "decisions" if apart else JOINT))
 
 
 def decides_of(config: Config, name: str) -> tuple[str, ...]:
@@ -157,8 +158,11 @@ def check_policies(config: Config) -> None:
                 raise ConfigError(f"policies.{name} and policies.{claimed[phase]} both decide in {phase}; let one do "
                                   "so")  # fmt: skip
             claimed[phase] = name
-    if len(gammas) > 1 and JOINT in [returns_of(config, name) for name in config.policies]:
-        raise ConfigError("policies with different algo.gamma have no joint returns; set returns: decisions for each")
+    rewards = {own.get("reward_key") for own in config.policies.values()}
+    if max(len(gammas), len(rewards)) > 1 and JOINT in [returns_of(config, name) for name in config.policies]:
+        raise ConfigError(
+            "policies with different algo.gamma or reward_key have no joint returns; set returns: decisions for each"
+        )
 
 
 def _check_goals(config: Config) -> None:
