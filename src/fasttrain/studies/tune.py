@@ -189,23 +189,24 @@ class Search:
 
     def _trial(self, trials: Trials) -> bool:
         """Run a trial. False: its settings are known, or not worth one."""
-        trial = trials.ask()
-        point = space.changes(trials.point(trial.params), self.start)
-        wanted = [self._wanted(point, seed) for seed in self.seeds]
-        if trials.repeat(trial):
-            return False
-        if not point:
-            trials.end(trial, self.start_value)
-        elif why := self._not_worth(point, wanted[0]):
-            trials.end(trial, None, why)
-        else:
+        with self.study.lock:  # otherwise another process could begin the last trial too
+            if self._over(trials):
+                return False
+            trial = trials.ask()
+            point = space.changes(trials.point(trial.params), self.start)
+            wanted = [self._wanted(point, seed) for seed in self.seeds]
+            if trials.repeat(trial):
+                return False
+            why = self._not_worth(point, wanted[0]) if point else ""
+            if why or not point:
+                trials.end(trial, None if why else self.start_value, why)
+                return False
             trials.begin(trial)
-            value, why = self._value(trial, wanted)
-            trials.end(trial, value, why)
-            found = why if value is None else f"{self.objective.name} {self.objective.text(value)}"
-            self.study.say(f"trial {len(trials.ranked())}: {label_of(point)}: {found}")
-            return True
-        return False
+        value, why = self._value(trial, wanted)
+        trials.end(trial, value, why)
+        found = why if value is None else f"{self.objective.name} {self.objective.text(value)}"
+        self.study.say(f"trial {len(trials.ranked())}: {label_of(point)}: {found}")
+        return True
 
     def _not_worth(self, point: Point, wanted: Wanted) -> str:
         try:
