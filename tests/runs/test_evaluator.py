@@ -141,7 +141,7 @@ def test_a_best_model_that_could_not_be_written_is_tried_again(parts: Any, monke
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "hint"), [(8, ""), (1, "; perhaps no second env can be open beside the training's one")]
+    ("num_envs", "hint"), [(8, ""), (1, "; perhaps no second env can be open beside the training's env")]
 )
 def test_where_the_process_fails_evaluation_goes_on_in_the_training(parts: Any, num_envs: int, hint: str):
     make, said, _, _ = parts
