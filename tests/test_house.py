@@ -50,9 +50,10 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 4 for trying slower threads less often, which made Skull King 2 % faster (three runs in turn).
 # 420 and two modules for a search by Optuna: for reward, win rate and times besides steps/s, with ranges and the usual
 # values of each algorithm, trials that end early, several processes in one study, and a confirmation on fresh seeds.
+# 222 and a module for PPO that learns from its last few rollouts.
 # 387 and a module for hindsight: a buffer that draws as SB3's does, in a time that its size does not change.
 CEILINGS = {
-    "fasttrain": {"lines": 46_169, "modules": 201, ": Any": 628},
+    "fasttrain": {"lines": 46_356, "modules": 202, ": Any": 638},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -71,7 +72,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_780}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_971}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -92,11 +93,12 @@ def test_settings_are_not_above_their_ceiling() -> None:
     assert len(names) <= MOST_SETTINGS, names
 
 
-# What one iteration enters of src/fasttrain, without the game and compiled code.
+# What one iteration enters of src/fasttrain, without the game and compiled code. 3 lines of PPO are the traces of older
+# rollouts.
 PATH_CEILINGS = {
-    "ppo": {"files": 8, "functions": 86, "lines": 894},
-    "kernels": {"files": 12, "functions": 84, "lines": 874},
-    "recurrent": {"files": 12, "functions": 87, "lines": 882},
+    "ppo": {"files": 8, "functions": 86, "lines": 897},
+    "kernels": {"files": 12, "functions": 84, "lines": 877},
+    "recurrent": {"files": 12, "functions": 87, "lines": 885},
     "dqn": {"files": 14, "functions": 80, "lines": 884},  # td_loss is the loss only where all batches say so
     "sac": {"files": 12, "functions": 59, "lines": 678},  # a Box of whole numbers reaches its `high`
 }
@@ -110,8 +112,9 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 
 # What `fasttrain env.id=CartPole-v1 algo=ppo` enters of src/fasttrain. plan: from argv until the plan is there, without
 # the look at the env. training: all files of the command, without algorithms; lines: of these files, up to a round 50.
-# 50 of them build, store and load hindsight; 50 tell why a worker of SubprocVecEnv ended, and make paths absolute.
-COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 137}, "training": {"files": 73, "lines": 18_450}}
+# 100 of them build, store and load hindsight and earlier rollouts; 50 tell why a worker of SubprocVecEnv ended, and
+# make paths absolute.
+COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 137}, "training": {"files": 73, "lines": 18_500}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:

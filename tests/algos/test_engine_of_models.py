@@ -169,7 +169,7 @@ def test_torch_serves_what_kernels_cannot_until_they_can(name: str):
 
 def test_kernels_of_q_networks_do_not_normalise():
     model = made("DQN", VecNormalize(toy_gym_vec()), engine="kernels")
-    assert model.engine.unsupported_reason == "VecNormalize: batches are normalised one by one"
+    assert model.engine.unsupported_reason == "VecNormalize: batches are normalised one by one, which kernels do not do"
     model.learn(STEPS)
     assert type(model.engine) is TorchQEngine
     assert model.engine.gradient_updates > 0

@@ -112,6 +112,7 @@ def test_only_our_algorithms_can(flag: str, algo: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("engine=stock algo.reuse=2", "algo.reuse=2 with engine=stock: the stock class has no such argument"),
         ("engine=stock gradient_accumulation=2", "gradient_accumulation=2 with engine=stock: .*use engine=fast"),
         ("engine=fast use_amp=float16", "float16 on the CPU: .*use use_amp=bfloat16, or device=cuda"),
         ("engine=fast use_compile=reduce-overhead", "reduce-overhead with device=auto: .*use use_compile=default"),

@@ -84,6 +84,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {goal_every: 3, goals: 2}, b: {}", "opponent=self"), "goal_every need fixed opponents"),
     (policies("a: {decides: bid, reward_key: x}, b: {decides: play}", "opponent=self"), "reward_key need fixed"),
     ((*CART, "policies={a: {decides: x}, b: {decides: others}}"), 'name the value of info\\["policy"\\]'),
+    ((FAST, TWO, "algo.reuse=2"), "policies learn from the newest rollout alone; use algo.reuse=1"),
 ]  # fmt: skip
 
 

@@ -388,7 +388,7 @@ class Fast(BaseAlgorithm):
 
     def _excluded_save_params(self) -> list[str]:
         code = ["loss"] if callable(vars(self).get("loss")) else []  # `loss` was set on the instance
-        return [*super()._excluded_save_params(), "engine", "collector", "dims", *code]
+        return [*super()._excluded_save_params(), "engine", "collector", "dims", "reuse", *code]
 
 
 @cache

@@ -27,6 +27,7 @@ from fasttrain.algos.causes import check_actions, check_rollout, check_step, why
 from fasttrain.algos.engine import Fast, Statistics, TorchEngine, note_episodes
 from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
+from fasttrain.algos.reuse import Reuse
 from fasttrain.algos.step import PPOStep, PPOWork, Terms, check_terms, faster_adam, micro_batches
 from fasttrain.buffers.rollout import RolloutBatch, RolloutStorage
 from fasttrain.buffers.stock import STOCK_ROLLOUTS, RolloutView, as_stock
@@ -46,6 +47,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
     _masked: ClassVar[bool]  # whether the algorithm takes action masks
     dims: list[int]  # sizes of the sub-actions, which masks have side by side
+    reuse: Reuse | None = None  # updates on the last few rollouts; None: on the newest alone
 
     def _setup_model(self) -> None:
         self.dims = action_dims(self.action_space) if self._masked else []
@@ -97,7 +99,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     def update(self) -> Statistics:
         """All epochs over the filled rollout; fewer if `target_kl` is exceeded."""
         engine: Any = self.engine_now()
-        rollout: RolloutStorage = self.rollout_buffer.storage
+        rollout: RolloutStorage = self.rollout_buffer.storage if self.reuse is None else self.reuse.merged(self)
         work, own_loss, parts = self.work(), has_own_loss(self), engine.settings.gradient_accumulation
         if engine.kind == "kernels":
             return engine.update(rollout, work)  # type: ignore[no-any-return]
@@ -150,7 +152,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         clip_range_vf = None if model.clip_range_vf is None else model.clip_range_vf(now)
         return PPOWork(
             model.n_epochs, model.batch_size, model.clip_range(now), clip_range_vf, self.ent_coef, self.vf_coef,
-            model.normalize_advantage, self.max_grad_norm, model.target_kl,
+            model.normalize_advantage and self.reuse is None, self.max_grad_norm, model.target_kl,
         )  # fmt: skip
 
     def memory(self) -> Any:

@@ -59,6 +59,7 @@ def advantages_of(
     left_out: BoolArray | None = None,  # (T, N) in and out: True where a step is no transition
     rests: BoolArray | None = None,  # (N,) True where the env's next step is no decision
     cut: BoolArray | None = None,  # (T, N) True where an episode ends with a decision of another policy
+    traces: Float32Array | None = None,  # (T, N) weight with which a step's advantage counts for earlier steps; None: 1
 ) -> Float32Array:  # (T, N)
     """Generalised advantage estimation (Schulman et al. 2016), in float32 by SB3's operations in SB3's order.
 
@@ -86,6 +87,8 @@ def advantages_of(
         decay[unknown], decay[left_out] = 0.0, 1.0
         left_out |= unknown
         advantages[left_out] = 0.0
+    if traces is not None:
+        decay[:-1] *= traces[1:]
     carried = np.zeros_like(last_values)
     for step in range(len(advantages) - 1, -1, -1):
         np.multiply(decay[step], carried, out=carried)

@@ -29,6 +29,7 @@ from fasttrain.algos.joint import JointMaskablePPO, JointPPO
 from fasttrain.algos.joint_recurrent import JointMaskableRecurrentPPO, JointRecurrentPPO
 from fasttrain.algos.owners import Owners, Viewed, view_of, view_of_seats
 from fasttrain.algos.q_networks import DUELING_POLICIES
+from fasttrain.algos.reuse import Reuse
 from fasttrain.buffers.hindsight import HindsightStorage
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame
@@ -77,6 +78,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     ours.collector.lends_observations = True  # the run's callback keeps no references to them
     if spec.on_policy:
         ours.collector.schedule = config.schedule
+        ours.reuse = Reuse(algo.reuse) if getattr(algo, "reuse", 1) > 1 else None
     if spec.off_policy and config.prefetch == "on":
         ours.prefetch_batches(config.deterministic)
     return ours  # type: ignore[no-any-return]

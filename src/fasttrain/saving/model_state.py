@@ -73,6 +73,9 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
             arrays |= {"source/returns": source._returns, "source/lengths": source._lengths}
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
         arrays |= {name: _host(tensor) for name, tensor in _lstm_tensors(lstm).items()}
+    if (reuse := getattr(model, "reuse", None)) is not None:
+        state["reuse"], stored = reuse.state()
+        arrays |= with_prefix("reuse", stored)
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
         state["replay"], stored = replay_state(buffer)
         arrays |= with_prefix("replay", stored)
@@ -111,6 +114,8 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
     if (lstm := getattr(model, "_last_lstm_states", None)) is not None:
         for name, tensor in _lstm_tensors(lstm).items():
             _put(tensor, arrays[name], name)
+    if (reuse := getattr(model, "reuse", None)) is not None:
+        reuse.load(model, state["reuse"], without_prefix(arrays, "reuse"))
     if isinstance(buffer := getattr(model, "replay_buffer", None), ReplayBuffer):
         load_replay_state(buffer, state["replay"], without_prefix(arrays, "replay"))
 

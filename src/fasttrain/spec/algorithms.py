@@ -29,7 +29,7 @@ LSTM = {"lstm_hidden_size": (int, 256), "n_lstm_layers": (int, 1), "enable_criti
         "shared_lstm": (bool, False)}  # fmt: skip
 MEMORY = {**LSTM, "cell": (Literal["lstm", "gru"], "lstm"),
           "memory_inputs": (tuple[Literal["action", "reward"], ...], ())}  # fmt: skip
-TEACHER = {"teacher": (str | None, None), "teacher_coef": (float | str, "linear_1")}
+PPO_EXTRAS = {"teacher": (str | None, None), "teacher_coef": (float | str, "linear_1"), "reuse": (int, 1)}
 DQN_EXTRAS = {"loss": (Literal["huber", "mse"], "huber"), "double_q": (bool, False), "dueling": (bool, False),
               "prioritized": (bool, False), "per_alpha": (float, 0.6), "per_beta": (float, 0.4),
               "use_masking": (bool, True)}  # fmt: skip
@@ -41,7 +41,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
                      "exploration_initial_eps", "exploration_final_eps"), SHARE),
     **dict.fromkeys(("n_epochs", "lstm_hidden_size", "n_lstm_layers", "buffer_size", "n_steps", "policy_delay",
                      "target_update_interval", "cg_max_steps", "line_search_max_iter", "n_critic_updates",
-                     "sub_sampling_factor", "her_goals"), POSITIVE),
+                     "sub_sampling_factor", "her_goals", "reuse"), POSITIVE),
     **dict.fromkeys(("per_alpha", "target_kl", "target_policy_noise", "target_noise_clip", "cg_damping", "rms_prop_eps",
                      "top_quantiles_to_drop_per_net"), NOT_NEGATIVE),
     **dict.fromkeys(("max_grad_norm", "ent_coef", "vf_coef"), BOUNDED),
@@ -203,7 +203,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             actions=CHOICES,
             exports="logits",
             tiers=PPO_TIERS,
-            extras=TEACHER,
+            extras=PPO_EXTRAS,
         ),
         AlgorithmSpec(
             name="ppo",
@@ -213,7 +213,7 @@ ALGORITHMS: dict[str, AlgorithmSpec] = {
             actions=(*CHOICES, "Box"),
             exports="logits",
             tiers=PPO_TIERS,
-            extras=TEACHER,
+            extras=PPO_EXTRAS,
         ),
         AlgorithmSpec(
             name="dqn",

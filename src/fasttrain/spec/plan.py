@@ -106,6 +106,9 @@ def resolve(config: Config, sources: Mapping[str, str], env: EnvFacts, machine: 
     if config.algo.spec.on_policy:
         changes["algo"], rollout_rows = _rollout_rows(config, config.algo, effective, sources)
         rows += rollout_rows
+        if (reuse := getattr(config.algo, "reuse", 1)) > 1:
+            why = f"an epoch goes over {reuse} rollouts, weighted by importance"
+            rows.append(Row("algo.reuse", reuse, reuse, sources.get("algo.reuse", "default"), "trade-off", why))
         if config.algo.spec.recurrent:
             exact = effective["engine"] == "stock" or config.fused_update == "off"
             steps, reason = computing.steps_back(changes["algo"], effective, exact)

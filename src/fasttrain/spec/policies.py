@@ -19,7 +19,7 @@ OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_
        "goal_every": int | Literal["phase"], "goals": int, "reward_key": str,
        "observation": tuple[int | str, ...]}  # fmt: skip
 # Keys of `algo.` about the rollout that all policies share.
-SHARED = ("name", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
+SHARED = ("name", "reuse", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
 ROWS = "fasttrain.integrations.pettingzoo:Rows"  # this wrapper itself appends whose row it is
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
 TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder, which no policy may have
@@ -143,6 +143,8 @@ def check_policies(config: Config) -> None:
     if getattr(algo, "memory_inputs", ()):
         raise ConfigError("policies read columns of the observation, and algo.memory_inputs appends others; "
                           "remove one")  # fmt: skip
+    if getattr(algo, "reuse", 1) > 1:
+        raise ConfigError("policies learn from the newest rollout alone; use algo.reuse=1")
     if config.engine == "stock":
         raise ConfigError("policies with engine=stock: SB3 has no such training; use engine=fast, or +profile=speed")
     if "obs" in config.env.normalize:

@@ -1,0 +1,170 @@
+"""`algo.reuse`: PPO learns from its last few rollouts, not from the newest alone (Queeney et al. 2021, GePPO).
+
+The rollouts lie side by side in one storage, as if there were more envs, so that every engine updates on them as usual.
+Before an update, the older ones are rated by the policy as it is now:
+
+- ρ is the probability of the action now ÷ its probability when it was taken.
+- Values and advantages are computed anew, with traces cut at min(1, ρ) as in V-trace (Espeholt et al. 2018).
+- The update is that of decoupled PPO (Hilton et al. 2022): the ratio is clipped around the policy before the update,
+  and ρ weighs the advantage. With ρ = 1 this is PPO. GePPO clips ρ × ratio in the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fasttrain.batch import BoolArray, each_array, load_into, with_prefix
+from fasttrain.buffers.rollout import RolloutStorage, advantages_of
+
+CHUNK = 4_096  # rows that the policy rates at once
+
+
+class Reuse:
+    """The last `count` rollouts of a model, in blocks of N columns of one storage.
+
+    Attributes:
+        stored: rollouts stored so far.
+        storage: (T, count × N) transitions; None before the first rollout.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count, self.stored = count, 0
+        self.storage: RolloutStorage | None = None
+
+    def merged(self, model: Any) -> RolloutStorage:
+        """Store the model's newest rollout in place of the oldest. Returns the storage, ready for an update."""
+        newest: RolloutStorage = model.rollout_buffer.storage
+        if self.storage is None or self.settings != newest.settings:
+            self._begin(model, newest)
+        storage: Any = self.storage
+        block = self.stored % self.count
+        here = self._columns(block)
+        for name in ("_actions", "_masks", "_values", "_log_probs", "_advantages", "_returns"):
+            if getattr(storage, name) is not None:
+                getattr(storage, name)[:, here].copy_(getattr(newest, name))
+        for key, part in newest._observations.items():
+            storage._observations[key][:, here].copy_(part)
+        storage.rewards[:, here], storage.episode_starts[:, here] = newest.rewards, newest.episode_starts
+        storage._left_out[:, here] = False if newest._left_out is None else newest._left_out
+        self.behaviour[:, here], self.weights[:, here] = newest.log_probs, 1.0
+        self._keep_last(model, here)
+        self.stored += 1
+        training = model.policy.training
+        model.policy.set_training_mode(False)  # as when the rollouts were collected
+        for older in range(min(self.stored, self.count)):
+            if older != block:
+                self._rate(model, self._columns(older))
+        model.policy.set_training_mode(training)
+        self._weigh(model.normalize_advantage)
+        return storage  # type: ignore[no-any-return]
+
+    def _begin(self, model: Any, newest: RolloutStorage) -> None:
+        self.settings, self.num_envs, self.stored = newest.settings, newest.num_envs, 0
+        self.storage = storage = RolloutStorage(
+            newest.num_steps, newest.num_envs * self.count, newest.observation_space, newest.action_space,
+            device=newest.device, gamma=newest.gamma, gae_lambda=newest.gae_lambda, mask_width=newest.mask_width,
+        )  # fmt: skip
+        storage.complete()
+        storage._left_out = np.ones(storage.rewards.shape, np.bool_)
+        self.behaviour, self.weights = np.zeros((2, *storage.rewards.shape), np.float32)
+        self.last_dones, self.rests = np.zeros((2, storage.num_envs), np.bool_)
+        repeated = lambda part: np.repeat(np.asarray(part)[:1], storage.num_envs, axis=0)  # noqa: E731
+        self.last_observations = each_array(repeated, model._last_obs)
+
+    def _columns(self, block: int) -> slice:
+        return slice(block * self.num_envs, (block + 1) * self.num_envs)
+
+    def _keep_last(self, model: Any, here: slice) -> None:
+        """Keep what follows the last step of the newest rollout, from which the values of its end are computed."""
+        each_array(lambda kept, part: kept.__setitem__(here, part), self.last_observations, model._last_obs)
+        self.last_dones[here] = model._last_episode_starts
+        rests = model.collector.source.slots.rests
+        self.rests[here] = False if rests is None else rests
+
+    @torch.no_grad()
+    def _rate(self, model: Any, here: slice) -> None:
+        """Compute values, log-probabilities, advantages and weights of these columns by the policy as it is now."""
+        storage: Any = self.storage
+        shape = storage.rewards[:, here].shape
+        seen = {key: part[:, here].flatten(0, 1) for key, part in storage._observations.items()}
+        actions = storage._actions[:, here].flatten(0, 1)
+        actions = actions[:, 0] if storage._discrete else actions
+        masks = None if storage._masks is None else storage._masks[:, here].flatten(0, 1)
+        values, log_probs = [], []
+        for rows in torch.split(torch.arange(len(actions), device=storage.device), CHUNK):
+            given = {key: part[rows] for key, part in seen.items()}
+            more = {} if masks is None else {"action_masks": masks[rows]}
+            rated = model.policy.evaluate_actions(given if storage._keyed else given[""], actions[rows], **more)
+            values.append(rated[0].reshape(-1))
+            log_probs.append(rated[1])
+        storage._values[:, here] = torch.cat(values).view(shape)
+        storage._log_probs[:, here] = torch.cat(log_probs).view(shape)
+        now, log_ratio = storage.values[:, here], storage.log_probs[:, here] - self.behaviour[:, here]
+        left_out: BoolArray = storage._left_out[:, here].copy()
+        log_ratio[left_out] = 0.0
+        ratio = np.exp(log_ratio)
+        last, _ = model.policy.obs_to_tensor(each_array(lambda part: part[here], self.last_observations))
+        last_values = model.policy.predict_values(last).reshape(-1).cpu().numpy()
+        traces = np.minimum(ratio, np.float32(1.0))
+        advantages = advantages_of(
+            storage.rewards[:, here], now, storage.episode_starts[:, here], last_values, self.last_dones[here],
+            storage.gamma, storage.gae_lambda, left_out, self.rests[here], traces=traces,
+        )  # fmt: skip
+        self.weights[:, here] = ratio
+        storage._advantages[:, here] = torch.from_numpy(advantages).to(storage.device)
+        storage._returns[:, here] = torch.from_numpy(now + traces * advantages).to(storage.device)
+
+    def _weigh(self, normalize: bool) -> None:
+        """Multiply advantages by weights, after normalising them by their weighted moments over all rollouts."""
+        storage: Any = self.storage
+        advantages, kept = storage.advantages, ~storage._left_out
+        if normalize:
+            each, weight = advantages[kept].astype(np.float64), self.weights[kept].astype(np.float64)
+            mean = np.average(each, weights=weight)
+            spread = np.sqrt(np.average((each - mean) ** 2, weights=weight))
+            advantages = (advantages - np.float32(mean)) / np.float32(spread + 1e-8)
+        storage._advantages.copy_(torch.from_numpy(advantages * self.weights))
+
+    # --- checkpoints
+
+    def state(self) -> tuple[int, dict[str, NDArray[Any]]]:
+        """Rollouts stored so far, and all arrays of which the next update needs the numbers."""
+        tensors = {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
+        return self.stored, self._arrays() | tensors
+
+    def load(self, model: Any, stored: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Continue with a stored state. Raises ConfigError if it does not fit."""
+        if not stored:
+            return
+        self._begin(model, model.rollout_buffer.storage)
+        self.stored = stored
+        for name, array in self._arrays().items():
+            load_into(array, arrays, name)
+        for name, tensor in self._tensors().items():
+            host = tensor.cpu().numpy()
+            load_into(host, arrays, name)
+            tensor.copy_(torch.from_numpy(host))
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        storage: Any = self.storage
+        if storage is None:
+            return {}
+        last = self.last_observations if isinstance(self.last_observations, dict) else {"": self.last_observations}
+        return {
+            "rewards": storage.rewards, "episode_starts": storage.episode_starts, "left_out": storage._left_out,
+            "behaviour": self.behaviour, "last_dones": self.last_dones, "rests": self.rests,
+            **with_prefix("last", last),
+        }  # fmt: skip
+
+    def _tensors(self) -> dict[str, Tensor]:
+        storage: Any = self.storage
+        if storage is None:
+            return {}
+        seen = {f"observations/{key}": part for key, part in storage._observations.items()}
+        return {**seen, "actions": storage._actions, **({} if storage._masks is None else {"masks": storage._masks})}
