@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from fasttrain.buffers.hindsight import GOAL_KEYS, HindsightStorage, PrioritizedHindsightStorage
 from fasttrain.buffers.prefetch import draw_block
-from fasttrain.errors import ConfigError, EnvError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.vec.shared import SharedMemoryVecEnv
 from plain_env import PlainEnv
 
@@ -24,14 +24,16 @@ MASKS = 3
 
 class Goals(Env[Any, Any]):
     observation_space, action_space = SPACE, spaces.Discrete(9)
-    scale = 1.0
+    wrong: Any = None
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return SPACE.sample(), {}
 
     def compute_reward(self, achieved: Any, desired: Any, infos: Any) -> Any:
         assert infos == [{}] * len(achieved)
-        return -self.scale * np.abs(achieved - desired)[..., 0]
+        if Goals.wrong:
+            return Goals.wrong()
+        return -np.abs(achieved - desired)[..., 0]
 
     def compute_action_masks(self, observation: Any) -> Any:
         return np.repeat(observation["desired_goal"] > 0, MASKS, axis=1)
@@ -217,14 +219,16 @@ def test_envs_that_are_no_goal_envs():
 @pytest.mark.parametrize(
     ("reward", "text"),
     [
-        (lambda *each: 0.0, r"for each of 3 rows, and it returned the shape \(\)"),
-        (lambda *each: np.full(3, np.nan), "returned a number that is not finite"),
-        (lambda *each: 1 / 0, "compute_reward failed for arrays of 3 rows: ZeroDivisionError"),
+        (lambda: np.zeros((3, 1)), r"for each of 3 rows, and it returned the shape \(3, 1\)"),
+        (lambda: np.full(3, np.nan), "returned a number that is not finite"),
+        (lambda: 1 / 0, "compute_reward failed for arrays of 3 rows: ZeroDivisionError"),
     ],
 )
 def test_rewards_that_are_wrong(reward: Any, text: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Goals, "compute_reward", lambda self, *each: reward(*each))
     buffer = made()
+    monkeypatch.setattr(Goals, "wrong", reward)
+    with pytest.raises(EnvSpecError, match="algo.her.: compute_reward"):
+        made()
     play(buffer, 30)
     with pytest.raises(EnvError, match=text):
         buffer.sample(4)

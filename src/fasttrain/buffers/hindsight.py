@@ -22,7 +22,7 @@ from fasttrain.buffers.n_step import Envs, end_window
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
 from fasttrain.buffers.sum_tree import SumTree, find_kernel, set_kernel
-from fasttrain.errors import ConfigError, EnvError
+from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 
 GOALS = ("future", "final", "episode")
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
@@ -88,7 +88,12 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             self.set_env(env)
 
     def set_env(self, env: VecEnv) -> None:
-        """Set the env whose `compute_reward` gives the rewards. Raises ConfigError: it has none."""
+        """Set the env whose `compute_reward` gives the rewards.
+
+        Raises:
+            ConfigError: it has no such method.
+            EnvSpecError: the method does not take arrays.
+        """
         reward_of = own_method(env, "compute_reward")
         if reward_of is None:
             raise ConfigError(
@@ -96,6 +101,11 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
                 "info), which takes arrays with one row per transition"
             )
         self.env, self._reward_of = env, reward_of
+        goals = np.zeros((2, *self._stored["achieved_goal"].shape[2:]), self._stored["achieved_goal"].dtype)
+        try:
+            self._rewards(goals, goals)
+        except EnvError as error:
+            raise EnvSpecError(f"hindsight (algo.her): {error}") from error
         self._masks_of = None if self.next_masks is None else own_method(env, "compute_action_masks")
 
     def __getstate__(self) -> dict[str, Any]:
