@@ -287,7 +287,8 @@ class Search:
             better, found = self._confirmed(best)
         found += "" if better else ": the profile's own settings stay, and no profile is written"
         minutes = sum(cell.seconds for cell in self.study.cells) / 60
-        found = f"{len(trials.known())} trials, {minutes:.1f} minutes of trainings; {found}"
+        count = len(trials.known())
+        found = f"{count} trial{'' if count == 1 else 's'}, {minutes:.1f} minutes of trainings; {found}"
         self.study.say(found)
         if better:
             self._write(best, found)
