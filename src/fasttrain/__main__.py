@@ -49,11 +49,11 @@ def _leave_threads(ended: list[int], leaving: threading.Event) -> None:
 
 
 def _leave(ended: list[int]) -> None:
-    """End the process when everything is closed and written. To delete 400,000 objects one by one would take 1.5 s, and
+    """End the process when everything is closed and written. Deleting 400,000 objects one by one would take 1.5 s, and
     ale-py's library would print pages about leaks."""
     if ended:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # the stream has no reader any more, or is closed
+            with suppress(OSError, ValueError, AttributeError):  # nobody reads the stream any more, or it is closed
                 stream.flush()
         os._exit(ended[0])
 

@@ -41,7 +41,7 @@ class FinishedEpisode(NamedTuple):
     episode_return: float  # undiscounted sum of rewards
     length: int  # env steps
     final_observation: Any  # observation before the autoreset; a dict for Dict spaces
-    truncated: bool  # True only if the episode was cut and did not also terminate
+    truncated: bool  # True if a limit cut the episode and it did not terminate in the same step
     info: dict[str, Any]  # info of the env's last step
     lost: bool = False  # True if a fault of the env or its worker ended it, not a rule of the game
 
@@ -55,10 +55,10 @@ class QBatches(NamedTuple):
     rows: Int64Array  # (U, B) of `observations` and `actions`
     next_rows: Int64Array  # (U, B) of `next_observations`
     rewards: Float32Array  # (U, B) discounted sums of rewards over the steps in between
-    discounts: Float32Array  # (U, B) gamma to the power of the number of steps; (0, 0): the algorithm's gamma
+    discounts: Float32Array  # (U, B) gamma to the power of the number of steps; shape (0, 0): the algorithm's gamma
     dones: Float32Array  # (U, B) 1 where the episode ended by the rules
-    next_masks: BoolArray  # (U, B, A) True = legal in the next observations; (0, 0, 0): all actions are legal
-    weights: Float32Array  # (U, B) weights of the losses in prioritized replay; (0, 0): all are 1
+    next_masks: BoolArray  # (U, B, A) True = legal in the next observations; shape (0, 0, 0): all are legal
+    weights: Float32Array  # (U, B) weights of the losses in prioritized replay; shape (0, 0): all are 1
 
 
 def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
@@ -89,7 +89,7 @@ def draw_choices(rng: Any, dims: Sequence[int], count: int, action_masks: BoolAr
     Args:
         rng: numpy's Generator, or `numpy.random` itself.
         dims: numbers of choices of the sub-actions; A is their sum.
-        action_masks: (count, A) bool; None: all are legal. Where none is, any is drawn.
+        action_masks: (count, A) bool; None: all are legal. A sub-action without a legal choice draws any choice.
     """
     keys = rng.random((count, sum(dims)))
     if action_masks is not None:
@@ -118,7 +118,7 @@ def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: st
 
 
 def flat_rows(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (M, ...), or an array per key → (M, O)
-    """Contiguous float32 rows. The parts of a Dict are flat and side by side, in the order of `keys` or of the Dict."""
+    """Contiguous float32 rows. Parts of a Dict are flattened and joined, in the order of `keys` or of the Dict."""
     if not isinstance(observations, dict):
         rows: Float32Array = np.ascontiguousarray(observations, np.float32)
         return rows if rows.ndim == 2 else rows.reshape(len(rows), -1)
@@ -163,7 +163,7 @@ class Slots:
     truncations: BoolArray  # (N,)
     action_masks: BoolArray | None = None  # (N, A), None for an env without masks
     finished: list[FinishedEpisode] = field(default_factory=list)  # one for each env whose episode ended
-    resets: BoolArray | None = None  # (N,) True where the step was no transition: only a reset, or a rest
+    resets: BoolArray | None = None  # (N,) True where the step was no transition: only a reset, or `rests` was True
     rests: BoolArray | None = None  # (N,) True where the next step will be no transition; None: in no env
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numba.core.typing.templates import Signature
 
     Values = Sequence[ir.Value]
-    Code = tuple[Signature, Callable[..., ir.Value]]  # an intrinsic's types, and what writes its code
+    Code = tuple[Signature, Callable[..., ir.Value]]  # an intrinsic's types, and the function that writes its code
 
 if cast(Any, numba.config).DISABLE_JIT:
     raise ConfigError("NUMBA_DISABLE_JIT is set: fasttrain's kernels need numba's compiler; unset that variable")
@@ -37,12 +37,12 @@ _BARE: Options = {**_RELAXED, "_nrt": False}
 
 
 def njit(function: F) -> F:
-    """Compile `function` on its first call. For type checkers it stays the Python function."""
+    """Compile `function` on its first call. Type checkers still see the Python function."""
     return _kernel(function)
 
 
 def _kernel(function: F, **options: object) -> F:
-    compiled: Any = numba.njit  # Any, because its annotations lack some options
+    compiled: Any = numba.njit  # Any, because numba's annotations lack some options
     dispatcher = compiled(nogil=True, no_cfunc_wrapper=True, **options)(function)
     if KEEPS:
         dispatcher._cache = KernelCache(dispatcher)  # with `cache=True` numba would set its own cache here
@@ -84,7 +84,7 @@ def njit_bare(function: F) -> F:
 
 
 def njit_inner(function: F) -> F:
-    """As `njit_bare`, for functions that only kernels call. They compile an eighth faster without a wrapper."""
+    """As `njit_bare`, for functions that only kernels call. Without a wrapper they compile in an eighth less time."""
     return _kernel(function, no_cpython_wrapper=True, **_BARE)
 
 

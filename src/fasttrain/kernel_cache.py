@@ -3,7 +3,7 @@
 The name has a digest of the signature, the processor, the versions and all code that is compiled (`digest_of`). So a
 file is valid wherever it was compiled, there is no index, and two processes that compile at once write the same file.
 numba's own cache names a file by its path and trusts modification times, so that a fresh clone, an image's layer or a
-reinstallation compiles everything again. It also does not notice changes of the kernels that a kernel calls, and has an
+reinstallation compiles everything again. That cache also misses changes of the kernels that a kernel calls, and has an
 index that the last of two writers overwrites.
 """
 
@@ -70,7 +70,7 @@ def folders() -> list[Path]:
 
 
 class KernelCache(NullCache):
-    """The cache that numba asks before it compiles `dispatcher` for a signature, and to which it gives the result."""
+    """numba asks this cache before it compiles `dispatcher` for a signature, and stores the compiled kernel in it."""
 
     def __init__(self, dispatcher: Any) -> None:
         self._dispatcher = dispatcher
@@ -113,18 +113,18 @@ class KernelCache(NullCache):
 
 
 def recall(name: str) -> bytes | None:
-    """The content of the file of that name; None if no folder has an undamaged one."""
+    """The content of the file `name`; None if no folder has an undamaged file of this name."""
     return next(filter(None, (_read(folder / name) for folder in folders())), None)
 
 
 def remember(name: str, version: str, payload: bytes) -> bool:
-    """Write the file `name` + `version` into every folder; returns whether this succeeded in at least one."""
+    """Write the file `name` + `version` into every folder; returns whether at least one folder could be written to."""
     written = [_write(folder, name, version, payload) for folder in folders()]
     return any(written)
 
 
 def _read(file: Path) -> bytes | None:
-    """The object that `_write` wrote; None for a damaged file; then the kernel is compiled and written again."""
+    """The payload that `_write` wrote; None if the file is damaged: then the kernel is compiled and written again."""
     try:
         content = file.read_bytes()
     except OSError:
@@ -171,7 +171,7 @@ def _cannot_keep(folder: Path) -> None:
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
 _CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_exceptiontable")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # not hashed: their versions are hashed
+_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # their versions are hashed, not their code
 
 
 def digest_of(value: object) -> bytes:
@@ -194,10 +194,10 @@ class _Walk:
     """Visits all parts of a value once, in an order that depends only on the code."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, Any]] = {}  # id → number, and the object, whose id must stay
+        self._seen: dict[int, tuple[int, Any]] = {}  # id → number, and the object, so that no other gets its id
 
     def of(self, value: object, names: Iterable[str] = ()) -> Iterator[str | bytes]:
-        """The parts of a value; of a module only these `names`, which code may read from the module."""
+        """The parts of a value; of a module only the attributes `names`, which are all that the code may read."""
         yield type(value).__name__
         if isinstance(value, Enum):
             yield f"{_name(type(value))}.{value.name}"
@@ -337,9 +337,9 @@ def compile_all(calls: Sequence[KernelCall], now: Callable[[str], None] = lambda
 
 
 class Compiler:
-    """A process that compiles kernels into the cache. It ends when this process ends.
+    """A process that compiles kernels into the cache. That process ends when this one ends.
 
-    It has normal priority: with two busy cores a million steps of CartPole took 84 s, and 133 s with niceness 5,
+    Its priority is normal: with two busy cores a million steps of CartPole took 84 s, and 133 s with niceness 5,
     because compiling then took 85 s instead of 29. On idle cores there was no difference.
     """
 
@@ -386,7 +386,7 @@ def compile_asked() -> None:
     try:
         for module, name, signature in asked:
             getattr(import_module(module), name).compile(signature)
-    except Exception as error:  # for the trainer any error becomes one line
+    except Exception as error:  # the trainer shows any error as one line
         sys.exit(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 

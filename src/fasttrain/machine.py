@@ -44,7 +44,7 @@ def process_age_s() -> float:
 
 
 def stop_after(parent: int, look_every_s: float = 2.0) -> None:
-    """Wait for the end of the parent process, then send SIGTERM to this one, at which a run saves and ends (POSIX)."""
+    """Wait for the end of the parent process, then send SIGTERM to this process: a run then saves and ends (POSIX)."""
     while os.getppid() == parent:
         time.sleep(look_every_s)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -53,7 +53,7 @@ def stop_after(parent: int, look_every_s: float = 2.0) -> None:
 def outgrows(pid: int) -> int:
     """Bytes that the process `pid` and its children use, if they are about to exhaust the memory; else 0.
 
-    This is true if less than a sixteenth of the memory that they can have at most is left.
+    They are about to do so if less than a sixteenth of the memory that they can have at most is free.
     """
     free = free_memory()
     if free > 2**31:
@@ -108,7 +108,7 @@ def _reclaimable(file: Path) -> float:
 
 
 def lived_at(pid: int, at_s: float) -> bool:
-    """Whether the process lives, and did so at that time (of `time.time`); ids are given out again."""
+    """Whether the process `pid` lives and already lived at `at_s` (`time.time`), because the system reuses ids."""
     with suppress(psutil.Error, ValueError, OverflowError):
         return psutil.Process(pid).create_time() <= at_s + 1.0 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False

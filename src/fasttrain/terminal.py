@@ -48,7 +48,7 @@ def near(path: Path) -> Path:
 
 
 def as_typed(text: str) -> str:
-    """`text` with `command` in place of every `fasttrain …`."""
+    """`text` with the result of `command()` in place of every `fasttrain …`."""
     return re.sub(r"\bfasttrain (?=[-+a-z\[]+)", lambda _: f"{command()} ", text)
 
 
@@ -109,7 +109,7 @@ class Output:
     """stdout and stderr of this process.
 
     Attributes:
-        lost: why one of them failed, until that was reported; empty if a reader or a terminal closed it.
+        lost: why stdout or stderr failed, until this is reported; empty if a reader or a terminal closed the stream.
     """
 
     lost = ""
@@ -117,14 +117,14 @@ class Output:
     @classmethod
     def end(cls, error: OSError, file: int) -> None:
         """Throw away everything that is written to `file` from now on."""
-        if error.errno not in (errno.EPIPE, errno.EIO):  # these mean closed; a terminal's SIGHUP may come later
+        if error.errno not in (errno.EPIPE, errno.EIO):  # these mean: closed; a terminal's SIGHUP may come later
             cls.lost = str(error)
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)
 
 
 class _Lasting(io.FileIO):
-    """A file for which an error, such as a full disk, ends the output and raises nothing where something is written."""
+    """A file whose `write` never raises: after an error, such as a full disk, all further output is thrown away."""
 
     def write(self, content: Any) -> int:
         try:
@@ -139,7 +139,7 @@ def let_output_end() -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         old = getattr(sys, name)
         raw = getattr(getattr(old, "buffer", None), "raw", getattr(old, "buffer", None))
-        if type(raw) is io.FileIO and raw.fileno() == number:  # others: notebook, test, Windows console
+        if type(raw) is io.FileIO and raw.fileno() == number:  # False in notebooks, tests, Windows consoles
             lasting = _Lasting(number, "w", closefd=False)
             whole = lasting if raw is old.buffer else io.BufferedWriter(lasting)
             form = {key: getattr(old, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
@@ -153,7 +153,7 @@ def speak_its_letters() -> None:
 
     A stream that was closed before the process began is replaced by one that throws everything away.
     """
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     codecs.register_error(PLAIN_WORDS, _plain)
     for stream in (sys.stdout, sys.stderr):

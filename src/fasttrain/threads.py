@@ -1,12 +1,12 @@
 """Threads that work on one call of a kernel together: how they share the work, and whether threads save time.
 
 A kernel that can run on threads has `team` and `me` as its last arguments: counters that all threads see, and the
-thread's number. Python calls it once, as thread 0. `begin_work` in the kernel then calls the other threads, which are
-already in compiled code, in `follow`, and look for work there: waking a sleeping thread takes 10 to 80 µs, a step of
-256 games takes 90. They run the kernel's own machine code with the arguments of thread 0, so that the kernel is
+thread's number. Python calls it once, as thread 0. `begin_work` in the kernel then gives work to the other
+threads. They wait for it in compiled code (`follow`), because waking a sleeping thread takes 10 to 80 µs, and a step of
+256 games takes only 90 µs. They run the kernel's own machine code with the arguments of thread 0, so that the kernel is
 compiled only once. numba's `prange` would compile every function below it a second time, and has threads of its own.
-Work is cut into pieces, and a thread takes the next one when it is free, so that no thread waits for a late one. Such a
-kernel must not raise, because it would then not wait for the other threads.
+Work is cut into pieces, and a thread takes the next one when it is free, so that no thread waits for a late one. A
+kernel on threads must not raise, because it would then not wait for the other threads.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Entries of `team`. CALL: increases, and is odd while thread 0 is in a kernel; INSIDE: number of other threads in it;
-# ENTRY, ARGUMENTS: addresses of the kernel's machine code and arguments; PIECES, DONE: numbers of all and of finished
-# pieces; NOTE: for the kernel's own use; SIZE: number of threads; NEXT: the next piece of each thread's share, on a
-# cache line of its own.
+# Entries of `team`. CALL: increases, and is odd while thread 0 is in a kernel; INSIDE: number of other threads in that
+# kernel; ENTRY, ARGUMENTS: addresses of the kernel's machine code and arguments; PIECES, DONE: numbers of all and of
+# finished pieces; NOTE: for the kernel's own use; SIZE: number of threads; NEXT: the next piece of each thread's share,
+# on a cache line of its own.
 CALL, INSIDE, ENTRY, ARGUMENTS, PIECES, DONE, NOTE, SIZE, NEXT = range(9)
 LINE = 8  # int64 in a cache line
 NOTHING = 1 << 40  # number of the next piece if none is open; larger than any piece
@@ -55,7 +55,7 @@ _POINTER, _INT64 = ir.IntType(8).as_pointer(), ir.IntType(64)
 
 
 def new_team(threads: int = 1) -> Int64Array:
-    """Counters for a kernel that runs on that many threads."""
+    """Counters for a kernel that runs on `threads` threads."""
     team: Int64Array = np.zeros(NEXT + LINE * threads, np.int64)
     team[SIZE] = threads
     return team
@@ -70,7 +70,7 @@ def _address(
 
 @intrinsic
 def fetch_add(typing: Context, team: types.Type, place: types.Type, amount: types.Type) -> Code:
-    """Atomic team[place] += amount; returns the value before."""
+    """Atomic team[place] += amount; returns the old value."""
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         address = _address(context, builder, signature.args[0], *arguments[:2])
@@ -311,7 +311,7 @@ class _Follower:
 
 
 class Teams:
-    """The teams of this process. Acting, updating and games take turns with one team; two callers at once use two."""
+    """The teams of this process. Acting, updating and games share one team in turn; simultaneous calls use several."""
 
     def __init__(self) -> None:
         self._free: list[Team] = []
@@ -342,13 +342,13 @@ class ThreadChoice:
     that a run does not depend on timing.
 
     Args:
-        trial: number of runs in a row for which the slower mode is tried. One run is not enough, because threads must
+        trial: number of runs in a row with one mode before the next choice. One run is not enough, because threads must
             first be woken: acting for 256 envs takes 0.27 ms at first, then 0.11; without threads 0.19.
     """
 
-    TRY_OTHER_EVERY = 50  # one of so many trials is given to the slower mode
-    CLEAR = 1.3  # a mode that takes so many times as long is tried a quarter as often
-    REMEMBERED = 4  # runs of each mode; the fastest counts, so that short disturbances do not matter
+    TRY_OTHER_EVERY = 50  # in one of 50 trials the slower mode is used
+    CLEAR = 1.3  # a mode that is slower by this factor is tried a quarter as often
+    REMEMBERED = 4  # last runs of each mode; the fastest is compared, so that short disturbances do not matter
 
     def __init__(self, trial: int = 1) -> None:
         self._seconds = {mode: deque[float](maxlen=self.REMEMBERED) for mode in (True, False)}
@@ -371,11 +371,11 @@ class ThreadChoice:
         return slower if trials % every == every - 1 else faster
 
     def took(self, on_threads: bool, seconds: float) -> None:
-        """Note the time of a run."""
+        """Store the seconds that one run of the kernel took."""
         self._seconds[on_threads].append(seconds)
 
     def run(self, kernel: Callable[..., R], threads: int, *arguments: object, runs: int = 1) -> R:
-        """Call the kernel on up to that many threads, if they help, and note the time of each of its `runs`."""
+        """Call the kernel, on up to `threads` threads if they help. `runs`: number of runs in the measured call."""
         on_threads = threads > 1 and self.next()
         begun = time.perf_counter()
         result = run(kernel, threads if on_threads else 1, *arguments)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 from fasttrain_engines.wire import Codec, Framing, GameLostError
 
 MOST_UNREAD, MOST_UNREAD_BYTES = 1000, 64 << 20  # limits of messages that arrived and that no game has read
-TRACED = 40  # so many of the newest frames are recorded when a game fails
-TRACED_BYTES = 400  # so many bytes of each frame are recorded
+TRACED = 40  # number of newest frames that are recorded when a game fails
+TRACED_BYTES = 400  # number of bytes that are recorded of each frame
 T = TypeVar("T")
 
 

@@ -1,6 +1,6 @@
 """Daemon: one process of an engine. It is started by the user's command and reached over TCP, a unix socket or pipes.
 
-It belongs to the process group of its worker, which is killed when the trainer ends. The end of a pipe triggers this.
+The daemon belongs to the process group of its worker. When the trainer ends, a pipe closes, and the group is killed.
 The daemon inherits the pipe, so that it ends even if the worker has died before the trainer.
 """
 
@@ -29,11 +29,11 @@ from fasttrain_engines.settings import DaemonsConfig
 from fasttrain_engines.wire import GameLostError
 
 HOST = "127.0.0.1"
-GAMES = "/usr/games"  # Debian's folder of programs like gnugo, which is often not on PATH
+GAMES = "/usr/games"  # Debian's folder for programs like gnugo; it is often not on PATH
 LOOK_S = 0.02  # seconds between two checks whether a process listens or has ended
 CLOSE_S = 3.0  # seconds from SIGTERM to SIGKILL; a JVM writes its recording in this time
 LOG_MB, KEPT_LOGS = 16.0, 3  # size at which a log is rotated, and number of older logs that are kept
-SAID_LINES = 8  # so many last lines of the log are in error messages
+SAID_LINES = 8  # number of last log lines in error messages
 PROBE_TIMEOUT_S = 30.0  # timeout of a JVM that is started to try its flags
 # A JVM logs to stdout. If an engine is connected by pipes, only its messages may go there.
 QUIET_STDOUT = ("-Xlog:disable", "-Xlog:all=warning:stderr")
@@ -55,7 +55,7 @@ class Daemon:
         self.settings, self.index, self._ports, self.folder, self._threads = settings, index, ports, folder, threads
         self.log = folder / f"daemon-{index:02d}.log"
         self.process: subprocess.Popen[bytes] | None = None
-        self.address: str | tuple[str, int] | None = None  # None: its pipes
+        self.address: str | tuple[str, int] | None = None  # None: connected by pipes
         self.ready = False
         self.draining = False  # True: it gets no new games and is not restarted
         self.over: asyncio.Future[str] | None = None  # done when the process must be restarted; its result says why
@@ -63,11 +63,11 @@ class Daemon:
         self.served: dict[Channel, int] = {}  # open connection → games begun on it
         self.turned_away = 0  # number of refused connections in a row
         self.memory_bytes = self.cpu_s = 0.0
-        self.heard_ns = 0  # time of its last message
+        self.heard_ns = 0  # time of the process's last message
         self._waiting, self._since_ns, self.busy_ns = 0, 0, 0
         self._cpu_before_s = 0.0  # CPU time of earlier processes of this daemon
         self._family: list[psutil.Process] = []  # its child processes at the last call of `look`
-        self._piped: Channel | None = None  # the only connection, if it is connected by pipes
+        self._piped: Channel | None = None  # the only connection of a process with pipes
 
     @property
     def name(self) -> str:
@@ -137,7 +137,7 @@ class Daemon:
         if java := place_after_java(command):
             uses_pipes = not any("{port}" in part or "{socket}" in part for part in command)
             flags = [*self.settings.jvm_flags, *(QUIET_STDOUT if uses_pipes else ())]
-            command[java:java] = flags  # first, because later flags win, and these are the command's own
+            command[java:java] = flags  # before the command's own flags, because later flags win
         values = {"{index}": str(self.index), "{threads}": str(self._threads), "{folder}": str(self.folder)}
         values["{daemons}"] = str(Path(__file__).parent)
         self.address = None
@@ -160,7 +160,7 @@ class Daemon:
         }
 
     async def connect(self, make: Callable[[], Channel]) -> Channel:
-        """A new connection, or the pipes. Raises GameLostError if that is not possible."""
+        """A new connection, or the pipes. Raises GameLostError if the process cannot be reached."""
         if self.address is not None:
             return await connect(make, self.address, self.settings.timeouts_s.request)
         if self._piped is None or self._piped.failure is not None:
@@ -296,7 +296,7 @@ def spawn(
 
 
 def place_after_java(command: Sequence[str]) -> int:
-    """The place for flags in a command that starts a JVM, perhaps by `env NAME=VALUE java`. 0 if it starts no JVM."""
+    """The index for flags in a command that starts a JVM, perhaps by `env NAME=VALUE java`. 0 if it starts no JVM."""
     program = next((place for place, part in enumerate(command) if part != "env" and "=" not in part), 0)
     return program + 1 if Path(command[program]).name in ("java", "java.exe") else 0
 
@@ -311,7 +311,7 @@ def check_jvm_flags(settings: DaemonsConfig) -> None:
 
 
 def refused_flags(java: str, flags: Sequence[str]) -> dict[str, str]:
-    """Flags with which this JVM does not start → its message. If each flag works alone, all are tried together."""
+    """Flag with which this JVM does not start → the JVM's message. If each flag works alone, the key is all flags."""
     if not flags or not _jvm_error(java, flags):
         return {}
     each = {flag: _jvm_error(java, [flag]) for flag in flags}

@@ -37,7 +37,7 @@ class Decision(NamedTuple):
     reward: float = 0.0  # reward since the last decision
     engine_ms: float | None = None  # time for which the engine thought, if the engine reports it
     tag: Any = None  # for `answer`, for example the id of the question or the engine's own list of options
-    theirs: bool = False  # the opponent decides (opponent=self): its observation and actions, the learner's reward
+    theirs: bool = False  # True: the opponent decides, with its own observation; the reward is the learner's
 
 
 class Over(NamedTuple):
@@ -70,7 +70,7 @@ class EngineGame(ABC):
     codec: str | type[Codec] = "json"  # "json", "msgpack", "text", or the user's class
     id_key: str = "id"
     timeout_s: float = 30.0  # timeout of each request; set from daemons.timeouts_s.request
-    # A game that is ready waits up to so many ms for others, so that the policy decides for several in one batch. It
+    # Milliseconds that a ready game waits at most for other games, so that one batch has decisions of several games. It
     # waits only while each engine has two other games to play. This is for engines that play many games on one core.
     wait_ms: float = 0.0
 
@@ -90,7 +90,7 @@ class EngineGame(ABC):
         return framing(), codec()
 
     async def hello(self, channel: Channel) -> None:  # noqa: B027 - many engines need no greeting
-        """Called after connecting: log in, agree on a version, or wait for a sign of life. If it fails, the process
+        """Called after connecting: log in, agree on a version, or wait for a sign of life. If this fails, the process
         counts as not started. Raises GameLostError if the engine cannot be played with.
         """
 
@@ -114,8 +114,8 @@ class MessageGame(EngineGame):
 
     @abstractmethod
     def read(self, message: Any) -> Outcome | None:
-        """The meaning of a message; None if it needs no answer. Any exception means that the message does not follow
-        the protocol; then the game is lost.
+        """The outcome that a message reports; None if it needs no answer. Any exception means that the message does not
+        follow the protocol; then the game is lost.
         """
 
 
@@ -239,7 +239,7 @@ def mask_of(legal: Legal, width: int) -> BoolArray:
         if array.size and array.dtype.kind not in "iu":
             raise GameLostError("bad decision", f"legal actions {legal!s:.80}, there are 0 to {width - 1}")
         if array.shape == (width,) and len({*array.tolist()}) < width and np.isin(array, (0, 1)).all():
-            mask = array == 1  # so it is a mask of 0 and 1, because no action number may come twice
+            mask = array == 1  # as a list of action numbers it would have duplicates
         elif array.size and (array.min() < 0 or array.max() >= width or len({*array.ravel().tolist()}) < array.size):
             why = f"each of 0 to {width - 1} may come once; or give a mask of {width} entries, 1 = legal"
             raise GameLostError("bad decision", f"legal actions {legal!s:.80}: {why}")
@@ -268,6 +268,6 @@ def row_of(observation: object, space: spaces.Space[Any]) -> Any:
         raise GameLostError("bad decision", f"observation of shape {row.shape}, expected {space.shape or ()}")
     if row.dtype.kind == "f" and not np.isfinite(row).all():
         raise GameLostError("bad decision", f"observation {observation!s:.80} is not finite")
-    if isinstance(space, COUNTED) and not space.contains(row):  # because such numbers are used as indices
+    if isinstance(space, COUNTED) and not space.contains(row):  # numbers of these spaces become indices
         raise GameLostError("bad decision", f"observation {observation!s:.80} is not of {space}")
     return row

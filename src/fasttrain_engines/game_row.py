@@ -64,7 +64,7 @@ class Records:
         if not self._lines:
             return
         lines, self._lines = self._lines, []
-        with suppress(OSError):  # a full disk costs records, not the run
+        with suppress(OSError):  # on a full disk records are lost, but the run continues
             if self._path.exists() and self._path.stat().st_size > KEPT_MB * 2**20:
                 self._path.replace(self._path.with_suffix(".1.jsonl"))
             with open(self._path, "a", encoding="utf-8") as file:
@@ -76,7 +76,7 @@ class Table:
     """The objects that all rows of a worker share."""
 
     arrays: Arrays
-    words: Int64Array  # times and counts of the worker, in shared memory; with the indices in SPENT
+    words: Int64Array  # times and counts of the worker, in shared memory; SPENT has the indices
     action_space: spaces.Space[Any]
     settings: DaemonsConfig
     pool: Pool
@@ -89,7 +89,7 @@ class Table:
     two_sided: bool = False  # True: the trainer decides also for the opponent
     empty_raises: bool = False  # True: a decision without a legal action is an error, not a lost game
     guest: bool = False  # True: the games are those of an evaluation
-    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # row → future, done by an action
+    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # row → future that an action ends
 
 
 class Row:
@@ -258,7 +258,7 @@ class Row:
         self.table.tell(row, STEP, info)
 
     async def _timed(self, asked: Awaitable[Outcome]) -> Outcome:
-        """The engine's answer. Also counts what the time until then was spent on."""
+        """The engine's answer. Adds the time until the answer to the times of engine, network and decoding."""
         seat, words = self.seat, self.table.words
         channel, decoded = seat.channel, seat.channel.decode_ns
         began = self.asked_ns = time.perf_counter_ns()
@@ -311,7 +311,7 @@ class Row:
         self.table.games.add({**self._record(), "last_reward": last_reward, "truncated": over.truncated})
 
     def _note_loss(self, error: GameLostError) -> None:
-        """Count a lost game, record its messages and give its seat up, because its channel cannot be trusted."""
+        """Count a lost game, record its messages and give up its seat, because the channel cannot be trusted."""
         words, seat = self.table.words, self.seat
         if error.cause == NO_ACTION and self.table.empty_raises:
             where = f"in env {self.row}, game {self.number}, after {self.length:,} decisions"

@@ -2,7 +2,7 @@
 
 Each row of the slots is a task (`game_row`). The trainer sends the numbers of the rows that must act, and gets back the
 rows with news. A message takes 0.1 ms on both sides, whatever its length. So all news of one round of the loop are sent
-together. With `wait_ms` of the game's class the worker waits for the news of more rows, while each daemon has two games
+together. If the game's class has `wait_ms`, the worker waits for news of more rows as long as each daemon has two games
 to play on average.
 """
 

@@ -62,8 +62,8 @@ class Go(EngineGame):
         colour: the learner's colour; both: in turn. The seed of the first game decides the first colour.
         most_moves: moves of both sides after which the game is truncated; None: 3 size².
         errs: share of the opponent's moves that are random at the beginning, because a learner that never wins cannot
-            learn. Each win with a colour reduces it by a fortieth, each loss raises it by a third of that, so that a
-            quarter of the games is won until `errs` is 0.
+            learn. Each win with a colour reduces its share by errs / 40, each loss raises it by a third of that, so
+            that a quarter of the games is won until the share is 0.
     """
 
     framing, codec = Replies, "text"
@@ -131,7 +131,7 @@ class Go(EngineGame):
         return await self._answered(channel, f"play {self._theirs} {move}")
 
     async def _answered(self, channel: Channel, *commands: str) -> Decision | Over:
-        """Send commands and return the decision that follows. The last one lets the opponent move if it is its turn."""
+        """Send commands and return the decision that follows. At the opponent's turn the last one makes it move."""
         seen = (f"all_legal {self._mine}", "list_stones black", "list_stones white")
         *_, last, legal, black, white = await self._asked(channel, *commands, *seen)
         if self._theirs in commands[-1].split():
@@ -150,7 +150,7 @@ class Go(EngineGame):
         return Decision(observation, points)
 
     async def _over(self, channel: Channel, *commands: str) -> Over:
-        """The engine's score after both sides passed."""
+        """The end of the game after both sides passed, with the engine's score."""
         *_, self._result, black, white = await self._asked(
             channel, *commands, "final_score", "list_stones black", "list_stones white"
         )

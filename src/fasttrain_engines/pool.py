@@ -2,10 +2,10 @@
 
 A daemon that ends, hangs or is stopped is restarted, after a pause that doubles with each failure. A daemon that has
 played enough games or uses too much memory is recycled: its successor starts, then it gets no new games and ends with
-its last one. It plays until the successor is ready: games step together, and one without a seat would stop others.
+its last one. Until the successor is ready it plays on, because a game without a seat would stop the others.
 
-If a daemon plays on some connections and refuses or ignores further ones, from then on each daemon gets only as many
-games, and more daemons are started if daemons.count=auto.
+If a daemon refuses or ignores further connections while it plays on n others, each daemon gets at most n games from
+then on, and more daemons are started if daemons.count=auto.
 
 Guests are the games of an evaluation. They are played by the same daemons, beside the training's games. If the daemons
 take no more games, the trainer is told and ends the training's games. Failures of guests do not end the training.
@@ -37,8 +37,8 @@ LOOK_EVERY_S = 0.2  # seconds between two checks whether daemons live
 SAMPLE_EVERY_S = 2.0  # seconds between two measurements of memory, CPU time and log sizes
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0  # shortest and longest pause before a failed daemon is restarted
 STARTS_IN_A_ROW = 5  # failed starts after which the pool gives up
-TURNED_AWAY = 2  # after so many refused connections in a row a daemon counts as full
-SURE_S = 0.2  # seconds after which a process whose connections closed has visibly ended, if it is dying
+TURNED_AWAY = 2  # refused connections in a row after which a daemon counts as full
+SURE_S = 0.2  # seconds to see whether a process that closed connections is ending
 
 
 class Seat(NamedTuple):
@@ -46,7 +46,7 @@ class Seat(NamedTuple):
 
     daemon: Daemon
     channel: Channel
-    since_start: object  # object that identifies the start of the daemon; after a restart it is another object
+    since_start: object  # an object that identifies the start of the daemon; each restart makes a new object
     guest: bool = False
 
 
@@ -93,7 +93,7 @@ class Pool:
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
         self._tell, self._at_once = tell, games or count * per_daemon
-        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # games per daemon, with guests
+        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # games per daemon, guests included
         ports = itertools.cycle(ports_of(str(settings.ports), part, parts))
         threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)
@@ -149,7 +149,7 @@ class Pool:
                 raise self.failure
             up = [one for one in self.daemons if one.ready and not one.draining]
             free = [one for one in up if one.seats < (self.most if guest else self.per_daemon)]
-            # A daemon that has refused a connection gets further ones only one by one.
+            # A daemon that has refused a connection gets further connections only one by one.
             free = [one for one in free if not one.turned_away or one.seats <= len(one.served)]
             if free:
                 break
@@ -215,8 +215,8 @@ class Pool:
         return closed or full
 
     async def _guest_turned_away(self, daemon: Daemon) -> bool:
-        """Handle a guest that was refused by a daemon which plays on other connections. Returns whether the daemon
-        lives; after the second refusal it takes no more connections.
+        """Handle a guest that a daemon refused while it plays on other connections. Returns whether the daemon lives;
+        after the second refusal the daemon gets no more connections.
         """
         await daemon.wait_for_end(SURE_S)
         lives = daemon.process is not None and daemon.process.poll() is None
@@ -229,7 +229,7 @@ class Pool:
         return lives
 
     def _takes(self, daemon: Daemon, takes: int) -> None:
-        """Limit all daemons to `takes` games each; start more daemons if this leaves too few places."""
+        """Limit all daemons to `takes` games each; start more daemons if there are then fewer places than games."""
         before, self.per_daemon, self.most = self.per_daemon, takes, takes
         at_once = f"{daemon.name} takes {takes} games at once, not {before}"
         lacking = -(-self._at_once // takes) - len(self.daemons)

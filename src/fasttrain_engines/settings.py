@@ -13,7 +13,7 @@ from fasttrain.spec.setting import setting
 if TYPE_CHECKING:
     from fasttrain.spec.config import Config
 
-ROWS_PER_WORKER = 128  # with more games per worker another process is faster, if there are free cores
+ROWS_PER_WORKER = 128  # with more games per worker, one more worker is faster if there are free cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +98,7 @@ def check_daemons(settings: DaemonsConfig, config: Config) -> None:
     needed = shared_out(settings, config.num_envs, 1 << 16)[0]
     beside = (
         settings.recycle.games is not None or settings.recycle.mb is not None
-    )  # because a successor starts before its predecessor ends
+    )  # one more port, because a successor starts before its predecessor ends
     if "{port}" in words and last - first + 1 < (count if isinstance(count, int) else min(needed, 2)) + beside:
         also = " and one more, which recycling needs" if beside else ""
         raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons{also}: use more")

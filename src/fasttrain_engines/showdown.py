@@ -1,7 +1,7 @@
 """Random battles of Pokémon Showdown, played by a small Node program (`node/battles.js`) on its simulator.
 
 The Node program makes observations, legal actions and the built-in opponents' moves from the lines that a player
-receives. This module turns its messages into decisions. The head of `battles.js` describes the protocol.
+receives. This module turns the program's messages into decisions. The head of `battles.js` describes the protocol.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class DaemonVecEnv(ExternalVecEnv):
 
     def guests(self) -> DaemonVecEnv:
         """An evaluation's games with these engines; the caller closes them. If there is no place, the training's games
-        are ended (`ended`).
+        are ended (`self.ended`).
         """
         guests = copy.copy(self)
         guests._news = {}
@@ -228,7 +228,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return self
 
     def groups(self) -> DaemonVecEnv:
-        """Each row by itself."""
+        """The env itself: each row is a group."""
         return self
 
     def rows_of(self, groups: list[int]) -> Int64Array:
@@ -278,7 +278,7 @@ class DaemonVecEnv(ExternalVecEnv):
             raise self.host._failure
         began = time.monotonic()
         news = self._poller.poll(1000 * timeout_s)
-        waited_s = min(timeout_s, time.monotonic() - began)  # else a stop of this process would count
+        waited_s = min(timeout_s, time.monotonic() - began)  # without time in which this process was paused
         for worker in self._workers:
             worker.silent_s += waited_s
         for descriptor, _ in news:
@@ -305,7 +305,7 @@ class DaemonVecEnv(ExternalVecEnv):
                 raise self.host._failure
 
     def _hear_of_guests(self, failure: FastTrainError | None) -> None:
-        """Handle that a guest failed or found no place; in the latter case the training's games are ended."""
+        """Handle a guest that failed or found no place; if it found no place, end the training's games."""
         if self.host.guests_play and failure is not None:
             raise failure
         if self.host.guests_play and not self.host.ended:

@@ -1,6 +1,6 @@
 """Accelerators compute parts of an algorithm faster: compiled kernels on the CPU, and torch.compile.
 
-An accelerator owns no weights: between two calls only the stock policy and its optimizer hold them. A contract
-(`contract.py`) names the methods that the kernels reproduce. Whatever is overridden, added or unknown is computed by
-the algorithm's own methods, and `eligible.py` gives the reason. Algorithms import this package only if it is used.
+An accelerator has no weights: between two calls all weights are in the stock policy and in the optimizer. A contract
+(`contract.py`) lists the methods that the kernels reproduce. If anything is overridden, added or unknown, the
+algorithm's own methods are used, and `eligible.py` gives the reason. Algorithms import this package only if needed.
 """

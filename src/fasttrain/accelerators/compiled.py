@@ -1,8 +1,8 @@
-"""torch.compile for an algorithm's acting and update; on CUDA with CUDA graphs, if the mode uses them.
+"""torch.compile for acting and updates; on CUDA with CUDA graphs, if the compile mode uses them.
 
-The loss is compiled together with the networks, so that its dozens of small operations are fused, in the backward pass
-too. Compiled code reads the policy's own parameters; nothing is copied. It is compiled for fixed sizes. A minibatch of
-another size (the rest of an epoch) is computed eagerly, so that nothing is compiled in the middle of training. Methods
+The loss is compiled together with the networks, so that dozens of small operations are fused, also in the backward
+pass. Compiled code uses the policy's own parameters, without copies. It is compiled for fixed sizes. A smaller
+minibatch at the end of an epoch is computed eagerly, so that nothing is compiled in the middle of training. Methods
 that a subclass overrides are not compiled; see `contract.first_change`.
 """
 
@@ -39,9 +39,9 @@ Compiler = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def inductor(mode: str, graphs: bool) -> Compiler:
-    """torch.compile for fixed sizes, with the mode's CUDA graphs if `graphs` is set.
+    """torch.compile for fixed sizes. `graphs`: whether the CUDA graphs of `mode` are used.
 
-    A graph writes its results into the same memory at every call, so the results are copied.
+    A CUDA graph writes results into the same memory at every call, so the results are copied.
     """
     if not graphs:
         inner = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}.get(mode, mode)
@@ -63,7 +63,7 @@ def prepare(model: Any, env: VecEnv) -> str:
     """Compile what the model's settings ask for, for the present sizes, unless it is already compiled.
 
     Returns:
-        a text why compiling failed in this call; training then continues without it. Empty if it did not fail.
+        why compiling failed in this call, or an empty text. After a failure training continues without compiled code.
     """
     engine = model.engine_now()
     if engine.kind == "kernels" or not isinstance(storage_of(model), RolloutStorage | ReplayStorage):
@@ -81,7 +81,7 @@ def prepare(model: Any, env: VecEnv) -> str:
 
 
 class Coefficients(NamedTuple):
-    """The coefficients of PPO's loss as scalar tensors. Plain numbers would cause a recompilation at every change."""
+    """The coefficients of PPO's loss as scalar tensors. With plain numbers every change would compile again."""
 
     clip_range: Any
     clip_range_vf: Any  # None: values are not clipped
@@ -102,10 +102,10 @@ class Compiled(ABC):
     def __init__(self, engine: Any, compiler: Compiler | None = None) -> None:
         self.engine, settings = engine, engine.settings
         graphs = engine.device.type == "cuda" and settings.compile_mode in GRAPH_MODES
-        # A graph overwrites its memory. So it must not have gradients to which several backward passes add.
+        # A graph overwrites the gradients of its last call, so several backward passes cannot accumulate gradients.
         graphs = graphs and settings.gradient_accumulation == 1
         self.compiler = compiler or inductor(settings.compile_mode, graphs)
-        self.failure = ""  # why compiling failed; empty if it did not
+        self.failure = ""  # why compiling failed; empty without a failure
         self.sizes: tuple[int, ...] = ()  # the numbers of rows for which everything was compiled
 
     @staticmethod
@@ -115,24 +115,24 @@ class Compiled(ABC):
 
     @abstractmethod
     def compile(self, model: Any, sizes: tuple[int, ...]) -> None:
-        """Compile. If that fails, nothing is raised, and `failure` says why."""
+        """Compile everything. A failure raises nothing; `self.failure` is the reason."""
 
     @contextmanager
     def compiling(self, sizes: tuple[int, ...]) -> Iterator[None]:
-        """Inside, functions are compiled. Policy, optimizer and random state do not change."""
+        """A block in which functions are compiled. Policy, optimizer and random state do not change."""
         begun = time.perf_counter()
         self.sizes = sizes
         try:
             with untouched(self.engine.policy), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch's compiler warns about its own deprecated parts
                 yield
-        except Exception as error:  # any failure of the compiler; training continues eagerly
+        except Exception as error:  # after any failure training continues without compiled code
             self.failure = f"torch.compile failed: {_first_line(error)}"
         self.engine.warmup_s += time.perf_counter() - begun
 
 
 class CompiledPPO(Compiled):
-    """The loss of a minibatch of PPO, and the outputs of a policy that acts by a `NetworkView`."""
+    """PPO's compiled loss of a minibatch, and compiled outputs for acting with a `NetworkView`."""
 
     reproduces = ("loss",)
 
@@ -164,7 +164,7 @@ class CompiledPPO(Compiled):
             self._compile_loss(rollout, model.work())
 
     def _compile_acting(self, rollout: RolloutStorage, sizes: tuple[int, ...]) -> None:
-        """Compile by running on the observations of the storage's first step, repeated to the number of rows."""
+        """Compile by calls with observations of the storage's first step, repeated until there are `sizes` rows."""
         if self._outputs is None:
             return
         self.acting_sizes = set(sizes)
@@ -186,22 +186,22 @@ class CompiledPPO(Compiled):
             torch.autograd.backward(loss(part)["loss"])
 
     def serves(self, view: PolicyView) -> bool:
-        """Whether this was compiled for the policy of `view` and for its class."""
+        """Whether the compiled functions are for the policy and for the class of `view`."""
         return not self.failure and type(view) is type(self.view) and view.policy is self.view.policy
 
     def attach(self, view: PolicyView) -> None:
-        """Let the view compute its outputs by compiled code, if this was compiled for it."""
+        """Let `view` use the compiled outputs, if they were compiled for this view."""
         if isinstance(view, NetworkView) and self.serves(view):
             view.acting = self.outputs
 
     def outputs(self, observations: TensorObservations) -> Outputs:
-        """Logits and values of the policy, by compiled code if the number of rows is one of `acting_sizes`."""
+        """Logits and values of the policy. Compiled code computes them for the numbers of rows in `acting_sizes`."""
         view: Any = self.view
         outputs = self._outputs if num_rows(observations) in self.acting_sizes else view.outputs
         return outputs(observations)  # type: ignore[no-any-return]
 
     def loss_of(self, model: Any, work: Any) -> Callable[[RolloutBatch], Terms] | None:
-        """The function that replaces `evaluate` and `loss` of a minibatch; None if they were not compiled."""
+        """The function that replaces `evaluate` and `loss` of a minibatch; None if compiled code cannot be used."""
         if not self.sizes or first_change(model, self.reproduces) or not self.serves(self.engine.new_view()):
             return None
         return self.loss_with(work)
@@ -213,7 +213,7 @@ class CompiledPPO(Compiled):
         return partial(self.loss, coefficients=Coefficients(*scalars), entropy_gradient=work.ent_coef != 0.0)
 
     def loss(self, batch: RolloutBatch, coefficients: Coefficients, entropy_gradient: bool) -> Terms:
-        """PPO's loss with its terms, by compiled code if the number of rows is one of `batch_sizes`."""
+        """PPO's loss and its terms. Compiled code computes them for the numbers of rows in `batch_sizes`."""
         loss = self._loss if len(batch.returns) in self.batch_sizes else self._plain_loss
         return loss(batch, coefficients, entropy_gradient)
 
@@ -224,7 +224,7 @@ class CompiledPPO(Compiled):
 
 
 class CompiledQ(Compiled):
-    """DQN's evaluation and loss of a batch, and the Q-values for acting."""
+    """DQN's compiled `evaluate` and `loss` of a batch, and compiled Q-values for acting."""
 
     reproduces = ("evaluate", "loss")
     _terms: Any = None
@@ -272,7 +272,7 @@ def num_rows(observations: TensorObservations) -> int:
 
 @contextmanager
 def untouched(policy: Any) -> Iterator[None]:
-    """Afterwards restores the policy's parameters, running statistics, gradients and mode, and torch's random state."""
+    """At the end restore the policy's parameters, statistics, gradients and mode, and torch's random state."""
     tensors = [*policy.parameters(), *policy.buffers()]
     saved = [tensor.detach().clone() for tensor in tensors]
     gradients = [parameter.grad for parameter in policy.parameters()]
@@ -291,12 +291,12 @@ def untouched(policy: Any) -> Iterator[None]:
 
 
 def repeat_rows(observations: TensorObservations, size: int) -> TensorObservations:
-    """The rows repeated until there are `size` rows."""
+    """Repeat the rows until there are `size` rows."""
     return each_array(lambda part: part[torch.arange(size, device=part.device) % len(part)], observations)  # type: ignore[no-any-return]
 
 
 def example_rows(data: RolloutStorage, work: Any) -> RolloutBatch:
-    """A minibatch of the size that training will use, with any content. No random numbers are drawn."""
+    """A minibatch as large as in training, with arbitrary rows. The random state does not change."""
     full, state = data.full, np.random.get_state()
     data.full = True
     batch = next(data.minibatches(work.batch_size))
@@ -306,7 +306,7 @@ def example_rows(data: RolloutStorage, work: Any) -> RolloutBatch:
 
 
 def example_batch(data: Replay, batch_size: int) -> ReplayBatch:
-    """A batch of the form that training will use, with any content. No random numbers are drawn."""
+    """A batch with the shapes of training and arbitrary rows. No random numbers are drawn."""
     storage, first = data.storage, np.zeros(batch_size, np.int64)
     batch = storage.gather(first, first, data.normalizer)
     if isinstance(storage, PrioritizedReplayBuffer):

@@ -1,4 +1,4 @@
-"""`Contract`: the methods, settings and storage that an accelerator reproduces, and a check for changed methods."""
+"""`Contract`: the methods, settings and storage that kernels reproduce; and a check for methods that a user changed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any, NamedTuple
 from fasttrain.algos.engine import Engine
 from fasttrain.kernel_cache import KernelCall
 
-LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # methods of all other packages count as changed
+LIBRARIES = ("fasttrain", "stable_baselines3", "sb3_contrib", "torch")  # other packages' methods are changed methods
 
 
 class Contract(NamedTuple):
-    """What the kernels reproduce for one kind of policy. A class may lack some of the methods."""
+    """What the kernels reproduce for one kind of policy. A listed method need not exist in every class."""
 
-    engine: type[Engine]  # the engine that acts and learns by the kernels
+    engine: type[Engine]  # the engine that acts and learns with the kernels
     calls: Callable[[], list[KernelCall]]  # all calls of kernels, so that they can be compiled before training
     algorithm: tuple[str, ...]  # methods of the algorithm that the kernels compute
-    policy: tuple[str, ...]  # methods of the policy and its modules, likewise computed
+    policy: tuple[str, ...]  # methods of the policy and of its modules that the kernels compute
     storage: tuple[str, ...]  # methods of the storage that the kernels rely on
     stored: type  # the class that the storage must have
     work: Mapping[Any, tuple[str, ...]]  # class of an update's settings → all its fields
 
 
 def first_change(thing: Any, names: tuple[str, ...]) -> str:
-    """A sentence about the first of these methods that a user has changed; empty if none was changed."""
+    """A sentence about the first method in `names` that a user has changed; empty if no method was changed."""
     kind, own = type(thing), vars(thing)
     for name in names:
         method = getattr(kind, name, None)
@@ -39,7 +39,7 @@ def first_change(thing: Any, names: tuple[str, ...]) -> str:
 
 
 def _is_foreign(thing: Any) -> bool:
-    """Whether a class or a method, or a wrapper of it, is not from `LIBRARIES`."""
+    """Whether a class or a method, or a decorator around it, is not from `LIBRARIES`."""
     code = getattr(thing, "fget", thing)
     homes = [getattr(code, "__module__", None), getattr(code, "__globals__", {}).get("__name__")]
     written = [home.partition(".")[0] for home in homes if home]

@@ -1,7 +1,7 @@
 """Decides whether compiled kernels reproduce an algorithm as it is now, and gives the reason if not.
 
-`REPRODUCED` names everything that the kernels compute. If anything is overridden, added or unknown, the algorithm's own
-methods compute on PyTorch. The reason is one sentence, which the plan shows.
+`REPRODUCED` lists everything that the kernels compute. If anything is overridden, added or unknown, the algorithm's own
+methods are used, on PyTorch. The reason is one sentence, which is shown in the plan.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _DQN = Contract(
     work={QWork: ("gradient_steps", "batch_size", "double_q", "loss", "gamma", "max_grad_norm")},
 )  # fmt: skip
 _RECURRENT = _PPO._replace(engine=SequenceKernelEngine, calls=kernels_recurrent.kernel_calls)
-_SAC = Contract(  # any storage that gives batches is supported
+_SAC = Contract(  # storage methods may be overridden: the engine only uses their batches
     engine=KernelSACEngine,
     calls=kernels_sac.kernel_calls,
     algorithm=("train", "collect_rollouts", "work", "evaluate", "critic_loss", "actor_loss", "replay", "predict",
@@ -75,17 +75,17 @@ _SAC = Contract(  # any storage that gives batches is supported
                     "ent_coef", "ent_coef_optimizer")},
 )  # fmt: skip
 REPRODUCED = {"actor-critic": _PPO, "recurrent": _RECURRENT, "Q-network": _DQN, "soft actor-critic": _SAC}
-VIEWS = (CategoricalView, GaussianView)  # distributions that the kernels know
-ADAM = ("lr", "betas", "eps", "foreach", "fused")  # Adam's options that kernels know; the last two change only rounding
+VIEWS = (CategoricalView, GaussianView)  # views of policies whose distributions the kernels compute
+ADAM = ("lr", "betas", "eps", "foreach", "fused")  # supported options of Adam; foreach and fused change only rounding
 
-# Units of an LSTM. Time of an update by kernels / by torch, in µs per row of the rollout, with two LSTMs on one thread.
-# 248 inputs, minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048 rows in
-# which no episode ends: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
+# Largest LSTM, in units. Update times by kernels / by torch, in µs per row of the rollout, for two LSTMs on one thread:
+# 248 inputs, minibatches of 1,024: 128 units 9.4 / 31, 256 units 29 / 53, 512 units 107 / 146. 2 inputs, 2,048 rows
+# without an end of an episode: 128 units 7.1 / 11, 256 units 22 / 32, 512 units 83 / 75.
 PAYS_UP_TO = 256
 
 
 def unsupported_reason(algorithm: Any) -> str | None:
-    """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can. The check takes 0.1 ms."""
+    """Why compiled kernels cannot reproduce this algorithm now; None if they can. The check takes 0.1 ms."""
     contract, storage = REPRODUCED[_kind_of(algorithm.policy)], storage_of(algorithm)
     unknown = [f"{kind.__name__}.{name}" for kind, known in contract.work.items()
                for name in kind._fields if name not in known]  # fmt: skip
@@ -101,20 +101,20 @@ def unsupported_reason(algorithm: Any) -> str | None:
 
 
 def policy_reason(policy: Any) -> str | None:
-    """As `unsupported_reason`, but for a policy and its optimizer alone."""
+    """Like `unsupported_reason`, but only for a policy and its optimizer."""
     return next(filter(None, (rule(policy) for rule in _RULES[_kind_of(policy)])), None)
 
 
 def kernels_of(algorithm: Any) -> type[Engine]:
-    """The class of the engine that computes such an algorithm in compiled kernels."""
+    """The class of the engine that computes this kind of algorithm in compiled kernels."""
     return REPRODUCED[_kind_of(algorithm.policy)].engine
 
 
 class Watch:
-    """Keeps the result of `unsupported_reason` and notices changes that may alter it. DQN asks at every update (3 µs).
+    """Stores the result of `unsupported_reason`. `holds` checks at every update of DQN, in 3 µs, whether it may differ.
 
-    It notices hooks, methods set on instances, frozen parameters, and another policy, optimizer, buffer or normalizer.
-    Other changes, such as those of a class, take effect at the next `learn`.
+    It detects hooks, methods set on instances, frozen parameters, and a new policy, optimizer, buffer or normalizer.
+    Other changes, for example of a class, have an effect from the next `learn` on.
     """
 
     def __init__(self, algorithm: Any) -> None:
@@ -129,7 +129,7 @@ class Watch:
         self._was = self._state()
 
     def holds(self, algorithm: Any) -> bool:
-        """Whether nothing that is watched has changed."""
+        """Whether all watched objects are unchanged, so that `self.reason` is still right."""
         return all(map(operator.is_, self._parts, _parts_of(algorithm))) and self._state() == self._was
 
     def _state(self) -> tuple[Any, ...]:
@@ -152,7 +152,7 @@ def _kind_of(policy: Any) -> str:
 
 
 def _learned(policy: Any) -> list[tuple[torch.optim.Optimizer, list[nn.Parameter]]]:
-    """Each optimizer, with the parameters that it must update."""
+    """Pairs of an optimizer and the parameters that it must update."""
     if hasattr(policy, "critic_target"):
         return [(each.optimizer, [*each.parameters()]) for each in (policy.actor, policy.critic)]
     return [(policy.optimizer, [*getattr(policy, "q_net", policy).parameters()])]
@@ -201,7 +201,7 @@ def _bad_q_network(policy: Any) -> str:
 
 
 def _bad_soft_actor_critic(policy: Any) -> str:
-    """Checks the networks' classes, and the features that they compute from observations."""
+    """Check the classes of the networks and of their features extractors."""
     actor, critics = policy.actor, (policy.critic, policy.critic_target)
     distribution: Any = type(actor.action_dist)
     if type(actor) is not Actor or any(type(each) is not ContinuousCritic for each in critics):
@@ -228,8 +228,8 @@ def _bad_sac_layers(policy: Any) -> str:
 
 
 def _bad_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: bool, others: Iterable[Any] = ()) -> str:
-    """Check linear layers and the kinds of activations: they must `alternate`, and the policy must have no parameters
-    except theirs and `others`."""
+    """Check the linear layers and the kinds of activations. `alternate`: whether layers and activations alternate, as
+    they must. The policy must have no parameters except those of the layers and `others`."""
     plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
     if not (plain and alternate) or len(kinds) > 1 or not kinds <= set(KINDS):
         return "not an MLP of tanh or relu layers"
@@ -241,7 +241,7 @@ def _bad_mlp(policy: Any, linear: Iterable[Any], kinds: set[Any], alternate: boo
 
 
 def _bad_features(policy: Any) -> str:
-    """The features must be the flat observation itself: a float32 Box, or a Dict of vectors."""
+    """The features must be the flat observation, without layers. It must be a float32 Box, or a Dict of vectors."""
     space, keyed = policy.observation_space, isinstance(policy.observation_space, spaces.Dict)
     if isinstance(space, spaces.Discrete):
         return f"observations are {space}; kernels need a Box, such as a one-hot"
@@ -265,7 +265,7 @@ def _bad_features(policy: Any) -> str:
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-_EVERYWHERE = vars(nn.modules.module)  # torch's names, among them the hooks of all modules
+_EVERYWHERE = vars(nn.modules.module)  # global names of torch, with the hooks for all modules
 
 
 def _has_hooks(policy: Any) -> str:
@@ -313,7 +313,7 @@ def _bad_optimizer(policy: Any) -> str:
 
 
 def _frozen(policy: Any) -> str:
-    """Every parameter must learn, and have no hook."""
+    """Every parameter must have requires_grad, and no hook."""
     names = {id(each): name for name, each in policy.named_parameters()}
     for each in (each for _, own in _learned(policy) for each in own):
         if not each.requires_grad or each._backward_hooks or each._post_accumulate_grad_hooks:

@@ -1,7 +1,7 @@
 """KernelEngine: an actor-critic acts and learns in the compiled kernels of `kernels/`.
 
-Parameters and Adam's moments are copied into flat vectors before an update, and back into the stock policy and its
-optimizer after it. A copy of 45,000 floats takes 50 µs.
+Before an update parameters and Adam's moments are copied into flat vectors. After the update they are copied back into
+the stock policy and its optimizer. A copy of 45,000 floats takes 50 µs.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from fasttrain.kernels.nets import Constants, Layout, Lists, Rows, compress, emp
 from fasttrain.kernels.recurrent import Remembered, Sequences
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team
 
-# Rows that go through the nets together, so that their activations stay in the cache. Those of a wide net's weights do
-# not; they are read once per block: with 128 rows instead of 64, [256, 256] takes 13.4 µs a sample instead of 16.9.
-BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # WIDE: floats in a row of activations
+# Rows in a block, which the nets compute at once, so that activations stay in the cache. Weights of a wide net do not
+# stay there and are read for each block: [256, 256] takes 13.4 µs per row with 128 rows, 16.9 with 64.
+BLOCK, WIDE_BLOCK, WIDE = 64, 128, 512  # nets with more than WIDE floats in a row of activations use WIDE_BLOCK
 ROWS_PER_THREAD = 128  # with fewer rows a second thread saves no time: waking it takes about 10 µs
 COLUMNS = {
     "loss": ppo.LOSS,
@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
 
 
 class KernelEngine(Engine):
-    """The engine for an actor-critic policy that `eligible.py` allows. It draws random numbers once per rollout."""
+    """The engine for an actor-critic policy that `eligible.py` accepts. It draws random numbers once per rollout."""
 
     kind: ClassVar[str] = "kernels"
 
@@ -75,7 +75,7 @@ class KernelEngine(Engine):
         return make_layout(policy)
 
     def fits(self, policy: Any) -> bool:
-        """Whether the policy still has the same parameters as when the engine was made. A head may be replaced."""
+        """Whether `policy` still has the parameters with which this engine was created; False after a new head."""
         own = {id(place.parameter) for place in self._places}
         return policy is self.policy and own == {id(parameter) for parameter in policy.parameters()}
 
@@ -86,7 +86,7 @@ class KernelEngine(Engine):
         self._drawn = iter(self._random(steps, envs))
 
     def _random(self, *shape: int) -> Float32Array:
-        """Random numbers for actions: a uniform one for each sub-action, or normal ones for a continuous action."""
+        """Random numbers for actions: uniform numbers for sub-actions, or normal numbers for continuous actions."""
         if self._continuous:
             return torch.randn(*shape, int(self.layout.dims[0])).numpy()
         return torch.rand(*shape, len(self.layout.dims)).numpy()
@@ -97,7 +97,7 @@ class KernelEngine(Engine):
             value.copy_(place.parameter.detach())
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Memory | None = None) -> PolicyStep:
-        """As `Engine.act`. Random numbers are from torch's global stream; a rollout's are drawn at its start."""
+        """Like `Engine.act`. Random numbers are from torch's global stream; `begin` draws them for a whole rollout."""
         seen = flat_rows(observations, self._keys)
         count = len(seen)
         masks = self._all_legal(count) if action_masks is None else np.ascontiguousarray(action_masks)
@@ -126,14 +126,14 @@ class KernelEngine(Engine):
         return actions, np.empty((count, points), np.float32), values[0], values[1]
 
     def _remembered(self, memory: Any, scratch: ppo.Scratch) -> tuple[Remembered | None, Any]:
-        """LSTM states for the acting kernel, and the arrays for the states after the step; None without LSTMs."""
+        """LSTM states for the acting kernel, and the tensors for the states after the step; None without LSTMs."""
         return None, None
 
     def values(self, observations: Any, memory: Memory | None = None) -> Float32Array:
-        """Values (n,), computed with the parameters that were packed last.
+        """Values (n,) with the parameters of the last `pack`.
 
-        The acting kernel computes them, so that no further kernel must be compiled. torch would take longer: 0.4 ms for
-        256 rows of 248 floats, and far more if another process uses the second core.
+        The acting kernel computes the values, so that no additional kernel must be compiled. torch would be slower:
+        0.4 ms for 256 rows of 248 floats, and much slower if another process uses the second core.
         """
         seen = flat_rows(observations, self._keys)
         count = len(seen)
@@ -147,7 +147,7 @@ class KernelEngine(Engine):
         return choice.run(kernel, threads, *arguments, runs=runs)
 
     def _lists_for(self, count: int) -> tuple[Lists, Int64Array]:
-        """Lists with room for `count` rows, and the rows' numbers."""
+        """Lists with room for `count` rows, and the row indices 0, 1, …"""
         if len(self._order) < count:
             self._order, self._acting_lists = np.arange(count), self._new_lists(count)
         return self._acting_lists, self._order[:count]
@@ -161,7 +161,7 @@ class KernelEngine(Engine):
         return self._legal[:count]
 
     def update(self, data: RolloutStorage, work: PPOWork) -> Statistics:
-        """All epochs of the update in compiled code.
+        """Compute all epochs of the update in compiled code.
 
         Raises:
             EnvError: `nan_guard` is off, and the new parameters would not be finite.
@@ -218,7 +218,7 @@ class KernelEngine(Engine):
         return Statistics(terms, norms[norms != ppo.NO_STEP], int(taken), len(epochs), stopped, blamed)
 
     def _name_at(self, index: int) -> str:
-        """Name of the parameter at that index of the flat vectors; -1: an empty text."""
+        """Name of the parameter at `index` of the flat vectors; an empty text for -1."""
         names = {id(parameter): name for name, parameter in self.policy.named_parameters()}
         numbered = torch.arange(self.size)
         at_index = (place for place in self._places if bool((place.of(numbered) == index).any()))
@@ -241,7 +241,7 @@ class KernelEngine(Engine):
         return Rows(self._rollout_lists, *taken, *scalars)
 
     def _pack_optimizer(self, optimizer: torch.optim.Optimizer) -> int:
-        """Copy parameters and Adam's moments into the flat vectors; returns the number of steps Adam has taken."""
+        """Copy parameters and Adam's moments into the flat vectors; returns the number of Adam steps so far."""
         self.pack()
         step = 0
         for place, (_, average, square) in self._views:
@@ -256,7 +256,7 @@ class KernelEngine(Engine):
         return step
 
     def _unpack(self, optimizer: torch.optim.Optimizer, step: int) -> None:
-        """Copy the flat vectors into the policy and the optimizer, whose state is then that after `step` steps."""
+        """Copy the flat vectors into the policy and the optimizer. `step`: number of Adam steps, set in its state."""
         with torch.no_grad():
             for place, (value, average, square) in self._views:
                 parameter = place.parameter
@@ -270,7 +270,7 @@ class KernelEngine(Engine):
                 state["exp_avg_sq"].copy_(square)
 
     def _scratch_for(self, count: int) -> ppo.Scratch:
-        """Working memory for `count` rows, in as many parts as threads can use."""
+        """Working memory for `count` rows, with one part for each thread that these rows can use."""
         parts = max(1, min(self.max_threads, count // ROWS_PER_THREAD))
         if parts not in self._scratch:
             width, block = int(self.layout.dims.sum()), len(self._constants.every)
@@ -308,13 +308,13 @@ def constants_of(row_size: int) -> Constants:
 
 
 def zeros(*shape: int) -> Float32Array:
-    """An array of zeros from torch, which aligns memory with the cache lines."""
+    """An array of zeros, from torch, because torch aligns memory with cache lines."""
     array: Float32Array = torch.zeros(shape).numpy()
     return array
 
 
 def kernel_calls() -> list[KernelCall]:
-    """All calls of kernels by a `KernelEngine`, for a tiny net. Their types do not depend on its size."""
+    """All calls of kernels by a `KernelEngine`, for a tiny net. Argument types do not depend on the net's size."""
     return noted_calls(KernelEngine, ActorCriticPolicy, RolloutStorage)
 
 
@@ -338,7 +338,7 @@ def noted_calls(
         storage = storage_class(1, 1, box, spaces.Discrete(2), device=CPU, gamma=1.0, gae_lambda=1.0, **sizes)
         engine.begin(storage)
         engine.act(np.zeros((1, 3), np.float32), None, memory)
-        storage.full = True  # its rows of zeros count as data
+        storage.full = True  # rows of zeros are used as data
         engine.update(storage, PPOWork(1, 1, 0.2, None, 0.0, 0.5, True, 0.5, None))
     np.random.set_state(before)
     return [*calls, FOLLOW]

@@ -2,7 +2,7 @@
 
 DQN updates after every vector step, so copies as in PPO's `KernelEngine` would take too long. Instead the parameters of
 both nets and Adam's moments become views of flat vectors. Policy and optimizer can be read, written and saved at any
-time. `fits` notices when a tensor was replaced by another.
+time. `fits` returns False if a tensor was replaced.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from fasttrain.errors import EnvError
 from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels.q import QScratch, QSettings, QTraining, act_rows, train_updates
 
-OUTPUT = "the net's output (Q-values)"  # how messages name the output
+OUTPUT = "the net's output (Q-values)"  # name of the output in messages
 LOST = f"{OUTPUT} is not finite although its inputs are: its weights are too large; lower algo.learning_rate"
 _NO_MASK: BoolArray = np.zeros((0, 0), np.bool_)
 
 
 class KernelQEngine(Engine):
-    """The engine for a DQN policy that `eligible.py` allows. It moves the policy's tensors into flat vectors (`Flat`).
+    """The engine for a DQN policy that `eligible.py` accepts. It moves the policy's tensors into flat vectors (`Flat`).
 
-    Only one call may run at a time, because calls share working memory.
+    Only one method may run at a time, because all calls use the same working memory.
     """
 
     kind: ClassVar[str] = "kernels"
@@ -67,7 +67,7 @@ class KernelQEngine(Engine):
         self._bad = np.full(1, -1)  # index of the first gradient that was not finite
 
     def fits(self, policy: Any) -> bool:
-        """Whether every tensor is still the view that the engine made."""
+        """Whether every tensor of `policy` is still the view that this engine created."""
         return policy is self.policy and self.flat.holds() and self.target.holds()
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
@@ -92,8 +92,8 @@ class KernelQEngine(Engine):
         return values, actions[:, 0] if actions.shape[1] == 1 else actions
 
     def update(self, data: Replay, work: QWork) -> Statistics:
-        """Take all updates in one call of the kernels. All batches are drawn at once, so that the random numbers differ
-        from SB3's, and prioritized batches use the priorities from before the call.
+        """Take all updates in one call of the kernels. All batches are drawn at once. So the random numbers differ from
+        SB3's, and all prioritized batches use the priorities from before the first update.
 
         Raises:
             EnvError: the loss is not finite, and `nan_guard` is off.
@@ -119,16 +119,16 @@ class KernelQEngine(Engine):
         return self.count_steps(Statistics({"loss": losses}, watched, taken, work.gradient_steps, blamed=blamed))
 
     def train(self, batches: QBatches, work: QWork, guarded: bool) -> tuple[Float64Array, Float32Array, Float64Array]:
-        """An update for each batch, one after the other, as SB3's `DQN.train`. The target net does not change.
+        """An update for each batch, one after another, like SB3's `DQN.train`. The target net does not change.
 
-        If `guarded`, a step is skipped if its loss or gradient is not finite. A row without a legal next action counts
-        as ended. The kernels check no shapes and no dtypes: `draw_block` makes the batches.
+        If `guarded`, a step whose loss or gradient is not finite is skipped. For a row without a legal next action the
+        next value is 0. The kernels do not check shapes and dtypes; the batches of `draw_block` are right.
 
         Returns:
             mean losses (U,); absolute temporal difference errors (U, B); gradient norms (U,), NaN after a skipped step.
 
         Raises:
-            IndexError: a row or an action is out of range. Then nothing was changed.
+            IndexError: a row or an action is out of range; nothing was changed.
         """
         if not batches.discounts.size:
             batches = batches._replace(discounts=np.full(batches.rows.shape, work.gamma, np.float32))
@@ -152,7 +152,7 @@ class KernelQEngine(Engine):
 
 
 def kernel_calls() -> list[KernelCall]:
-    """All calls of kernels by a `KernelQEngine`, for a tiny net. Their types do not depend on its size."""
+    """All calls of kernels by a `KernelQEngine`, for a tiny net. Argument types do not depend on the net's size."""
     box, pair, calls = spaces.Box(-1.0, 1.0, (3,), np.float32), spaces.Discrete(2), list[KernelCall]()
 
     class Noting(KernelQEngine):

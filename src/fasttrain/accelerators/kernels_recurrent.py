@@ -1,4 +1,4 @@
-"""SequenceKernelEngine: a recurrent actor-critic acts and learns in compiled kernels; `kernels.py` with LSTMs."""
+"""SequenceKernelEngine: the `KernelEngine` for a recurrent actor-critic with LSTMs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fasttrain.kernels.simd import PAD, TILE_ROWS
 
 
 class SequenceKernelEngine(KernelEngine):
-    """The engine for a recurrent policy that `eligible.py` allows."""
+    """The engine for a recurrent policy that `eligible.py` accepts."""
 
     float32_only = RECURRENT
 
@@ -61,8 +61,8 @@ class SequenceKernelEngine(KernelEngine):
         parts, lstms, units = len(scratch.gradients), len(self.lstms.inputs), self.lstms.units
         cells = self._cells.get(parts)
         if cells is None or cells.order.shape[1] < count:
-            # Each part has room for the whole minibatch, because one part may get all of it. Pages of `empty` arrays
-            # that are never written take no memory; zeroed, 8 parts of 2,048 rows with 256 units would take 464 MB.
+            # Each part has room for the whole minibatch, because one part may get all rows. Pages of `empty` arrays
+            # that are never written take no memory. Zeros for 8 parts, 2,048 rows and 256 units would take 464 MB.
             high = -(-count // TILE_ROWS) * TILE_ROWS
             self._cells[parts] = cells = Cells(
                 order=np.zeros((parts, count), np.int64),
@@ -78,7 +78,7 @@ class SequenceKernelEngine(KernelEngine):
 
 
 def empty(*shape: int) -> Float32Array:
-    """An array from torch, which aligns memory with the cache lines. It is not initialised."""
+    """An array that is not initialised, from torch, because torch aligns memory with cache lines."""
     array: Float32Array = torch.empty(shape).numpy()
     return array
 

@@ -1,7 +1,7 @@
 """KernelSACEngine: the networks of SAC act and learn in the compiled kernels of `kernels/sac.py`, in the same memory.
 
-Batches and random numbers are the same as in the update on PyTorch, so that weights agree up to rounding
-(tests/accelerators/test_kernels_sac.py). The entropy's weight is a single number; torch's optimizer updates it.
+Batches and random numbers are the same as in the update on PyTorch, so that weights are equal except for rounding
+(tests/accelerators/test_kernels_sac.py). The entropy coefficient is one number, which torch's optimizer updates.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from fasttrain.kernel_cache import KernelCall
 from fasttrain.kernels import sac
 from fasttrain.threads import FOLLOW, ThreadChoice, new_team
 
-ROWS_PER_THREAD = 64  # rows of a batch; with fewer a second thread saves no time
+ROWS_PER_THREAD = 64  # rows of a batch for each thread; with fewer rows a second thread saves no time
 NONE: Float32Array = np.zeros(0, np.float32)
 
 
 class KernelSACEngine(Engine):
-    """The engine for a SAC policy that `eligible.py` allows. It moves the policy's tensors into flat vectors (`Flat`).
+    """The engine for a SAC policy that `eligible.py` accepts. It moves the policy's tensors into flat vectors (`Flat`).
 
-    Only one call may run at a time, because calls share working memory.
+    Only one method may run at a time, because all calls use the same working memory.
     """
 
     kind, float32_only = "kernels", "SAC"
@@ -58,16 +58,16 @@ class KernelSACEngine(Engine):
         of_critics = [each.reshape(count, -1) for each in (*self._critics.arrays, self._targets.arrays[0])]
         self._learners = sac.Learners(*self._actor.arrays, *of_critics)
         space = policy.observation_space
-        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # then observations are the features
+        self._plain = isinstance(space, spaces.Box) and space.dtype == np.float32  # True: observations are the features
         self._scratch: sac.SACScratch | None = None
         self._choice = ThreadChoice()
 
     def fits(self, policy: Any) -> bool:
-        """Whether every tensor is still the view that the engine made."""
+        """Whether every tensor of `policy` is still the view that this engine created."""
         return policy is self.policy and self._actor.holds() and self._critics.holds() and self._targets.holds()
 
     def act(self, observations: Any, action_masks: Any, memory: Any = None) -> PolicyStep:
-        """Draw actions from -1 to 1. Raises EnvError: one is not finite."""
+        """Draw actions from -1 to 1. Raises EnvError: an action is not finite."""
         seen = self._features(observations if self._plain else self.policy.obs_to_tensor(observations)[0])
         noise = self._noise(len(seen))
         batch, scratch = sac.SACBatch(seen[None], noise, NONE, NONE, noise[None]), self._scratch_for(len(seen))
@@ -79,7 +79,7 @@ class KernelSACEngine(Engine):
 
     @torch.no_grad()
     def update(self, data: Replay, work: SACWork) -> Statistics:
-        """Take all updates, each on its own batch. If guarded, a step with a loss that is not finite is skipped."""
+        """Take all updates, each with a new batch. With `self.guard` a step whose loss is not finite is skipped."""
         guarded, blamed, entropy = self.guard is not None, "", work.ent_coef_optimizer
         terms: list[dict[str, float]] = []
         done = np.full((work.gradient_steps, sac.NUM_STATISTICS), math.nan)
@@ -91,7 +91,7 @@ class KernelSACEngine(Engine):
                 count = len(update.batch.rewards)
                 parts = max(1, min(self.settings.threads, count // ROWS_PER_THREAD))
                 scratch = self._scratch_for(count, parts)
-                bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])  # a gradient's index
+                bad = self._choice.run(sac.train_update, parts, update, scratch, done[number])  # index of a gradient
                 taken = ~(np.isnan(norms) & guarded)
                 self._critics.stepped(int(taken[0]))
                 if taken.all():
@@ -110,7 +110,7 @@ class KernelSACEngine(Engine):
         return self.count_steps(Statistics(by_name, norms, steps, work.gradient_steps, blamed=blamed))
 
     def _update(self, batch: ReplayBatch, work: SACWork, number: int) -> sac.Update:
-        """The arguments of the kernel for update `number` of the round."""
+        """The kernel's arguments for the update with index `number` among the updates of this call."""
         learned, weight = work.ent_coef_optimizer is not None, work.ent_coef.detach()
         tau = float(work.tau) if number % work.target_update_interval == 0 else 0.0
         settings = sac.SACSettings(
@@ -126,7 +126,7 @@ class KernelSACEngine(Engine):
         return sac.Update(self._batch(batch, work.gamma), self._learners, *self._nets, settings, *adams)
 
     def _learned(self, work: SACWork, settings: sac.SACSettings, statistics: Float64Array) -> dict[str, float]:
-        """Update the entropy's weight, if it is learned. Returns the terms for the log."""
+        """Update the entropy coefficient, if it is learned. Returns the terms for the log."""
         terms = {"ent_coef": settings.ent_coef, "critic_loss": statistics[sac.CRITIC_LOSS],
                  "actor_loss": statistics[sac.ACTOR_LOSS]}  # fmt: skip
         if work.ent_coef_optimizer is not None:
@@ -136,7 +136,7 @@ class KernelSACEngine(Engine):
         return terms
 
     def _batch(self, batch: ReplayBatch, gamma: float) -> sac.SACBatch:
-        """The kernel's form of the transitions, with the noise that the update on PyTorch would draw."""
+        """The transitions as arrays for the kernel, with the noise that the update on PyTorch would draw."""
         features = np.stack([self._features(each) for each in (batch.observations, batch.next_observations)])
         count = features.shape[1]
         noise = np.stack([self._noise(count) for _ in range(2)])
@@ -146,7 +146,7 @@ class KernelSACEngine(Engine):
         return sac.SACBatch(features, actions, rewards, left, noise)
 
     def _features(self, observations: Any) -> Float32Array:  # (B, F)
-        """The flat observations. They are the features of every eligible policy."""
+        """The flat observations, which are the features of every policy that `eligible.py` accepts."""
         policy = self.policy
         if not self._plain:
             scaled = preprocess_obs(observations, policy.observation_space, normalize_images=policy.normalize_images)
@@ -158,7 +158,7 @@ class KernelSACEngine(Engine):
         return noise
 
     def _scratch_for(self, count: int, parts: int = 0) -> sac.SACScratch:
-        """Working memory for `count` rows in `parts` parts; 0: the number is free."""
+        """Working memory for `count` rows in `parts` parts; 0: any number of parts."""
         scratch = self._scratch
         if scratch is not None and scratch.inputs.shape[1] >= count and parts in (0, len(scratch.sums)):
             return scratch

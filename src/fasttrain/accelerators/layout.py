@@ -30,7 +30,7 @@ def keys_of(extractor: Any) -> tuple[str, ...]:
 
 
 class Place(NamedTuple):
-    """The place of a parameter in a flat vector: a grid (rows, width) from `at` on; it begins at `column` of it."""
+    """The place of a parameter: a grid (rows, width) at offset `at` of a flat vector, from `column` of the grid on."""
 
     parameter: Tensor
     at: int
@@ -51,12 +51,12 @@ class Place(NamedTuple):
 
 
 def pad_width(width: int) -> int:
-    """The next multiple of `PAD`."""
+    """`width` rounded up to a multiple of `PAD`."""
     return (width + PAD - 1) // PAD * PAD
 
 
 def make_layout(policy: Any) -> tuple[Layout, list[Place], int, int]:
-    """For an eligible policy: layout, places, P (length of flat vectors) and S (floats in a row of activations)."""
+    """Layout and places of a policy; P (length of the flat vectors); S (floats in a row of activations)."""
     extractor = policy.mlp_extractor
     nets = [[*net[0::2]] for net in (extractor.policy_net, extractor.value_net)]
     inputs, widths = nets[0][0].in_features, [pad_width(net[0].out_features) for net in nets]
@@ -76,9 +76,9 @@ def lay_out(
     """The result of `make_layout`, for nets whose first hidden layers already have places in the flat vectors.
 
     Args:
-        widths: widths of the first hidden layers, which are layers of an MLP or outputs of LSTMs.
-        nets: the linear layers after those, of the policy net and of the value net, without the heads.
-        places: of the first hidden layers' parameters, within the first `size` floats. The other places are added.
+        widths: padded widths of the first hidden layers (of an MLP) or of the outputs of LSTMs.
+        nets: the later linear layers of the policy net and of the value net, without the heads.
+        places: places of the first layers' parameters, in the first `size` floats. Other places are added to the list.
     """
     depth = np.array([len(net) + 1 for net in nets], np.int64)
     shape = (2, int(depth.max()) + 1)
@@ -111,21 +111,21 @@ def lay_out(
     kind = KINDS[type(activations[0])] if activations else TANH
     layout = Layout(inputs, first_width, 0, first_biases, depth, sizes, columns, weights, biases, dims, kind,
                     log_std)  # fmt: skip
-    return layout, places, size, across + PAD  # with PAD no rows are 4 KiB apart, which would share few cache sets
+    return layout, places, size, across + PAD  # + PAD: rows 4 KiB apart would use only few cache sets
 
 
 class Chain(NamedTuple):
-    """A network: hidden linear layers, each followed by an activation, and heads on the last one."""
+    """A network: hidden linear layers, each followed by an activation, and heads after the last hidden layer."""
 
-    parameters: list[nn.Parameter]  # parameters of the layers below
+    parameters: list[nn.Parameter]  # parameters of all these layers
     hidden: list[Any]  # hidden linear layers, at least one
     kind: int  # kind of the activations, dense.TANH or dense.RELU
-    heads: list[Any]  # linear layers on the last hidden one; whose outputs are side by side
-    dims: Any = ()  # only of Q-networks: sizes of the sub-actions
+    heads: list[Any]  # linear layers after the last hidden layer; their outputs are side by side
+    dims: Any = ()  # number of choices of each sub-action; only for Q-networks
 
     @classmethod
     def of(cls, modules: list[Any], heads: list[Any]) -> Chain:
-        """Make the chain of SB3's list of hidden layers and activations in turn, and of heads."""
+        """Make the chain from SB3's list, in which hidden layers and activations alternate, and from heads."""
         layers = [*modules[0::2], *heads]
         parameters = [each for layer in layers for each in layer.parameters()]
         return cls(parameters, modules[0::2], KINDS[type(modules[1])], heads)
@@ -138,7 +138,7 @@ class Chain(NamedTuple):
         return cls([*net.parameters()], linears_of(net), KINDS[type(net.q_net[1])], heads, dims)
 
     def layout(self) -> tuple[Layout, int, int]:
-        """The layout of the padded layers, the heads last; F (floats in them); S (floats in a row of activations)."""
+        """The layout of the padded layers, heads last; F (floats of all layers); S (floats in a row of activations)."""
         outputs = [linear.out_features for linear in self.hidden] + [sum(head.out_features for head in self.heads)]
         inputs, sizes = pad_width(self.hidden[0].in_features), [pad_width(width) for width in outputs]
         columns = [sum(sizes[:index]) for index in range(len(sizes))]
@@ -156,7 +156,7 @@ class Chain(NamedTuple):
         """The places of the parameters; see `Pieces` in `kernels/q.py`."""
         places, column = dict[int, tuple[int, ...]](), 0
         for index, linear in enumerate([*self.hidden, *self.heads]):
-            layer = min(index, len(self.hidden))  # all heads count as one layer
+            layer = min(index, len(self.hidden))  # all heads together are one layer
             n, at, bias_at = (int(row[0, layer]) for row in (layout.sizes, layout.weights, layout.biases))
             k, outputs, inputs = (bias_at - at) // n, linear.out_features, linear.in_features
             places[id(linear.weight)] = (outputs, inputs, at + column, n, at + column * k, k)
@@ -168,13 +168,13 @@ class Chain(NamedTuple):
 
 
 class Flat:
-    """Turns parameters, and Adam's moments of them, into views of flat vectors (P,), one parameter after another.
+    """Turns parameters and their Adam moments into views of flat vectors (P,), one parameter after another.
 
-    Values and the optimizer's state do not change. An optimizer without state gets the state that its first step makes.
+    Values and the optimizer's state do not change. If the optimizer has no state yet, a state with zeros is created.
 
     Args:
         owner: the object with the optimizer, a plain Adam; None: the parameters have no optimizer.
-        modules: `holds` also checks that their parameters and children are the same.
+        modules: `holds` also checks that these modules have the same parameters and children.
     """
 
     def __init__(self, parameters: list[Any], owner: Any = None, modules: Iterable[nn.Module] = ()) -> None:
@@ -183,7 +183,7 @@ class Flat:
         self.values, *moments = flat = [torch.zeros(size) for _ in range(1 if owner is None else 3)]
         self.arrays: list[Float32Array] = [each.numpy() for each in flat]
         self._steps: Float32Array = np.zeros(len(parameters), np.float32)
-        # For `holds`: dictionaries whose values must not change; and (dictionary, key, value) that must stay so.
+        # For `holds`: dictionaries whose values must not change; and (dictionary, key, value) that must not change.
         self._owners: list[dict[Any, Any]] = []
         self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._tensors: list[Tensor] = [*parameters]
@@ -212,18 +212,18 @@ class Flat:
 
     @property
     def steps(self) -> int:
-        """Steps that Adam has taken."""
+        """Number of Adam steps so far."""
         return int(self._steps[0])
 
     def stepped(self, count: int) -> None:
-        """Count further steps of Adam."""
+        """Add `count` to the number of Adam steps."""
         self._steps += count
 
     def holds(self) -> bool:
-        """Whether every tensor is still the view that this class made.
+        """Whether every tensor is still the view that this object created.
 
         `load_state_dict` of a module writes in place; `load_state_dict` of an optimizer, `.to()` and a new head replace
-        tensors. This runs at every step, so it loops in C: 14 µs for two hidden layers. An update of DQN takes 65 µs.
+        tensors. This runs at every step, so the loops are in C: 14 µs for two hidden layers (a DQN update: 65 µs).
         """
         values = chain.from_iterable(map(dict.values, self._filled))
         return (
@@ -234,12 +234,12 @@ class Flat:
         )
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
-        """The views of a vector (P,) that belong to the parameters, in their shapes."""
+        """Views of a vector (P,), one for each parameter and in the parameter's shape."""
         parts = flat.split([shape.numel() for shape in self.shapes])  # type: ignore[no-untyped-call]
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def name_at(self, index: int, policy: nn.Module) -> str:
-        """Name of the parameter at that index of the flat vectors."""
+        """Name of the parameter at `index` of the flat vectors."""
         ends = np.cumsum([shape.numel() for shape in self.shapes])
         parameter = self._parameters[int(np.searchsorted(ends, index, side="right"))]
         return next(name for name, each in policy.named_parameters() if each is parameter)

@@ -1,4 +1,4 @@
-"""ARS (Mania, Guy & Recht 2018, arXiv:1803.07055). It computes what sb3-contrib computes, and callbacks can end it.
+"""ARS (Mania, Guy & Recht 2018, arXiv:1803.07055). The results are sb3-contrib's; callbacks can stop the training.
 
 sb3-contrib's own loop ignores what callbacks return, gives them no `locals`, and draws its candidates before
 `on_rollout_start`.
@@ -24,7 +24,7 @@ class _EndedError(Exception):
 
 
 class ARS(sb3_contrib.ARS):
-    """sb3-contrib's ARS for one env. Between two updates the weights are in the policy's parameters only.
+    """sb3-contrib's ARS for one env. Between two updates only the policy's parameters hold the weights.
 
     Raises:
         ConfigError: there are several envs.
@@ -37,7 +37,7 @@ class ARS(sb3_contrib.ARS):
             raise ConfigError(f"num_envs={self.n_envs}: ARS plays one candidate after the other; use num_envs=1")
         super()._setup_model()
 
-    def learn(  # type: ignore[override] # in the order of sb3_contrib.ARS
+    def learn(  # type: ignore[override] # arguments as in sb3_contrib.ARS
         self,
         total_timesteps: int,
         callback: Any = None,
@@ -47,10 +47,10 @@ class ARS(sb3_contrib.ARS):
         async_eval: Any = None,
         progress_bar: bool = False,
     ) -> ARS:
-        """As sb3-contrib's `learn`. If a callback returns False, the weights of the last complete update remain.
+        """As sb3-contrib's `learn`. After a callback returns False, the policy has the last complete update's weights.
 
         Raises:
-            ConfigError: `async_eval` is given, whose processes call no callbacks.
+            ConfigError: `async_eval` is given. Its processes call no callbacks.
         """
         if async_eval is not None:
             raise ConfigError("async_eval: its processes call no callbacks; remove it, or use sb3_contrib.ARS")
@@ -72,7 +72,7 @@ class ARS(sb3_contrib.ARS):
     def evaluate_candidates(self, candidate_weights: Tensor, callback: BaseCallback, async_eval: Any) -> Tensor:
         """The return of each candidate: (candidates, weights) float32 → (candidates,) float32."""
         returns = torch.zeros(len(candidate_weights), device=self.device)
-        self.ep_info_buffer: Any = []  # the returns of these candidates, whose mean is logged
+        self.ep_info_buffer: Any = []  # the returns of these candidates; SB3 logs their mean
         env: Any = self.env
         for index, weights in enumerate(candidate_weights):
             self.policy.load_from_vector(weights.cpu())

@@ -1,7 +1,7 @@
 """Which numbers are not finite, and why: the checks and the messages of `nan_guard`.
 
-After a skipped update these functions look for what was not finite first: data, then weights, then the networks'
-outputs, then loss and gradients. That takes 10 ms for 10⁶ transitions, which matters little after a failure.
+After a skipped update these functions search in this order: data, weights, the networks' outputs, loss and gradients.
+The search takes 10 ms for 10⁶ transitions. This matters little after a failure.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fasttrain.batch import FinishedEpisode, Float32Array, Int64Array, Observati
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.errors import EnvError
 
-SHOWN = 5  # most envs that a message names
-FEW = 10_000  # arrays with fewer entries are checked by their sum of squares: 1 µs instead of 3
+SHOWN = 5  # maximum number of envs that a message names
+FEW = 10_000  # arrays with fewer entries are checked by their sum of squares, in 1 µs instead of 3
 ROWS = 4096  # rows of a rollout in one forward pass
 UNKNOWN = "loss or gradients overflowed"
 
@@ -43,7 +43,7 @@ def parts_of(observations: Observations) -> Iterable[tuple[str, NDArray[Any]]]:
 
 
 def all_finite(numbers: Any) -> bool:
-    """Whether no entry of an array, or of those of a dict, is NaN or infinite."""
+    """Whether all entries of an array, or of all arrays in a dict, are finite."""
     if isinstance(numbers, dict):
         return all(map(all_finite, numbers.values()))
     array = np.asarray(numbers)
@@ -63,7 +63,7 @@ def check_step(
 
     Raises:
         EnvError: a number is not finite; the message names env, field and step. With a `normalizer` (SB3's
-            VecNormalize) the original numbers are checked first, because one NaN in its statistics spoils all envs.
+            VecNormalize) the original numbers are checked first: one NaN makes the normalized numbers of all envs NaN.
     """
     fields: list[tuple[str, NDArray[Any]]] = []
     if not (all_finite(observations) and all_finite(rewards)):
@@ -83,7 +83,7 @@ def check_step(
 def check_actions(
     actions: NDArray[Any], policy: nn.Module, observations: Any, step: int, envs: Int64Array | None = None
 ) -> None:
-    """Check actions (n, ...) for `envs` (n,), or for the first n envs, before the envs take `step` with them.
+    """Check actions (n, ...) of `envs` (n,), or of the first n envs (None), before env step number `step`.
 
     Raises:
         EnvError: an action is not finite.
@@ -97,10 +97,10 @@ def check_actions(
 
 
 def check_rollout(storage: RolloutStorage, last: Observations, step: int) -> None:
-    """Raise the `EnvError` of `check_step` for the first step of a rollout at which something was not finite.
+    """Call `check_step` for each step of a rollout. It raises EnvError at the first number that is not finite.
 
     Args:
-        last: observations (N, ...) after the last step, which `storage` does not have.
+        last: observations (N, ...) after the last step; `storage` does not have them.
         step: env steps of the run at the end of the rollout.
     """
     steps = storage.num_steps
@@ -131,14 +131,14 @@ def bad_parameters(module: nn.Module) -> list[str]:
 
 
 def bad_gradients(module: nn.Module) -> list[str]:
-    """Names of the parameters whose gradient is not finite; if all are finite, the parameter with the largest one."""
+    """Names of parameters whose gradient is not finite; if all are finite, the parameter with the largest gradient."""
     gradients = {name: values.grad for name, values in module.named_parameters() if values.grad is not None}
     bad = [name for name, gradient in gradients.items() if not bool(torch.isfinite(gradient).all())]
     return bad or [max(gradients, key=lambda name: float(gradients[name].abs().max()))]
 
 
 def list_first(things: Sequence[object], most: int = 3) -> str:
-    """The first `most` things, and how many more there are."""
+    """Text with the first `most` things and the number of the remaining things."""
     return ", ".join(map(str, things[:most])) + (f" and {len(things) - most} more" if len(things) > most else "")
 
 
@@ -154,7 +154,7 @@ def why_no_action(policy: nn.Module, observations: Any, what: str) -> str:
 
 
 def blame(loss_is_finite: bool, parameters: str) -> str:
-    """Part of a message: "the loss", or the gradient of these parameters, was not finite."""
+    """Text for a message: "the loss" if it is not finite, else the gradient of these parameters."""
     return f"the gradient of parameter {parameters}" if loss_is_finite else "the loss"
 
 
@@ -174,7 +174,7 @@ def why_replay(model: Any, blamed: str) -> str:
     """As `why_rollout`, for DQN or SAC and its replay buffer."""
     storage = model.replay_buffer
     rows = storage.buffer_size if storage.full else storage.pos
-    images = storage.frames is not None  # images are integers, which are always finite
+    images = storage.frames is not None  # images are integers, and integers are always finite
     data = [] if images else [*parts_of(storage.observations)]
     if not (images or storage.optimize_memory_usage):
         data += [(f"next {name}", array) for name, array in parts_of(storage.next_observations)]

@@ -1,7 +1,7 @@
 """How networks compute: `EngineSettings`, and mixed precision.
 
-Only the networks compute in low precision. Their outputs are cast back at once: masks, distributions, ratios, losses
-and advantages are float32.
+Only the networks compute in low precision. Their outputs are cast to float32 at once, so that distributions, ratios,
+losses and advantages are float32.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class EngineSettings:
     """How the networks compute. With the defaults they compute on PyTorch, and every number is that of stock SB3."""
 
     kind: str = "torch"  # or "kernels": compiled for the CPU, faster, equal except for rounding and random draws
-    threads: int = 1  # most threads that the kernels use
-    fused_adam: bool = False  # torch's fused kernel on the CPU: 99 µs a step of [64, 64], not 275
+    threads: int = 1  # maximum number of threads of the kernels
+    fused_adam: bool = False  # torch's fused Adam on the CPU: a step of [64, 64] layers takes 99 µs, not 275
     amp_dtype: torch.dtype | None = None  # dtype in which networks compute: bfloat16, or float16 on CUDA
     compile_mode: str | None = None  # a mode of torch.compile; on CUDA every mode but "default" uses CUDA graphs
     gradient_accumulation: int = 1  # micro-batches per minibatch; on-policy only
@@ -45,7 +45,7 @@ class EngineSettings:
 
     @property
     def exact(self) -> bool:
-        """Whether every number must be that of stock SB3. Then no code may round differently."""
+        """Whether every number must equal stock SB3's, so that no code may round differently."""
         rounding = [each for each in fields(self) if each.name not in ("threads", "pin_memory")]
         return all(getattr(self, each.name) == each.default for each in rounding)
 
@@ -55,7 +55,7 @@ class Precision:
 
     Args:
         device_type: "cpu" or "cuda".
-        dtype: bfloat16, or float16, whose small range makes a gradient scaler necessary.
+        dtype: bfloat16 or float16. float16 needs a gradient scaler, because its range is small.
     """
 
     def __init__(self, device_type: str, dtype: torch.dtype) -> None:
@@ -63,14 +63,14 @@ class Precision:
         self.scaler = torch.amp.GradScaler(device_type) if dtype is torch.float16 else None
 
     def autocast(self) -> torch.autocast:
-        """The context in which networks are called."""
+        """The autocast context for calls of networks."""
         return torch.autocast(self.device_type, dtype=self.dtype)
 
     @contextmanager
     def inside(self, policy: Any) -> Iterator[None]:
-        """Inside, each of the policy's networks computes under autocast and returns float32.
+        """In this context each of the policy's networks computes under autocast and returns float32.
 
-        For policies whose own methods compute networks and distributions together.
+        It is for policies whose own methods compute networks and distributions together.
         """
         handles = []
         for network in _networks_of(policy):
@@ -94,7 +94,7 @@ def _leave(context: Any, _network: nn.Module, _inputs: Any, outputs: Any) -> Any
 
 
 def _networks_of(policy: Any) -> list[nn.Module]:
-    """The policy's networks. None of them is part of another one in the list."""
+    """The policy's networks. No network in the list contains another network of the list."""
     networks = [getattr(policy, name, None) for name in _NETWORKS]
     extractor = policy.mlp_extractor
     parts = [getattr(extractor, name, None) for name in ("policy_net", "value_net")]
@@ -103,7 +103,7 @@ def _networks_of(policy: Any) -> list[nn.Module]:
 
 
 def as_float32(outputs: Any) -> Any:
-    """A floating-point tensor, or each one in a tuple, as float32; everything else unchanged."""
+    """Floating-point tensors, alone or in a tuple, as float32. Everything else is returned unchanged."""
     if isinstance(outputs, tuple):
         return tuple(as_float32(part) for part in outputs)
     return outputs.float() if isinstance(outputs, Tensor) and outputs.is_floating_point() else outputs

@@ -1,8 +1,8 @@
 """DQN: SB3's class with a plain PyTorch update, written out here from acting to the optimizer's step.
 
 `learn`, `load`, `save`, schedules, target updates, loggers and callbacks are SB3's own. With default settings every
-number is that of stock DQN (tests/parity/test_off_policy_parity.py). It adds action masks, MultiDiscrete actions,
-double Q-learning and prioritized replay.
+number is that of stock DQN (tests/parity/test_off_policy_parity.py). This class also has action
+masks, MultiDiscrete actions, double Q-learning and prioritized replay.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from fasttrain.errors import ConfigError, EnvError
 from fasttrain.vec.base import SlotSource, copy_observations, unblock_masks
 
 LOSSES = {"huber": functional.smooth_l1_loss, "mse": functional.mse_loss}
-CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # `_choose` computes what their methods do
+CHOOSING = (OffPolicyAlgorithm.__module__, DQNPolicy.__module__, __name__)  # their methods give `_choose`'s results
 LOGGED = ("loss", "n_updates", "skipped_steps")  # keys of the log that no term of the loss may have
 
 
 class Evaluated(NamedTuple):
     """What the networks compute for a batch of B transitions. `q_values` and `current` carry gradients."""
 
-    q_values: Tensor  # (B, A) of all actions in the observations, by the online network
-    current: Tensor  # (B, K) of these the values of the K sub-actions that were taken
+    q_values: Tensor  # (B, A) values of all actions, by the online network
+    current: Tensor  # (B, K) entries of `q_values` for the K sub-actions that were taken
     target: Tensor  # (B, 1) the TD target of `current`
 
 
@@ -67,7 +67,7 @@ class QWork(NamedTuple):
 
 
 class AnyDiscrete(OffPolicyAlgorithm):
-    """A base of DQN that allows MultiDiscrete actions, which SB3's DQN refuses."""
+    """A base of DQN that allows MultiDiscrete actions. SB3's DQN refuses them."""
 
     def __init__(self, *args: Any, **further: Any) -> None:
         further["supported_action_spaces"] = (spaces.Discrete, spaces.MultiDiscrete)
@@ -75,9 +75,9 @@ class AnyDiscrete(OffPolicyAlgorithm):
 
 
 class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
-    """Drop-in for `stable_baselines3.DQN`. Stock SB3 loads its zips if DQN has SB3's own network.
+    """Drop-in for `stable_baselines3.DQN`. Stock SB3 loads the zips of models with SB3's own network.
 
-    A subclass can add a term to the loss, for example that of conservative Q-learning (Kumar et al. 2020):
+    A subclass can add a term to the loss, for example the term of conservative Q-learning (Kumar et al. 2020):
 
         def loss(self, batch, evaluated):
             every = evaluated.q_values.logsumexp(1, keepdim=True)
@@ -89,9 +89,9 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         loss: "huber" (SB3's) or "mse".
         prioritized: arguments of `PrioritizedReplayBuffer` (`alpha`, `beta`, …), {} for its defaults; None: uniform.
         use_masking: use the env's action masks in exploration, in the greedy choice and in the target.
-        further arguments: as of `stable_baselines3.DQN`, and `engine`: "torch", which gives stock's numbers, "kernels"
-            for an MLP on the CPU, or `EngineSettings`. Each of several sub-actions gets a head of its own (Tavakoli et
-            al. 2018); such a model does not load in stock DQN.
+        further arguments: those of `stable_baselines3.DQN`, and `engine`: "torch" (stock's numbers), "kernels" (an MLP
+            on the CPU), or `EngineSettings`. A model for MultiDiscrete actions has one head per sub-action (Tavakoli
+            et al. 2018). Stock DQN cannot load this model.
 
     Raises:
         ConfigError: an unknown loss.
@@ -118,7 +118,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     def _setup_model(self) -> None:
         if isinstance(vars(self).get("loss"), str):  # older zips have `loss_kind` under this name
             self.loss_kind = vars(self).pop("loss")
-        self.dims = action_dims(self.action_space)  # sizes of the sub-actions, A their sum
+        self.dims = action_dims(self.action_space)  # sizes of the sub-actions; A is their sum
         several = isinstance(self.action_space, spaces.MultiDiscrete)
         if several:
             self.policy_class = BRANCHING.get(self.policy_class, self.policy_class)
@@ -133,7 +133,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
     def _choose(
         self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """ε-greedy as in SB3: one draw decides for the whole vector step. Before `learning_starts` all is random."""
+        """ε-greedy as in SB3: one draw decides for all envs. Before `learning_starts` all actions are random."""
         collector, count, masks = self.collector, source.num_envs, None
         if self.use_masking and source.masked:
             collector.clock.enter("env_step")  # reading masks counts as the env's time
@@ -150,7 +150,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         return actions, actions
 
     def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], step: EnvStep) -> None:
-        """Store one transition per env, with observations and rewards from before VecNormalize, as SB3 does it."""
+        """Store one transition per env, as in SB3: with the observations and rewards that VecNormalize got."""
         dims = self.dims if self.use_masking and source.masked else None
         if dims is None and self._store_transition.__module__ != OffPolicyAlgorithm.__module__:
             return super()._store(source, storage, actions, step)  # call the method that the user's class overrides
@@ -216,7 +216,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         """Values of a batch, and the target r + discount × V(next).
 
         V is the target network's value of its own best legal action, or with `double_q` of the online network's best
-        legal action. With several sub-actions it is the mean over them (Tavakoli et al. 2018).
+        legal action. With several sub-actions V is the mean over them (Tavakoli et al. 2018).
         """
         policy, precision, dims = self.policy, self.engine.precision, self.dims
         with torch.no_grad():
@@ -233,7 +233,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         return Evaluated(q_values, chosen_values(q_values, batch.actions, dims), target)
 
     def loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
-        """The named terms, scalars, whose sum is minimised and logged as `train/loss`.
+        """Scalar terms by name. Their sum is minimised and logged as `train/loss`.
 
         Terms that a subclass adds are also logged, as `train/<name>`. `td_loss` is the mean Huber loss (delta 1, as in
         SB3) or squared error over rows and sub-actions, weighted where prioritized replay drew the batch.
@@ -284,11 +284,11 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
 def next_states(
     source: SlotSource, observations: Any, normalizer: Any, dims: Sequence[int] | None
 ) -> tuple[Any, BoolArray | None]:  # (N, ...), (N, A)
-    """Next observations and their masks for the replay buffer. Of an ended episode they are its last ones.
+    """Next observations and masks for the replay buffer. Where an episode ended, they are those of its end.
 
     Args:
-        observations: after the step. If an episode ended, this is the first one of the next episode.
-        normalizer: SB3's VecNormalize, whose normalisation of last observations is undone, or None.
+        observations: those after the step. Where an episode ended, it is the first observation of the next episode.
+        normalizer: SB3's VecNormalize, or None. Its normalisation of last observations is undone.
         dims: sizes of the sub-actions; None: no masks. All choices are legal in a last observation for which the env
             gave no masks, and in a sub-action without a legal choice.
     """

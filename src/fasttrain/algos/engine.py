@@ -1,4 +1,4 @@
-"""How an algorithm computes and collects: `Engine`, `Collector`, and `Fast`, the base class that has one of each.
+"""How an algorithm computes and collects: `Engine`, `Collector`, and `Fast`, the base class that has both.
 
 An engine acts with the networks. Engines of compiled kernels also learn; on PyTorch the algorithm itself learns. An
 engine owns no weights: between two calls only the stock policy and its optimizer hold them, so that engines can be
@@ -55,7 +55,7 @@ class PolicyStep(NamedTuple):
 
     actions: NDArray[Any]  # (n, ...), not clipped to the action space
     stored: RolloutRow | None = None  # None unless the policy is an actor-critic
-    lstm_states: RNNStates | None = None  # after the step, of a recurrent policy
+    lstm_states: RNNStates | None = None  # LSTM states after the step; None: not recurrent
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class Statistics:
     epochs: int  # epochs begun
     stopped: bool = False  # True if `target_kl` ended the update before its last minibatch
     blamed: str = ""  # name of the first loss or gradient that was not finite; empty if only a GPU knows
-    expected_skips: bool = False  # True in float16, where skipping a step now and then is normal
+    expected_skips: bool = False  # True in float16: skipping a step now and then is normal there
 
     @property
     def skipped(self) -> int:
@@ -83,12 +83,12 @@ class Engine(ABC):
     `update(data, work)`, which learns from a filled rollout or from replay and returns `Statistics`.
 
     Args:
-        policy: of SB3, with its optimizer.
+        policy: an SB3 policy with its optimizer.
         settings: how the networks compute.
         previous: the engine that this one replaces; its clock, guard and counters are kept.
 
     Raises:
-        ConfigError: a setting that an engine which is `float32_only` does not support.
+        ConfigError: the engine is `float32_only`, and does not support one of the settings.
     """
 
     kind: ClassVar[str]  # one of `devices.KINDS`
@@ -97,7 +97,7 @@ class Engine(ABC):
     guard: Guard | None  # None: nothing is checked for NaN and infinity
     gradient_updates = 0  # optimizer steps so far
     skipped_steps = 0  # see `Statistics.skipped`
-    warmup_s = 0.0  # seconds of compiling, which count to no phase
+    warmup_s = 0.0  # seconds of compiling; they belong to no phase
 
     def __init__(self, policy: Any, settings: EngineSettings, previous: Engine | None = None) -> None:
         further = settings.amp_dtype is not None or settings.gradient_accumulation > 1 or settings.compile_mode
@@ -116,10 +116,10 @@ class Engine(ABC):
         self.precision = None if dtype is None else Precision(self.device.type, dtype)  # None: float32
         self.scaler = None if self.precision is None else self.precision.scaler  # scales gradients in float16
         self.compiled: Any = None  # a `Compiled`, if torch.compile is used
-        self.unsupported_reason: str | None = None  # why this is not the engine of kernels that was asked for
+        self.unsupported_reason: str | None = None  # why torch computes although kernels were requested
 
     def fits(self, policy: Any) -> bool:
-        """Whether the engine was made for this policy as it is now. Asked before each rollout and each update."""
+        """Whether the engine was made for this policy as it is now. Called before each rollout and each update."""
         return policy is self.policy and policy.device == self.device
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:  # noqa: B027 - Q-networks need nothing here
@@ -175,7 +175,7 @@ def to_device(
 
 
 class TorchEngine(Engine):
-    """An actor-critic on PyTorch. A recurrent one gets a `Memory` and returns the LSTM states after the step."""
+    """An actor-critic on PyTorch. For a recurrent policy, `act` gets a `Memory` and returns the next LSTM states."""
 
     kind: ClassVar[str] = "torch"
 
@@ -198,7 +198,7 @@ class TorchEngine(Engine):
             with torch.no_grad():
                 actions, values, log_probs, *after = self.view.act(seen, masks, *([] if memory is None else [memory]))
         except (RuntimeError, ValueError) as error:  # from torch.multinomial or torch.distributions
-            # After an error a CUDA device computes nothing any more, so that the cause cannot be found there.
+            # After an error a CUDA device computes nothing any more, so the cause cannot be found there.
             explicable = self.device.type == "cpu" and any(words in str(error) for words in NOT_FINITE)
             if self.guard is None or not explicable:
                 raise
@@ -226,7 +226,7 @@ class EnvStep(NamedTuple):
 
 
 class Collector:
-    """The env's side of an algorithm; see the module. It is never saved. A run may replace its clock."""
+    """The env's side of an algorithm; see the module. A collector is never saved. A run may replace its clock."""
 
     def __init__(self) -> None:
         self.clock = PhaseClock()
@@ -234,7 +234,7 @@ class Collector:
         self.schedule = "lockstep"  # "lockstep" or "first_ready"
         self.sampler = Direct()  # draws batches from the replay buffer
         self.empty_masks = EmptyMasks()
-        self.watch: Any = None  # an `eligible.Watch`, only of DQN and SAC
+        self.watch: Any = None  # an `eligible.Watch`; only DQN and SAC have one
         self.source: SlotSource | None = None  # the slots of the env
         self._env: VecEnv | None = None
 
@@ -245,7 +245,7 @@ class Collector:
         return self.source
 
     def step(self, source: SlotSource, actions: NDArray[Any], place: Any = None) -> EnvStep:
-        """Step all envs. `place`: arrays into which the observations are written, which saves a copy."""
+        """Step all envs. `place`: arrays to write the observations into, instead of a copy."""
         self.clock.enter("env_step")
         source.step_slots(actions)
         self.clock.enter("buffer")
@@ -266,7 +266,7 @@ class Collector:
 
         Raises:
             EnvSpecError: the env had masks before and has none now.
-            EnvError: masks have the wrong width, or a mask has no legal action and the setting makes that an error.
+            EnvError: masks have the wrong width, or a mask has no legal action and env.on_empty_mask is raise.
         """
         masks = source.read_masks()
         if masks is None:
@@ -295,14 +295,14 @@ def bootstrap_truncated(
 ) -> None:
     """Add gamma × value of the last observation to the last reward of every truncated episode.
 
-    Values are computed env by env as in SB3, because one product of several rows rounds differently; with kernels all
-    together. If a fault ended an episode (`lost`), its last step says nothing about the action. This step is left out
-    of the rollout. The transition before counts as truncated there, with the value of the observation that followed it.
+    Values are computed env by env as in SB3, because a product of several rows rounds differently. Kernels compute all
+    values at once. If a fault ended an episode (`lost`), its last step says nothing about the action and is left out of
+    the rollout. The transition before this step then counts as truncated, with the value of the observation after it.
 
     Args:
-        rewards: (N,) of this step, changed in place.
-        values: (N,) or (N, 1) of the observations before the step.
-        lstm_states: after the step, of a recurrent policy.
+        rewards: (N,) rewards of this step, changed in place.
+        values: (N,) or (N, 1) values of the observations before the step.
+        lstm_states: LSTM states after the step; None: not recurrent.
     """
     if lost := [episode.env_index for episode in finished if episode.lost]:
         model.rollout_buffer.storage.leave_out(step, lost)
@@ -316,12 +316,12 @@ def bootstrap_truncated(
 
 
 class Fast(BaseAlgorithm):
-    """Adds an engine and a collector to an SB3 algorithm. A subclass names it before the stock class.
+    """Adds an engine and a collector to an SB3 algorithm. A subclass lists `Fast` before the stock class.
 
-    Neither is saved, so that stock SB3 can load the zip.
+    Engine and collector are not saved, so that stock SB3 can load the zip.
 
     Args:
-        engine: "torch", which gives stock's numbers, "kernels", or `EngineSettings`.
+        engine: "torch" (stock's numbers), "kernels", or `EngineSettings`.
         further: arguments of the stock class.
     """
 
@@ -329,7 +329,7 @@ class Fast(BaseAlgorithm):
     collector: Collector
     _torch_engine: ClassVar[type[Engine]]
     _updates_often: ClassVar[bool] = False  # True: `unsupported_reason` is asked again only after a change
-    bootstrap_truncated = bootstrap_truncated  # a method, which joint models override
+    bootstrap_truncated = bootstrap_truncated  # a method, so that joint models can override it
 
     def __init__(self, *args: Any, engine: str | EngineSettings = "torch", **further: Any) -> None:
         self.engine = engine  # type: ignore[assignment]  # replaced in `_setup_model`; `load` may set another name
@@ -347,7 +347,7 @@ class Fast(BaseAlgorithm):
         self.engine = self._new_engine(EngineSettings.of(settings), self.engine)
 
     def engine_now(self) -> Engine:
-        """The engine for the next rollout or update. It is a new one if policy, optimizer or device were replaced, or
+        """The engine for the next rollout or update. A new one is made if policy, optimizer or device were replaced, or
         if the answer of `unsupported_reason` has changed."""
         engine = self.engine
         supported = engine.settings.kind == "kernels" and not self.unsupported_reason()
@@ -367,14 +367,14 @@ class Fast(BaseAlgorithm):
             return str(import_module(f"{ACCELERATORS}.compiled").prepare(self, env))
 
     def unsupported_reason(self) -> str | None:
-        """Why compiled kernels cannot reproduce this algorithm as it is now; None if they can."""
+        """Why compiled kernels cannot compute the present model; None if they can."""
         watch = self.collector.watch
         if watch is not None and watch.holds(self):
             return watch.reason  # type: ignore[no-any-return]
         eligible, reason = find_kernels()
         if eligible is None or not self._updates_often:
             return reason if eligible is None else eligible.unsupported_reason(self)
-        self.collector.watch = watch = eligible.Watch(self)  # asking takes longer than an update of DQN
+        self.collector.watch = watch = eligible.Watch(self)  # computing the reason takes longer than an update of DQN
         return watch.reason  # type: ignore[no-any-return]
 
     def _new_engine(self, settings: EngineSettings, previous: Engine | None) -> Engine:
@@ -393,7 +393,7 @@ class Fast(BaseAlgorithm):
 
 @cache
 def find_kernels() -> tuple[Any, str]:
-    """The module `accelerators.eligible`; or None, and why it cannot be imported."""
+    """The module `accelerators.eligible` and "", or None and the reason why it cannot be imported."""
     try:
         return import_module(f"{ACCELERATORS}.eligible"), ""
     except (ImportError, AttributeError) as error:  # `eligible` imports modules that use private parts of numba

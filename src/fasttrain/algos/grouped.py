@@ -1,6 +1,6 @@
-"""Collecting a rollout while groups of envs (those of a worker, or of a game engine) step independently.
+"""Collects a rollout while groups of envs step independently. A group is the envs of a worker or of a game engine.
 
-The policy acts for the groups that are ready. Within a rollout fast groups run ahead of slow ones. Every env still
+The policy acts for the groups that are ready. Within a rollout fast groups run ahead of slow groups. Every env still
 contributes exactly T steps to every rollout, all of them by the same policy, so that no env and no short episode is
 favoured. Only the order of the random draws differs from collecting in lockstep.
 """
@@ -34,7 +34,7 @@ class GroupedRollout:
 
     Args:
         model: the algorithm; the rollout begins at its `_last_obs` and `_last_episode_starts`.
-        groups: the groups of its envs.
+        groups: the groups of the model's envs.
         masked: whether the algorithm uses action masks.
     """
 
@@ -46,14 +46,14 @@ class GroupedRollout:
         envs, steps = self.storage.num_envs, self.storage.num_steps
         self.every: Int64Array = np.arange(envs)
         self.taken: Int64Array = np.zeros(envs, np.int64)  # steps that each env has finished
-        self.under_way: list[int] = []  # groups that are stepping, in the order they were sent
+        self.under_way: list[int] = []  # groups that are stepping, in the order in which they got their actions
         self.dones = np.zeros((steps, envs), np.bool_)
         self.missing: Int64Array = np.full(steps, envs)  # for each step, how many envs have not finished it
         self.infos: dict[int, list[dict[str, Any]]] = {}  # step → infos of all envs
         self.observations: Any = copy_observations(model._last_obs)
         memory = model.memory()
         self.memory: Memory | None = None if memory is None else memory.copied()
-        # LSTM states after the steps that are under way. They enter `memory` when these steps are finished.
+        # LSTM states after the steps that are under way. They are written to `memory` when these steps are finished.
         self.next_memory: Any = None if memory is None else memory.copied()
         self.storage.episode_starts[0] = model._last_episode_starts
 
@@ -110,7 +110,7 @@ class GroupedRollout:
             self._store(one, self.every[one.rows] if isinstance(one.rows, slice) else one.rows)
 
     def _store(self, outcome: GroupStep, rows: Int64Array) -> None:
-        """Store the outcome of the last actions of these envs. Each env is at a step of its own."""
+        """Store the outcome of the last actions of these envs. These envs may be at different steps."""
         slots, storage, steps = self.groups.env.slots, self.storage, self.taken[rows]
         storage.rewards[steps, rows] = slots.rewards[rows]
         dones = slots.terminations[rows] | slots.truncations[rows]
@@ -119,7 +119,7 @@ class GroupedRollout:
         storage.episode_starts[steps[within] + 1, rows[within]] = dones[within]
         for step in {int(self.taken[episode.env_index]) for episode in outcome.finished}:
             finished = [episode for episode in outcome.finished if self.taken[episode.env_index] == step]
-            if any(episode.truncated or episode.lost for episode in finished):  # the host waits only for these
+            if any(episode.truncated or episode.lost for episode in finished):  # reading values makes the host wait
                 after = None if self.next_memory is None else self.next_memory.states
                 values = storage.row("values", step)
                 self.model.bootstrap_truncated(finished, storage.rewards[step], values, step, after)
@@ -132,7 +132,7 @@ class GroupedRollout:
         np.subtract.at(self.missing, steps, 1)
 
     def _note(self, outcome: GroupStep, steps: Int64Array) -> None:
-        """Sort the infos by step. If there are records, all these envs are of one worker and at the same step."""
+        """Store the infos by step. If there are records, all these envs have one worker and are at the same step."""
         for step in {*steps.tolist()}:
             if step not in self.infos:
                 self.infos[step] = [{} for _ in range(self.storage.num_envs)]
@@ -165,4 +165,4 @@ class GroupedRollout:
             self.model._last_episode_starts = slots.terminations | slots.truncations
         else:
             self.model.remember(self.memory.states)
-            self.model._last_episode_starts = self.memory.episode_starts  # still True if the first decision was refused
+            self.model._last_episode_starts = self.memory.episode_starts  # True also after a refused first action

@@ -2,8 +2,8 @@
 
 The optimizer steps only if loss and gradient norm are finite (`step_clipped`, and in the kernels), so that NaN and
 infinity never reach a weight. After each round of updates (a rollout of PPO, a vector step of DQN) the guard reads the
-gradient norms. After too many rounds without a finite update it ends the run, or rolls the weights back. `causes.py`
-finds out what was not finite, and checks observations, rewards and actions.
+gradient norms. After too many rounds without a finite update the guard ends the run, or rolls back the weights.
+`causes.py` finds out what was not finite, and checks observations, rewards and actions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from fasttrain.errors import ConfigError, DivergedError
 
 NOT_FINITE = ("probability tensor contains", "Expected parameter", "Expected value argument")  # texts of torch's errors
 COUNTERS = ("skipped", "in_a_row", "rollbacks", "rolled_back", "since_copy")
-MAX_SKIPPED = 10  # rounds of updates in a row without a finite one
+MAX_SKIPPED = 10  # maximum number of rounds in a row without a finite update
 UNCHANGED = {
     True: "weights and optimizer are as they were",
     False: "the actor is as it was, and critics step where their own loss and gradient are finite",
 }
-COPY_EVERY = 1000  # for a rollback weights and optimizer are copied after so many updates; a copy takes 60 µs
+COPY_EVERY = 1000  # updates between two copies of weights and optimizer, for a rollback; a copy takes 60 µs
 
 
 def _warn(line: str) -> None:
@@ -41,7 +41,7 @@ class Guard:
     Args:
         at_limit: what to do after too many bad rounds in a row, the value of the setting `nan_guard`.
         say: prints a line for the user.
-        max_skipped: most bad rounds in a row. One more exceeds the limit.
+        max_skipped: maximum number of bad rounds in a row.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class Guard:
         self.in_a_row = 0  # rounds without a finite update
         self.rollbacks = 0
         self.rolled_back = False  # True until the first good round after a rollback
-        self._silent_below = 0  # the next line is printed once so many updates were skipped
+        self._silent_below = 0  # number of skipped updates at which the next line is printed
         self.since_copy = 0  # updates since the last copy
-        self._copies: list[list[Tensor]] = []  # at most two; between them all updates were good
+        self._copies: list[list[Tensor]] = []  # at most two; all updates between the two were good
 
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """What a checkpoint stores of the guard: plain values, and arrays by name."""
@@ -90,9 +90,9 @@ class Guard:
         """Count a round of updates. A line is printed each time the number of skipped updates has doubled.
 
         Args:
-            norms: of their gradients; not finite where the update was skipped.
-            why: finds out what was not finite first; called only if something was not.
-            expected: skipped steps are normal now and then (float16's gradient scaler).
+            norms: gradient norms of the updates; not finite where the update was skipped.
+            why: returns what was not finite first; called only after a skipped update.
+            expected: True: skipped steps are normal (float16's gradient scaler), and no line is printed.
 
         Raises:
             DivergedError: too many rounds in a row without a finite update, and no rollback is possible.
@@ -132,7 +132,7 @@ class Guard:
         )
 
     def _copy_for_rollback(self, model: Any, updates: int) -> None:
-        """Keep copies of the weights of now, and of `COPY_EVERY` good updates ago."""
+        """Copy the weights every `COPY_EVERY` good updates, and keep the last two copies."""
         if self.at_limit != "rollback":
             return
         self.since_copy += updates
@@ -153,7 +153,7 @@ def restore(model: Any, copy: list[Tensor]) -> None:
 
 
 def _tensors_of(model: Any) -> list[Tensor]:
-    """Weights and buffers, the weight of the entropy where SAC learns it, then the optimizers' states."""
+    """Weights and buffers, then the entropy's weight if SAC learns it, then the optimizers' states."""
     entropy = getattr(model, "ent_coef_optimizer", None)
     learned = [] if entropy is None else [each for group in entropy.param_groups for each in group["params"]]
     optimizers = [*optimizers_of(model.policy), *([] if entropy is None else [entropy])]

@@ -1,7 +1,7 @@
 """Several policies in one game: each decides in its own rows of one rollout, and learns from these rows alone.
 
-The members are models of PPO or MaskablePPO, each with a network, an optimizer, an engine and settings of its own. The
-container collects one rollout of T × N rows.
+The members are models of PPO or MaskablePPO, each with a network, an optimizer, an engine and settings of its own.
+`Joint` collects one rollout of T × N rows for all members.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
 from fasttrain.errors import ConfigError, EnvError
 
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
-ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # every policy must decide once in so many rollouts and episodes
+ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # a policy that never decided until then is an error
 
 
 class JointPolicy(BasePolicy):
-    """The members' policies as one. Its state dict has the weights of all."""
+    """The members' policies as one policy. Its state dict has the weights of all members."""
 
     def __init__(self, observation_space: Any, action_space: Any, members: Mapping[str, Any], owners: Owners) -> None:
         super().__init__(observation_space, action_space)
@@ -44,7 +44,7 @@ class JointPolicy(BasePolicy):
         self, observation: Any, state: Any = None, starts: Any = None, deterministic: bool = False,
         action_masks: Any = None,
     ) -> tuple[Any, Any]:  # fmt: skip
-        """As SB3's `predict`, for one observation or several. The policy that decides at an observation acts."""
+        """As SB3's `predict`, for one observation or several. Each observation goes to the policy that decides."""
         seen, policies, chosen = np.atleast_2d(observation), list[Any](self.members.values()), []
         parts, state = self.owners.rows(seen), self._begun(state, starts, len(seen))
         for number, own in parts:
@@ -60,7 +60,7 @@ class JointPolicy(BasePolicy):
         return (actions if np.ndim(observation) > 1 else actions[0]), state
 
     def _begun(self, state: Any, starts: Any, count: int) -> Any:
-        """The states of recurrent policies, side by side, before they act: h and c (L, count, units)."""
+        """The LSTM states h and c (L, count, units) of all policies, side by side, before they act."""
         if self.units and state is None:
             first: Any = next(iter(self.members.children()))
             lstm, total = first.lstm_actor, self.units[-1].stop
@@ -77,7 +77,7 @@ class JointEngine(Engine):
     """Acts by the engine of the policy that decides in each row.
 
     Args:
-        members: the models by name, whose engines act. None: new engines are made, as an opponent needs.
+        members: the models by name; their engines act. None: new engines are made, for an opponent.
     """
 
     kind: ClassVar[str] = "torch"
@@ -94,7 +94,7 @@ class JointEngine(Engine):
 
     def begin(self, rollout: RolloutStorage | None = None) -> None:
         for engine in self.engines:
-            engine.begin()  # without a rollout: the number of a policy's rows is known only at each step
+            engine.begin()  # no rollout, because the number of a policy's rows is known only at each step
 
     def act(self, observations: Any, action_masks: BoolArray | None, memory: Any = None) -> PolicyStep:
         parts, stored, changed = self.policy.owners.rows(observations), list[RolloutRow](), list[tuple[int, Any, Any]]()
@@ -113,10 +113,10 @@ class JointEngine(Engine):
         return PolicyStep(actions.cpu().numpy(), own, self.after(memory, changed))
 
     def own(self, memory: Any, number: int, rows: Any) -> Any:
-        """What a policy remembers in these rows; None for policies without memory."""
+        """The policy's `Memory` for these rows; None if the policies are not recurrent."""
 
     def after(self, memory: Any, changed: list[tuple[int, Any, Any]]) -> Any:
-        """The states after a step, in which policies `changed` theirs in some rows."""
+        """The LSTM states after a step. `changed`: (policy number, rows, their new states)."""
 
     def values(self, observations: Any, memory: Any = None) -> Float32Array:
         values = np.empty(len(observations), np.float32)
@@ -147,12 +147,12 @@ VIEWED = ("_observations", "_actions", "_masks")
 
 
 class JointStorage(RolloutStorage):
-    """One rollout of all policies of a `model`. The members' storages share its tensors, and leave out other rows. A
-    policy with a view of its own has its own observations and actions, which are copied when the rollout is full."""
+    """One rollout of all policies of a `model`. Members' storages share its tensors, and leave out other rows. A policy
+    with a view has observations and actions of its own. They are copied when the rollout is full."""
 
     def __init__(self, *args: Any, model: Any, **further: Any) -> None:
         super().__init__(*args, **further)
-        # Of truncated episodes: step, env, policy at the last observation (None: that of the step), value of it.
+        # Truncated episodes: step, env, policy at the last observation (None: the step's policy), value there.
         self.finals: list[tuple[int, int, int | None, np.float32]] = []
         self.model = model
         self.own_rewards = {name: np.zeros(self.settings[:2], np.float32) for name in model.reward_keys}
@@ -167,10 +167,10 @@ class JointStorage(RolloutStorage):
     def compute_returns_and_advantages(
         self, last_values: Float32Array, last_dones: BoolArray, rests: BoolArray | None = None
     ) -> None:
-        """Fill `advantages` and `returns`. Each row has those of the policy that decided in it.
+        """Fill `advantages` and `returns`. Each row gets the numbers of the policy that decided in it.
 
-        A transition is left out if its outcome is not known: the rollout or a truncated episode ends at a decision of
-        another policy. The policy's own value network has not learned the states of other policies.
+        A transition is left out if the rollout or a truncated episode ends at a decision of another policy. Its outcome
+        is then unknown, because a policy's value network has not learned the states in which other policies decide.
         """
         model, values, owners = self.model, self.values, self.model.policy.owners(self.observations)
         absent = np.zeros_like(owners, np.bool_) if self._left_out is None else self._left_out
@@ -212,7 +212,7 @@ class JointStorage(RolloutStorage):
 
 def by_env_steps(rewards: Float32Array, left_out: BoolArray, gamma: float) -> tuple[Float32Array, Float32Array]:
     """Rewards and discounts (T, N) that make `advantages_of` discount each env step between two decisions."""
-    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # steps since the last decision, steps until the next
+    since, gap = np.zeros(rewards.shape), np.ones(rewards.shape)  # steps since the last and until the next decision
     for step in range(1, len(rewards)):
         since[step] = np.where(left_out[step], since[step - 1] + 1, 0)
         gap[-1 - step] = np.where(left_out[-step], gap[-step] + 1, 1)
@@ -220,7 +220,7 @@ def by_env_steps(rewards: Float32Array, left_out: BoolArray, gamma: float) -> tu
 
 
 class _NotesRewards:
-    """A callback that stores the rewards of the policies with a `reward_key`. An info without one counts as 0."""
+    """A callback that stores the rewards of policies with a `reward_key`. An info without the key has reward 0."""
 
     def __init__(self, callback: Any, model: Any) -> None:
         self._callback, self._model = callback, model
@@ -258,10 +258,10 @@ class Joint:
     Args:
         make: builds the members by name for an env. It draws their weights from the present random state.
         owners: says which policy decides at an observation.
-        reward_keys: the info entry that replaces the env's reward, by name of the policy that has such a reward.
-        returns: the kind of each policy's return, by name. JOINT, the default: from each decision to the next one of
-            any policy, with the value that this policy gives, as if all were one policy. DECISIONS: to the next
-            decision of the same policy. STEPS: as DECISIONS, but `gamma` discounts each env step between the two.
+        reward_keys: policy name → the info entry that replaces the env's reward for this policy.
+        returns: policy name → kind of its returns. JOINT, the default: a transition ends at the next decision of any
+            policy, with that policy's value, as if all were one policy. DECISIONS: it ends at the next decision of the
+            same policy. STEPS: as DECISIONS, but `gamma` discounts each env step between the two decisions.
         further: arguments of the stock class.
     """
 
@@ -276,7 +276,7 @@ class Joint:
     ) -> None:  # fmt: skip
         self.make, self.owners, self.returns, self.rollouts = make, owners, returns or {}, 0
         self.reward_keys, self.untold = reward_keys or {}, {*(reward_keys or {})}
-        self.update_s = dict.fromkeys(owners.names, 0.0)  # seconds, of this process
+        self.update_s = dict.fromkeys(owners.names, 0.0)  # seconds of updates in this process, by policy
         super().__init__(JointPolicy, *args, **further)  # type: ignore[call-arg]
 
     def _setup_model(self: Any) -> None:
@@ -314,7 +314,7 @@ class Joint:
     def bootstrap_truncated(
         self: Any, finished: Any, rewards: Float32Array, values: Any, step: int, lstm_states: Any = None
     ) -> None:
-        """Store which policy decides at the last observation of each truncated episode, and its value. A lost step is
+        """Store which policy decides at the last observation of each truncated episode, and the value. A lost step is
         left out of the rollout, and the observation before it counts as the last one."""
         storage = self.rollout_buffer.storage
         for episode in finished:
@@ -332,7 +332,7 @@ class Joint:
         return super().collect_rollouts(env, callback, *further, **more)  # type: ignore[misc,no-any-return]
 
     def train(self: Any) -> None:
-        """Update each policy that decided in this rollout, by its own settings, on its own rows."""
+        """Update each policy that decided in this rollout, with its own settings, on its own rows."""
         self.rollouts += 1
         idle = [name for name, count in self.engine.decisions.items() if not count]
         if idle and (self.rollouts >= ENOUGH_ROLLOUTS or len(self.ep_info_buffer) >= ENOUGH_EPISODES):

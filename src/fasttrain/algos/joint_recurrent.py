@@ -1,7 +1,7 @@
-"""Several recurrent policies in one game. A policy's LSTM states go from its decision to its next one.
+"""Several recurrent policies in one game. A policy keeps its LSTM states until its next decision.
 
-The container's states are those of all policies side by side. A policy changes its own units at its decisions, and an
-episode's begin sets all to zero. All policies have the same kind of cell and number of layers.
+The joint model has the LSTM states of all policies side by side. At its decisions a policy changes its own units. When
+an episode begins, all states are zero. All policies have the same kind of cell and the same number of layers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class JointRecurrentEngine(JointEngine):
 
 class _MemberStorage(RecurrentStorage):
     def begins(self, order: Int64Array) -> BoolArray:  # (rows,) → (rows,)
-        """As `RecurrentStorage.begins`, but other policies' rows do not end a sequence, only the episode's end does."""
+        """As `RecurrentStorage.begins`, but only the episode's end ends a sequence, not rows of other policies."""
         episodes = self.episode_starts.cumsum(axis=0).reshape(-1)[order]
         begins: BoolArray = np.ones(len(order), np.bool_)
         begins[1:] = (np.diff(order % self.num_envs) != 0) | (np.diff(episodes) != 0) | (np.diff(order) < 0)
@@ -46,14 +46,14 @@ class _MemberStorage(RecurrentStorage):
 
 
 class JointRecurrentStorage(JointStorage, RecurrentStorage):
-    """A `JointStorage` with the states before each step. A policy's sequence goes on after steps of other policies."""
+    """A `JointStorage` with LSTM states before each step. A policy's sequence goes on after steps of other policies."""
 
     def __init__(self, *args: Any, model: Any, **further: Any) -> None:
         super().__init__(*args, model=model, **further)
         for member, units in zip(model.members.values(), model.policy.units, strict=True):
             storage: Any = member.rollout_buffer.storage
             storage._states = tuple(part[..., units] for part in self._states)
-            storage.__class__ = _MemberStorage  # the model has made a RecurrentStorage
+            storage.__class__ = _MemberStorage  # the member made it as a RecurrentStorage
 
 
 class _JointRecurrent(Joint):

@@ -34,7 +34,7 @@ Learn = TypeVar("Learn", bound=Callable[..., Any])
 
 
 def without_threads_left(learn: Learn) -> Learn:
-    """SB3's `learn`, which also ends the threads in the background."""
+    """Wrap SB3's `learn`, and end the background threads after it."""
 
     @wraps(learn)
     def learn_and_close(self: OffPolicy, *args: Any, **kwargs: Any) -> Any:
@@ -51,12 +51,12 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     """The base of DQN and SAC. If the replay buffer is no `ReplayStorage`, SB3's own loops run."""
 
     _updates_often = True
-    dims: list[int]  # sizes of the sub-actions, which masks have side by side
+    dims: list[int]  # sizes of the sub-actions; a mask has their entries side by side
     use_masking = False
     prioritized: Mapping[str, Any] | None = None  # arguments of prioritized replay; None: uniform replay
 
     def _setup_model(self) -> None:
-        infos_stored = self.replay_buffer_kwargs.get("copy_info_dict")  # SB3's HerReplayBuffer alone does it
+        infos_stored = self.replay_buffer_kwargs.get("copy_info_dict")  # only SB3's HerReplayBuffer stores infos
         if self.replay_buffer is None and self.replay_buffer_class in STOCK_REPLAYS and not infos_stored:
             masked = self.use_masking and self.env is not None and slots_of(self.env).masked
             self.replay_buffer = replay_of(self, sum(self.dims) if masked else None)
@@ -64,7 +64,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         self._attach()
 
     def overrides(self, base: type[OffPolicy], *methods: str) -> dict[str, bool]:
-        """A text for each of these methods of `base`, "CLASS.METHOD is overridden" → whether that is true."""
+        """For each of these methods of `base`: "CLASS.METHOD is overridden" → whether this is true."""
         kind = type(self)
         return {f"{kind.__name__}.{name} is overridden": getattr(kind, name) is not getattr(base, name)
                 for name in methods}  # fmt: skip
@@ -93,14 +93,14 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
             )
         if self.engine.settings.compile_mode is not None and (failure := self.prepare(env)):
             warnings.warn(f"{failure}; training goes on without it", stacklevel=3)
-        callback.update_locals(  # the names of SB3's loop that do not change from step to step
+        callback.update_locals(  # variables of SB3's loop that are the same in all steps
             {"self": self, "env": env, "callback": callback, "train_freq": train_freq, "replay_buffer": storage,
              "action_noise": action_noise, "learning_starts": learning_starts, "log_interval": log_interval,
              "continue_training": True}
         )  # fmt: skip
         with self.collector.clock.phase("buffer"):
             done = self._collect(source, storage, callback, train_freq, action_noise, learning_starts, log_interval)
-        if isinstance(storage, HindsightStorage) and not storage.can_draw:  # the warm-up lasts for an episode at least
+        if isinstance(storage, HindsightStorage) and not storage.can_draw:  # the warm-up needs an ended episode
             self.learning_starts = max(self.learning_starts, self.num_timesteps)
         return done
 
@@ -165,7 +165,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     def _choose(
         self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Actions (N, ...) for the envs, and for the replay buffer; before `learning_starts` they are random."""
+        """Actions (N, ...) for the envs, and those for the replay buffer. Before `learning_starts` they are random."""
 
     def _store(self, source: SlotSource, storage: ReplayStorage, actions: NDArray[Any], step: EnvStep) -> None:
         """Store one transition of each env, as SB3 does it."""
@@ -174,14 +174,14 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
     # --- learning
 
     def replay(self) -> Replay:
-        """The replay buffer with its sampler, from which updates take batches."""
+        """The replay buffer with its sampler. Updates take batches from it."""
         buffer: Any = self.replay_buffer
         return Replay(buffer, self.collector.sampler, self._vec_normalize_env)
 
     def prefetch_batches(self, deterministic: bool = False, depth: int = 1) -> None:
         """Draw the next update's batches in a thread; see `Prefetching`.
 
-        With `deterministic` they are drawn without a thread, because they depend on every number drawn before them.
+        With `deterministic` no thread is used, because a batch depends on every number drawn before it.
         """
         self.collector.sampler.close()
         self.collector.sampler = Direct() if deterministic else Prefetching(self.seed, depth)
@@ -191,7 +191,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
         engine.clock.enter("log")
         record, self._n_updates = self.logger.record, self._n_updates + done.epochs
         for name, values in done.terms.items():
-            if done.skipped and len(values) == len(done.norms):  # else a term was missing in some batches
+            if done.skipped and len(values) == len(done.norms):  # a term with fewer values was missing in some batches
                 values = values[np.isfinite(done.norms)]
             record(f"train/{name}", float(values.mean(dtype=np.float64)) if len(values) else np.nan)
         record("train/n_updates", self._n_updates, exclude="tensorboard")
@@ -202,7 +202,7 @@ class OffPolicy(Fast, OffPolicyAlgorithm):
 
 
 def left_out(slots: Slots) -> tuple[list[int], list[int], list[int]]:
-    """Envs whose step was no transition, because of a fault or a rest, and envs that rest next within an episode."""
+    """Three lists of envs: step lost by a fault; step was no transition; the episode's next step is no transition."""
     resets, rests = ([] if rows is None else rows.nonzero()[0].tolist() for rows in (slots.resets, slots.rests))
     lost = [episode.env_index for episode in slots.finished if episode.lost]
     return lost, resets, [env for env in rests if not (slots.terminations[env] or slots.truncations[env])]

@@ -1,4 +1,4 @@
-"""Whose decision an observation is, and the parts of observations and actions that are this policy's own."""
+"""Which policy decides at an observation, and which parts of observations and actions belong to a policy."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class View(NamedTuple):
     columns: Int64Array | None = None  # of an observation
     actions: slice | None = None  # numbers of an action
     masks: slice = slice(None)  # entries of an action mask
-    seat: tuple[Any, Any] | None = None  # the policy's observation and action space, if policies differ in them
+    seat: tuple[Any, Any] | None = None  # the policy's observation and action space, if the policies' spaces differ
 
     @property
     def is_whole(self) -> bool:
         return self.columns is None and self.actions is None
 
     def seen(self, observations: Any) -> Any:  # (n, D)
-        """What the policy sees of observations."""
+        """The columns of observations that the policy sees."""
         return observations if self.columns is None else np.take(observations, self.columns, axis=1)
 
     def placed(self, given: Any, space: spaces.Space[Any]) -> Tensor:
@@ -49,9 +49,9 @@ def view_of(seen: Sequence[int] | None, width: int, frames: int, goals: int, set
     """The parts of observations and actions that a policy sees and chooses.
 
     Args:
-        seen: the columns that it sees of a frame of the observation, which has `width` of them; None: all.
+        seen: the columns of a frame that the policy sees; a frame has `width` columns. None: all columns.
         frames: how many frames are stacked.
-        goals: how many goals there are. The last number of an action chooses one. 0: the game has no goals.
+        goals: number of goals. The last number of an action chooses a goal. 0: the game has no goals.
         sets_goals: whether this policy chooses goals. Other policies choose the numbers before the last.
     """
     columns = None if seen is None else np.add.outer(np.arange(frames) * width, np.array(seen, np.int64)).ravel()
@@ -63,7 +63,7 @@ def view_of(seen: Sequence[int] | None, width: int, frames: int, goals: int, set
 
 
 def view_of_seats(seats: Sequence[tuple[Any, Any]], seen: Sequence[int] | None, what: str) -> View:
-    """The view of a policy that decides for these seats, given by their spaces. Raises ConfigError: they differ."""
+    """The view of a policy for `seats`, each (observation space, action space). Raises ConfigError: seats differ."""
     (shown, actions), *others = seats
     if any(other != (shown, actions) for other in others):
         raise ConfigError(f"{what}: the seats for which it decides have different spaces; give each a policy")
@@ -74,7 +74,7 @@ def view_of_seats(seats: Sequence[tuple[Any, Any]], seen: Sequence[int] | None, 
 
 
 class Viewed(VecEnvWrapper):
-    """`venv` with the spaces of a policy's view, for building a model, which keeps only the spaces."""
+    """`venv` with the spaces of a policy's view. A model that is built with it keeps only the spaces."""
 
     def __init__(self, venv: VecEnv, view: View) -> None:
         seen: Any
@@ -106,9 +106,9 @@ class Owners:
 
     Args:
         names: the names of the policies.
-        columns: for each policy the columns of the observation that are 1 at its decisions, counted from the end, so
-            that with stacked frames they are columns of the newest one. None: all decisions that no other policy takes.
-        views: for each policy what it sees and chooses; none: every policy sees and chooses everything.
+        columns: for each policy the columns of the observation that are 1 at its decisions. They are counted from the
+            end, so that they lie in the newest of stacked frames. None: all decisions that no other policy takes.
+        views: for each policy what it sees and chooses; empty: every policy sees and chooses everything.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Owners:
     def rows(self, observations: Any) -> list[tuple[int, Any]]:
         """For each policy that decides in some rows of (n, D): its number, and the rows (a slice if they are all rows).
 
-        Rows in which nobody decides, such as those of an env that only resets, are given to the first policy.
+        Rows in which nobody decides (for example when an env only resets) are given to the first policy.
         """
         owners = np.maximum(self(observations), 0)
         found = [(number, rows) for number in range(len(self.names)) if len(rows := np.flatnonzero(owners == number))]

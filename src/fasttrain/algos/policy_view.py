@@ -2,7 +2,7 @@
 
 `view_of` chooses a view for a policy. For Discrete, MultiDiscrete, masked MultiBinary and continuous actions of an
 unchanged SB3 policy this is a `NetworkView`. For everything else (gSDE, MultiBinary without masks, a policy that
-overrides a method of `_ACTION_PATH`) it calls the policy's own `forward` and `evaluate_actions`.
+overrides a method of `_ACTION_PATH`) a `StockView` calls the policy's own `forward` and `evaluate_actions`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Evaluated(NamedTuple):
 
     values: Tensor  # (B,)
     log_probs: Tensor  # (B,) of the stored actions
-    entropy: Tensor | None  # (B,); None where the distribution has no closed form
+    entropy: Tensor | None  # (B,); None if the entropy has no closed form
     logits: Tensor | None = None  # (B, A) of the action net, before masks, or a Gaussian's means; None: unknown
 
 
@@ -64,7 +64,7 @@ class PolicyView(ABC):
         dims: sizes of the sub-actions; None if there is only one.
     """
 
-    layout = ""  # of recurrent policies: how a minibatch lays out its sequences
+    layout = ""  # how a minibatch lays out sequences; empty: not recurrent
 
     def __init__(self, policy: Any, precision: Precision | None = None, dims: Sequence[int] | None = None) -> None:
         self.policy, self.precision, self.dims = policy, precision, dims
@@ -86,7 +86,7 @@ class PolicyView(ABC):
 class NetworkView(PolicyView):
     """Calls the policy's networks, and applies the distribution's operations to their outputs."""
 
-    acting: Callable[[TensorObservations], Outputs] | None = None  # a compiled form of `outputs`, for `act`
+    acting: Callable[[TensorObservations], Outputs] | None = None  # a compiled form of `self.outputs`, for `act`
 
     @abstractmethod
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -96,7 +96,7 @@ class NetworkView(PolicyView):
     def rate(
         self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies (B,) of the action net's outputs (B, A)."""
+        """Log-probabilities (B,) of `actions` and entropies (B,), from the action net's outputs (B, A)."""
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         outputs, values = (self.acting or self.outputs)(observations)
@@ -122,7 +122,7 @@ class NetworkView(PolicyView):
 
 
 class CategoricalView(NetworkView):
-    """One categorical action per row (`dims` is None), or K of them. The action net's outputs are logits."""
+    """One categorical action per row (`self.dims` is None), or K sub-actions. The action net's outputs are logits."""
 
     def drawn(self, outputs: Tensor, action_masks: Tensor | None) -> tuple[Tensor, Tensor]:
         action_masks = self._masks(outputs, action_masks)
@@ -137,7 +137,7 @@ class CategoricalView(NetworkView):
         return multi_log_prob_and_entropy(outputs, actions, self.dims, action_masks, entropy_gradient)
 
     def _masks(self, logits: Tensor, action_masks: Tensor | None) -> Tensor | None:
-        """The masks; all-legal ones if there are none: sb3-contrib normalises logits twice even without masks."""
+        """The masks. A maskable policy gets all-legal masks for None: sb3-contrib then also normalises logits twice."""
         return torch.ones_like(logits, dtype=torch.bool) if action_masks is None and self.maskable else action_masks
 
 
@@ -158,7 +158,7 @@ class GaussianView(NetworkView):
         self, outputs: Tensor, actions: Tensor, action_masks: Tensor | None, entropy_gradient: bool
     ) -> tuple[Tensor, Tensor]:
         scale = self._scale(outputs)
-        log_probs = gaussian_log_prob(outputs, scale, actions)  # before the entropy, as in SB3: the order of sums
+        log_probs = gaussian_log_prob(outputs, scale, actions)  # before the entropy, as in SB3, for the same rounding
         return log_probs, (0.5 + 0.5 * math.log(2 * math.pi) + torch.log(scale)).sum(dim=1)
 
     def _scale(self, means: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class StockView(PolicyView):
 
     def __init__(self, policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None) -> None:
         super().__init__(policy, precision)
-        # SB3's plain rollout buffer hands out every action but Discrete as float32; sb3-contrib's keeps the dtype.
+        # SB3's rollout buffer returns all actions except Discrete as float32. sb3-contrib's masked one keeps the dtype.
         self.float_actions = not self.maskable and not isinstance(action_space, spaces.Discrete)
 
     def act(self, observations: TensorObservations, action_masks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,7 +200,7 @@ def view_of(policy: nn.Module, action_space: spaces.Space[Any], precision: Preci
 
 
 def networks_of(policy: Any, action_space: spaces.Space[Any], precision: Precision | None = None) -> NetworkView | None:
-    """The view of a policy with categorical actions or a diagonal Gaussian over a vector; None for other policies."""
+    """The view of a policy with categorical actions or a diagonal Gaussian; None for other policies."""
     kind: Any = type(policy.action_dist)
     if kind in _SINGLE:
         return CategoricalView(policy, precision)
@@ -249,13 +249,13 @@ def log_normalize(logits: Tensor) -> Tensor:  # (..., A) → (..., A)
     return logits - logits.logsumexp(-1, keepdim=True)
 
 
-def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), (..., A) float 1 legal, 0 not → (..., A)
+def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), (..., A) float, 1: legal → (..., A)
     """`log_normalize(where(legal, logits, -1e8))`, bit for bit, in a quarter of the time.
 
     `torch.where` takes 434 µs for 2,048 × 86; a multiply-add by a 0/1 mask is vectorized and takes 28 µs. `exp` is slow
-    for numbers below -88 (1,290 µs, not 150), so illegal entries are computed as exp(0) and set to zero afterwards. The
-    sum is at least 1, or 0 where nothing is legal. Then the row is 0 everywhere and has no gradient. In sb3-contrib it
-    is -8 from 55 actions on, because -1e8 + log A is rounded there.
+    for numbers below -88 (1,290 µs, not 150), so illegal entries are computed as exp(0) and set to zero afterwards. A
+    row without a legal action is 0 everywhere and has no gradient. In sb3-contrib such a row is -8 from 55 actions on,
+    because -1e8 + log A is rounded there.
     """
     masked = torch.addcmul((legal - 1.0).mul_(-ILLEGAL_LOGIT), logits, legal)
     largest = masked.amax(-1, keepdim=True)
@@ -265,15 +265,15 @@ def masked_log_normalize(logits: Tensor, legal: Tensor) -> Tensor:  # (..., A), 
 
 def as_legal(action_masks: Tensor) -> Tensor:  # (..., A) bool → (..., A) float32
     """The mask as a 0/1 factor. For 2,048 × 86 the cast from uint8 takes 10 µs, from bool 58 µs."""
-    compiling = torch.compiler.is_compiling()  # torch.compile fuses the cast, and torch 2.11 cannot compile the view
+    compiling = torch.compiler.is_compiling()  # torch.compile fuses the cast; torch 2.11 cannot compile the view
     return (action_masks if compiling else action_masks.view(torch.uint8)).to(torch.float32)
 
 
 class _LogProbAndEntropy(torch.autograd.Function):
     """Log-probability and entropy of categorical actions with an explicit gradient.
 
-    The gradient adds its terms in autograd's order, so that it equals that of SB3's graph bit for bit. Without
-    `entropy_gradient` the terms are left out that SB3 would multiply by `ent_coef = 0`.
+    The gradient adds its terms in autograd's order, so that it equals the gradient of SB3's graph bit for
+    bit. Without `entropy_gradient` it leaves out the terms that SB3 would multiply by `ent_coef = 0`.
     """
 
     @staticmethod
@@ -327,7 +327,7 @@ def multi_log_prob_and_entropy(
     action_masks: Tensor | None = None,  # (B, sum of dims) bool
     entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:  # (B,), (B,)
-    """The sums over K independent categorical sub-actions; a masked MultiBinary has K with two choices each."""
+    """The sums over K independent categorical sub-actions. In a masked MultiBinary space each has two choices."""
     if len(set(dims)) == 1:  # equal sizes: one call on (B, K, A / K)
         shape = (len(logits), len(dims), dims[0])
         masks = None if action_masks is None else action_masks.view(shape)
@@ -343,7 +343,7 @@ def multi_log_prob_and_entropy(
 def _by_sub_action(
     logits: Tensor, dims: Sequence[int], action_masks: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """The logits (B, a) and masks (B, a) of each sub-action, which has a choices."""
+    """For each sub-action with a choices: its logits (B, a) and masks (B, a)."""
     masks = [None] * len(dims) if action_masks is None else torch.split(action_masks, list(dims), 1)
     for part, mask in zip(torch.split(logits, list(dims), 1), masks, strict=True):
         yield part, None if mask is None else mask.contiguous()
@@ -354,10 +354,10 @@ def draw(probs: Tensor) -> Tensor:  # (B, A) → (B, 1) int64
     """`torch.multinomial(probs, 1, True)`: the same draws from the same random stream, in 40 % of the time on the CPU.
 
     torch divides the probabilities by exponential variates and takes the largest. It computes these variates one by one
-    (316 µs for 256 × 86). Here one vectorized logarithm is taken of the same uniform numbers (105 µs).
+    (316 µs for 256 × 86). Here one vectorized logarithm of the same uniform numbers gives them (105 µs).
     """
     usable = probs.device.type == "cpu" and probs.dtype == torch.float32 and _exponentials_agree()
-    if not usable or not torch.isfinite(probs.sum()):  # torch raises an error that names NaN and infinity
+    if not usable or not torch.isfinite(probs.sum()):  # torch raises an error about NaN and infinity
         return torch.multinomial(probs, 1, True)
     return (probs / _exponentials(probs.shape, torch.default_generator)).argmax(-1, keepdim=True)
 
@@ -377,7 +377,7 @@ def _exponentials_agree() -> bool:
 
 @torch.no_grad()
 def sample(logits: Tensor, action_masks: Tensor | None = None) -> tuple[Tensor, Tensor]:  # (B, A) → (B,), (B,)
-    """One action per row, drawn from torch's random stream exactly as SB3 does it, and its log-probability."""
+    """One action per row, drawn from torch's random stream exactly as in SB3, and its log-probability."""
     log_probs = log_normalize(logits)
     if action_masks is not None:
         log_probs = masked_log_normalize(log_probs, as_legal(action_masks))
@@ -389,7 +389,7 @@ def sample(logits: Tensor, action_masks: Tensor | None = None) -> tuple[Tensor, 
 def multi_sample(
     logits: Tensor, dims: Sequence[int], action_masks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:  # (B, sum of dims) → (B, K), (B,)
-    """K sub-actions per row, drawn one after the other as SB3 does it, and their log-probability."""
+    """K sub-actions per row, drawn in their order as in SB3, and their joint log-probability."""
     drawn = [sample(part, mask) for part, mask in _by_sub_action(logits, dims, action_masks)]
     return torch.stack([pair[0] for pair in drawn], 1), torch.stack([pair[1] for pair in drawn], 1).sum(1)
 

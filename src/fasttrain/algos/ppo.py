@@ -1,6 +1,6 @@
 """PPO and MaskablePPO: SB3's classes with a faster rollout and a faster update, and the same numbers.
 
-`_PPO` holds what both share. It overrides `_setup_model`, `collect_rollouts`, `train` and the exclude list of `save`.
+`_PPO` has their common code. It overrides `_setup_model`, `collect_rollouts`, `train` and the exclude list of `save`.
 `learn`, `predict`, `load`, `set_env`, schedules, loggers and callbacks are SB3's own.
 """
 
@@ -46,8 +46,8 @@ class _PPO(Fast, OnPolicyAlgorithm):
     _storage: ClassVar[type[RolloutStorage]] = RolloutStorage
     rollout_buffer: Any  # a `RolloutView` of the storage, or a buffer of the user's own
     _masked: ClassVar[bool]  # whether the algorithm takes action masks
-    dims: list[int]  # sizes of the sub-actions, which masks have side by side
-    reuse: Reuse | None = None  # updates on the last few rollouts; None: on the newest alone
+    dims: list[int]  # sizes of the sub-actions; a mask has their entries side by side
+    reuse: Reuse | None = None  # updates use the last few rollouts; None: only the newest
 
     def _setup_model(self) -> None:
         self.dims = action_dims(self.action_space) if self._masked else []
@@ -66,7 +66,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
     ) -> bool:
         """Fill the rollout buffer. An algorithm with masks uses them unless `use_masking` is False."""
         if not has_stock_buffer(self):
-            if self._masked and use_masking is None:  # MaskableRecurrentPPO, for which SB3 has no loop
+            if self._masked and use_masking is None:  # MaskableRecurrentPPO: SB3 has no loop for it
                 raise ConfigError(f"{type(self).__name__} needs its own rollout buffer; leave rollout_buffer alone")
             masked = {} if use_masking is None else {"use_masking": use_masking}
             return super().collect_rollouts(env, callback, rollout_buffer, n_rollout_steps, **masked)
@@ -80,7 +80,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
             DivergedError: too many rounds in a row had no finite update; see `guard.py`.
             ConfigError: the rollout is in a buffer that only SB3's own update reads, and `loss` is overridden.
         """
-        if not isinstance(self.rollout_buffer, RolloutView):  # the user's own, or a stock one that the user filled
+        if not isinstance(self.rollout_buffer, RolloutView):  # the user's own, or a stock buffer that the user filled
             if has_own_loss(self):
                 raise ConfigError(
                     f"{type(self).__name__}.loss with a rollout in a {type(self.rollout_buffer).__name__}: SB3's own "
@@ -131,12 +131,12 @@ class _PPO(Fast, OnPolicyAlgorithm):
     def loss(self, batch: RolloutBatch, evaluated: Evaluated) -> dict[str, Tensor]:
         """The terms of PPO's loss (Schulman et al. 2017), each a scalar tensor () without its weight.
 
-        Training minimises their sum, in which `entropy_loss` counts `ent_coef` times, `value_loss` `vf_coef` times and
-        every other term once. Each is logged as `train/NAME`. Override this method to add a term:
+        Training minimises their weighted sum. The weights are `ent_coef` for `entropy_loss`, `vf_coef` for `value_loss`
+        and 1 for all other terms. Each term is logged as `train/NAME`. Override this method to add a term:
 
             return super().loss(batch, evaluated) | {"reference_kl": 0.1 * kl}
 
-        Compiled kernels and torch.compile are not used then, since they compute only the terms below.
+        With an override, compiled kernels and torch.compile are not used, because they compute only PPO's terms.
 
         Args:
             batch: B rows of the rollout. The advantages are normalised if `normalize_advantage` is set.
@@ -159,7 +159,7 @@ class _PPO(Fast, OnPolicyAlgorithm):
         """A `Memory` of the LSTM states before the next step; None for a policy without an LSTM."""
 
     def remembered(self) -> dict[str, Any]:
-        """Further arguments for `_storage` of a recurrent algorithm."""
+        """Arguments that only the storage of a recurrent algorithm has."""
         return {}
 
 
@@ -172,7 +172,7 @@ class PPO(_PPO, stable_baselines3.PPO):
 class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
     """Drop-in for `sb3_contrib.MaskablePPO`; `engine="kernels"` computes an MLP policy in compiled kernels.
 
-    In a state without a legal action any action is drawn, as in sb3-contrib; `collector.empty_masks` counts them.
+    In a state without a legal action any action is drawn, as in sb3-contrib. `collector.empty_masks` counts them.
     """
 
     _masked = True
@@ -181,9 +181,9 @@ class MaskablePPO(_PPO, sb3_contrib.MaskablePPO):
 def ppo_terms(batch: RolloutBatch, evaluated: Evaluated, clip_range: Any, clip_range_vf: Any) -> Terms:
     """The terms of PPO's loss under SB3's names, each a scalar without its weight.
 
-    The policy's term is the clipped surrogate. The value's term is the squared error to the returns; with
-    `clip_range_vf` values change by at most that much. The entropy's term is minus the mean entropy, which is estimated
-    from the actions taken if the distribution has no closed form.
+    The policy's term is the clipped surrogate. The value's term is the squared error to the returns;
+    `clip_range_vf` limits how much a value can change. The entropy's term is minus the mean entropy. If the entropy has
+    no closed form, it is estimated from the actions taken.
     """
     advantages, values, old_values = batch.advantages, evaluated.values, batch.old_values
     ratio = torch.exp(evaluated.log_probs - batch.old_log_probs)
@@ -207,7 +207,7 @@ def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: 
     `approx_kl` estimates KL(old ‖ new) and is never negative, http://joschu.net/blog/kl-approx.html
 
     Args:
-        numbers: a `PPOWork`, or the `Coefficients` of compiled code. A term for which it has no weight has weight 1.
+        numbers: a `PPOWork`, or the `Coefficients` of compiled code. A term without a weight in it has weight 1.
     """
     weights = {"entropy_loss": numbers.ent_coef, "value_loss": numbers.vf_coef}
     parts = [weights[name] * term if name in weights else term for name, term in terms.items()]
@@ -220,7 +220,7 @@ def with_loss(terms: Terms, batch: RolloutBatch, evaluated: Evaluated, numbers: 
 
 
 def has_own_loss(model: _PPO) -> bool:
-    """Whether a subclass overrides `loss`, or it was set on the instance."""
+    """Whether a subclass overrides `loss`, or `loss` was set on the instance."""
     return type(model).loss is not _PPO.loss or "loss" in vars(model)
 
 
@@ -231,7 +231,7 @@ def has_stock_buffer(model: OnPolicyAlgorithm) -> bool:
 
 
 def storage_of(model: _PPO, num_steps: int, num_envs: int) -> RolloutStorage:
-    """The model's storage for T × N transitions. It is a new one if steps, envs, gamma or lambda have changed."""
+    """The model's storage for T × N transitions. It is a new storage if steps, envs, gamma or lambda have changed."""
     current: RolloutStorage | None = getattr(model.rollout_buffer, "storage", None)
     wanted = (num_steps, num_envs, model.gamma, model.gae_lambda)
     if current is not None and current.settings == wanted:
@@ -271,7 +271,7 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     rollout.reset()
     if model.use_sde:
         policy.reset_noise(env.num_envs)
-    callback.update_locals(  # the names of SB3's loop that do not change from step to step
+    callback.update_locals(  # variables of SB3's loop that are the same in all steps
         {"self": model, "env": env, "callback": callback, "rollout_buffer": model.rollout_buffer,
          "use_masking": use_masking, "n_rollout_steps": n_rollout_steps, "action_masks": None, "n_steps": 0}
     )  # fmt: skip
@@ -313,7 +313,7 @@ def _in_lockstep(
             policy.reset_noise(source.num_envs)
         try:
             actions, stored, after = engine.act(last, masks, memory)
-        except EnvError:  # the outputs are not finite; the next line names the observation that caused it, if one did
+        except EnvError:  # the outputs are not finite; if an observation is the cause, `check_step` names it
             if guarded:
                 check_step(last, np.zeros(1, np.float32), (), model.num_timesteps)
             raise
@@ -345,7 +345,7 @@ def _in_lockstep(
         rollout.add(stored, rewards, model._last_episode_starts)
         if resets is not None:
             rollout.leave_out(step, resets)
-            if memory is not None:  # an env that rested decides again, with the same LSTM states as before
+            if memory is not None:  # an env that only reset keeps the LSTM states from before the step
                 after, dones = memory.where(resets, after, dones)
         model._last_obs, model._last_episode_starts = last, dones
         memory = None if memory is None else model.remember(after)
@@ -355,7 +355,7 @@ def _in_lockstep(
 
 
 def _log(model: Any, done: Statistics) -> None:
-    """Log an update under SB3's names, and each further term of the loss. The guard counts skipped updates."""
+    """Log an update under SB3's names, and all further terms of the loss. The guard counts skipped updates."""
     terms, record = done.terms, model.logger.record
     if done.stopped and model.verbose >= 1:
         last_kl = terms["approx_kl"][-1]

@@ -35,12 +35,12 @@ def greedy(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -
     """The legal choice with the highest value in each sub-action.
 
     Args:
-        q_values: (B, A), A the sum of `dims`.
+        q_values: (B, A), where A is the sum of `dims`.
         action_masks: (B, A) bool, True = legal; None: all choices are legal.
         dims: sizes of the K sub-actions.
 
     Returns:
-        (B,) for one sub-action, else (B, K), int64. The first of equal values; 0 where there is no legal choice.
+        (B,) for one sub-action, else (B, K), int64. Of equal values the first is chosen; 0 if no choice is legal.
     """
     chosen = [part.argmax(1) for part in _parts(_legal(q_values, action_masks), dims)]
     return chosen[0] if len(chosen) == 1 else torch.stack(chosen, 1)
@@ -49,15 +49,15 @@ def greedy(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -
 def random_actions(
     space: spaces.Space[Any], dims: Sequence[int], count: int, masks: BoolArray | None
 ) -> NDArray[Any]:  # (count,) or (count, K)
-    """Uniform over the legal actions of each row, in one draw from the space's stream. For a Discrete space without
-    masks these are the numbers that `count` calls of its `sample` give."""
+    """Random legal actions, uniform in each row, in one draw from the space's stream. For a Discrete space without
+    masks they equal the results of `count` calls of `space.sample`."""
     rng, size = space.np_random, (count, len(dims))
     drawn = rng.integers(0, dims, size=size) if masks is None else draw_choices(rng, dims, count, masks)
     return drawn[:, 0] if isinstance(space, spaces.Discrete) else drawn
 
 
 def best_values(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[int]) -> Tensor:
-    """Values (B, K) of the choices that `greedy` makes; 0 where a sub-action has no legal choice."""
+    """Values (B, K) of the choices that `greedy` makes; 0 for a sub-action without a legal choice."""
     best = torch.stack([part.amax(1) for part in _parts(_legal(q_values, action_masks), dims)], 1)
     if action_masks is None:
         return best
@@ -66,7 +66,7 @@ def best_values(q_values: Tensor, action_masks: Tensor | None, dims: Sequence[in
 
 
 def chosen_values(q_values: Tensor, actions: Tensor, dims: Sequence[int]) -> Tensor:
-    """Values (B, K) of the choices `actions` (B, K), or (B,) for one sub-action."""
+    """Values (B, K) of the choices in `actions`, which are (B, K), or (B,) for one sub-action."""
     offsets = torch.tensor([0, *dims[:-1]], device=actions.device).cumsum(0)
     return q_values.gather(1, actions.long().reshape(-1, len(dims)) + offsets)
 
@@ -76,7 +76,7 @@ def _legal(q_values: Tensor, action_masks: Tensor | None) -> Tensor:
 
 
 def join(advantages: Tensor, values: Tensor, dims: Sequence[int]) -> Tensor:
-    """Q-values (B, A) from advantages a (B, A) and values v (B, 1): v + a - mean(a), the mean over the sub-action.
+    """Q-values (B, A) from advantages a (B, A) and values v (B, 1): v + a - mean(a), per sub-action.
 
     Wang et al. 2016, eq. 9; several sub-actions share the value (Tavakoli et al. 2018, eq. 1).
     """
@@ -84,7 +84,7 @@ def join(advantages: Tensor, values: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 class BranchingQNetwork(QNetwork):
-    """A shared trunk with one linear head per sub-action (Tavakoli et al. 2018), outputs side by side (B, A).
+    """A shared trunk with one linear head per sub-action (Tavakoli et al. 2018). Outputs are side by side (B, A).
 
     K linear heads on one trunk are one linear layer, so that `q_net` is SB3's own.
     """
@@ -102,7 +102,7 @@ class BranchingQNetwork(QNetwork):
 class DuelingQNetwork(BranchingQNetwork):
     """q = v + a - mean(a): trunk → `advantage_net` Linear(last, A) and `value_net` Linear(last, 1); see `join`.
 
-    In the paper value and advantages have hidden layers of their own. Here they share the trunk, so that `net_arch`
+    In the paper value and advantages have separate hidden layers. Here they share the trunk, so that `net_arch`
     means the same as for SB3's network.
     """
 
@@ -200,13 +200,13 @@ def network_values(network: Any, observations: TensorObservations, precision: Pr
 
 
 def mark_not_finite(chosen: Tensor, values: Tensor) -> Tensor:
-    """`chosen`, or -1 everywhere if one of the values (N, A) is not finite, which argmax would not show.
+    """`chosen`, or -1 everywhere if one of the values (N, A) is not finite. argmax would hide this.
 
-    On the CPU the host checks the values (2.5 µs). Elsewhere the mark goes with the actions; the host does not wait.
+    On the CPU the host checks the values (2.5 µs). On other devices -1 comes with the actions: the host need not wait.
     """
     if values.device.type == "cpu":
         return chosen if math.isfinite(values.sum().item()) else torch.full_like(chosen, -1)
     return torch.where(torch.isfinite(values.sum()), chosen, -1)
 
 
-sys.modules.setdefault("fasttrain.engines.q_networks", sys.modules[__name__])  # where older zips look
+sys.modules.setdefault("fasttrain.engines.q_networks", sys.modules[__name__])  # older zips name this module

@@ -4,8 +4,8 @@ The states between two steps are `_last_lstm_states`, as in SB3. Minibatches con
 policy's own methods evaluate padded sequences, as in SB3. Where rounding may differ, only the LSTM sees sequences, many
 in one call, and all other layers see the minibatch's rows without padding.
 
-sb3-contrib has no class with masks. A zip of MaskableRecurrentPPO loads by `fasttrain.MaskableRecurrentPPO`, or by
-`sb3_contrib.RecurrentPPO` together with `recurrent_policies.py`, a file that imports nothing of fasttrain.
+sb3-contrib has no such class with masks. A zip of MaskableRecurrentPPO loads by `fasttrain.MaskableRecurrentPPO`, or
+by `sb3_contrib.RecurrentPPO` together with `recurrent_policies.py`, a file that imports nothing of fasttrain.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from fasttrain.spec.computing import check_last_minibatch
 # If a policy overrides one of these methods, the policy's own methods are called, not the faster code of this file.
 _PATH = ("forward", "evaluate_actions", "predict_values", "_process_sequence", "_get_action_dist_from_latent",
          "extract_features", "__call__")  # fmt: skip
-_SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # padding changes their results
+_SEES_PADDING = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)  # padding changes the results of these
 Run = Callable[[str, Tensor], Tensor]  # "pi" (actor) or "vf" (critic), features (B, F) → outputs (B, H) of its LSTM
-# These replace SB3's policies only if `cell` is given, so that stock SB3 can load all other zips.
+# These replace sb3-contrib's policies only if `cell` is given, so that stock SB3 can load all other zips.
 WITH_CELLS: dict[Any, Any] = {
     MlpLstmPolicy: CellActorCriticPolicy,
     CnnLstmPolicy: CellActorCriticCnnPolicy,
@@ -77,7 +77,7 @@ class PaddedView(PolicyView):
         return Evaluated(values.flatten().index_select(0, rows), log_probs.index_select(0, rows), entropy)
 
     def _as_numbers(self, actions: Tensor) -> Tensor:
-        """MultiBinary actions as floats: sb3-contrib 2.9.2 passes integers to torch's Bernoulli, which needs floats."""
+        """MultiBinary actions as floats: sb3-contrib 2.9.2 passes integers, but torch's Bernoulli needs floats."""
         return actions.float() if isinstance(self.policy.action_dist, BernoulliDistribution) else actions
 
     def _starts(self, memory: Any = None) -> Tensor:
@@ -157,7 +157,7 @@ def step_outputs(policy: Any, observations: TensorObservations, run: Run) -> tup
 
 
 def states_within(memory: Memory) -> RNNStates:
-    """The states, set to zero where an episode begins."""
+    """The LSTM states of `memory`, set to zero where an episode begins."""
     states: RNNStates = memory.states
     if memory.episode_starts.any():
         within = torch.from_numpy(1.0 - memory.episode_starts).to(states.pi[0])[:, None]
@@ -186,11 +186,11 @@ class RecurrentEngine(TorchEngine):
 
 
 class _Recurrent:
-    """Adds LSTM states to `_PPO`. A subclass names it before `_PPO`."""
+    """Adds LSTM states to `_PPO`. A subclass lists this class before `_PPO`."""
 
     _torch_engine: Any = RecurrentEngine
     _storage: Any = RecurrentStorage
-    unsquashes = False  # as SB3's recurrent loop, which clips squashed actions of gSDE and does not unscale them
+    unsquashes = False  # as in SB3's recurrent loop: squashed actions of gSDE are clipped, not unscaled
     _last_lstm_states: Any  # `RNNStates` after the last step
 
     def _setup_model(self: Any) -> None:
@@ -210,7 +210,7 @@ class _Recurrent:
         return Memory.blank(num_envs, further["state_shape"], self.device, further["keeps_cells"])
 
     def remember(self, states: RNNStates) -> Memory:
-        """Keep the LSTM states after a step; returns `memory`."""
+        """Store the LSTM states after a step, and return them as a `Memory`."""
         self._last_lstm_states = states
         return self.memory()
 
@@ -229,7 +229,7 @@ class RecurrentPPO(_Recurrent, _PPO, sb3_contrib.RecurrentPPO):
 class MaskableRecurrentPPO(_Recurrent, _PPO, sb3_contrib.RecurrentPPO):
     """RecurrentPPO with action masks, for Discrete, MultiDiscrete and MultiBinary actions.
 
-    A state without a legal action is an `EnvError`.
+    A state without a legal action raises an `EnvError`.
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
@@ -263,10 +263,10 @@ class MaskableRecurrentPPO(_Recurrent, _PPO, sb3_contrib.RecurrentPPO):
 
 
 def _with_cells(policy: Any, asked: dict[str, Any]) -> Any:
-    """The policy's class that takes the argument `cell`.
+    """The policy class that replaces `policy` and takes the argument `cell`.
 
     Raises:
-        ConfigError: no such class exists, or `lstm_kwargs` is given for another cell.
+        ConfigError: no such class exists, or `lstm_kwargs` is given for a GRU.
     """
     kind, name = WITH_CELLS.get(policy, policy), asked["cell"]
     if not issubclass(kind, CellActorCriticPolicy):

@@ -28,7 +28,7 @@ States = tuple[Tensor, Tensor]  # h and c as of an LSTM, (L, N, H) each
 
 
 class GRU(nn.GRU):
-    """torch's GRU with the interface of an LSTM. A GRU has no cell states: it returns those that it gets unchanged."""
+    """torch's GRU with the interface of an LSTM. A GRU has no cell states: it returns the given ones unchanged."""
 
     def forward(self, inputs: Tensor, states: States) -> tuple[Tensor, States]:  # type: ignore[override]
         """Hidden states (T, N, H) for inputs (T, N, F), and the states after the last step."""
@@ -71,7 +71,7 @@ class MaskableRecurrentActorCriticPolicy(CellActorCriticPolicy):
     _masks: Any = None  # the masks of the method call that is running
 
     def _build(self, lr_schedule: Any) -> None:
-        # SB3 builds the networks, so that the same random numbers give the same weights. It does not know masked
+        # SB3 builds the networks, so that the same random numbers give the same weights. SB3 has no masked
         # distributions, in which each bit is a choice of two.
         if isinstance(self.action_space, spaces.MultiBinary):
             as_choices = spaces.MultiDiscrete([2] * int(np.prod(self.action_space.n)))

@@ -1,7 +1,7 @@
-"""`algo.reuse`: PPO learns from its last few rollouts, not from the newest alone (Queeney et al. 2021, GePPO).
+"""`algo.reuse`: PPO learns from its last few rollouts, not only from the newest (Queeney et al. 2021, GePPO).
 
 The rollouts lie side by side in one storage, as if there were more envs, so that every engine updates on them as usual.
-Before an update, the older ones are rated by the policy as it is now:
+Before an update, the present policy evaluates the older rollouts:
 
 - ρ is the probability of the action now ÷ its probability when it was taken.
 - Values and advantages are computed anew, with traces cut at min(1, ρ) as in V-trace (Espeholt et al. 2018).
@@ -22,7 +22,7 @@ from torch import Tensor
 from fasttrain.batch import BoolArray, each_array, load_into, with_prefix
 from fasttrain.buffers.rollout import RolloutStorage, advantages_of
 
-CHUNK = 4_096  # rows that the policy rates at once
+CHUNK = 4_096  # rows that the policy evaluates in one call
 
 
 class Reuse:
@@ -81,7 +81,7 @@ class Reuse:
         return slice(block * self.num_envs, (block + 1) * self.num_envs)
 
     def _keep_last(self, model: Any, here: slice) -> None:
-        """Keep what follows the last step of the newest rollout, from which the values of its end are computed."""
+        """Keep observations and dones after the newest rollout's last step, for the values at its end."""
         each_array(lambda kept, part: kept.__setitem__(here, part), self.last_observations, model._last_obs)
         self.last_dones[here] = model._last_episode_starts
         rests = model.collector.source.slots.rests
@@ -89,7 +89,7 @@ class Reuse:
 
     @torch.no_grad()
     def _rate(self, model: Any, here: slice) -> None:
-        """Compute values, log-probabilities, advantages and weights of these columns by the policy as it is now."""
+        """Compute values, log-probabilities, advantages and weights of these columns by the present policy."""
         storage: Any = self.storage
         shape = storage.rewards[:, here].shape
         seen = {key: part[:, here].flatten(0, 1) for key, part in storage._observations.items()}
@@ -134,12 +134,12 @@ class Reuse:
     # --- checkpoints
 
     def state(self) -> tuple[int, dict[str, NDArray[Any]]]:
-        """Rollouts stored so far, and all arrays of which the next update needs the numbers."""
+        """Rollouts stored so far, and all arrays that the next update needs."""
         tensors = {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
         return self.stored, self._arrays() | tensors
 
     def load(self, model: Any, stored: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Continue with a stored state. Raises ConfigError if it does not fit."""
+        """Continue with a stored state. Raises ConfigError: the state does not fit."""
         if not stored:
             return
         self._begin(model, model.rollout_buffer.storage)

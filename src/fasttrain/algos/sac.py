@@ -39,8 +39,8 @@ class Evaluated(NamedTuple):
     log_probs: Tensor  # (B, 1) of `actions`
     ent_coef: Tensor  # () or (1,) the weight of the entropy
     target: Tensor  # (B, 1) the TD target of the critics
-    # The values (B, 1) that each critic gives. `critic_loss` gets those of the batch's actions. `actor_loss` gets those
-    # of `actions`, by the critics after they have learned from this batch.
+    # The values (B, 1) by each critic. `critic_loss` gets the values of the batch's actions. `actor_loss` gets the
+    # values of `actions`, by critics that have learned from this batch.
     q_values: tuple[Tensor, ...]
 
 
@@ -53,12 +53,12 @@ class SACWork(NamedTuple):
     tau: float
     target_update_interval: int
     target_entropy: float
-    ent_coef: Tensor  # the weight of the entropy; its logarithm, if it is learned
+    ent_coef: Tensor  # the weight of the entropy, or its logarithm if the weight is learned
     ent_coef_optimizer: torch.optim.Optimizer | None
 
 
 class SACEngine(Engine):
-    """A SAC policy on PyTorch, which acts by its own `predict`."""
+    """A SAC policy on PyTorch. It acts by the policy's own `predict`."""
 
     kind, float32_only = "torch", "SAC"
 
@@ -83,8 +83,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
             return super().actor_loss(batch, evaluated) | {"bc_loss": imitation}
 
     Args:
-        the same as of `stable_baselines3.SAC`, and `engine`: "torch", which gives stock's numbers, "kernels", or
-        `EngineSettings`.
+        those of `stable_baselines3.SAC`, and `engine`: "torch" (stock's numbers), "kernels", or `EngineSettings`.
     """
 
     _torch_engine = SACEngine
@@ -99,14 +98,14 @@ class SAC(OffPolicy, stable_baselines3.SAC):
     def _choose(
         self, source: SlotSource, action_noise: ActionNoise | None, learning_starts: int
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Actions (N, A) for the envs, and from -1 to 1 for the replay buffer."""
+        """Actions (N, A) for the envs, and the same actions scaled to -1 … 1 for the replay buffer."""
         engine = self.engine if self.engine.fits(self.policy) else self.engine_now()
         random = self.num_timesteps < learning_starts and not (self.use_sde and self.use_sde_at_warmup)
         if engine.kind == "torch":
             return self._sample_action(learning_starts, action_noise, source.num_envs)
         if random:
             space: Any = self.action_space  # one draw of N rows gives the same numbers as N draws
-            size, whole = (source.num_envs, *space.shape), space.dtype.kind != "f"  # integers end at `high`
+            size, whole = (source.num_envs, *space.shape), space.dtype.kind != "f"  # integer actions include `high`
             drawn = space.np_random.uniform(space.low, space.high.astype(np.float64) + whole, size)
             scaled = self.policy.scale_action((np.floor(drawn) if whole else drawn).astype(space.dtype))
         else:
@@ -173,12 +172,12 @@ class SAC(OffPolicy, stable_baselines3.SAC):
         return Evaluated(actions, log_probs.reshape(-1, 1), ent_coef, target, q_values)
 
     def critic_loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
-        """The named terms, scalars, whose sum the critics minimise. Each is logged as `train/<name>`."""
+        """Scalar terms by name. The critics minimise their sum. Each term is logged as `train/<name>`."""
         errors = [functional.mse_loss(values, evaluated.target) for values in evaluated.q_values]
         return {"critic_loss": 0.5 * sum(errors)}  # type: ignore[dict-item]
 
     def actor_loss(self, batch: ReplayBatch, evaluated: Evaluated) -> dict[str, Tensor]:
-        """The named terms of the actor's loss, and of the entropy weight's if it is learned; see `critic_loss`."""
+        """Scalar terms by name: the actor's loss, and the loss of the entropy's weight if this weight is learned."""
         lowest, _ = torch.min(torch.cat(evaluated.q_values, dim=1), dim=1, keepdim=True)
         terms = {"actor_loss": (evaluated.ent_coef * evaluated.log_probs - lowest).mean()}
         if self.log_ent_coef is not None:
@@ -188,7 +187,7 @@ class SAC(OffPolicy, stable_baselines3.SAC):
 
     @torch.no_grad()
     def _move_targets(self) -> None:
-        """Move the target critics towards the critics by the share `tau`: SB3's `polyak_update` in one call."""
+        """Move the target critics towards the critics by the share `self.tau`: SB3's `polyak_update` in one call."""
         targets, critics = (list[Tensor](each.parameters()) for each in (self.critic_target, self.critic))
         torch._foreach_mul_(targets, 1 - self.tau)
         torch._foreach_add_(targets, critics, alpha=self.tau)
@@ -216,7 +215,7 @@ class SACStep(TorchStep):
             self.norms.append(torch.zeros(()))
 
     def descend(self, terms: dict[str, Tensor], *optimizers: torch.optim.Optimizer) -> bool:
-        """Let the optimizers step down the gradient of the terms' sum. Returns whether they did."""
+        """Let the optimizers step down the gradient of the terms' sum. Returns False if the step was skipped."""
         loss, parameters = reduce(torch.add, terms.values()), parameters_of(optimizers)
         self.clock.enter("train_bwd")
         for parameter in parameters:

@@ -26,7 +26,7 @@ Weights = dict[str, Tensor]
 
 
 def weights_of(model: Any) -> Weights:
-    """A copy of the weights with which the model acts. For DQN these are the online network's."""
+    """A copy of the weights with which the model acts. For DQN these are the online network's weights."""
     return {name: value.detach().clone() for name, value in _acting_part(model.policy).state_dict().items()}
 
 
@@ -50,7 +50,7 @@ class Player:
         self.engine: Engine = type(engine)(policy, EngineSettings(kind=engine.settings.kind))
         self.engine.guard = None
         self.engine.begin()
-        self.lstm_states: RNNStates | None = None  # of a recurrent policy, after its last actions
+        self.lstm_states: RNNStates | None = None  # after the last actions; None: not recurrent
         self._dims = action_dims(model.action_space) if hasattr(policy, "q_net") else []
         self._shape = model.action_space.shape or ()
 
@@ -71,9 +71,9 @@ class Player:
 
 
 FIRST_RATING = 1000.0
-K_FACTOR = 16.0  # most that one game can change a rating; FIDE uses 10 for strong players, 20 for others
-ACTIVE = 2  # snapshots of the pool that play at a time; every step takes one forward pass for each
-SPREAD = 400.0  # rating difference at which the stronger is expected to score 10 of 11
+K_FACTOR = 16.0  # maximum change of a rating by one game; FIDE uses 10 for strong players, 20 for others
+ACTIVE = 2  # snapshots of the pool that play at a time; every step takes one forward pass per snapshot
+SPREAD = 400.0  # rating difference at which the stronger player is expected to score 10 of 11
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class Snapshot:
     weights: Weights
     rating: float = FIRST_RATING  # Elo
     games: int = 0
-    points: float = 0.0  # points of the learner against it: 1 for a win, 0.5 for a draw
+    points: float = 0.0  # points of the learner against this snapshot: 1 for a win, 0.5 for a draw
 
     def summary(self) -> dict[str, Any]:
         """For summary.json."""
@@ -100,14 +100,14 @@ def expected_score(rating: float, other: float) -> float:
 
 @dataclass(slots=True)
 class SnapshotPool:
-    """Opponents for N envs, drawn per episode: with probability `latest` the latest snapshot, else one of the pool.
+    """Opponents for N envs, drawn per episode: with probability `latest` the latest snapshot, else one from the pool.
 
     The pool is a uniform sample of all snapshots before the latest (reservoir sampling, Vitter 1985), so that early
-    versions stay among the opponents. `ACTIVE` of them play at a time; they are drawn again at every snapshot.
+    versions stay among the opponents. `ACTIVE` of the pool play at a time; new ones are drawn at every snapshot.
     Ratings are Elo's, from the learner's games. A new snapshot gets the learner's rating.
 
     Args:
-        model: the learner, a PPO, MaskablePPO or DQN of ours.
+        model: the learner, fasttrain's PPO, MaskablePPO or DQN.
         num_envs: N.
         size: snapshots in the pool.
         seed: for the draws of opponents.
@@ -116,7 +116,7 @@ class SnapshotPool:
         seats: gives the seat whose turn it is in each env (N,), from 1 on. Each seat has LSTM states of its own. None:
             one seat per game.
         again: gives a mask (N,) bool: True where the env refused the last decision and asks for it again. None, or a
-            result of None: no env did.
+            result of None: no env refused a decision.
     """
 
     model: Any
@@ -133,7 +133,7 @@ class SnapshotPool:
     pool: list[Snapshot] = field(default_factory=list)
     active: list[Snapshot] = field(default_factory=list)  # snapshots of the pool that play at present
     playing: list[Snapshot] = field(init=False)  # the opponent in each env
-    memory: Any = field(init=False)  # a `Memory` of all first seats, then all second, …; None: not recurrent
+    memory: Any = field(init=False)  # a `Memory` of all first seats, then all second seats, …; None: not recurrent
     _before: Any = field(init=False)  # the `Memory` before the last decisions; restored if the env refuses an action
     _players: dict[int, Player] = field(default_factory=dict)  # by snapshot number
     _spare: list[Player] = field(default_factory=list)
@@ -183,7 +183,7 @@ class SnapshotPool:
             if all(snapshot is not each for each in present):  # the env's opponent left the pool
                 self.playing[env] = self.current
         for number in {*self._players} - {each.number for each in present}:
-            self._spare.append(self._players.pop(number))  # used again: copying a policy takes 1 ms
+            self._spare.append(self._players.pop(number))  # for later use, because copying a policy takes 1 ms
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
         """Actions of the opponents of these envs, with one forward pass per snapshot."""
@@ -211,7 +211,7 @@ class SnapshotPool:
         snapshot, score = self.playing[env], self.score_of(info)
         if self.memory is not None:
             self.memory.episode_starts[env :: self.num_envs] = True
-        if score is not None and snapshot is not self.current:  # games against the latest do not count
+        if score is not None and snapshot is not self.current:  # games against the latest snapshot change no rating
             change = K_FACTOR * (score - expected_score(self.rating, snapshot.rating))
             self.rating += change
             snapshot.rating -= change
@@ -236,7 +236,7 @@ class SnapshotPool:
         return {"starts": self.memory.episode_starts, **{name: part.numpy(force=True) for name, part in parts.items()}}
 
     def load_memory(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Set the opponents' LSTM states. Raises ConfigError: they are of another network or other envs."""
+        """Set the opponents' LSTM states. Raises ConfigError: the states are of another network or other envs."""
         if self.memory is None:
             return
         self._remember(np.size(arrays.get("starts", ())))
@@ -248,7 +248,7 @@ class SnapshotPool:
         self.memory.episode_starts[:] = copies["starts"]
 
     def positions(self) -> dict[str, list[int]]:
-        """The numbers of the active snapshots, and of the one that plays in each env."""
+        """The numbers of the active snapshots, and of the snapshot that plays in each env."""
         return {"active": [each.number for each in self.active], "playing": [each.number for each in self.playing]}
 
     def resume(self, state: Mapping[str, Any], positions: Mapping[str, Any]) -> None:
@@ -256,7 +256,7 @@ class SnapshotPool:
 
         Raises:
             ConfigError: weights are of another network or not finite, or the positions are of other envs or of
-                snapshots that `state` lacks. Then nothing was changed.
+                snapshots that `state` lacks. Nothing was changed.
         """
         loaded = [Snapshot(**each) for each in (state["current"], *state["pool"])]
         for each in loaded:

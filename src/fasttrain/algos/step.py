@@ -49,7 +49,7 @@ class TorchStep:
     Args:
         engine: the engine of the policy that learns.
         max_grad_norm: the norm to which gradients are clipped.
-        optimizers: those that step; None: the policy's only optimizer.
+        optimizers: the optimizers that step; None: the policy's only optimizer.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class TorchStep:
         self.guarded = engine.guard is not None
         self.parameters = list(engine.policy.parameters())
         self.norms: list[Tensor] = []  # gradient norm of each guarded step; not finite if the step was skipped
-        self.noted: list[Terms] = []  # terms of each minibatch's loss; they stay on the device until `read`
+        self.noted: list[Terms] = []  # terms of each minibatch's loss; on the device until `read`
         self.taken = 0
         self.blamed = ""  # name of the first loss or gradient that was not finite; empty if only a GPU knows
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Inside, Adam steps by a faster implementation; afterwards its settings are as before."""
+        """In this context Adam steps by a faster implementation. Afterwards its settings are as before."""
         with ExitStack() as stack:
             for optimizer in self.optimizers:
                 stack.enter_context(faster_adam(optimizer, not self.engine.exact))
@@ -128,13 +128,13 @@ class PPOStep(TorchStep):
                 self.clock.enter("buffer")
 
     def diverged(self) -> bool:
-        """Whether the policy has moved beyond `target_kl`. Waits for the device, but only if that is set."""
+        """Whether the policy has moved beyond `target_kl`. Waits for the device only if `target_kl` is set."""
         target = self.work.target_kl
         self.stopped = target is not None and bool(self.noted[-1]["approx_kl"].cpu().numpy() > 1.5 * target)
         return self.stopped
 
     def of_rollout(self, rollout: RolloutStorage) -> Statistics:
-        """The statistics of all epochs; the KL divergence of the last one alone, as SB3 logs it."""
+        """The statistics of all epochs; the KL divergence of the last epoch alone, as in SB3."""
         statistics = self.read()
         last_kl = statistics.terms["approx_kl"][self.last_epoch :]
         terms = {**statistics.terms, "approx_kl": last_kl, **explained_variance_term(rollout)}
@@ -233,14 +233,14 @@ def step_clipped(
 
 
 def reading_waits(tensor: Tensor) -> bool:
-    """Whether the host must wait for a device before it can read the tensor."""
+    """Whether reading the tensor makes the host wait for a device."""
     return tensor.device.type != "cpu"
 
 
 def _step_if(good: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """A step of a fused Adam that the device takes only if `good` () is true. The host does not wait."""
+    """Step a fused Adam; the device skips the step unless `good` () is true. The host does not wait."""
     scaled: Any = optimizer
-    scaled.found_inf = torch.logical_not(good).float()  # as a GradScaler sets it
+    scaled.found_inf = torch.logical_not(good).float()  # a GradScaler sets it in the same way
     try:
         optimizer.step()
     finally:
@@ -249,10 +249,10 @@ def _step_if(good: Tensor, optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def faster_adam(optimizer: torch.optim.Optimizer, fused: bool) -> Iterator[None]:
-    """Inside, a plain Adam on the CPU steps by torch's fused kernel if `fused` is set, else by torch's `foreach` loop.
+    """In this context a plain Adam on the CPU steps by torch's fused kernel if `fused`, else by torch's `foreach` loop.
 
     `foreach` equals SB3's default loop bit for bit. The flags are restored afterwards, so that a saved optimizer is a
-    stock one. A flag that the user has set stays.
+    stock one. Flags that the user has set are not changed.
     """
     if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW):
         yield

@@ -1,8 +1,8 @@
 """Frames: the images of a replay buffer, each stored once, from which stacked observations are assembled.
 
-The next observation of a transition is the observation of the following transition, and k - 1 of its k stacked frames
-are in the observation before. So only 84 × 84 of the 2 × 84 × 84 × 4 bytes of an Atari transition are new. The last
-observation of an episode has its own frame. Observations that do not fit this scheme are refused or stored whole.
+The next observation of a transition is the observation of the following transition. Of its k stacked frames, k - 1 are
+also in the observation before. So only 84 × 84 of the 2 × 84 × 84 × 4 bytes of an Atari transition are new. The
+last frame of an episode is stored separately. Other kinds of observations are refused or stored whole.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ class Frames:
     """Observations of a ring of `rows` vector steps of N envs.
 
     Args:
-        rows: rows of the ring of transitions, which is written and cleared together with this object.
+        rows: rows of the ring of transitions. The ring and this object are written and cleared together.
         num_envs: N.
         shape: (k × c, H, W) of a stacked observation.
-        dtype: dtype of its entries.
-        stack: k, frames in an observation, the newest last.
+        dtype: dtype of the observations.
+        stack: k, number of frames in an observation. The newest frame is the last.
     """
 
     def __init__(self, rows: int, num_envs: int, shape: tuple[int, ...], dtype: Any, stack: int) -> None:
         self.rows, self.num_envs, self.shape, self.stack = rows, num_envs, shape, stack
         self._frame = (shape[0] // stack, *shape[1:])
-        self._size = rows + stack  # room for the frames before the oldest row, and for the one after the newest
+        self._size = rows + stack  # also the frames before the oldest row, and the frame after the newest row
         self.frames = np.zeros((self._size, num_envs, *self._frame), dtype)
-        self.ages = np.zeros((rows, num_envs), np.uint8)  # number of earlier frames in the observation, up to k - 1
+        self.ages = np.zeros((rows, num_envs), np.uint8)  # number of frames from earlier steps of the episode, ≤ k - 1
         self.clear()
 
     def clear(self) -> None:
         """Forget everything that is stored."""
-        self.written = 0  # rows written so far; row r of the ring is the last of them with remainder r
-        self.last: dict[Place, NDArray[Any]] = {}  # the frame after a row, if it is not that of the next row
-        self.others: dict[Place, Images] = {}  # (2, k × c, H, W) observation and next one, stored whole
+        self.written = 0  # steps written so far; step s is in row s % rows of the ring
+        self.last: dict[Place, NDArray[Any]] = {}  # the frame after a row, if the next row does not have it
+        self.others: dict[Place, Images] = {}  # (2, k × c, H, W) whole observation and next observation
 
     @staticmethod
     def bytes_of(shape: tuple[int, ...], dtype: Any, stack: int) -> int:
-        """Bytes that a transition takes, without the further frames at ends of episodes."""
+        """Bytes of a transition, without the separate frames at ends of episodes."""
         return int(np.prod(shape)) // stack * int(np.dtype(dtype).itemsize) + 1
 
     def put(self, observations: Images, next_observations: Images, dones: NDArray[Any]) -> None:
-        """Store a row: observations (N, …), next ones before any autoreset, and where an episode ended (N,).
+        """Store a row: observations (N, …), next observations before any autoreset, and dones (N,).
 
         Raises:
-            EnvError: an observation is neither the previous one with one new frame, nor the first of an episode.
+            EnvError: an observation is not the previous observation with one new frame, nor the first of an episode.
         """
         step, k = self.written, self.stack
         row, seen = step % self.rows, observations.reshape(self.num_envs, k, *self._frame)
         for env in range(self.num_envs) if self.last or self.others else ():
             self.last.pop((row, env), None)
             self.others.pop((row, env), None)
-        if not step:  # at first also store the frames before it
+        if not step:  # the first row: also store the earlier frames of the observations
             for back in range(1, k):
                 self.frames[-back] = seen[:, k - 1 - back]
             ages = np.full(self.num_envs, k - 1, np.uint8)
@@ -85,7 +85,7 @@ class Frames:
         return ages
 
     def _fits(self, step: int, ages: NDArray[np.uint8], seen: Images) -> BoolArray:
-        """(N,) True where `seen` fits the stored frames: its newest frame is the expected one, so are earlier ones."""
+        """(N,) True where all frames of `seen` equal the stored frames."""
         first = np.array([((step - 1) % self.rows, env) in self.last for env in range(self.num_envs)])
         fits: BoolArray = first | _equal(self.frames[step % self._size], seen[:, -1])
         for back in range(1, self.stack):
@@ -94,7 +94,7 @@ class Frames:
         return fits
 
     def _begin_anew(self, step: int, env: int, seen: Images) -> None:
-        """Handle an env that was reset between two rows: only the previous row uses its stored next frame."""
+        """Handle an env that was reset between two rows: keep the stored next frame only for the previous row."""
         if seen[:-1].any():
             raise EnvError(
                 f"env {env}: an observation is not the one before it with a new frame; a wrapper around the stacked "
@@ -103,13 +103,13 @@ class Frames:
         self.last.setdefault(((step - 1) % self.rows, env), self.frames[step % self._size, env].copy())
 
     def extend(self, env: int, row: int) -> None:
-        """Give row `row` of this env the next observation of the row that was written last."""
+        """Set the next observation of `row` to the next observation of the row that was written last."""
         newest, envs = np.array([(self.written - 1) % self.rows]), np.array([env])
         both = self.take(np.array([row]), envs, False), self.take(newest, envs, True)
         self.others[row, env] = np.concatenate(both)
 
     def take(self, rows: Int64Array, envs: Int64Array, following: bool) -> Images:
-        """Observations (B, k × c, H, W) of these rows of the ring, or the next ones if `following`."""
+        """Observations (B, k × c, H, W) of these rows of the ring; if `following`, the next observations."""
         steps = self.written - 1 - (self.written - 1 - rows) % self.rows
         ages = self.ages[rows, envs].astype(np.int64) + following
         out = np.zeros((len(steps), self.stack, *self._frame), self.frames.dtype)
@@ -125,7 +125,7 @@ class Frames:
         return images
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """What a checkpoint stores, by name. Large arrays are views."""
+        """Name → array, for a checkpoint. Large arrays are views."""
         size = min(self.written + 1, self._size)
         frames, others = (np.array([*each.values()], self.frames.dtype) for each in (self.last, self.others))
         return {
@@ -140,7 +140,7 @@ class Frames:
         }
 
     def load(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Load a `state`. Raises ValueError or KeyError if it is of another buffer."""
+        """Load a result of `state`. Raises ValueError or KeyError if a different buffer wrote it."""
         self.clear()
         self.frames[: len(arrays["frames"])] = arrays["frames"]
         if len(before := arrays["before"]):
@@ -154,5 +154,5 @@ class Frames:
 
 
 def _equal(one: Images, other: Images) -> Any:
-    """(N,) whether all entries are equal."""
+    """(N,) True where all entries of a row are equal."""
     return (one == other).reshape(len(one), -1).all(axis=1)

@@ -1,8 +1,8 @@
 """Hindsight experience replay (Andrychowicz et al. 2017): transitions are drawn with goals that were reached later.
 
 `HindsightStorage` replaces SB3's HerReplayBuffer (2.9.2), with the same draws from numpy's global stream and the same
-numbers (tests/buffers/test_hindsight.py). SB3 searches its whole buffer at every draw. Here a sum tree counts the
-transitions that can be drawn, so that a draw takes the same time for a buffer of any size.
+numbers (tests/buffers/test_hindsight.py). SB3 searches the whole buffer at every draw. Here a sum tree counts the
+transitions that can be drawn. So the time of a draw hardly depends on the size of the buffer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 
 GOALS = ("future", "final", "episode")
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
-RewardOf = Callable[[NDArray[Any], NDArray[Any], Any], Any]  # compute_reward(achieved, desired, infos) of arrays
+RewardOf = Callable[[NDArray[Any], NDArray[Any], Any], Any]  # compute_reward(achieved, desired, infos) for arrays
 
 
 class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
@@ -34,22 +34,22 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
 
     Only transitions of finished episodes are drawn. `n_sampled_goal / (n_sampled_goal + 1)` of a batch are virtual:
     their goal is the `achieved_goal` after a step of the same episode, and `compute_reward` of the env gives their
-    reward. Their ends and action masks are those of the real transition, unless the env has `compute_action_masks`.
+    reward. Virtual transitions keep the real end, and the real action masks if the env has no `compute_action_masks`.
 
     Args:
-        env: its first env has `compute_reward`; also set by `set_env`.
+        env: a VecEnv whose first env has `compute_reward`; `set_env` can set it later.
         n_sampled_goal: virtual transitions per real one.
         goal_selection_strategy: "future" (this step or a later one), "final" (the last step) or "episode" (any step).
         *arguments, **options: arguments of `ReplayStorage`.
 
     Raises:
-        ConfigError: what `ReplayStorage` refuses, no goal env, an unknown strategy, several steps, or one copy of the
-            observations.
+        ConfigError: wrong arguments of `ReplayStorage`, no goal env, an unknown strategy, n_steps > 1, or
+            optimize_memory_usage.
     """
 
-    ep_start: Any  # (size, N) int32 row where the episode begins
+    ep_start: Any  # (size, N) int32 first row of the episode
     ep_length: Any  # (size, N) int32 steps of the episode; 0: it has not ended, or its first row is overwritten
-    overhead_bytes = 18  # the tree, and where an episode begins and how long it is
+    overhead_bytes = 18  # the tree, `ep_start` and `ep_length`
 
     def __init__(
         self,
@@ -130,20 +130,20 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         timeouts: NDArray[Any] | None = None,
         next_masks: BoolArray | None = None,
     ) -> None:
-        """As in `ReplayStorage`. An episode can be drawn when it has ended, until its first row is overwritten."""
+        """As in `ReplayStorage`. A finished episode can be drawn until its first row is overwritten."""
         with self.lock:
             row = self.pos
             for env in self.ep_length[row].nonzero()[0]:  # episodes whose first row is overwritten now
                 self._set_episode(int(env), row, int(self.ep_length[row, env]), drawable=False)
             super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
-            if isinstance(self, PrioritizedReplayBuffer):  # its `put` made this row drawable
+            if isinstance(self, PrioritizedReplayBuffer):  # `put` of this class has made the row drawable
                 self._offer(row * self.n_envs + np.arange(self.n_envs), 0.0)
             self.under_way_steps += 1
             for env in np.asarray(dones).nonzero()[0]:
                 self._end_episode(int(env))
 
     def _end_episode(self, env: int) -> None:
-        """Let the episode of `env` be drawn that ended with the row stored last."""
+        """Make an episode drawable: the episode of `env` that ended with the row stored last."""
         length = min(int(self.under_way_steps[env]), self.buffer_size)
         self._set_episode(env, self.pos - length, length, drawable=True)
         self.under_way_steps[env] = 0
@@ -166,7 +166,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         set_kernel(self.tree.nodes, self.tree.starts, self.tree.capacity, slots, values)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
-        """As in `ReplayStorage`. An episode that a fault ended is drawn without its last step."""
+        """As in `ReplayStorage`. An episode that ended by a fault is drawn without the last step."""
         with self.lock:
             if [*resting, *waiting]:
                 raise EnvError("hindsight (algo.her) needs an env that acts at every step, without rests")
@@ -181,7 +181,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
             return complete
 
     def truncate_last_trajectory(self) -> None:
-        """End all episodes under way, as truncated, like SB3's method of this name."""
+        """End all unfinished episodes, as truncated, like SB3's method with this name."""
         self.end_rows(self.under_way_steps.nonzero()[0].tolist())
 
     def end_rows(self, envs: list[int]) -> None:
@@ -196,7 +196,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
 
     @property
     def can_draw(self) -> bool:
-        """Whether an episode has ended, so that there is something to draw."""
+        """Whether the buffer has a finished episode, so that transitions can be drawn."""
         return self.tree.total() > 0
 
     def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
@@ -219,10 +219,10 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         device: torch.device | str | None = None,
         rng: np.random.Generator | None = None,
     ) -> ReplayBatch:
-        """The transitions at these rows of these envs: the real ones first, then the virtual ones, as in SB3."""
+        """The transitions at these rows of these envs: first the real, then the virtual transitions, as in SB3."""
         rows, envs = np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(envs, np.int64)
         virtual = self.virtual(len(rows))
-        if not isinstance(self, PrioritizedReplayBuffer):  # whose weights and indices are in the drawn order
+        if not isinstance(self, PrioritizedReplayBuffer):  # prioritized weights and indices must keep the drawn order
             order = virtual.argsort(kind="stable")
             rows, envs, virtual = rows[order], envs[order], virtual[order]
         seen, following, rewards, masks = self.relabelled(rows, envs, virtual, rng)
@@ -242,13 +242,13 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         )
 
     def virtual(self, batch_size: int) -> BoolArray:
-        """Which transitions (B,) of a drawn batch are virtual: the first ones, as in SB3."""
+        """Which transitions (B,) of a drawn batch are virtual: the first rows of the batch, as in SB3."""
         return np.arange(batch_size) < int(self.her_ratio * batch_size)
 
     def relabelled(
         self, rows: Int64Array, envs: Int64Array, virtual: BoolArray, rng: np.random.Generator | None = None
     ) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]], Float32Array, BoolArray | None]:
-        """Observations, next observations, rewards and next masks (M, ...), with new goals where `virtual` (M,) is set.
+        """Observations, next observations, rewards and next masks (M, ...), with new goals in the rows `virtual` (M,).
 
         Raises:
             EnvError: `compute_reward` failed, or did not return a finite number for each row.
@@ -292,7 +292,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
 
 
 class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  # type: ignore[misc]
-    """A `HindsightStorage` that draws in proportion to the TD errors, as `PrioritizedReplayBuffer`."""
+    """A `HindsightStorage` that draws by TD errors, like `PrioritizedReplayBuffer`."""
 
     draw = PrioritizedReplayBuffer.draw
     sample = PrioritizedReplayBuffer.sample
@@ -302,15 +302,15 @@ class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  #
         return self._highest
 
     def virtual(self, batch_size: int) -> BoolArray:
-        """Virtual ones are spread over the batch, because its rows are drawn in the order of the ring."""
+        """True in rows spread over the batch: draws are in the order of the ring, so the first rows are not random."""
         spread: BoolArray = np.arange(batch_size) % (self.n_sampled_goal + 1) != 0
         return spread
 
 
 def own_method(env: VecEnv, name: str) -> Callable[..., Any] | None:
-    """A method of the first env; None if it has none.
+    """The method `name` of the first env; None if the env has no such method.
 
-    If the env is in a worker process, a copy of it answers here. If it cannot be copied, the worker answers each call.
+    If the env is in a worker process, the method of a copy of the env is returned, or a function that calls the worker.
     """
     try:
         return env.get_attr(name, indices=[0])[0]  # type: ignore[no-any-return]

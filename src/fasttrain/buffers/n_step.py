@@ -1,6 +1,6 @@
-"""The ends and returns of n-step windows in a replay buffer, and the check that a buffer fits into memory.
+"""The last rows and returns of n-step windows in a replay buffer, and the check that a buffer fits into memory.
 
-Sums and powers equal numpy's bit for bit.
+Sums and powers equal those of numpy bit for bit.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ class FlatViews(NamedTuple):
     """Views of a storage's arrays with time and env in one axis: transition i is row i // N of env i % N."""
 
     observations: Observations  # (size * N, ...)
-    next_observations: Observations | None  # None if optimize_memory_usage: they are those of row + 1
+    next_observations: Observations | None  # None if optimize_memory_usage: the observations of row + 1
     actions: NDArray[Any]  # (size * N, K)
     rewards: Float32Array  # (size * N,)
     dones: Float32Array  # (size * N,)
     timeouts: Float32Array  # (size * N,)
-    next_masks: NDArray[Any] | None  # (size * N, A) bool, or uint8 (size * N, ceil(A / 8)) as of np.packbits
+    next_masks: NDArray[Any] | None  # (size * N, A) bool, or uint8 (size * N, ceil(A / 8)) from np.packbits
 
 
 def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
-    """Bytes of a ring of `rows` × `num_envs` transitions, `sizes`: the bytes of each part of a transition.
+    """Bytes of a ring of `rows` × `num_envs` transitions. `sizes`: the bytes of each part of a transition.
 
-    This is checked before the arrays are made, because np.zeros takes memory only when a page is written, hours later.
+    Memory is checked now, because np.zeros takes memory only when a page is written, which may be hours later.
 
     Raises:
         ConfigError: there is too little free memory; the message says how many transitions would fit.
@@ -43,7 +43,7 @@ def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
     needed, free = each * rows * num_envs, free_memory()
     if needed <= free:
         return needed
-    fits = int(0.9 * free) // each // num_envs * num_envs  # 0.9: at the next try there may be less free memory
+    fits = int(0.9 * free) // each // num_envs * num_envs  # 0.9: at the next start less memory may be free
     twice = sizes.get("next_observations", 0)
     hint = f"; optimize_memory_usage=True would save {twice:,} bytes per transition" if 3 * twice > each else ""
     raise ConfigError(
@@ -53,7 +53,7 @@ def bytes_of_ring(sizes: Mapping[str, int], rows: int, num_envs: int) -> int:
     )
 
 
-MAX_N_STEPS = 128  # up to this number of terms `_sum_as_numpy` sums in numpy's order
+MAX_N_STEPS = 128  # `_sum_as_numpy` has numpy's order for up to this number of terms
 
 
 @njit
@@ -76,13 +76,13 @@ def _sum_as_numpy(terms: Float32Array) -> np.float32:
 
 @njit
 def n_step_kernel(
-    rows: Int64Array,  # (B,) where the windows begin
+    rows: Int64Array,  # (B,) first row of each window
     envs: Int64Array,  # (B,)
     rewards: Float32Array,  # (size, N)
     dones: Float32Array,  # (size, N)
     timeouts: Float32Array,  # (size, N)
-    newest: int,  # the row written last; no window goes beyond this row
-    powers: Float32Array,  # (n + 1,) gamma ** 0 … n, as of `powers_of`
+    newest: int,  # the row written last; every window ends here at the latest
+    powers: Float32Array,  # (n + 1,) gamma ** 0 … n, from `powers_of`
     last_rows: Int64Array,  # (B,) out: last row of each window
     returns: Float32Array,  # (B,) out: discounted sum of the window's rewards
     discounts: Float32Array,  # (B,) out: gamma ** length
@@ -120,7 +120,7 @@ def kernel_calls() -> list[KernelCall]:
 
 
 def powers_of(gamma: float, n_steps: int) -> Float32Array:
-    """gamma ** 0 … n_steps, (n_steps + 1,) float32, by numpy, whose last bit can differ from libm's."""
+    """gamma ** 0 … n_steps, (n_steps + 1,) float32. numpy computes it; libm's last bit can differ."""
     powers: Float32Array = gamma ** np.arange(n_steps + 1, dtype=np.float32)
     return powers
 
@@ -129,16 +129,16 @@ def windows_of(
     rows: Int64Array, envs: Int64Array, rewards: Float32Array, dones: Float32Array, timeouts: Float32Array, newest: int,
     powers: Float32Array,
 ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:  # fmt: skip
-    """Last row, return, discount and end (B,) of each window; arguments as of `n_step_kernel`.
+    """Last row, return, discount and end (B,) of each window; arguments as in `n_step_kernel`.
 
-    Windows of one step are computed by numpy, in the same time, so that the first update needs no compilation.
+    numpy computes windows of one step in the same time, so that the first update waits for no compilation.
 
     Raises:
         IndexError: a row or an env is out of range.
     """
     size, num_envs = rewards.shape
     if len(powers) == 2:
-        # Read as unsigned numbers, negative ones are the largest.
+        # Negative indices are very large when they are read as unsigned numbers.
         outside = (rows.view(np.uint64) >= size) | (envs.view(np.uint64) >= num_envs)
         wrong = int(outside.argmax()) if outside.any() else -1
         flat = (rows * num_envs + envs)[: None if wrong < 0 else 0]
@@ -153,26 +153,26 @@ def windows_of(
     return last_rows, returns, discounts, ends
 
 
-NONE = -1  # means "no row" in `ReplayStorage.under_way`
+NONE = -1  # "no row" in `ReplayStorage.under_way`
 Envs = Sequence[int]
 
 
 def end_window(storage: Any, row: int, env: int) -> None:
-    """Let windows of n steps end at this row, with the value of the observation after it."""
+    """Let windows of n steps end at this row. They bootstrap with the value of the next observation."""
     if not storage.dones[row, env]:
         storage.dones[row, env] = storage.timeouts[row, env] = 1.0
 
 
 def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Place]:
-    """Mark rows stored last that are no transitions: there was a fault (`lost`), or the env rested (`resting`).
+    """Mark the row stored last as no transition in some envs: after a fault (`lost`), or without an action (`resting`).
 
-    They are never drawn, unless nothing else is stored. Windows of n steps end before them.
+    Such rows are never drawn, unless nothing else is stored. Windows of n steps end before these rows.
 
     Args:
         storage: a `ReplayStorage`.
-        waiting: envs that rest next, within an episode. Their last transition is not drawn until they act again. It
-            then has the rewards, the end and the observation of the steps at rest (with `optimize_memory_usage` the
-            observation does not change).
+        waiting: envs that do not act in the next step, within an episode. Their last transition is not drawn until
+            they act again. Then the rewards, the end and the last observation of the steps without action are added
+            to this transition (the observation not with `optimize_memory_usage`).
 
     Returns:
         the transitions that can be drawn from now on.
@@ -183,7 +183,7 @@ def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Pl
     row, before = (storage.pos - 1) % storage.buffer_size, (storage.pos - 2) % storage.buffer_size
     void[row, [*left_out, *waiting]] = True
     if void[: storage.pos].all() and void[storage.pos + storage._margin() : size].all():
-        void[row] = False  # because nothing else can be drawn
+        void[row] = False  # nothing else can be drawn
     complete = []
     for env in left_out:
         if size > 1 and not void[before, env]:
@@ -191,7 +191,7 @@ def leave_out(storage: Any, lost: Envs, resting: Envs, waiting: Envs) -> list[Pl
         last = int(under_way[env])
         if (
             last != NONE and last != row and env not in lost
-        ):  # equal only if the env made no step while the whole ring was written once
+        ):  # equal only if the env did not act while the whole ring was written once
             _extend(storage, last, row, env)
             if env in waiting and not storage.dones[row, env]:
                 continue

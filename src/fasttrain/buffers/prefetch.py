@@ -1,7 +1,7 @@
 """The samplers of replay batches: `Direct` draws when an update asks, `Prefetching` draws one update ahead in a thread.
 
-Both give either single batches (tensors on the buffer's device) or a `Block` of indices for kernels, which gather the
-transitions themselves. A block drawn ahead is a copy, so that the ring may be written meanwhile.
+Both give either single batches (tensors on the buffer's device) or a `Block` of indices for kernels. Kernels gather the
+transitions themselves. A block drawn ahead has copies of the transitions, so that new rows can be stored meanwhile.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fasttrain.errors import FastTrainError
 
 
 class Block(NamedTuple):
-    """U batches of B transitions from one draw, with the numbers that `update_priorities` needs."""
+    """U batches of B transitions from one draw, with the arguments for `update_priorities`."""
 
     batches: QBatches
-    indices: Int64Array | None = None  # (U * B,) only with prioritized replay
+    indices: Int64Array | None = None  # (U * B,) with prioritized replay, else None
     generation: int | None = None  # rows written so far when the block was drawn
 
     def copied(self) -> Block:
-        """This block with copies of only the drawn transitions: M = L = U * B. The caller must hold the lock."""
+        """This block with copies of the U * B drawn transitions. The caller must hold the buffer's lock."""
         batches = self.batches
         order, rows = np.arange(batches.rows.size).reshape(batches.rows.shape), batches.rows.reshape(-1)
         copies = batches._replace(
@@ -49,7 +49,7 @@ class Block(NamedTuple):
 def draw_block(
     storage: ReplayStorage, gradient_steps: int, batch_size: int, rng: np.random.Generator | None = None
 ) -> Block:
-    """`gradient_steps` batches in one draw, without copies except for Dict observations.
+    """`gradient_steps` batches in one draw. Only Dict observations are copied.
 
     Prioritized batches are drawn with the present priorities. Raises ValueError: nothing is stored yet.
     """
@@ -72,7 +72,7 @@ def draw_block(
         next_rows, following = (last_rows + 1) % storage.buffer_size * width + envs, views.observations
     seen: Any = views.observations
     rows, actions = rows * width + envs, views.actions
-    if isinstance(seen, dict) and isinstance(following, dict):  # copies of the drawn rows only, as flat observations
+    if isinstance(seen, dict) and isinstance(following, dict):  # copy the drawn rows, as flat observations
         if isinstance(storage, HindsightStorage):
             virtual = np.tile(storage.virtual(batch_size), gradient_steps)
             seen, following, returns, masks = storage.relabelled(*np.divmod(rows, width), virtual, rng)
@@ -103,21 +103,21 @@ class Direct:
     def batches(
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
-        """`gradient_steps` batches, each drawn after the previous update, with its new priorities."""
+        """`gradient_steps` batches. Each is drawn after the previous update, with the new priorities."""
         for _ in range(gradient_steps):
             batch = storage.sample(batch_size, env)  # a user's subclass may return SB3's samples
             yield batch if isinstance(batch, ReplayBatch) else ReplayBatch(*batch)
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> Block:
-        """All batches in one draw, as indices, which are valid until the next `put`."""
+        """All batches in one draw, as indices that are valid until the next `put`."""
         return draw_block(storage, gradient_steps, batch_size)
 
     def close(self) -> None:
-        """End the thread, if there is one. The next request starts a new one."""
+        """End the thread, if it exists. The next request starts a new thread."""
 
 
 class Replay(NamedTuple):
-    """A replay buffer with its sampler, as updates use it: `batches` on PyTorch, a `block` by kernels."""
+    """A replay buffer and its sampler. Updates on PyTorch use `batches`, updates by kernels use `block`."""
 
     storage: ReplayStorage
     sampler: Direct
@@ -134,7 +134,7 @@ class Replay(NamedTuple):
     def rate(self, indices: Any, errors: NDArray[Any], generation: Any, guarded: bool) -> None:
         """Set new priorities by the TD errors (M,) of the transitions at `indices`.
 
-        If `guarded`, a transition with an error that is not finite keeps its priority; else it raises ValueError.
+        A transition with an error that is not finite keeps its priority if `guarded`, and raises ValueError otherwise.
         """
         storage: Any = self.storage
         good = np.isfinite(errors) | (not guarded)
@@ -145,7 +145,7 @@ class Replay(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """The kind of block that the thread draws. If it changes, finished blocks are of no use."""
+    """What the thread draws. After another request, blocks that are already drawn are not used."""
 
     storage: ReplayStorage
     gradient_steps: int
@@ -164,22 +164,22 @@ class _Drawn(NamedTuple):
 class Prefetching(Direct):
     """Draws the blocks of the next updates in a daemon thread, while the trainer acts, steps envs and updates.
 
-    A block is drawn as soon as the one before it was taken. With `depth` 1 it lacks the transitions collected since the
-    last update (one vector step if `train_freq` is 1) and the priorities set by that update. The random numbers come
-    from a generator of its own, so that exploration is not affected. Which rows a draw sees depends on timing, so that
-    the same seed does not give the same run. The thread also copies the batches to the device.
+    A block is drawn as soon as the previous block was taken. With `depth` 1 it lacks the transitions collected since
+    the last update (one vector step if `train_freq` is 1) and the priorities set by that update. The thread has its own
+    random generator, so that exploration is not affected. Timing decides which rows are stored before a draw. So two
+    runs with the same seed differ. The thread also copies the batches to the device.
 
-    Batches are drawn directly, without the thread, with `VecNormalize`, whose statistics change while the envs step,
-    and from a buffer whose class overrides `sample` or `_get_samples`.
+    The thread is not used with `VecNormalize`, whose statistics change while the envs step, and not for a buffer whose
+    class overrides `sample` or `_get_samples`.
 
     Args:
         seed: seed of the model; None: a random one.
         depth: maximum number of blocks drawn ahead.
-        bound_s: seconds; a request that waits longer raises an error.
+        bound_s: seconds that a request waits before it raises an error.
 
     Attributes:
         hits: requests whose block was ready.
-        waits: requests that had to wait, including the first.
+        waits: requests that had to wait, including the first request.
         wait_ns: total time of these waits.
     """
 
@@ -188,7 +188,7 @@ class Prefetching(Direct):
             raise ValueError(f"depth={depth} must be at least 1: the blocks drawn ahead")
         self.seed, self.depth, self.bound_s = seed, depth, bound_s
         self.hits = self.waits = self.wait_ns = 0
-        # With `spawn_key`, because envs and spaces, which are seeded with `seed` itself, would draw the same numbers.
+        # `spawn_key` changes the numbers: envs and spaces draw their numbers with `seed` itself.
         self._rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(1,)))
         self._changed = threading.Condition()  # guards the attributes below
         self._request: _Request | None = None
@@ -202,18 +202,18 @@ class Prefetching(Direct):
     def batches(
         self, storage: ReplayStorage, gradient_steps: int, batch_size: int, env: VecNormalize | None = None
     ) -> Iterator[ReplayBatch]:
-        """As `Direct.batches`. It raises the same errors as `block`."""
+        """Like `Direct.batches`. Raises the same errors as `block`."""
         if env is not None or _samples_itself(storage):
             yield from super().batches(storage, gradient_steps, batch_size, env)
         else:
             yield from self._take(_Request(storage, gradient_steps, batch_size, flat=False))
 
     def block(self, storage: ReplayStorage, gradient_steps: int, batch_size: int) -> Block:
-        """As `Direct.block`, with copies.
+        """Like `Direct.block`, with copies of the transitions.
 
         Raises:
-            any error that drawing raised in the thread, with its traceback.
-            FastTrainError: there was no block within `bound_s`.
+            any error that was raised in the thread, with the traceback.
+            FastTrainError: no block was drawn within `bound_s`.
         """
         block: Block = self._take(_Request(storage, gradient_steps, batch_size, flat=True))
         return block
@@ -284,9 +284,9 @@ class Prefetching(Direct):
             if flat:
                 with storage.lock:
                     return _Drawn(generation, draw_block(storage, gradient_steps, batch_size, self._rng).copied())
-            # The lock is held for one batch at a time, so that the trainer's `put` waits for one batch at most.
+            # The lock is taken for each batch, so that the trainer's `put` waits for at most one batch.
             batches = [storage.sample(batch_size, None, self._rng, "cpu") for _ in range(gradient_steps)]
-            if storage.device.type != "cpu":  # here without the lock, because the copy waits for the device
+            if storage.device.type != "cpu":  # the lock is not held here, because the copy waits for the device
                 to = storage.device
                 batches = [each_array(lambda part: part.to(to) if isinstance(part, Tensor) else part, batch)
                            for batch in batches]  # fmt: skip

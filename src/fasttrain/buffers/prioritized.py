@@ -1,7 +1,7 @@
 """PrioritizedReplayBuffer: transitions are drawn in proportion to their last temporal difference errors.
 
-Proportional prioritization of Schaul et al. 2016 (arXiv 1511.05952, sections 3.3 and 3.4). Stock SB3 accepts it as
-`replay_buffer_class`, but never updates priorities.
+Proportional prioritization of Schaul et al. 2016 (arXiv 1511.05952, sections 3.3 and 3.4). Stock SB3 accepts this class
+as `replay_buffer_class`, but never updates priorities.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fasttrain.errors import ConfigError
 from fasttrain.jit import njit
 from fasttrain.kernel_cache import KernelCall
 
-LEAST, MOST = 1e-150, 1e150  # limits of a priority: not 0, which marks empty slots, and so that the total is finite
+LEAST, MOST = 1e-150, 1e150  # limits of a priority: 0 marks empty slots, and the total must be finite
 
 
 class PrioritizedDraw(NamedTuple):
     """The drawn transitions, with their importance weights."""
 
     indices: Int64Array  # (K * B,) row * num_envs + env, as in `FlatViews`
-    weights: Float32Array  # (K * B,) importance weights, the largest of each batch is 1
+    weights: Float32Array  # (K * B,) importance weights; the largest in each batch is 1
     generation: int  # rows written so far
 
 
@@ -43,9 +43,9 @@ def draw_kernel(
     indices: Int64Array,  # (K * B,) out
     weights: Float32Array,  # (K * B,) out
 ) -> None:
-    """Stratified draws: transition i of a batch comes from part i of B equal parts of the total priority.
+    """Stratified draws: the total priority has B equal parts, and transition i of a batch is drawn from part i.
 
-    The weight (N P(i))^-β divided by the largest of the batch is (p_smallest / p(i))^β, since N and the total cancel.
+    The weight (N P(i))^-β ÷ the largest weight of the batch is (p_smallest / p(i))^β, because N and the total cancel.
     """
     part = nodes[-1] / batch_size
     rest = np.empty(len(shares), np.float64)
@@ -69,18 +69,17 @@ def update_kernel(
     errors: Float64Array,  # (B,) TD errors
     drawn_at: Int64Array,  # (B,) or (1,): rows written when the index was drawn
     now: int,  # rows written so far
-    margin: int,  # rows after the last written one that are invalid: 1 if optimize_memory_usage
+    margin: int,  # invalid rows after the row written last: 1 if optimize_memory_usage
     alpha: float,
     eps: float,
 ) -> tuple[int, int, float]:
-    """Write (|error| + eps)^alpha into the leaves of slots that were not overwritten since, and update the sums.
+    """Write (|error| + eps)^alpha into the leaves of slots that were not overwritten since the draw; update the sums.
 
-    A row was overwritten since `drawn_at` if it is among the now - drawn_at rows that followed in the ring: rows are
-    written in order.
+    Rows are written in order. So the rows overwritten since `drawn_at` are the next now - drawn_at rows of the ring.
 
     Returns:
-        the index of a refused entry of the batch (then nothing is written) or -1; how many leaves were written; the
-        largest of them.
+        the index of a refused entry of the batch (then nothing is written) or -1; the number of written leaves; the
+        largest written leaf.
     """
     size, num_envs = shape
     leaves, places, count = np.empty(len(indices), np.int64), np.empty(len(indices), np.int64), 0
@@ -116,27 +115,27 @@ def kernel_calls() -> list[KernelCall]:
 
 
 class PrioritizedReplayBuffer(ReplayStorage):
-    """A `ReplayStorage` that draws transition i with probability p(i)^alpha divided by the sum over all.
+    """A `ReplayStorage` that draws transition i with probability p(i)^alpha ÷ the sum over all transitions.
 
-    A new transition gets the highest priority so far, so that it is drawn soon. Any thread may `add`, `sample` and
-    `update_priorities`; each holds `lock`.
+    A new transition gets the highest priority so far, so that it is drawn soon. Any thread may call `add`, `sample` and
+    `update_priorities`; each of these methods holds `lock`.
 
     Args:
         alpha: 0 draws uniformly, 1 in full proportion to the TD error.
-        beta: how much of the bias the weights correct at the start of training.
+        beta: exponent of the importance weights at the start of training: 0 corrects no bias, 1 all of it.
         beta_final: `beta` at the end of training; see `anneal`.
         eps: added to every |TD error|, so that no transition has probability 0.
         *arguments, **options: arguments of `ReplayStorage`.
 
     Attributes:
-        beta: for the weights of the next draw; may be set at any time.
+        beta: the exponent for the next draw; may be set at any time.
         generation: rows written so far; see `ReplayStorage`.
 
     Raises:
-        ConfigError: alpha < 0, a beta outside 0 … 1, eps ≤ 0, or `ReplayStorage` raises it.
+        ConfigError: alpha < 0, a beta outside 0 … 1, eps ≤ 0, or wrong arguments of `ReplayStorage`.
     """
 
-    overhead_bytes = 10  # the tree: 8 bytes per leaf, and 1/7 of that for the sums
+    overhead_bytes = 10  # the tree: 8 bytes per leaf, and 1/7 of 8 bytes for the sums
 
     def __init__(
         self,
@@ -168,11 +167,11 @@ class PrioritizedReplayBuffer(ReplayStorage):
         return leaves.reshape(self.buffer_size, self.n_envs)
 
     def anneal(self, progress_remaining: float) -> None:
-        """Set `beta` on the line from its first value (progress_remaining 1) to `beta_final` (0)."""
+        """Set `beta` linearly: from the first value at progress_remaining 1 to `beta_final` at 0."""
         self.beta = self.beta_final + (self._beta_first - self.beta_final) * progress_remaining
 
     def reset(self) -> None:
-        """Empty the buffer. Priorities for draws from before are ignored, as for overwritten slots."""
+        """Empty the buffer. Later priorities for earlier draws are ignored, as for overwritten slots."""
         with self.lock:
             super().reset()
             self.tree.clear()
@@ -192,7 +191,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
             slots = self._row + self.pos * self.n_envs
             super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
             self._set(slots, self._highest)
-            if self._margin():  # the observations of this row were overwritten by the next ones
+            if self._margin():  # `put` has overwritten the observations of the next row
                 self._set(self._row + self.pos * self.n_envs, 0.0)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
@@ -210,7 +209,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
     def draw_weighted(
         self, batch_size: int, batches: int = 1, rng: np.random.Generator | None = None
     ) -> PrioritizedDraw:
-        """Draw `batches` times `batch_size` transitions, one batch after the other, with the present priorities.
+        """Draw `batches` batches of `batch_size` transitions each, with the present priorities.
 
         Random numbers come from `rng`; None: numpy's global stream.
 
@@ -237,7 +236,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         rng: np.random.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> ReplayBatch:
-        """A batch with `weights`, `indices` and `generation`; the last two are what `update_priorities` takes."""
+        """A batch with `weights`, and with `indices` and `generation` for `update_priorities`."""
         with self.lock:
             drawn = self.draw_weighted(batch_size, rng=rng)
             batch = self.gather(*np.divmod(drawn.indices, self.n_envs), env, device)
@@ -248,15 +247,15 @@ class PrioritizedReplayBuffer(ReplayStorage):
         self,
         indices: NDArray[np.integer[Any]],  # (B,) from a draw
         td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), positive or negative
-        generation: int | Int64Array | None = None,  # rows written at that draw, or (B,) for several draws; None: now
+        generation: int | Int64Array | None = None,  # `generation` of the draw, or (B,) for several draws; None: now
     ) -> int:
-        """Set priorities to (|td_error| + eps)^alpha, and return how many. Overwritten slots are not changed.
+        """Set priorities to (|td_error| + eps)^alpha; return how many were set. Overwritten slots are not changed.
 
-        If an index occurs twice, its last error counts.
+        If an index occurs twice, the last error is used.
 
         Raises:
-            IndexError: there is no transition at an index. Then nothing was changed.
-            ValueError: a TD error is not finite, or their number is not that of the indices. Then nothing was changed.
+            IndexError: a slot has no transition. Then nothing was changed.
+            ValueError: a TD error is not finite, or there are more or fewer than indices. Then nothing was changed.
         """
         if isinstance(td_errors, torch.Tensor):
             td_errors = td_errors.detach().cpu().numpy()

@@ -1,9 +1,9 @@
 """The rollout of a recurrent policy: a `RolloutStorage` with the LSTM states before each step.
 
-All states are stored, because a minibatch may begin at any step. Minibatches have the same rows as SB3's: one number
-from numpy's global stream splits the env-major data in two, which are swapped. Then minibatches are cut off one after
-the other. A sequence begins where a minibatch, an episode or another env's data begins, and after a row that was left
-out. Legend: B rows, S sequences, L layers, H units.
+All states are stored, because a minibatch may begin at any step. Minibatches have the same rows as in SB3: at a
+random index (numpy's global stream) the env-major data is split, and both parts are swapped. Then it is cut into
+minibatches. A sequence begins where a minibatch, an episode or the data of an env begins, and after a row that was
+left out. Legend: B rows, S sequences, L layers, H units.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from torch import Tensor, cat, contiguous_format, zeros
 from fasttrain.batch import BoolArray, Float32Array, Int64Array, each_array
 from fasttrain.buffers.rollout import RolloutBatch, RolloutRow, RolloutStorage
 
-STEP_COST = 11  # a step of the LSTM costs as much time as 11 rows: 8 µs a step and 0.7 µs a row (64 units, oneDNN)
+STEP_COST = 11  # time of a step of the LSTM ÷ time of a row: 8 µs ÷ 0.7 µs (64 units, oneDNN)
 
 
 class Memory(NamedTuple):
     """The states of a recurrent policy in N envs before it acts."""
 
     states: RNNStates  # pi and vf, each a pair (h, c) of (L, N, H)
-    episode_starts: BoolArray  # (N,) where an episode begins, there the states count as zero
+    episode_starts: BoolArray  # (N,) True where an episode begins: these states are used as zeros
 
     @classmethod
     def blank(cls, num_envs: int, state_shape: tuple[int, int], device: Any, keeps_cells: bool = True) -> Memory:
-        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Without cells c has width 0."""
+        """Zero states of envs whose episodes begin; `state_shape` is (L, H). Width of c is 0 without cells."""
         layers, units = state_shape
         pi, vf = ((zeros(layers, num_envs, units, device=device),
                    zeros(layers, num_envs, units * keeps_cells, device=device)) for _ in range(2))  # fmt: skip
@@ -41,7 +41,7 @@ class Memory(NamedTuple):
 
     @classmethod
     def within(cls, states: Any, rows: Any) -> Memory:
-        """The Memory with these rows of `states`, in which no episode begins."""
+        """The Memory of the envs `rows` of `states`, without the start of an episode."""
         picked = rows_of_states(states, rows)
         return cls(picked, np.zeros(picked.pi[0].shape[1], np.bool_))
 
@@ -50,31 +50,31 @@ class Memory(NamedTuple):
         return Memory(each_array(lambda part: part.clone(), self.states), np.array(self.episode_starts, np.bool_))
 
     def beside(self, other: Memory) -> Memory:
-        """The states of these envs, followed by the states of `other`."""
+        """The states of the envs of `self`, followed by the states of `other`."""
         states = each_array(lambda part, more: cat([part, more], 1), self.states, other.states)
         return Memory(states, np.concatenate([self.episode_starts, other.episode_starts]))
 
     def of(self, rows: Any) -> Memory:
-        """The states of some envs, copied."""
+        """A copy of the states of the envs `rows`."""
         return Memory(rows_of_states(self.states, rows), self.episode_starts[rows])
 
     def put(self, rows: Any, states: RNNStates) -> None:
-        """Set the states of some envs, in place."""
+        """Set the states of the envs `rows`, in place."""
         each_array(lambda part, now: part.__setitem__((slice(None), rows), now), self.states, states)
 
     def where(self, unchanged: BoolArray, states: RNNStates, episode_starts: BoolArray) -> Memory:
-        """These states where `unchanged` (N,) is True, else `states`, those after a step (overwritten here)."""
+        """The states of `self` where `unchanged` (N,) is True; elsewhere `states` after a step (changed in place)."""
         after = Memory(states, episode_starts | (unchanged & self.episode_starts))
         after.put(rows := np.flatnonzero(unchanged), self.of(rows).states)
         return after
 
 
 class Padded(NamedTuple):
-    """SB3's layout of sequences: each padded to the length of the longest, one after the other."""
+    """SB3's layout: sequences one after another, each padded to the length of the longest sequence."""
 
-    states: RNNStates  # (L, S, H) each, as stored where the sequences begin
+    states: RNNStates  # (L, S, H) each, stored states at the start of each sequence
     episode_starts: Tensor  # (S × longest,) float
-    rows: Tensor  # (B,) places of the minibatch's rows between the padding
+    rows: Tensor  # (B,) indices of the rows that are no padding
 
 
 class Group(NamedTuple):
@@ -83,29 +83,29 @@ class Group(NamedTuple):
     rows: slice  # the group's rows in the minibatch
     sequences: slice
     shape: tuple[int, int]  # (longest, sequences)
-    places: Tensor  # flat index of each row in that shape
+    places: Tensor  # flat index of each row in `shape`
 
 
 class Grouped(NamedTuple):
-    """A layout with little padding: the longest sequence first, in a few groups. Sums round differently than in SB3."""
+    """A layout with little padding: few groups, the longest sequence first. Sums round differently than in SB3."""
 
-    states: RNNStates  # (L, S, H) each, zero where an episode begins
+    states: RNNStates  # (L, S, H) each, zeros where an episode begins
     groups: tuple[Group, ...]
 
 
 def rows_of_states(states: Any, rows: Any) -> Any:
-    """The states of some envs, copied. `rows` are indices or a slice."""
+    """A copy of the states of the envs `rows`: indices or a slice."""
     return each_array(lambda part: part[:, rows].clone(memory_format=contiguous_format), states)
 
 
 class RecurrentStorage(RolloutStorage):
-    """T steps of N envs, and the LSTM states before each.
+    """T steps of N envs, and the LSTM states before each step.
 
     Args:
         state_shape: (L, H) of an LSTM.
-        own_critic: whether the critic has an LSTM of its own; else its states are the actor's.
-        keeps_cells: whether there are cell states c; for a GRU they have width 0.
-        further: arguments of `RolloutStorage`.
+        own_critic: whether the critic has its own LSTM. If not, the states of the actor's LSTM are also the critic's.
+        keeps_cells: whether the layer has cell states c; False for a GRU, whose c has width 0.
+        settings: further arguments of `RolloutStorage`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class RecurrentStorage(RolloutStorage):
         return tuple(stored.transpose(1, 2).cpu().numpy() for stored in self._states)
 
     def draw_order(self) -> Int64Array:
-        """The `rows` in env-major order, from a random place to the end and then from the start to that place."""
+        """The `rows` in env-major order, from a random row to the end, then from the start to this row."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         rows = self.rows
@@ -146,11 +146,11 @@ class RecurrentStorage(RolloutStorage):
         return order
 
     def minibatches(self, batch_size: int | None = None, layout: str = "padded") -> Iterator[RolloutBatch]:
-        """One epoch of minibatches, each cut into sequences. Scalars have no padding.
+        """One epoch of minibatches, each cut into sequences. Values, advantages and so on have no padding.
 
         Args:
-            layout: "padded": observations, actions and masks are padded with zeros (masks: all legal) as in SB3, so
-                that every sum has SB3's order. "grouped": no padding, the rows of the longest sequence first.
+            layout: "padded": observations, actions and masks are padded with zeros (masks: all legal) as in SB3, and
+                every sum has the same order as in SB3. "grouped": no padding, the longest sequence first.
         """
         lay_out = {"padded": self._padded, "grouped": self._grouped}[layout]
         order = self.draw_order()
@@ -162,13 +162,13 @@ class RecurrentStorage(RolloutStorage):
             yield lay_out(rows, starts, lengths)
 
     def past(self) -> tuple[Any, Float32Array]:
-        """LSTM states before each of the T × N rows, (rows, L × H) each: h and c of the policy and of its critic; and
-        where episodes begin, (rows,)."""
+        """LSTM states before each of the T × N rows, (rows, L × H) each: h and c of the policy, h and c of the critic.
+        And `episode_starts` (rows,)."""
         flat = [stored.reshape(self.num_steps * self.num_envs, -1).numpy() for stored in self._states]
         return (flat[0], flat[1], flat[-2], flat[-1]), self.episode_starts.reshape(-1)
 
     def padding(self, batch_size: int | None) -> tuple[float, float, float]:
-        """Mean number of sequences in a minibatch, and the shares of padding in SB3's layout and in groups."""
+        """Mean number of sequences in a minibatch, share of padding in SB3's layout, share of padding in groups."""
         order = self.rows
         begins, size = self.begins(order), batch_size or len(order)
         counts, stock, groups = [], 0, 0
@@ -222,7 +222,7 @@ class RecurrentStorage(RolloutStorage):
         return RNNStates((states[0], states[1]), (states[-2], states[-1]))
 
     def _batch(self, rows: Tensor, sequences: Any, with_padding: Tensor) -> RolloutBatch:
-        """Scalars of `rows`; but observations, actions and masks of the rows `with_padding`."""
+        """Values, advantages and so on of `rows`; observations, actions and masks of the rows `with_padding`."""
         total = self.num_steps * self.num_envs
         actions = self._actions.view(total) if self._discrete else self._actions.view(total, -1)
         masks = None if self._masks is None else self._masks.view(total, -1)
@@ -245,7 +245,7 @@ class RecurrentStorage(RolloutStorage):
         return torch.from_numpy(array).to(self.device)
 
 
-# --- how a minibatch is cut into sequences, and where their rows lie
+# --- cut a minibatch into sequences, and find the places of their rows
 
 
 def sequences_of(begins: BoolArray) -> tuple[Int64Array, Int64Array]:  # (B,) → (S,), (S,)
@@ -256,7 +256,7 @@ def sequences_of(begins: BoolArray) -> tuple[Int64Array, Int64Array]:  # (B,) �
 
 
 def padded_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
-    """Flat index of each row in (S, longest): one sequence after the other."""
+    """Flat index of each row in the layout (S, longest): one sequence after another."""
     gaps = int(lengths.max()) - lengths
     before = np.cumsum(gaps) - gaps  # padding before each sequence
     places: Int64Array = np.arange(int(lengths.sum())) + np.repeat(before, lengths)
@@ -264,7 +264,7 @@ def padded_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
 
 
 def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
-    """Flat index of each row in (longest, S): step by step."""
+    """Flat index of each row in the layout (longest, S): step by step."""
     count, ends = len(lengths), np.cumsum(lengths)
     steps = np.arange(int(ends[-1])) - np.repeat(ends - lengths, lengths)  # 0, 1, … of each sequence
     places: Int64Array = steps * count + np.repeat(np.arange(count), lengths)
@@ -272,7 +272,7 @@ def timed_places(lengths: Int64Array) -> Int64Array:  # (S,) → (B,)
 
 
 def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, Int64Array]:  # (S,), (S,) → (B,), (S,)
-    """The rows sorted so that the longest sequence comes first, and the sequences in this order."""
+    """Indices of the rows, the longest sequence first, and indices of the sequences in the same order."""
     order = np.argsort(-lengths, kind="stable")
     sizes = lengths[order]
     rows = np.arange(int(sizes.sum())) + np.repeat(firsts[order] - (np.cumsum(sizes) - sizes), sizes)
@@ -280,10 +280,10 @@ def longest_first(firsts: Int64Array, lengths: Int64Array) -> tuple[Int64Array, 
 
 
 def cuts(lengths: Int64Array, step_cost: int = STEP_COST) -> list[int]:
-    """Divide sequences, the longest first, into groups with little cost for steps and padding. Returns their ends.
+    """Divide sequences, the longest first, into groups with little cost for steps and padding. Returns the ends.
 
-    The cost of a group: length of the longest × (step_cost + number of sequences). It is cut in two where that saves
-    most, and so are both parts, again and again.
+    The cost of a group: length of the longest sequence × (step_cost + number of sequences). A group is cut in two where
+    this saves most. The two new groups are cut in the same way, as long as it saves time.
     """
     ends, todo = [], [(0, len(lengths))]
     while todo:

@@ -2,8 +2,8 @@
 
 This one class replaces SB3's ReplayBuffer, DictReplayBuffer and NStepReplayBuffer (2.9.2), with the same arrays, the
 same draws from numpy's global stream and the same numbers bit for bit (tests/buffers/test_replay_storage.py). It adds
-action masks of the next observations, n steps together with Dict observations or `optimize_memory_usage`, and refuses a
-size that does not fit into memory.
+action masks of the next observations, and n steps together with Dict observations or `optimize_memory_usage`. It
+refuses a size that does not fit into memory.
 """
 
 from __future__ import annotations
@@ -26,54 +26,54 @@ from fasttrain.buffers.n_step import MAX_N_STEPS, NONE, Envs, FlatViews, bytes_o
 from fasttrain.errors import ConfigError
 
 TensorObservations = Tensor | dict[str, Tensor]
-Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype of one transition in it
+Layout = dict[tuple[str, str], tuple[tuple[int, ...], Any]]  # (array, key) → shape and dtype for one transition
 
-PACK_ABOVE = 32  # wider masks are stored as bits, in an eighth of the memory; unpacking 256 rows of 200 takes 5 µs
+PACK_ABOVE = 32  # wider masks are stored as bits (1/8 of the memory); unpacking 256 rows of 200 takes 5 µs
 
 
 class ReplayBatch(NamedTuple):
-    """One minibatch on the buffer's device. The first six fields are those of SB3's ReplayBufferSamples."""
+    """One minibatch on the buffer's device. The first six fields are as in SB3's ReplayBufferSamples."""
 
     observations: TensorObservations  # (B, ...)
     actions: Tensor  # (B, K)
     next_observations: TensorObservations  # (B, ...) after the last step of the window
     dones: Tensor  # (B, 1) float32, 1 where the episode ended by the rules, not by a timeout
     rewards: Tensor  # (B, 1) float32, discounted sum of the window's rewards
-    discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None where SB3's class has none
+    discounts: Tensor | None = None  # (B, 1) float32, gamma ** length of the window; None where SB3 has no discounts
     next_action_masks: Tensor | None = None  # (B, A) bool, legal in next_observations
     weights: Tensor | None = None  # (B, 1) float32, importance weights of prioritized replay
-    indices: Int64Array | None = None  # (B,) row * num_envs + env, of prioritized replay
-    generation: int | None = None  # rows written when this was drawn, of prioritized replay
+    indices: Int64Array | None = None  # (B,) row * num_envs + env; only prioritized replay
+    generation: int | None = None  # rows written before this draw; only prioritized replay
 
 
 class ReplayStorage(ReplayBuffer):
     """A ring of `buffer_size // n_envs` rows with one transition per env. The next row is written at `pos`.
 
-    Any thread may `put` and `sample`; each holds `lock` (0.1 µs). A thread that reads `flat_views` must hold it too.
+    Any thread may call `put` and `sample`, which hold `lock` (0.1 µs). A reader of `flat_views` must hold `lock` too.
 
     Args:
         buffer_size: number of transitions.
-        observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or a flat Dict of these, in their own dtype.
-        action_space: any that SB3 knows; float64 is stored as float32, as in SB3.
-        device: device of the batches; the ring itself is in host memory.
+        observation_space: Box, Discrete, MultiDiscrete, MultiBinary, or a flat Dict of these. Dtypes are kept.
+        action_space: any space that SB3 supports; float64 is stored as float32, as in SB3.
+        device: device of the batches; the ring is in host memory.
         n_envs: N.
         optimize_memory_usage: store no next observations, because they are the observations of the next row.
-        handle_timeout_termination: bootstrap truncated episodes. Not together with `optimize_memory_usage`, where the
-            observation after a truncation is lost.
+        handle_timeout_termination: bootstrap truncated episodes. Not possible with `optimize_memory_usage`, because
+            that does not store the observation after a truncation.
         n_steps: length of the windows, 1 to 128.
-        gamma: discount within a window; must be that of the algorithm. It has no effect if n_steps is 1.
+        gamma: discount within a window; must equal the algorithm's gamma. No effect if n_steps is 1.
         frame_stack: store images (k × c, H, W) of k stacked frames as `Frames`, each frame once; None: whole images.
         mask_width: A, or None for an algorithm without masks.
 
     Attributes:
-        generation: rows written so far; a reset counts as more than a whole ring.
+        generation: rows written so far; a reset adds more rows than the ring has.
 
     Raises:
         ConfigError: a value is out of range, two values exclude each other, or there is too little free memory.
     """
 
     observations: Any  # (size, N, ...), or one array per key
-    next_observations: Any  # as `observations`; not there with optimize_memory_usage
+    next_observations: Any  # as `observations`; does not exist with optimize_memory_usage
     overhead_bytes = 0  # bytes per transition for further data of a subclass
 
     def __init__(
@@ -108,7 +108,7 @@ class ReplayStorage(ReplayBuffer):
         self.memory_bytes = bytes_of_ring(sizes, self.buffer_size, n_envs)
         arrays = {name: np.zeros((self.buffer_size, n_envs, *shape), dtype) for name, (shape, dtype) in layout.items()}
         self._arrays = arrays
-        # Observations that are no Dict are stored under the key "".
+        # Observations that are no Dict have the key "".
         self._stored = {name[1]: array for name, array in arrays.items() if name[0] == "observations"}
         self._stored_next = {name[1]: array for name, array in arrays.items() if name[0] == "next_observations"}
         self.frames: Frames | None = None
@@ -123,8 +123,8 @@ class ReplayStorage(ReplayBuffer):
         self.next_masks: NDArray[Any] | None = arrays.get(("next_masks", ""))
         self._powers = powers_of(gamma, n_steps)
         self.lock, self.generation = threading.RLock(), 0
-        self.void: BoolArray | None = None  # (size, N) True where a row is no transition; None: all are
-        self.under_way: Int64Array = np.full(n_envs, NONE)  # by env: a row that waits for its outcome
+        self.void: BoolArray | None = None  # (size, N) True where a row is no transition; None: nowhere
+        self.under_way: Int64Array = np.full(n_envs, NONE)  # (N,) row of an unfinished transition, or NONE
 
     def __getstate__(self) -> dict[str, Any]:
         """The state for pickling: without the lock, which cannot be pickled."""
@@ -142,7 +142,7 @@ class ReplayStorage(ReplayBuffer):
             if self.frames:
                 self.frames.clear()
             self.void = None
-            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # so that row 0 comes next
+            self.generation += 2 * self.buffer_size - self.generation % self.buffer_size  # the next row is row 0
 
     def _check_settings(self) -> None:
         if not 1 <= self.n_steps <= MAX_N_STEPS:
@@ -183,7 +183,7 @@ class ReplayStorage(ReplayBuffer):
         return layout
 
     def flat_views(self) -> FlatViews:
-        """All arrays, for a kernel that gathers transitions itself. The next `put` writes into them."""
+        """All arrays, for a kernel that gathers transitions itself. The next `put` writes into these arrays."""
         seen = {key: _flat(array) for key, array in self._stored.items()}
         following = {key: _flat(array) for key, array in self._stored_next.items()}
         return FlatViews(
@@ -272,7 +272,7 @@ class ReplayStorage(ReplayBuffer):
         return np.packbits(masks, axis=1) if packed else masks
 
     def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
-        """Draw rows (B,) and envs (B,), int64, by `rng`; None: from numpy's global stream, in the same order as SB3.
+        """Draw rows (B,) and envs (B,), int64, with `rng`; None: numpy's global stream, in the same order as SB3.
 
         Raises:
             ValueError: nothing is stored yet.
@@ -286,7 +286,7 @@ class ReplayStorage(ReplayBuffer):
         return rows, envs
 
     def _anywhere(self, count: int, integers: Any) -> tuple[Int64Array, Int64Array]:
-        if self._margin():  # the observation at pos was overwritten by the next observation of the row before
+        if self._margin():  # the observation at pos is already the next observation of the row before
             rows = (integers(1, self.buffer_size, size=count) + self.pos) % self.buffer_size
         else:
             rows = integers(0, self.size(), size=count)
@@ -302,7 +302,7 @@ class ReplayStorage(ReplayBuffer):
         rng: np.random.Generator | None = None,
         device: torch.device | str | None = None,
     ) -> ReplayBatch:
-        """A drawn batch. As in SB3 a subclass may override `_get_samples`, which is then called with the rows."""
+        """Draw a batch. As in SB3 a subclass may override `_get_samples`, which then gets the drawn rows."""
         with self.lock:
             if getattr(self._get_samples, "__func__", None) is not ReplayStorage._get_samples:
                 return self._get_samples(self.draw(batch_size)[0], env)
@@ -319,7 +319,7 @@ class ReplayStorage(ReplayBuffer):
         rows: Int64Array,
         envs: Int64Array,
         env: VecNormalize | None = None,
-        device: torch.device | str | None = None,  # None: the buffer's
+        device: torch.device | str | None = None,  # None: the buffer's device
     ) -> ReplayBatch:
         """The transitions (B,) that begin at these rows of these envs, normalised by `env` as in SB3.
 
@@ -352,7 +352,7 @@ class ReplayStorage(ReplayBuffer):
     def windows(
         self, rows: Int64Array, envs: Int64Array, env: VecNormalize | None = None
     ) -> tuple[Int64Array, Float32Array, Float32Array, Float32Array]:
-        """Last row, return, discount and end of the windows (B,) that begin there; see `windows_of`."""
+        """Last row, return, discount and end (B,) of the windows that begin at `rows` of `envs`; see `windows_of`."""
         newest = (self.pos - 1) % self.buffer_size
         arrays = self.rewards, self.dones, self.timeouts
         last_rows, returns, discounts, ends = windows_of(rows, envs, *arrays, newest, self._powers)
@@ -377,14 +377,14 @@ class ReplayStorage(ReplayBuffer):
         return {key: self._tensor(value, device) for key, value in taken.items()}
 
     def masks_of(self, flat: Int64Array) -> BoolArray | None:  # (B,) of `FlatViews` → (B, A)
-        """Masks of the next observations of these transitions; None without masks."""
+        """Masks of the next observations of the transitions `flat`; None without masks."""
         if self.next_masks is None:
             return None
         masks = _take(self.next_masks, flat)
         return masks if masks.dtype == bool else np.unpackbits(masks, axis=1, count=self.mask_width).view(np.bool_)
 
     def _tensor(self, array: NDArray[Any], device: torch.device | str | None) -> Tensor:
-        """The array on the device. On the CPU it is not copied, because it is a new array."""
+        """The array on the device. On the CPU a new array is not copied again."""
         return torch.from_numpy(array).to(self.device if device is None else device)
 
 
@@ -393,5 +393,5 @@ def _flat(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _take(array: NDArray[Any], flat: Int64Array) -> NDArray[Any]:
-    """Rows of a stored array (size, N, ...). For 256 rows of 4 floats 0.6 µs; `array[rows, envs]` takes 4.2."""
+    """Rows of a stored array (size, N, ...). 256 rows of 4 floats take 0.6 µs; with `array[rows, envs]` 4.2 µs."""
     return _flat(array).take(flat, axis=0)

@@ -1,7 +1,7 @@
 """RolloutStorage: the (T, N) transitions of one PPO rollout, preallocated on the model's device.
 
-It replaces SB3's rollout buffers without changing a number. Advantages come from the same float32 operations in the
-same order. Minibatches hold the same rows in the same order. tests/buffers/test_rollout.py compares bit by bit.
+It replaces SB3's rollout buffers, with the same numbers bit for bit. Advantages come from the same float32 operations
+in the same order. Minibatches have the same rows in the same order. tests/buffers/test_rollout.py checks this.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _TORCH_DTYPES = {np.dtype(np.uint16): torch.int32, np.dtype(np.uint32): torch.in
 
 
 class RolloutRow(NamedTuple):
-    """What a policy did in one vector step, for n of the N envs. The tensors lie on the networks' device."""
+    """Inputs and outputs of a policy in one vector step, for n of the N envs. Tensors are on the networks' device."""
 
-    observations: TensorObservations  # (n, ...) for which the actions were chosen
+    observations: TensorObservations  # (n, ...) before the actions
     actions: Tensor  # (n,) or (n, K), before any clipping
     values: Tensor  # (n, 1) or (n,)
     log_probs: Tensor  # (n,)
@@ -36,7 +36,7 @@ class RolloutRow(NamedTuple):
 
 
 class RolloutBatch(NamedTuple):
-    """One minibatch. Every tensor lies on the storage's device."""
+    """One minibatch. Every tensor is on the storage's device."""
 
     observations: TensorObservations  # (B, ...)
     actions: Tensor  # (B,) for Discrete, else (B, K)
@@ -45,29 +45,29 @@ class RolloutBatch(NamedTuple):
     advantages: Tensor  # (B,)
     returns: Tensor  # (B,)
     action_masks: Tensor | None  # (B, A) bool
-    sequences: Any = None  # `Padded` or `Grouped`, of a recurrent policy: which rows form a sequence
+    sequences: Any = None  # `Padded` or `Grouped`: which rows form a sequence; None: no recurrent policy
 
 
 def advantages_of(
     rewards: Float32Array,  # (T, N)
     values: Float32Array,  # (T, N)
-    episode_starts: Float32Array,  # (T, N) 1.0 where an episode begins at that step
+    episode_starts: Float32Array,  # (T, N) 1.0 where an episode begins with this step
     last_values: Float32Array,  # (N,) values of the observations after the last step
     last_dones: BoolArray,  # (N,)
     gamma: float | Float32Array,  # one number, or (T, N)
     gae_lambda: float,
-    left_out: BoolArray | None = None,  # (T, N) in and out: True where a step is no transition
-    rests: BoolArray | None = None,  # (N,) True where the env's next step is no decision
-    cut: BoolArray | None = None,  # (T, N) True where an episode ends with a decision of another policy
-    traces: Float32Array | None = None,  # (T, N) weight with which a step's advantage counts for earlier steps; None: 1
+    left_out: BoolArray | None = None,  # (T, N) in and out: True where a step is no transition of this policy
+    rests: BoolArray | None = None,  # (N,) True where the policy does not act in the env's next step
+    cut: BoolArray | None = None,  # (T, N) True where an episode ends with an action of a different policy
+    traces: Float32Array | None = None,  # (T, N) weight of a step's advantage in earlier advantages; None: 1
 ) -> Float32Array:  # (T, N)
     """Generalised advantage estimation (Schulman et al. 2016), in float32 by SB3's operations in SB3's order.
 
-    All but the sum over time is computed for the whole rollout at once: 64 steps of 256 envs take 0.1 ms.
+    Only the sum over time is a loop; the other terms are computed for all steps at once (64 × 256 envs: 0.1 ms).
 
-    Rewards and the episode's end in steps that are left out belong to the transition before them. Where an env rests
-    when the rollout ends, the outcome of its last transition is not known yet, so this transition is left out as well.
-    So is the last transition of an episode that is `cut`.
+    The reward and the end of a step that is left out are added to the transition before this step. Two kinds of
+    transitions are also left out: the last transition of an env in `rests`, because its reward and end are not known
+    yet; and the last transition of an episode in `cut`.
     """
     one = np.float32(1.0)
     next_values = np.concatenate([values[1:], last_values[None]])
@@ -82,7 +82,7 @@ def advantages_of(
             next_values[step - 1, over] = next_values[step, over]
             non_terminal[step - 1, over] *= non_terminal[step, over]
     advantages: Float32Array = rewards + np.float32(gamma) * next_values * non_terminal - values
-    decay = np.float32(gamma * gae_lambda) * non_terminal  # the float64 product is rounded once, as in SB3
+    decay = np.float32(gamma * gae_lambda) * non_terminal  # as in SB3: the float64 product is rounded once
     if left_out is not None:
         decay[unknown], decay[left_out] = 0.0, 1.0
         left_out |= unknown
@@ -98,13 +98,13 @@ def advantages_of(
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:
-    """The torch dtype that holds `dtype`; torch lacks arithmetic on the wide unsigned integers."""
+    """The torch dtype for values of `dtype`. torch has no arithmetic for wide unsigned integers."""
     numpy_dtype = np.dtype(dtype)
     return _TORCH_DTYPES.get(numpy_dtype) or torch.from_numpy(np.empty(0, numpy_dtype)).dtype
 
 
 def _shape(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Shape of one stored observation, as SB3's buffers have it: (1,) for a Discrete space."""
+    """Shape of one stored observation, as in SB3's buffers: (1,) for a Discrete space."""
     shape = get_obs_shape(space)
     if isinstance(shape, dict):
         raise TypeError("a Dict space inside a Dict space cannot be stored: flatten it")
@@ -112,13 +112,13 @@ def _shape(space: spaces.Space[Any]) -> tuple[int, ...]:
 
 
 def _host(tensor: Tensor) -> NDArray[Any]:
-    """The tensor as a numpy array: an alias of a CPU tensor, a copy of any other."""
+    """The tensor as a numpy array: a view if the tensor is on the CPU, else a copy."""
     array: NDArray[Any] = tensor.cpu().numpy()
     return array
 
 
 def _stored(name: str, doc: str) -> Any:
-    """A property that gives the storage's tensor `_NAME` as a numpy array."""
+    """A property that returns the storage's tensor `_NAME` as a numpy array."""
     return property(lambda storage: _host(getattr(storage, f"_{name}")), doc=doc)
 
 
@@ -128,9 +128,9 @@ class RolloutStorage:
     Args:
         num_steps: T.
         num_envs: N.
-        observation_space: decides shape and dtype; a Dict space is stored as one tensor per key.
-        action_space: integers are stored as int64, the index type of torch; a Box as float32.
-        device: where the tensors lie. On the CPU the numpy views (`values`, `returns`, …) alias them.
+        observation_space: sets shape and dtype; a Dict space is stored as one tensor per key.
+        action_space: integers are stored as int64, the index type of torch; Box actions as float32.
+        device: device of the tensors. On the CPU the numpy arrays (`values`, `returns`, …) are views of them.
         gamma: discount factor.
         gae_lambda: GAE's trade-off between bias and variance.
         mask_width: A, or None for an algorithm without masks.
@@ -160,7 +160,7 @@ class RolloutStorage:
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        # A space that is no Dict is stored under the key "".
+        # Observations that are no Dict have the key "".
         self._keyed = isinstance(observation_space, spaces.Dict)
         parts = observation_space.spaces if isinstance(observation_space, spaces.Dict) else {"": observation_space}
         self._observations = {
@@ -174,9 +174,9 @@ class RolloutStorage:
         self._masks = None if mask_width is None else zeros(*rows, mask_width, dtype=torch.bool)
         self._values, self._log_probs = zeros(*rows), zeros(*rows)
         self._advantages, self._returns = zeros(*rows), zeros(*rows)
-        self.rewards: Float32Array = np.zeros(rows, np.float32)  # on the host, where `advantages_of` reads them
+        self.rewards: Float32Array = np.zeros(rows, np.float32)  # in host memory, for `advantages_of`
         self.episode_starts: Float32Array = np.zeros(rows, np.float32)
-        # Row of the stored (T, N) layout for each place in SB3's env-major flattening.
+        # For each index in SB3's env-major order: the index in the stored (T, N) order.
         self._env_major = np.arange(num_steps * num_envs).reshape(rows).T.reshape(-1)
 
     values = _stored("values", "Values (T, N) of the visited states.")
@@ -186,11 +186,11 @@ class RolloutStorage:
     actions = _stored("actions", "Actions (T, N, K), before any clipping.")
 
     def row(self, name: Literal["actions", "values", "log_probs"], step: int) -> NDArray[Any]:
-        """One step of that property, (N, ...). Only this row is copied from the device."""
+        """One step of the property `name`, (N, ...). Only this row is copied from the device."""
         return _host(getattr(self, f"_{name}")[step])
 
     def assign(self, name: str, given: Any) -> None:
-        """Set the attribute of that name to an array (T, N, ...) or a number; a tensor is overwritten in place."""
+        """Set the attribute `name` to an array (T, N, ...) or a number. A stored tensor is overwritten in place."""
         parts = {"": getattr(self, f"_{name}", None)} if name != "observations" else self._observations
         for key, stored in parts.items():
             if stored is None:
@@ -216,27 +216,27 @@ class RolloutStorage:
         return _host(self._actions.flatten(0, 1)), *(_host(stored.flatten()) for stored in rows)
 
     def finite(self, last: Observations) -> bool:
-        """Whether all rewards, observations and `last` (N, ...), the observations after the last step, are finite.
+        """Whether all rewards, all observations and `last` (N, ...), the observations after the last step, are finite.
 
-        Checked once per rollout: checking every step of 12 CartPoles took 2.3 % of PPO's time.
+        Called once per rollout, because a check at every step of 12 CartPoles took 2.3 % of PPO's time.
         """
         checked: list[Any] = [self.rewards, *(last.values() if isinstance(last, dict) else (last,))]
         for stored in self._observations.values():
             if stored.is_floating_point() and stored.device.type != "cpu":
                 checked.append(torch.isfinite(stored).all().item())  # only one number is copied from the device
-            elif stored.is_floating_point():  # numpy takes a third of torch's time for a small array
+            elif stored.is_floating_point():  # for a small array numpy takes a third of torch's time
                 checked.append(stored.numpy())
         return all(bool(np.isfinite(part).all()) for part in checked)
 
     def reset(self) -> None:
-        """Fill from the first step again. The arrays are not cleared, since every row is overwritten."""
+        """Start again at the first step. Arrays are not cleared, because every row will be overwritten."""
         self.pos, self.full = 0, False
         self._left_out = None
 
     def place_observations(self, step: int) -> Observations | None:
         """The arrays (N, ...) in which the observations of `step` are stored, so that an env can write into them.
 
-        None after the last step, and where observations are stored on another device or in another shape.
+        None after the last step, and if observations are stored on a GPU or with a different shape or dtype.
         """
         if step >= self.num_steps or not self._as_given:
             return None
@@ -244,11 +244,11 @@ class RolloutStorage:
         return rows if self._keyed else rows[""]
 
     def place_masks(self, step: int) -> BoolArray | None:
-        """As `place_observations`, for the masks (N, A)."""
+        """Like `place_observations`, for the masks (N, A)."""
         return None if self._masks is None or self.device.type != "cpu" else self._masks[step].numpy()
 
     def add(self, row: RolloutRow, rewards: Float32Array, episode_starts: BoolArray) -> None:
-        """Store the next vector step of all envs: `rewards` (N,), and where an episode began (N,)."""
+        """Store the next vector step of all envs. `rewards` (N,); `episode_starts` (N,)."""
         if self.full:
             raise RuntimeError(f"the rollout storage holds {self.num_steps} steps already: call reset() first")
         for stored, values in self._parts(row):
@@ -259,12 +259,12 @@ class RolloutStorage:
         self.full = self.pos == self.num_steps
 
     def put(self, steps: Int64Array, envs: Int64Array, row: RolloutRow) -> None:
-        """Store a row of these envs (n,), each at its own step (n,). The caller sets `rewards` and `episode_starts`."""
+        """Store `row` of n envs; env envs[i] at step steps[i]. The caller sets `rewards` and `episode_starts`."""
         for stored, values in self._parts(row):
             _scatter(stored, steps, envs, values)
 
     def _parts(self, row: RolloutRow) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each stored tensor (T, N, ...) with the values (n, ...) that belong in it."""
+        """Pairs of a stored tensor (T, N, ...) and the values (n, ...) for it."""
         for key, stored in self._observations.items():
             yield stored, row.observations[key] if isinstance(row.observations, dict) else row.observations
         yield from ((self._actions, row.actions), (self._values, row.values), (self._log_probs, row.log_probs))
@@ -273,7 +273,7 @@ class RolloutStorage:
             yield self._masks, self._masks.new_ones(len(row.log_probs), width) if masks is None else masks
 
     def leave_out(self, step: int, envs: BoolArray | list[int]) -> None:
-        """Mark `step` of these envs, a mask (N,) or numbers, as no transition, which no minibatch contains."""
+        """Mark `step` of these envs, a mask (N,) or indices, as no transition. No minibatch contains these rows."""
         if self._left_out is None:
             self._left_out = np.zeros((self.num_steps, self.num_envs), np.bool_)
         self._left_out[step, envs] = True
@@ -285,13 +285,13 @@ class RolloutStorage:
         return every if self._left_out is None else every[~self._left_out.reshape(-1)[every]]
 
     def complete(self) -> None:
-        """Declare the storage full, after every step of every env was `put`."""
+        """Mark the storage as full, after `put` has stored every step of every env."""
         self.pos, self.full = self.num_steps, True
 
     def compute_returns_and_advantages(
         self, last_values: Float32Array, last_dones: BoolArray, rests: BoolArray | None = None
     ) -> None:
-        """Fill `advantages` and `returns` of a full storage; last_values (N, 1) or (N,), the others (N,)."""
+        """Fill `advantages` and `returns` of a full storage; last_values (N, 1) or (N,), dones and rests (N,)."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         last, values = last_values.reshape(-1), self.values
@@ -303,7 +303,7 @@ class RolloutStorage:
         self._returns.copy_(torch.from_numpy(returns))
 
     def draw_order(self) -> Int64Array:
-        """The `rows`, shuffled as SB3 does it: by one permutation from numpy's global stream."""
+        """The `rows`, shuffled as in SB3 by one permutation from numpy's global stream."""
         if not self.full:
             raise RuntimeError(f"only {self.pos} of {self.num_steps} steps are stored")
         order: Int64Array = self.rows[np.random.permutation(len(self.rows))]
@@ -312,9 +312,9 @@ class RolloutStorage:
     def minibatches(self, batch_size: int | None = None, layout: str = "") -> Iterator[RolloutBatch]:
         """One epoch over all `rows`, in the order that SB3 draws from numpy's global random state.
 
-        Scalars are gathered for the whole epoch and handed out as views. Observations and masks are gathered per
-        minibatch: 2,048 of 16,384 rows of 250 floats take 53 µs so. Gathered for the whole epoch they take 134 µs per
-        minibatch, because 16 MB do not stay in the cache. Only the storage of sequences uses `layout`.
+        Values, advantages and so on are gathered once per epoch. Observations and masks are gathered per minibatch:
+        2,048 of 16,384 rows of 250 floats take 53 µs. Gathered once per epoch they would take 134 µs per minibatch,
+        because 16 MB do not fit into the cache. Only `RecurrentStorage` uses `layout`.
         """
         total = self.num_steps * self.num_envs
         size = total if batch_size is None else batch_size
@@ -341,13 +341,13 @@ class RolloutStorage:
 
 
 def _fill(stored: Tensor, step: int, values: Tensor) -> None:
-    """stored[step] = values. numpy does it on the CPU, in 1.3 µs; torch takes 6."""
+    """stored[step] = values. On the CPU by numpy, in 1.3 µs instead of 6 µs by torch."""
     if stored.device.type != "cpu":
         row = stored[step]
         row.copy_(values.reshape(row.shape))
         return
     if values.data_ptr() == stored.data_ptr() + step * stored.stride(0) * stored.element_size():
-        return  # it was written into `place_observations` or `place_masks`
+        return  # the env has written into `place_observations` or `place_masks`
     place = stored.numpy()[step]
     place[...] = values.detach().cpu().numpy().reshape(place.shape)
 

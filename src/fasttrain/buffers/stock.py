@@ -1,7 +1,7 @@
 """The storages as instances of SB3's buffer classes, because callbacks and users' code expect these.
 
-A `RolloutView` gives a `RolloutStorage` the names, dtypes and samples of SB3's rollout buffers over the same memory. A
-`ReplayStorage` is itself a subclass of SB3's replay buffer, because users name and derive such classes.
+A `RolloutView` shows the memory of a `RolloutStorage` with the names, dtypes and samples of SB3's rollout buffers. A
+`ReplayStorage` is itself a subclass of SB3's replay buffer, because users can set and derive replay buffer classes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _LIVE = (  # attributes of SB3's buffers that a view reads from the storage
 
 
 def _live(name: str) -> Any:
-    """A property that reads and writes the storage's attribute of that name."""
+    """A property that reads and writes the storage's attribute `name`."""
 
     def read(self: RolloutView) -> Any:
         return getattr(self.storage, name)
@@ -66,14 +66,14 @@ def _state(place: int) -> Any:
 
 
 class RolloutView:
-    """A `RolloutStorage` with the interface of SB3's rollout buffers; `as_stock` makes it an instance of one.
+    """A `RolloutStorage` with the interface of SB3's rollout buffers; `as_stock` makes it an instance of SB3's class.
 
-    Unlike in SB3 the arrays keep their shape (T, N, ...) after `get`. So `generator_ready` stays False, and `reset`
-    clears nothing. Masks are copies, and on a GPU so are `values`, `returns`, `advantages`, `log_probs`, `actions` and
-    `observations`: assign the whole array to change them.
+    Unlike in SB3 the arrays keep their shape (T, N, ...) after `get`. So `generator_ready` is always False, and `reset`
+    clears nothing. Masks are copies. On a GPU `values`, `returns`, `advantages`, `log_probs`, `actions` and
+    `observations` are also copies. To change a copied array in the storage, assign the whole array.
     """
 
-    stock: ClassVar[type[RolloutBuffer]]  # SB3's class of which it is an instance
+    stock: ClassVar[type[RolloutBuffer]]  # SB3's class from which the view is derived
 
     def __init__(self, storage: RolloutStorage) -> None:
         self.storage = storage
@@ -139,7 +139,7 @@ class RolloutView:
         value: Tensor,  # (N, 1) or (N,)
         log_prob: Tensor,  # (N,)
         action_masks: Any = None,  # (N, A); None: all actions are legal
-        lstm_states: Any = None,  # of a recurrent policy, before the step
+        lstm_states: Any = None,  # states of a recurrent policy before the step
     ) -> None:
         """Store one vector step, with the arguments of SB3's rollout buffers."""
         seen = each_array(torch.as_tensor, obs)
@@ -154,7 +154,7 @@ class RolloutView:
     def get(self, batch_size: int | None = None) -> Iterator[Any]:
         """Samples of one epoch, from an instance of SB3's buffer over these arrays."""
         buffer = object.__new__(self.stock)
-        values = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # `self`: not there
+        values = {name: getattr(self, name, self) for name in (*vars(self), *_LIVE)}  # `self`: no such attribute
         vars(buffer).update({name: value for name, value in values.items() if value is not self})
         yield from buffer.get(batch_size)
 
@@ -170,7 +170,7 @@ _VIEWS: list[Any] = [
 
 
 def as_stock(storage: RolloutStorage) -> Any:
-    """A view of the storage that is an instance of the buffer which SB3's algorithm would have."""
+    """A view of the storage, as an instance of the buffer class that SB3's algorithm would use."""
     kind = 2 if isinstance(storage, RecurrentStorage) else int(storage.mask_width is not None)
     return _VIEWS[2 * kind + isinstance(storage.observation_space, spaces.Dict)](storage)
 
@@ -181,7 +181,7 @@ STOCK_REPLAYS = (None, ReplayBuffer, DictReplayBuffer, NStepReplayBuffer, HerRep
 
 
 class NStepStorage(ReplayStorage, NStepReplayBuffer):  # type: ignore[misc]
-    """Replaces SB3's `NStepReplayBuffer`. As in SB3's class, every batch has discounts, also with one step."""
+    """Replaces SB3's `NStepReplayBuffer`. As in SB3's class, a batch has discounts even if n_steps is 1."""
 
 
 class DictStorage(ReplayStorage, DictReplayBuffer):  # type: ignore[misc]
@@ -191,14 +191,14 @@ class DictStorage(ReplayStorage, DictReplayBuffer):  # type: ignore[misc]
 def replay_class(
     observation_space: spaces.Space[Any], n_steps: int, asked: type[ReplayBuffer] | None
 ) -> type[ReplayStorage]:
-    """The fast class that replaces the class `asked`; None: the class that replaces SB3's choice."""
+    """The storage class that replaces `asked`, or replaces SB3's default class if `asked` is None."""
     if isinstance(observation_space, spaces.Dict):
         return DictStorage
     return NStepStorage if asked is NStepReplayBuffer or (asked is None and n_steps > 1) else ReplayStorage
 
 
 def replay_of(model: Any, mask_width: int | None) -> ReplayStorage:
-    """A new storage in place of the buffer that SB3 would make by the model's settings."""
+    """A new storage that replaces the buffer which SB3 would create for the model's settings."""
     asked = model.replay_buffer_class
     kind = replay_class(model.observation_space, model.n_steps, asked)
     by_priority, hindsight, options = model.prioritized is not None, asked is HerReplayBuffer, {}
@@ -221,11 +221,11 @@ def replay_of(model: Any, mask_width: int | None) -> ReplayStorage:
 
 
 def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
-    """The model's replay buffer; None if it is no `ReplayStorage`. An empty buffer without masks is replaced by one
-    with `mask_width`.
+    """The model's replay buffer; None if it is no `ReplayStorage`. An empty buffer without masks is replaced by a new
+    buffer with `mask_width`.
 
     Raises:
-        EnvSpecError: the env has masks, and the buffer does not store any.
+        EnvSpecError: the env has masks, but the buffer does not store masks.
     """
     buffer = model.replay_buffer
     ours = isinstance(buffer, ReplayStorage)
@@ -242,7 +242,7 @@ def storage_of(model: Any, mask_width: int | None) -> ReplayStorage | None:
 
 
 def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
-    """Check that a buffer which is not fasttrain's supports the settings `asked`. SB3's own loops use such a buffer.
+    """Check that a user's buffer supports the settings `asked`. SB3's loops use it if it is no `ReplayStorage`.
 
     Raises:
         ConfigError: one of the settings would have no effect.
@@ -268,7 +268,7 @@ def refuse_foreign_buffer(buffer: Any, asked: Mapping[str, bool]) -> None:
 def frames_in(env: VecEnv | None) -> int | None:
     """How many frames VecFrameStack has stacked along the first axis of the env's images; None without images.
 
-    An image that was stacked in another way counts as one frame.
+    The result is 1 if frames were stacked along a different axis, or not by VecFrameStack.
     """
     if env is None or not is_image_space(env.observation_space):
         return None
@@ -283,9 +283,9 @@ def frames_in(env: VecEnv | None) -> int | None:
 
 
 def window_of(n_steps: int, gamma: float, asked: type[ReplayBuffer] | None) -> dict[str, Any]:
-    """Defaults of a buffer's `n_steps` and `gamma`: those of the algorithm, unless the user gave a buffer class.
+    """Defaults of a buffer's `n_steps` and `gamma`: the algorithm's values, unless the user set a buffer class.
 
-    In that case SB3 leaves `n_steps` to the class, and warns of that.
+    With such a class SB3 ignores the algorithm's `n_steps`, and warns about this.
     """
     if asked is None:
         return {"n_steps": n_steps, "gamma": gamma}

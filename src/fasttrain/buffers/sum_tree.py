@@ -1,11 +1,11 @@
-"""SumTree: numbers ≥ 0, of which each can be changed, or drawn in proportion to its size, in O(log N).
+"""SumTree: N numbers ≥ 0. In O(log N) a number is changed, or one is drawn in proportion to its size.
 
 This is the index of prioritized replay (Schaul et al. 2016, arXiv 1511.05952, appendix B.2.1). 256 searches among 10⁶
-leaves take 20 µs; in a binary tree, one search after the other, they take 110 µs.
+leaves take 20 µs. In a binary tree, with one search after another, the same searches take 110 µs. The reasons:
 
-- A node has eight children, which are one cache line, so that a search reads 7 lines instead of 20 (72 µs).
-- All searches of a batch go down level by level together, so that their cache misses overlap (44 µs).
-- A search prefetches its line of the next level before the next search continues (20 µs).
+- The eight children of a node are in one cache line, so that a search reads 7 lines instead of 20 (72 µs).
+- All searches of a batch go down together, level by level, so that their cache misses overlap (44 µs).
+- Each search prefetches the line that it reads in the next level (20 µs).
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from fasttrain.batch import Float64Array, Int64Array
 from fasttrain.jit import fetch, njit
 
 FAN_OUT = 8  # float64 children of a node: 64 bytes, a cache line
-_BITS = 3  # number of bits of an index that give the child's number
+_BITS = 3  # the lowest 3 bits of an index are the child's number
 
 
 @njit
 def refresh(
     nodes: Float64Array,
     starts: Int64Array,
-    touched: Int64Array,  # (B,) leaves that were written; overwritten here
+    touched: Int64Array,  # (B,) leaves that were written; this array is overwritten
 ) -> None:
-    """Compute all sums above the touched leaves again, from its eight children, so that no error accumulates.
+    """Compute each sum above the touched leaves again, from the eight children, so that no error accumulates.
 
-    If consecutive leaves have the same parent, its sum is computed once. Neighbours (a new row of envs) and the sorted
-    indices of a stratified sample share most parents. Sorting a batch first would cost 9 µs and save 2 of 14.
+    If consecutive leaves have the same parent, the parent's sum is computed once. Most leaves of a new row of envs, and
+    of a stratified sample, share a parent with the leaf before. Sorting `touched` would cost 9 µs and save 2 of 14.
     """
     count = len(touched)
     for i in range(count):
@@ -56,13 +56,13 @@ def refresh(
 def find_kernel(
     nodes: Float64Array,
     starts: Int64Array,
-    rest: Float64Array,  # (B,) prefix sums; overwritten here
+    rest: Float64Array,  # (B,) prefix sums; this array is overwritten
     found: Int64Array,  # (B,) out
 ) -> None:
     """The first leaf whose running sum exceeds the prefix sum; the last positive leaf if rounding leaves no such leaf.
 
-    Children whose sums are too small are counted, without branches that could be mispredicted (31 instead of 60 µs). A
-    child that is zero is never found, because its running sum is that of the child before it.
+    The child's number is the count of running sums ≤ the prefix sum: no branch can be mispredicted (31, not 60 µs). A
+    child that is zero is never found, because it has the same running sum as the child before it.
     """
     found[:] = 0
     for level in range(len(starts) - 2, -1, -1):
@@ -87,7 +87,7 @@ def find_kernel(
                 before = s5 if r >= s5 else before
                 before = s6 if r >= s6 else before
                 rest[i] = r - before
-            else:  # at the end of this node or, by rounding, beyond it: take its last positive leaf
+            else:  # by rounding at the end of this node or beyond: take the last positive child
                 child = FAN_OUT - 1
                 while child > 0 and nodes[a + child] == 0.0:
                     child -= 1
@@ -102,7 +102,7 @@ def find_kernel(
 def set_kernel(
     nodes: Float64Array, starts: Int64Array, capacity: int, indices: Int64Array, values: Float64Array
 ) -> int:
-    """Write leaves and update the sums above them. Returns -1, or the index of an invalid entry; nothing is written."""
+    """Write leaves and update all sums above. Returns -1, or the index of an invalid entry (nothing is written)."""
     for i in range(len(indices)):
         if not (0 <= indices[i] < capacity and 0.0 <= values[i] < np.inf):
             return i
@@ -115,16 +115,16 @@ def set_kernel(
 class SumTree:
     """`capacity` numbers, all zero at first, and their sums.
 
-    A sum is always computed from its eight children in a fixed order, so the tree depends on the leaves alone. After
-    any number of updates `total()` has the rounding error of one summation (≤ 2⁻⁵³ × 3 per level). A leaf takes 9.2
-    bytes. The kernels of this file set and find leaves. There is no lock.
+    A sum is always computed from the eight children in a fixed order, so all sums depend only on the leaves. After any
+    number of updates `total()` has the rounding error of one summation (≤ 2⁻⁵³ × 3 per level). A leaf takes 9.2 bytes.
+    The kernels of this file set and find leaves. This class has no lock.
 
     Args:
         capacity: number of leaves, any integer ≥ 1.
 
     Attributes:
-        nodes: float64, level by level from the leaves to the total, each padded with zeros to a multiple of eight.
-        starts: int64, where each level begins in `nodes`.
+        nodes: float64, levels from the leaves to the total. Each level is padded with zeros to a multiple of eight.
+        starts: int64, index in `nodes` of the first node of each level.
 
     Raises:
         ValueError: the capacity is below 1.
@@ -143,7 +143,7 @@ class SumTree:
         self.nodes: Float64Array = _aligned_zeros(int(self.starts[-1]) + 1)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Align the nodes again, which pickling does not."""
+        """Align the nodes again, because pickling loses the alignment."""
         self.__dict__.update(state)
         self.nodes = _aligned_zeros(len(state["nodes"]))
         self.nodes[:] = state["nodes"]
@@ -158,7 +158,7 @@ class SumTree:
 
 
 def _aligned_zeros(count: int) -> Float64Array:
-    """Zeros that begin on a cache line. If the children of a node lay in two lines, searches would be 30 % slower."""
+    """Zeros that begin on a cache line. Searches are 30 % slower if the children of a node are in two lines."""
     room = np.zeros(count + FAN_OUT - 1)
     skip = -room.ctypes.data // room.itemsize % FAN_OUT
     return room[skip : skip + count]

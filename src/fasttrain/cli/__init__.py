@@ -41,7 +41,7 @@ WAYS_OUT = {
     errno.EFBIG: "raise the limit of this shell (ulimit -f unlimited)",
     errno.ENAMETOOLONG: "use a shorter path",
 }
-LAST_FRAMES, MOST_LETTERS = 6, 10_000  # frames and characters of a traceback that are printed at most
+LAST_FRAMES, MOST_LETTERS = 6, 10_000  # most frames and most characters of a traceback that are printed
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.speak_its_letters()
     here = ""
-    with suppress(OSError):  # the folder may not exist. It is read now, because an env may change it
+    with suppress(OSError):  # raised if the working directory was deleted. Read it now: an env may change it
         here = os.getcwd()
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():
-            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # a cell ends with its study
+            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # end when the study ends
                 threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
             return _dispatch(arguments) or _lost_output()
     except FastTrainError as error:
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _lost_output() -> int:
-    """The exit code of a finished command: not 0 if its output could not be written, as on a full disk."""
+    """The exit code of a finished command: EXIT_CRASHED if its output could not be written, as on a full disk."""
     with suppress(OSError, ValueError):  # raised if the stream is closed
         sys.stdout.flush()
     if not terminal.Output.lost:
@@ -119,7 +119,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 def _report(error: BaseException, code: int, text: str = "", raised: BaseException | None = None) -> int:
-    """Print one line. Before it, print the end of the traceback of `raised`, an exception of the user's code."""
+    """Print the end of the traceback of `raised` (an exception of the user's code), then one line. Returns `code`."""
     raised = error.__cause__ if isinstance(error, CrashedError) else raised
     if os.environ.get("FASTTRAIN_TRACEBACK"):
         traceback.print_exception(error)
@@ -174,7 +174,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _compose(command: str, options: list[str], typed: list[str]) -> int:
-    """Compose the configuration and run `command` on it, once or once per cell of a sweep."""
+    """Compose the configuration and run `command` with it: once, or once for each job of a sweep."""
     from hydra.types import RunMode
 
     from fasttrain.cli.compose import composer
@@ -208,7 +208,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
                 print(result)
                 return EXIT_DONE
             request = result
-        if request.goes_on:  # read the study's own arguments too
+        if request.goes_on:  # a study is continued: read its stored arguments too
             options, typed = commands.prepare(command, options, [*request.goes_on, *without_folder(typed)])
         else:
             for line in commands.repeated_settings(overrides):
@@ -218,7 +218,7 @@ def _compose(command: str, options: list[str], typed: list[str]) -> int:
 
 
 def _run(request: Request, hydra: Composer, job: DictConfig, new: bool) -> int:
-    """Run one command and return its exit code. `new`: also write Hydra's description of the job into the folder."""
+    """Run one command and return its exit code. `new`: also write Hydra's `.hydra` files into the folder."""
     from fasttrain.runs.folders import how_to_continue
     from fasttrain.runs.view import activity, make_console
 
@@ -244,7 +244,7 @@ def _run(request: Request, hydra: Composer, job: DictConfig, new: bool) -> int:
 
 
 def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arguments: list[str]) -> int:
-    """Run each cell of a sweep in a process of its own, and return the exit code of the sweep."""
+    """Run each job of a sweep in a process of its own. Returns the exit code of the sweep."""
     from hydra.core.hydra_config import HydraConfig
 
     from fasttrain.runs.view import activity, make_console
@@ -256,13 +256,13 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
     with activity(make_console(), "loading fasttrain"):
         from fasttrain.studies.sweep import Sweep
-    gc.enable()  # a sweep may last for days
+    gc.enable()  # __main__ disabled it, and a sweep may last for days
     sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way)
 
     def cell(_: object) -> int:
         try:
             return sweep.run_cell(HydraConfig.get())
-        except Exception as error:  # otherwise Hydra would print it and begin the next cell
+        except Exception as error:  # otherwise Hydra would print the error and begin the next job
             raise KeyboardInterrupt from error
 
     try:
@@ -282,7 +282,7 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
 
 
 def draw_report(folder: Path) -> str:
-    """Write report.html. A failure is only a warning, because all else is saved. Returns its reason, or ""."""
+    """Write report.html. If that fails, only warn, because all other files are saved. Returns the reason, or ""."""
     from fasttrain.runs.view import activity, make_console, say
 
     console = make_console()

@@ -37,15 +37,15 @@ MODULES = {
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
 }
-# Commands with their own arguments, which compose no configuration. "": the integration of the same name has the code.
+# Commands that parse their own arguments and compose no configuration. "": the integration of that name has the code.
 PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch", "zoo": ""}
 COMMANDS = (*MODULES, *PLAIN)
-# Short words for a command with a setting.
+# Short word → the command, and the setting that the word adds.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
 STUDIES = ("compare", "tune")  # many runs in one folder, each in a process of its own
 RUNS = ("train", "resume")
 OF_A_RUN = ("resume", "eval", "play", "export", "report")  # need run=FOLDER
-STARTS_RUNS = (*STUDIES, "doctor")  # receive Hydra's --config-dir among their overrides, to pass it on
+STARTS_RUNS = (*STUDIES, "doctor")  # get Hydra's --config-dir among their overrides, and pass it to their runs
 SWEEPABLE = ("train", "eval", "check", "export")
 TRUSTING = ("eval", "play", "export")  # load models, and accept --trust
 WITHOUT_FOLDER = ("play", "report", "resume")  # have no output folder of their own
@@ -82,20 +82,20 @@ OWNERS = {
 
 
 def implementation(command: str) -> Any:
-    """Import the command's `main(config, sources, folder, overrides) -> exit code`; of `PLAIN` ones `main(arguments)`.
+    """Import the command's `main(config, sources, folder, overrides) -> exit code`; for `PLAIN`, `main(arguments)`.
 
     This may import torch, which takes seconds.
     """
     module = MODULES.get(command) or PLAIN[command]
     main = (import_module(module) if module else plugins.load(plugins.INTEGRATIONS, command)).main
-    if not gc.isenabled():  # disabled by __main__. Freeze first: the modules loaded until now stay
+    if not gc.isenabled():  # __main__ disabled it. Freeze what is loaded now: it is never garbage
         gc.freeze()
         gc.enable()
     return main
 
 
 def command_of(word: str) -> tuple[str, list[str]]:
-    """The command that a word means, and overrides that it implies. Raises ConfigError: it is no command."""
+    """The command that `word` means, and the settings that it adds. Raises ConfigError: `word` is no command."""
     if word in OTHER_WORDS:
         return OTHER_WORDS[word][0], [OTHER_WORDS[word][1]]
     if word not in COMMANDS:
@@ -116,7 +116,7 @@ class _Options(argparse.ArgumentParser):
 
 
 def read_options(typed: Sequence[str]) -> argparse.Namespace:
-    """Parse Hydra's options. Its own parser would print its usage and end the process.
+    """Parse Hydra's options. Hydra's own parser would print its usage and end the process.
 
     Raises ConfigError: an option is unknown, lacks its value, or names a folder that does not exist.
     """
@@ -151,8 +151,8 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
 
 
 def repeated_settings(overrides: Sequence[str]) -> list[str]:
-    """A line for each setting that was typed twice with different values. The last one counts, as in Hydra."""
-    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # mappings would be merged
+    """A line for each setting that was typed twice with different values. The last value is used, as in Hydra."""
+    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # Hydra merges mappings
     last = {key_of(text): text for text in single}
     before = [text for text in single if last[key_of(text)].lstrip("+") != text.lstrip("+")]
     return [f"{text} has no effect: {last[key_of(text)].lstrip('+')} was typed after it" for text in before]
@@ -174,7 +174,7 @@ def prepare(command: str, options: list[str], typed: list[str]) -> tuple[list[st
     if len({text for text in typed if key_of(text) == "algo"}) > 1:  # Hydra would silently use the last one
         raise ConfigError(typed_twice_message("algo", typed))
     for text in typed:
-        if key_of(text) in NAMED:  # now, before Hydra stores the overrides
+        if key_of(text) in NAMED:  # check now, before Hydra stores the overrides
             check_no_secret(key_of(text), text.partition("=")[2])
     if {"-m", "--multirun"} & {*options}:
         refuse_sweep(command)
@@ -217,9 +217,9 @@ def _as_keys(command: str, options: Sequence[str]) -> tuple[list[str], list[str]
 
 
 def _with_stored_arguments(folder: Path, command: str, typed: Sequence[str]) -> list[str]:
-    """The arguments of the study in `folder`, replaced by those that are typed now: `seeds=10` adds seeds.
+    """The stored arguments of the study in `folder`. Settings in `typed` replace stored ones: `seeds=10` adds seeds.
 
-    Raises ConfigError: there is no study and nothing is typed to begin one, or it is a study of another command.
+    Raises ConfigError: the folder has no study and `typed` names nothing to study, or another command made the study.
     """
     stored = read_json(folder / "study.json")
     if not stored and len(typed) == 1:
@@ -255,8 +255,8 @@ def _folders_as_key(typed: Sequence[str]) -> list[str]:
     return [f"run={in_quotes(','.join([*named, *folders]))}", *(text for text in overrides if key_of(text) != "run")]
 
 
-# --- If the output folder already holds a run, a sweep or a study, it is refused, continued or overwritten. This is
-# decided here for every command and for `train(…)`, before anything is written. The folder is cleared later.
+# --- An output folder that already holds a run, a sweep or a study is refused, continued or overwritten. The code below
+# decides this for every command and for `train(…)`, before anything is written. The folder is cleared later.
 
 
 class Request(NamedTuple):
@@ -267,14 +267,14 @@ class Request(NamedTuple):
     sources: Mapping[str, str]
     overrides: list[str]
     folder: Path
-    goes_on: Sequence[str] = ()  # the override that names a study to continue, whose stored arguments are read too
+    goes_on: Sequence[str] = ()  # `run=FOLDER` of a study to continue. Its stored arguments are read too
 
 
 def existing_to_resume(kind: str, way: str, folder: str | Path, key: str) -> Contents | None:
-    """What the output folder holds, if it is to be continued; None if the folder is free or is overwritten.
+    """The contents of the output folder if the command continues them; None if the folder is free or is overwritten.
 
     Args:
-        kind: what the command writes: run, sweep or study; empty if it cannot be continued.
+        kind: what the command writes (run, sweep or study); empty if the command cannot continue one.
         way: the setting `on_existing`.
         key: the setting that names the folder, for messages.
 
@@ -298,7 +298,7 @@ def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run
         typed: the folder as the user typed it, by the setting `key`.
 
     Raises:
-        ConfigError: as `existing_to_resume`, or the run cannot be continued.
+        ConfigError: raised by `existing_to_resume`, or the run cannot be continued.
     """
     study, config = request.command in STUDIES, request.config
     if request.command == "tune" and config.run is not None and (Path(config.run) / "study.json").exists():
@@ -321,11 +321,11 @@ def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run
 
 
 def _changed_settings(found: Contents, about: str, config: Config) -> dict[str, Any] | str | None:
-    """The settings that differ from those of a run that is continued.
+    """The settings of `config` that differ from those of the run in the folder: dotted key → new value.
 
-    A text: nothing is left to do. None: the run starts again, because there is nothing from which it could continue.
+    Returns a text if nothing is left to do, and None if the run starts again because it wrote no checkpoint or model.
 
-    Raises ConfigError: a setting differs that cannot change, or there is no checkpoint.
+    Raises ConfigError: a setting that cannot change differs, or a run with a model has no checkpoint.
     """
     from fasttrain.runs.resume import may_change
     from fasttrain.saving.checkpoints import CheckpointFolder

@@ -88,7 +88,7 @@ def register() -> None:
     settings = defaults_of(Config)
     networks = settings.pop("algo")
     ConfigStore.instance().store(name="settings", node=settings)
-    for spec in ALGORITHMS.values():  # values of the stock classes; null if they depend on the tier
+    for spec in ALGORITHMS.values():  # values of the stock classes; null if a value depends on the tier
         own = {name for values in spec.tiers.values() for name in values}
         usual = {name: None if name in own else usual for name, (_, usual) in spec.keys().items()}
         ConfigStore.instance().store(name=spec.name, node={**networks, "name": spec.name, **usual}, group="algo")
@@ -142,7 +142,7 @@ class Loader(ConfigLoaderImpl):
 
 @contextmanager
 def composer(options: argparse.Namespace | None = None, plays: bool = True) -> Iterator[Composer]:
-    """Initialize Hydra for the block. Afterwards a user's script that uses Hydra itself can continue with its own.
+    """Initialize Hydra inside the block. Afterwards restore the configuration of a user's script that uses Hydra.
 
     `plays`: whether the command plays the composed env; False if it uses the env of a finished run.
     """
@@ -165,7 +165,7 @@ class Composer:
 
     hydra: Hydra
     options: argparse.Namespace
-    name: str  # of the main file
+    name: str  # name of the main file
     plays: bool
     path: ConfigSearchPath
     composed: Sequence[File] = ()  # the files of the last configuration
@@ -177,8 +177,7 @@ class Composer:
         return [f"{option}={value}" for option, value in options.items() if value is not None]
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """The configuration that Hydra composes, which is also set in HydraConfig. A sweep's lacks the values that are
-        swept over."""
+        """Compose the configuration and set it in HydraConfig. In a sweep it lacks the values that are swept over."""
         with self.clear_errors(overrides):
             try:
                 job = self._load(overrides, RunMode.MULTIRUN if self.options.multirun else RunMode.RUN)
@@ -208,8 +207,8 @@ class Composer:
         own = [self.options.config_dir] * (self.options.config_dir is not None)
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
-        ConfigStore.instance().repo.pop("env", None)  # these are from an earlier call
-        if DEFAULT not in plugins.names(plugins.GAMES):  # if it is not installed, `game_of` says so when a run needs it
+        ConfigStore.instance().repo.pop("env", None)  # remove the entries of an earlier call
+        if DEFAULT not in plugins.names(plugins.GAMES):  # not installed: `game_of` reports this if a run needs it
             placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, placeholder, group="env")
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
@@ -239,12 +238,12 @@ class Composer:
             raise
 
     def typed(self, arguments: Sequence[str]) -> Config:
-        """The typed configuration for other arguments, such as those of a cell of a study."""
+        """The typed configuration for other arguments, such as those of one run of a study."""
         return self.configured(read(split_options(arguments)[1], os.environ))[0]
 
     def run(self, job: DictConfig, task: Callable[[], int], describe: bool) -> int:
-        """Run `task` and return its exit code, after the job's folder is made. `describe`: write `.hydra` in it."""
-        if str(job.get("warmup")) == "only":  # it leaves no files
+        """Make the job's folder, run `task` and return its exit code. `describe`: write `.hydra` in the folder."""
+        if str(job.get("warmup")) == "only":  # warmup=only writes no files
             return task()
         folder, below = Path(job.hydra.run.dir), str(job.hydra.output_subdir or "") if describe else ""
         own = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
@@ -261,7 +260,7 @@ class Composer:
         return task()
 
     def sweep(self, given: UserInput, task: Callable[[DictConfig], int]) -> None:
-        """Run `task` for each cell, by Hydra's sweeper and launcher."""
+        """Run `task` for each job of a sweep, by Hydra's sweeper and launcher."""
         with self.clear_errors(given.overrides):
             self.hydra.multirun(self.name, task, [*given.overrides, "hydra.mode=MULTIRUN"])
 
@@ -281,12 +280,12 @@ class Composer:
                 self._complete(where)
 
     def _complete(self, where: dict[str, Any]) -> None:
-        """Print the completions of the line in the variable COMP_LINE, or the script that lets a shell ask for them."""
+        """Print the completions of the line in the variable COMP_LINE; without it, the script that a shell installs."""
         asked = "COMP_LINE" in os.environ
         if asked:
             words, os.environ["COMP_LINE"] = completions(os.environ["COMP_LINE"])
             print("\n".join(words))
-        with suppress(*[Exception] * asked):  # an unfinished line may be wrong; then no message appears in the prompt
+        with suppress(*[Exception] * asked):  # print no error about an unfinished line
             self.hydra.shell_completion(**where)
 
     @contextmanager
@@ -298,7 +297,7 @@ class Composer:
             raise self.clear_error(error, overrides) from error
 
     def clear_error(self, error: Exception, overrides: Sequence[str]) -> ConfigError:
-        """A ConfigError for an exception of Hydra, OmegaConf or PyYAML, whose message names the argument or file."""
+        """A ConfigError that names the argument or file that caused an exception of Hydra, OmegaConf or PyYAML."""
         if own := next((one for one in (error, error.__cause__) if isinstance(one, ConfigError)), None):
             return own
         if message := _known(error, overrides):

@@ -52,7 +52,7 @@ exit code  0 done  1 crash  2 bad input  3 gate failed  4 stopped by a signal wi
            130 stopped before there was anything to save"""
 
 USAGE_END = "\n\nfasttrain --help lists profiles, algorithms, flags and topics; fasttrain help train: all settings"
-# Settings of a training that commands on a finished run also read. `resume` also reads all settings that may change.
+# Training settings that commands on a finished run read. `resume` also reads all settings that may change.
 OF_RUNS = {
     "eval": ("opponent", "eval.", "env.kwargs"),
     "play": ("opponent",),
@@ -94,7 +94,7 @@ def _page_of(word: str) -> str:
 
 def _topics() -> dict[str, Path]:
     """The pages of the documentation by their names."""
-    return {page.stem: page for page in sorted((conf_dir().parent / "docs").glob("[!p]*/*.md"))}  # without project/
+    return {page.stem: page for page in sorted((conf_dir().parent / "docs").glob("[!p]*/*.md"))}  # skip project/
 
 
 def title(page: Path) -> str:
@@ -128,7 +128,7 @@ def _typed(page: Path) -> list[str]:
 
 
 def opening(text: str) -> str:
-    """The first paragraph of a page in Markdown, without links; empty where there is none."""
+    """The first paragraph of a page in Markdown, without links; empty if the page has none."""
     plain = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     paragraph = re.search(r"^(?=[`\w])(?:.+\n)+", plain, re.MULTILINE)
     return re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", paragraph[0].strip()) if paragraph else ""
@@ -159,7 +159,7 @@ def _of_command(word: str) -> str:
 
 
 def _reads(command: str, key: str, one: Field[Any] | None) -> bool:
-    """Whether the command itself reads the setting. Some commands only pass it on to a training."""
+    """Whether the command itself reads the setting. Some commands only pass a setting on to a training."""
     owner = OWNERS.get(key) or OWNERS.get(key.split(".")[0] + ".")
     if owner is not None:
         return command in owner.commands

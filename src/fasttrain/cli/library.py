@@ -5,7 +5,7 @@
     run = train("CartPole-v1", algo="ppo", profile="speed", total_timesteps=100_000)
     run.summary["quality"]["mean_reward"], run.model.predict(observation)
 
-A script whose envs run in workers must call it under `if __name__ == "__main__":`: workers import the script.
+If envs run in workers, a script must call `train` under `if __name__ == "__main__":`, because workers import the file.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Trained:
     """The result of a training."""
 
     spec: RunSpec  # the configuration that was used, and the plan
-    model: BaseAlgorithm  # the trained model. Its envs are closed; `set_env` gives it new ones
+    model: BaseAlgorithm  # its envs are closed; `set_env` gives the model new envs
     summary: dict[str, Any]  # summary.json
     perf: dict[str, Any]  # perf.json
     folder: Path
@@ -70,7 +70,7 @@ def train(
             (`Trained.spec`): its settings are used again, except those that the other arguments change.
         algo: `ppo`, `maskable_ppo`, `dqn`, …; the default is that of the command line.
         profile: `baseline`, `exact`, `balance`, `speed`, `debug`, or None.
-        folder: the output folder; by default a new one below `outputs`. If it holds a run, that is an error, unless
+        folder: the output folder; by default a new one below `outputs`. A folder with a run is an error, unless
             `on_existing` is "resume" (continue the run) or "overwrite" (start again).
         settings: settings by dotted key, `{"algo.gamma": 0.98, "env.kwargs.size": 5}`. Classes and functions are
             stored by their import paths, so that `eval` and `resume` can import them.
@@ -122,7 +122,7 @@ def train(
 
 @contextmanager
 def _names_as_typed(typed: Sequence[str]) -> Iterator[None]:
-    """Add the typed name to an error about a setting that was set by another name."""
+    """If a setting was typed by another name, add the typed name to errors about the setting."""
     try:
         yield
     except FastTrainError as error:
@@ -131,7 +131,7 @@ def _names_as_typed(typed: Sequence[str]) -> Iterator[None]:
 
 
 def _group(env: str | type | RunSpec | None) -> str:
-    """The value of `env=`: the game's own group, or `gym` for any other env."""
+    """The value of `env=`: the game's name, `gym` for any other env; empty if no env is named."""
     if env is None or isinstance(env, RunSpec):
         return ""
     known = (conf_dir() / "env" / f"{env}.yaml").is_file() or env in plugins.names(plugins.GAMES)
@@ -152,7 +152,7 @@ def _env_settings(env: str | type | RunSpec | None) -> dict[str, Any]:
 
 @contextmanager
 def _ready(request: Request, switch_at: int | None) -> Iterator[tuple[Parts, list[str]]]:
-    """Build the run, new or resumed. Also returns all overrides that were ever typed for it."""
+    """Build the run, new or resumed. Yields the run and all overrides that were ever typed for it."""
     if request.command != "resume":
         with open_run(request.config, request.sources, request.folder, request.overrides, switch_at) as run:
             yield run, request.overrides
@@ -166,5 +166,5 @@ def _ready(request: Request, switch_at: int | None) -> Iterator[tuple[Parts, lis
 def _new_folder(env: str, algo: str) -> Path:
     now = datetime.datetime.now()
     first = Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}_{env}_{algo}_{os.getpid()}").absolute()
-    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # begun in the same second
+    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # for runs of the same second
     return next(each for each in itertools.chain([first], others) if not each.exists())

@@ -1,4 +1,4 @@
-"""`fasttrain new my_project`: creates a working project: an env, a callback, settings, tests and a Dockerfile."""
+"""`fasttrain new my_project` creates a working project: an env, a callback, settings, tests and a Dockerfile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACES = {  # template → file in the project's folder
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the project and print what to type next. Raises ConfigError: no folder, a wrong name, a used folder."""
+    """Write the project and print what to type next. ConfigError: no folder named, an invalid name, a used folder."""
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise ConfigError(f"new needs the folder to create, as in {command()} new my_project")
     folder = Path(arguments[0])

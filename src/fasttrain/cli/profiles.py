@@ -31,7 +31,7 @@ def profiles() -> list[str]:
 def table(profile: str) -> str:
     """The settings that `profile` changes, as a table in Markdown whose columns are aligned for terminals.
 
-    A cell is `64 → 256`, the value alone if it does not change, and – if the algorithm has no such setting.
+    An entry is `64 → 256`, the value alone if it does not change, and – if the algorithm has no such setting.
     """
     stock, chosen = ([_values(name, algo) for algo in ALGOS] for name in (STOCK, profile))
     rows: list[tuple[str, ...]] = [("setting", "class", *ALGOS)]
@@ -48,7 +48,7 @@ def table(profile: str) -> str:
 
 @cache
 def _values(profile: str, algo: str) -> dict[str, Value]:
-    """The settings that affect the algorithm, in the order of their declarations, those of `algo.` last."""
+    """Setting → its value with this profile and algorithm. The order is that of declarations, with `algo.` last."""
     spec = ALGORITHMS[algo]
     env = "Pendulum-v1" if spec.actions == ("Box",) else "CartPole-v1"
     config = configured([f"+profile={profile}", f"algo={algo}", f"env.id={env}"])

@@ -1,7 +1,7 @@
 """`fasttrain settings [PREFIX] [--json | --schema]`: every setting with its default, values, class and meaning.
 
     fasttrain settings                 all of them
-    fasttrain settings env.            those of a group; algo.n_epochs: a single one
+    fasttrain settings env.            the settings of a group (algo.n_epochs: one setting)
     fasttrain settings --json          as a list, for programs
     fasttrain settings --schema        as a JSON schema, by which editors check YAML files
 
@@ -43,7 +43,7 @@ class Row(NamedTuple):
     most: float | None
     flag_class: str  # exact, rounding or trade-off; empty for a setting that is not about speed
     text: str
-    algorithms: tuple[str, ...] = ()  # the algorithms that have a key below `algo.`
+    algorithms: tuple[str, ...] = ()  # for a key below `algo.`: the algorithms that have it
 
     @property
     def usual(self) -> str:
@@ -97,8 +97,8 @@ def algorithm_texts() -> dict[str, str]:
 
 
 def completions(line: str) -> tuple[list[str], str]:
-    """The commands and values that complete a line in a shell, and the line without its command. Hydra completes keys
-    and files in that rest."""
+    """The commands and values that complete a shell's line, and the line without its command. Hydra completes keys and
+    files in the line without its command."""
     program, *words = line.split() or [""]
     last = words.pop() if words and not line.endswith(" ") else ""
     commands = [] if words else [*COMMANDS, *OTHER_WORDS, "help"]

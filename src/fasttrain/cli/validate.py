@@ -23,7 +23,7 @@ from fasttrain.spec.reading import all_keys
 
 MOST_ERRORS = 50
 FREE = ("env.kwargs", "eval.env_kwargs", "algo.kwargs", "algo.policy_kwargs", "tune.space", "candidates")
-GROUPS = ("algo", "env", "profile", "tuned")  # keys that may name a file (`algo: dqn`) instead of holding settings
+GROUPS = ("algo", "env", "profile", "tuned")  # keys that may name a file (`algo: dqn`) or hold settings
 
 
 class Problem(NamedTuple):
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def problems(file: Path) -> list[Problem]:
-    """The errors of a YAML file of settings, by line.
+    """The errors of a YAML file of settings, sorted by line.
 
     Raises ConfigError: there is no such file, or it is no YAML mapping.
     """
@@ -75,7 +75,7 @@ def problems(file: Path) -> list[Problem]:
         try:
             config = _compose({key: value for key, (value, _) in settings.items()})
             unused = [flag.name for flag in FLAGS if flag.name in settings and not flag.fits(config.algo.spec)]
-            if {"algo", "algo.name"} & {*settings}:  # a file without an algorithm may hold settings of several
+            if {"algo", "algo.name"} & {*settings}:  # else settings of several algorithms are allowed
                 reason = f"has no effect with algo={config.algo.name}"
                 found += [Problem(key, f"{file}:{settings[key][1]}", f"{key} {reason}", "") for key in unused]
         except FastTrainError as error:
@@ -101,7 +101,7 @@ def _settings(node: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, A
 
 
 def _compose(settings: dict[str, Any]) -> Config:
-    """The configuration with these settings. Raises an exception for the first wrong one."""
+    """The configuration with these settings. Raises FastTrainError for the first wrong setting."""
     chosen = {key: value for key, value in settings.items() if key not in GROUPS}
     if (name := chosen.pop("algo.name", None)) is not None:
         settings = {**settings, "algo": name}
@@ -118,7 +118,7 @@ def _compose(settings: dict[str, Any]) -> Config:
 
 
 def _key_of(reason: str, keys: list[str]) -> str:
-    """The setting that a message is about: the one of `keys` that it names first."""
+    """The setting that the message `reason` is about: the one of `keys` that stands first in it; empty if none does."""
     places = {key: reason.find(key) for key in keys}
     named = [key for key, place in places.items() if place >= 0]
     return min(named, key=lambda key: (places[key], -len(key)), default="")

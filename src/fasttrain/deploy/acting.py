@@ -59,7 +59,7 @@ class ActingPath(nn.Module):
         self.is_q_net = hasattr(model.policy, "q_net")
         self.net: Any = model.policy.q_net if self.is_q_net else model.policy
         self.space, self.action_space = model.observation_space, model.action_space
-        self.masked = reads_masks(model.policy)  # the caller sets it for a DQN that was trained with masks
+        self.masked = reads_masks(model.policy)  # the caller sets it to True for a DQN that was trained with masks
         # Sizes of categorical sub-actions; empty for Box, and for MultiBinary in PPO, whose bits are independent.
         is_bits = isinstance(self.action_space, spaces.MultiBinary) and not (self.masked or self.is_q_net)
         self.dims = [] if is_bits or isinstance(self.action_space, spaces.Box) else action_dims(self.action_space)
@@ -81,7 +81,7 @@ class ActingPath(nn.Module):
         return [*(part.name for part in self.inputs), *(["action_masks"] if self.masked else [])]
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Inputs in the order of `input_names`, outputs in that of `output_names`."""
+        """Inputs in the order of `self.input_names`, outputs in the order of `self.output_names`."""
         observations = self._observations(inputs)
         if self.is_q_net:
             q_values = self.net(observations)
@@ -101,7 +101,7 @@ class ActingPath(nn.Module):
         return {}
 
     def expected(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
-        """The distribution that SB3's own methods give, and the further outputs that are expected."""
+        """What SB3's own methods give: the distribution, and the expected outputs besides actions and scores."""
         values = policy.predict_values(tensors).numpy().flatten()
         return policy.get_distribution(tensors, **masks), {"values": values}
 
@@ -174,7 +174,7 @@ def largest_difference(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, inputs: Arrays, outputs: Arrays
 ) -> float:
     """The largest |Δ| / max(1, |value|) between `outputs` and the results of SB3's own methods for `inputs`. Logits are
-    compared as masked log-probabilities. If actions differ, the difference between SB3's scores of both counts.
+    compared as masked log-probabilities. If actions differ, the difference between their scores by SB3 is used.
     """
     observations: Any = {part.key: inputs[part.name] for part in acting.inputs}
     observations = observations.get(None, observations)
@@ -381,7 +381,7 @@ class RecurrentPath(ActingPath):
 
 
 def _step_layer(cell: torch.nn.RNNBase, layer: int, inputs: Tensor, h: Tensor, *c: Tensor) -> tuple[Tensor, ...]:
-    """One step of one layer, (B, H) each, because the ONNX exporter refuses `nn.LSTM` with a variable batch size."""
+    """One step of one layer; arrays are (B, H). The ONNX exporter refuses `nn.LSTM` with a variable batch size."""
     weights = dict(cell.named_parameters())
     of_inputs = nn.functional.linear(inputs, weights[f"weight_ih_l{layer}"], weights.get(f"bias_ih_l{layer}"))
     of_h = nn.functional.linear(h, weights[f"weight_hh_l{layer}"], weights.get(f"bias_hh_l{layer}"))

@@ -68,10 +68,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def export(
     acting: ActingPath, model: BaseAlgorithm, statistics: VecNormalize | None, kind: str, path: Path
 ) -> dict[str, Any]:
-    """Write and check `path`; returns what export.json says of it. FastTrainError if it differs from the policy."""
+    """Write and check `path`; returns its entries for export.json. FastTrainError: the file differs from the policy."""
     write, load = (_write_onnx, _load_onnx) if kind == "onnx" else (_write_torchscript, _load_torchscript)
     draft, other = _draft(path), "torchscript" if kind == "onnx" else "onnx"
-    draft.unlink(missing_ok=True)  # because it may be a link to another file
+    draft.unlink(missing_ok=True)  # the draft may be a link to another file
     difference, outputs = 0.0, {}
     try:
         try:
@@ -153,13 +153,13 @@ Run = Callable[[Arrays], Arrays]
 
 
 def _example(acting: ActingPath) -> tuple[torch.Tensor, ...]:
-    """Inputs for tracing: three rows, because torch may treat one or two as a constant."""
+    """Inputs for tracing: three rows, because torch may take a batch size of one or two for a constant."""
     return tuple(torch.from_numpy(array) for array in random_inputs(acting, 3, seed=3).values())
 
 
 def _write_torchscript(acting: ActingPath, path: Path) -> None:
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # about values that become constants, which the check with other batches finds
+        warnings.simplefilter("ignore")  # about values that become constants: `export` compares several batch sizes
         torch.jit.save(torch.jit.trace(acting, _example(acting), check_trace=False), str(path))  # type: ignore[no-untyped-call]
 
 

@@ -50,12 +50,12 @@ from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
 
-MOST_LINES = 60  # up to so many legal actions are shown in words, one per line; more are shown as numbers
+MOST_LINES = 60  # most legal actions that are shown in words, one per line; more are shown as numbers
 IN_OUTCOME = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # info entries that `_outcome` shows
 
 
 class PlayedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Keeps an episode's last picture, as the vectorized env resets at once, and its text about the last step."""
+    """Keeps an episode's last picture and the text about its last step, because the vectorized env resets at once."""
 
     step_text = ""
     last_picture: object = ""
@@ -79,14 +79,14 @@ class PlayedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         return str(action.tolist() if isinstance(action, np.ndarray) else action)
 
     def choice_words(self, part: int, value: int, count: int) -> str:
-        """A value of one of `count` sub-actions in the env's words; empty if the env has none."""
+        """A value of one of `count` sub-actions in the env's words; empty if the env has no words for it."""
         if self.env.has_wrapper_attr("describe_choice"):
             return str(self.env.get_wrapper_attr("describe_choice")(part, value))
         return self.words(value) if count == 1 and self.has_words else ""
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Play the episodes, one decision after the other. If the user stops early, this is no error."""
+    """Play the episodes, one decision after the other. It is no error if the user stops early."""
     where, console = named_run("play", config, sources, "model", "opponent", "output", "play."), make_console()
     recording = None if config.output is None or not config.output.endswith(".npz") else Path(config.output)
     target = None if config.output is None or recording is not None else check_output(config, sources)
@@ -136,7 +136,7 @@ def _to_video(
 def show(console: Console, text: str, style: str = "") -> None:
     """Print a line or a picture, with its own ANSI colours."""
     line = Text.from_ansi(text)
-    line.plain = shown(line.plain)  # makes other control characters visible; as the length stays, colours fit
+    line.plain = shown(line.plain)  # makes other control characters visible; the length does not change, so colours fit
     line.stylize(style)
     console.print(line, soft_wrap=True, highlight=False)
 
@@ -210,7 +210,7 @@ class Play:
             masks = np.stack(self.env.env_method("action_masks")) if self.has_masks else None
             if opponents_decide(self.played):
                 actions = self.seats.actions(observations, masks)
-                if not self.played.tells:  # otherwise `describe_step` tells it before the learner's next decision
+                if not self.played.tells:  # else `describe_step` tells the opponent's action later
                     self._show(f"opponent: {self.played.words(actions[0])}")
             else:
                 decisions += 1

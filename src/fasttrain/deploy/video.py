@@ -97,7 +97,7 @@ def check_every(config: Config) -> None:
 
 
 class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives the pictures of `episodes` episodes to `film`, without the next one, which the vectorized env begins."""
+    """Gives the pictures of `episodes` episodes to `film`. The episode that the vectorized env begins next has none."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], film: Film, episodes: int) -> None:
         super().__init__(env)
@@ -150,7 +150,7 @@ class Film:
         self._writer.close()
 
 
-def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3), both even because the video format needs it
+def picture(drawn: object) -> NDArray[np.uint8]:  # (height, width, 3), height and width even for the video format
     """The picture that an env drew; small ones are enlarged. Raises EnvSpecError if it is no picture."""
     pixels = np.asarray(drawn)
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (3, 4) or not pixels.size:
@@ -176,7 +176,7 @@ def film(
     most_s: float = math.inf,
 ) -> Filmed:
     """Play episodes in a new env and write a video of at most `most_s` seconds, completely or not at all. Ctrl-C ends
-    it earlier. `env.kwargs` of `config` name the opponents. Raises ConfigError or EnvSpecError if the env draws no
+    the video earlier. `config.env.kwargs` name the opponents. Raises ConfigError or EnvSpecError if the env draws no
     pictures.
     """
     with own_random_state(seed), into_place(file) as draft:
@@ -227,7 +227,7 @@ def _play(
 
 
 def recorded(config: Config, model: BaseAlgorithm, statistics: Statistics | None, file: Path) -> str:
-    """Make a video during training. Returns a line about it, also if it fails."""
+    """Make a video during training. Returns a line about the video, or about the error."""
     name = f"{file.parent.name}/{file.name}"
     try:
         file.parent.mkdir(exist_ok=True)

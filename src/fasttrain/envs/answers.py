@@ -22,7 +22,7 @@ OLD_GYM = "env.wrappers=[fasttrain.envs.wrappers:OldGym] adapts the old gym inte
 def as_reward(reward: Any) -> float:
     """Convert a reward to float: a NumPy number, an array with one entry, a Decimal, …
 
-    Raises EnvError: it is not a number. Text is refused even if `float` accepts it.
+    Raises EnvError: `reward` is not a number. Text is refused even if `float` accepts it.
     """
     try:
         number = reward.item() if isinstance(reward, np.ndarray) else reward
@@ -34,7 +34,7 @@ def as_reward(reward: Any) -> float:
 
 
 def check_step(answer: object) -> None:
-    """Raises EnvError if this is not what `step` must return."""
+    """Raises EnvError if `answer` is not what `step` must return."""
     if not isinstance(answer, tuple | list) or len(answer) != 5:
         what = f"{len(answer)} values" if isinstance(answer, tuple | list) else type(answer).__name__
         raise EnvError(f"step() returned {what}, expected 5 values ({OLD_GYM})")
@@ -43,7 +43,7 @@ def check_step(answer: object) -> None:
 
 
 def check_reset(answer: object) -> Mapping[str, Any]:
-    """The info in the answer of `reset()`; {} if it is None. EnvError if the answer is not (observation, info)."""
+    """The info in the answer of `reset()`; {} if the info is None. EnvError if `answer` is not (observation, info)."""
     if isinstance(answer, (tuple, list)) and len(answer) == 2:
         info = {} if answer[1] is None else answer[1]
         if isinstance(info, Mapping):
@@ -64,7 +64,7 @@ def last_observation(space: spaces.Space[Any], observation: Any, terminated: boo
         EnvError: the observation does not fit and the episode was truncated, so that its value is used.
     """
     fast = type(observation) is np.ndarray and observation.shape == space.shape and observation.dtype.kind in "biuf"
-    # this takes 1 µs; the code below takes 3
+    # this takes 1 µs; the code below takes 3 µs
     if fast and (observation.dtype.kind != "f" or not finite or math.isfinite(np.vdot(observation, observation))):
         return observation
     fatal = {"wrong_shape", "odd_shape", *(["observation_not_finite"] if finite else [])}

@@ -33,7 +33,7 @@ Again = Callable[[int, int, int, bool], Difference | None]
 PAST_STEPS = 20  # steps that are played before the compared episode
 HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 14, 8, 4
 BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # limits of the time that another process plays, and that it takes to start
-PLAYING = b"fasttrain: playing beside"  # the first output of that process when it plays
+PLAYING = b"fasttrain: playing beside"  # the first output of the other process when it plays
 
 
 def unseeded(difference: Difference, again: Again) -> Finding:
@@ -41,7 +41,7 @@ def unseeded(difference: Difference, again: Again) -> Finding:
 
     `again(seed, python, numpy, in_constructor)` plays the recorded actions in a new env. `python` and `numpy` seed the
     global generators of `random` and NumPy before it is built; with `in_constructor` they get other seeds after the env
-    was built and before it is played. The recorded play had (SEED, 1, 1).
+    was built and before it is played. The recorded play used (SEED, 1, 1).
     """
     cause = (
         "the cause is unknown. It is neither reset(seed=…) nor the global generators `random` and `np.random`; perhaps "
@@ -86,7 +86,7 @@ def carried_over(difference: Difference, seed_matters: bool, playing: Playing) -
 
 
 def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]:
-    """The start from SEED once the env has made up to `steps` random steps of another episode, and how many."""
+    """The frame of reset(SEED) after up to `steps` random steps of another episode; the number of these steps."""
     play.rng = np.random.default_rng(actions_seed)
     play.action_space.seed(actions_seed)
     for _ in play.episode(SEED + 1, steps):
@@ -96,7 +96,7 @@ def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]
 
 
 def _renumbered(playing: Playing) -> str:
-    """Examples of whole numbers in observations that a second play replaces by others, each by one; or empty."""
+    """Integers in observations that a second play always replaces by one other integer each, as text; or empty."""
     with playing() as play:
         first, actions = _flat_observations(play, PAST_STEPS)
         second, _ = _flat_observations(play, len(actions), lambda _: actions[play.length])
@@ -129,7 +129,7 @@ def _flat_observations(
 def refused(play: Play, what: str, deadline: float) -> Finding:
     """The finding that step() raised for an action which the mask allows. It says whether the mask is late or wrong.
 
-    Episodes are replayed with other actions in that state. A mask that comes too late forbids the refused action one
+    Episodes are replayed, with other actions at the end. A mask that comes too late forbids the refused action one
     step later, in every replay. If other actions raise too, the mask is not the cause.
     """
     accepted = cases = late = 0
@@ -158,7 +158,7 @@ def refused(play: Play, what: str, deadline: float) -> Finding:
 
 
 def _play_another(play: Play, seed: int, moments: Sequence[Moment], refused_action: object) -> Moment | None:
-    """The moment after an action other than the refused one, in the same state; None if it raised too."""
+    """The moment after an action other than the refused one, in the same state; None if that action raised too."""
     try:
         *_, moment = play.episode(seed, len(moments) - 1, lambda _: moments[play.length + 1].action)
         action = play.draw_another(moment.mask, refused_action)
@@ -171,7 +171,7 @@ def _play_another(play: Play, seed: int, moments: Sequence[Moment], refused_acti
 
 
 def interference(playing: Playing, recorded: Sequence[Frame], deadline: float, streams_apart: bool = False) -> str:
-    """What differs in the first copy if a second one is played in turns with it; empty if nothing does.
+    """What differs in the first copy if a second copy is played in turns with the first; empty if nothing differs.
 
     `streams_apart`: each copy has its own state of the global generators of `random` and NumPy.
     """
@@ -192,7 +192,7 @@ def interference(playing: Playing, recorded: Sequence[Frame], deadline: float, s
 
 
 def interference_from_outside(beside: Beside, playing: Playing, recorded: Sequence[Frame], deadline: float) -> bool:
-    """Whether a copy in another process, played at the same time, makes a difference to this one."""
+    """Whether this copy returns other values while another process plays a second copy."""
     try:
         with playing() as one, beside():
             return first_difference(one, recorded, SEED, deadline, len(recorded)) is not None
@@ -211,7 +211,7 @@ def _endless_play(play: Play) -> Iterator[None]:
 def played_beside(spec: object, folder: str) -> Iterator[None]:
     """Another process plays a copy of the env during the block. `spec` is an `EnvSpec`.
 
-    Raises EnvSpecError: it could not build its copy.
+    Raises EnvSpecError: the process could not build its copy.
     """
     code = "from fasttrain.envs.causes import play_beside; play_beside()"
     path = os.pathsep.join([folder, *filter(None, sys.path)])
@@ -219,7 +219,7 @@ def played_beside(spec: object, folder: str) -> Iterator[None]:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path}, cwd=folder,
     )  # fmt: skip
-    timer = threading.Timer(BUILT_BESIDE_S, process.kill)  # it may wait for this process's port or licence
+    timer = threading.Timer(BUILT_BESIDE_S, process.kill)  # the copy may wait for this process's port or licence
     timer.start()
     try:
         with suppress(OSError):  # if it has ended, its output is empty
@@ -237,7 +237,7 @@ def played_beside(spec: object, folder: str) -> Iterator[None]:
 
 
 def play_beside() -> None:
-    """The other process: builds the env whose spec it reads from stdin, and plays it for `BESIDE_S`."""
+    """Main function of the other process: build the env from the spec on stdin, and play it for `BESIDE_S`."""
     from fasttrain.envs.make import make_env
 
     spec, folder = pickle.load(sys.stdin.buffer)
@@ -251,7 +251,7 @@ def play_beside() -> None:
 
 
 def always_one_seed(play: Play) -> Iterator[Finding]:
-    """A finding if reset() always seeds `np_random` with the same number, and the env draws from it."""
+    """A finding if reset() always seeds `np_random` with the same number, and the env uses `np_random`."""
     states, inner = list[Any](), play.env.unwrapped
     for seed in (SEED, SEED + 1):
         list(play.episode(seed, 1))
@@ -259,7 +259,7 @@ def always_one_seed(play: Play) -> Iterator[Finding]:
         if number in (None, -1, seed) or not isinstance(generator, np.random.Generator):
             return
         states.append((number, str(generator.bit_generator.state)))  # as text, because some states hold arrays
-        generator.random()  # so that the state differs the second time if reset() does not seed it
+        generator.random()  # so that the state differs the second time if reset() does not seed the generator
     unused = str(seeding.np_random(number)[0].bit_generator.state)
     if states[0] == states[1] != (number, unused):
         text = f"reset(seed=…) seeds np_random with {number} for any seed, so all episodes begin alike"
@@ -273,8 +273,8 @@ def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
     """A finding if the outer part of a Box of actions has the same effect as its bounds.
 
     Several episodes begin from the same seed. The first repeats an action at the bounds, the second an action half as
-    far from the middle of the Box, and so on, and they are compared. A seed that is not finished at the deadline does
-    not count.
+    far from the middle of the Box, and so on. Their trajectories are compared. A seed that is not finished at the
+    deadline is ignored.
     """
     space = play.action_space
     if not isinstance(space, spaces.Box) or not np.isfinite([space.low, space.high]).all():
@@ -297,7 +297,7 @@ def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
         if not in_time():
             break
         tried += 1
-        alike += [half] if half else []  # 0: here the action has no effect, or only its sign has one
+        alike += [half] if half else []  # 0: at this seed the action has no effect, or only its sign matters
         if min(alike, default=2) < 2:
             break
     if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:

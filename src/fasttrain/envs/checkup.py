@@ -1,6 +1,6 @@
 """The checkup: before training, play a few hundred random legal steps, and play them again from the same seed.
 
-It cannot find these faults: a mask that forbids a legal action; a wrong mask that never changes and that step() accepts
+It cannot find these faults: a mask that forbids a legal action; a wrong mask that step() accepts and that never
 changes; a wrong reward that depends on the action; a reward that random play never reaches; episodes that are the same
 for all seeds (as in deterministic envs), unless reset() seeds np_random with a number of its own; faults after the
 first few hundred steps.
@@ -31,7 +31,7 @@ DECISIVE = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
     "bad_mask", "mask_not_respected", "done_for_ever",
 })  # fmt: skip
-PATIENCE_STEPS = 20_000  # limit of further steps, if time allows, to wait for an end or a rare reward
+PATIENCE_STEPS = 20_000  # limit of further steps, if there is time, to wait for an episode's end or a rare reward
 ENOUGH_ENDLESS_STEPS = 1_000
 MOST_FRAMES_BESIDE = 100  # limit of frames that are compared while another process plays
 
@@ -48,8 +48,8 @@ class CheckupResult:
     returns: tuple[float, ...]  # returns of the episodes that ended in the first play
     not_checked: tuple[str, ...]  # checks for which there was no time
     masks_ignored: bool = False  # the env has masks, but `use_masks` was false
-    not_fresh: str = ""  # why a lent env that stays does not behave like a new one after a seeded reset
-    shares: str = ""  # "process" or "machine": copies of the env influence each other within it
+    not_fresh: str = ""  # why a lent env for training differs from a new env after a seeded reset
+    shares: str = ""  # where copies of the env influence each other: in one "process" or "machine"
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -73,8 +73,8 @@ class LentEnv(NamedTuple):
 
     env: Env
     build_s: float
-    stays: bool  # training will use it: so check that it still repeats from the seed what it did when new
-    close: Callable[[], object] | None = None  # called before another env is built, if only one can exist
+    stays: bool  # training will use the env, so check that it still repeats its first play from the seed
+    close: Callable[[], object] | None = None  # called before another env is built, if only one env can exist
 
 
 def checkup(
@@ -88,7 +88,7 @@ def checkup(
     copies: bool = True,
     beside: causes.Beside | None = None,
 ) -> CheckupResult:
-    """Build the env and play it, then build it again and play the same and other actions.
+    """Build the env and play it, then build it again and play the same actions and other actions.
 
     The global random state of Python and NumPy is restored.
 
@@ -97,10 +97,10 @@ def checkup(
         max_seconds: limit of all plays together. Building the env is not counted: it is built twice, or up to six times
             if the same seed gives different trajectories.
         use_masks: draw only legal actions. False: draw from the whole space, as an algorithm without masks does.
-        lent: is played in place of the first env.
-        place: is told which call of the env is running.
+        lent: an env to play in place of the first new env.
+        place: records which call of the env is running.
         copies: check whether two copies are independent.
-        beside: plays a copy in another process; used for that check.
+        beside: plays a copy in another process, to check independence.
 
     Raises:
         EnvSpecError: the env cannot be built. Errors while playing are findings.
@@ -168,7 +168,7 @@ class _Checkup:
     def _playing(
         self, python: int = 1, numpy: int = 1, lent: LentEnv | None = None, in_constructor: bool = False
     ) -> Iterator[Play]:
-        """Play a new env, or the lent one, after seeding the global generators with `python` and `numpy`.
+        """Play a new env, or the lent env, after seeding the global generators with `python` and `numpy`.
 
         `in_constructor`: seed them differently after the env was built.
         """
@@ -288,7 +288,7 @@ class _Checkup:
                 branches = Branches(play, costs, deadline)
                 branches.run(self.recorder.frames[0])
                 if not branches.in_time or any(not pair.rewards_identical for pair in branches.pairs):
-                    # All returns are the same, but there were too few comparisons, so the finding would be no proof.
+                    # Equal returns are no proof if there was no time for all pairs, or if their rewards differ.
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
                 unused = [*causes.unused_range(play, deadline)]
@@ -313,7 +313,7 @@ class _Checkup:
         if difference.step == 0:
             other_seed = self._again(SEED + 1, 1, 1, self._later(0.1))
             self.findings.append(causes.carried_over(difference, other_seed is not None, self._playing))
-        else:  # such as caches of a physics engine: Gymnasium's BipedalWalker differs in the last bits
+        else:  # perhaps caches of a physics engine: Gymnasium's BipedalWalker differs in the last bits
             differs = f"on the same env a seed gave another episode the second time ({difference})"
             self.not_checked.append(f"what other actions change: {differs}")
 

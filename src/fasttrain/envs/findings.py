@@ -17,20 +17,20 @@ from fasttrain.envs.probe import Moment
 from fasttrain.errors import EnvError
 
 Severity = Literal["warning", "error"]
-# error: training would stop, or would learn nothing useful. warning: it may be intended by the env's author.
+# error: training would stop, or would learn nothing useful. warning: the env's author may intend this.
 WARNINGS = frozenset({
     "constant_observation", "out_of_bounds", "wrong_dtype", "ends_not_bool", "never_done", "constant_reward",
     "reward_ignores_action", "unseeded_randomness", "one_step_episodes", "reused_array", "odd_shape", "unused_range",
     "state_left_over", "renumbered", "copies_not_independent", "empty_mask", "lost_games", "changed_action",
 })  # fmt: skip
-ENOUGH_OBSERVATIONS = 50  # needed for "constant_observation": an env may stay the same for some steps
+ENOUGH_OBSERVATIONS = 50  # needed for "constant_observation": an env may not change for some steps
 ENOUGH_EPISODES = 10
-ENOUGH_ONES = 30  # after longer episodes, so many episodes of one step in a row are no coincidence
+ENOUGH_ONES = 30  # after longer episodes, this number of one-step episodes in a row is no coincidence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A problem of the env: a short code, what happened with numbers, and what to do about it."""
+    """A problem of the env: a short code, a message with numbers, and a remedy."""
 
     severity: Severity
     code: str
@@ -50,7 +50,7 @@ def make_finding(code: str, message: str, remedy: str = "", severity: Severity |
 def without_repetitions(findings: Sequence[Finding]) -> Iterator[Finding]:
     """Drop findings about rewards if actions are ignored. Of findings with the same code keep one.
 
-    An error is kept before a warning, otherwise the last one.
+    An error is preferred to a warning. Of several errors or warnings the last is kept.
     """
     ignored = any(finding.code == "action_ignored" for finding in findings)
     chosen: dict[str, Finding] = {}
@@ -93,7 +93,7 @@ def empty_heads(space: spaces.Space[Any], mask: BoolArray) -> list[int]:
 
 
 def not_picklable(info: Mapping[Any, Any]) -> str:
-    """Text about the first entry that cannot be pickled; empty if all can."""
+    """Text about the first entry that cannot be pickled; empty if all entries can be pickled."""
     if not info or not (whole := _pickle_error(info)):
         return ""
     for key, value in info.items():
@@ -119,13 +119,13 @@ class End(NamedTuple):
 
 
 class AnswerCheck:
-    """Receives all moments of a play and finds what is wrong with the answers themselves."""
+    """Receives all moments of a play and finds faults in the env's answers."""
 
     def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self._observation_space, self._action_space = observation_space, action_space
         self._cases: dict[tuple[str, str], _Cases] = {}
         self._first_observation: object = None
-        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # and fingerprint
+        self._last_observation: tuple[Any, Any] = (None, fingerprint(None))  # the observation and its fingerprint
         self._observation_varied = False
         self._only_zeros = False
         self._observations = self._decisions = self._choices = 0
@@ -230,7 +230,7 @@ class AnswerCheck:
             and len({end.episode_return for end in self.ends}) == 1
         ):
             always = self.ends[0].episode_return
-            if always > 0:  # if it is 0 or less, random play may just always lose, or never reach a reward
+            if always > 0:  # if `always` is 0 or less, random play may always lose, or never reach a reward
                 text = f"each of {len(self.ends)} episodes of random play returned {always:g}, whatever the actions"
                 yield make_finding("reward_ignores_action", text)
             elif self.reward_seems_constant():

@@ -16,14 +16,14 @@ from fasttrain.errors import EnvSpecError
 
 
 class Goals(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds decisions that set a goal. The observation ends with a one-hot of the goal, the action with its number.
+    """Adds decisions that set a goal. A one-hot of the goal is appended to observations, its number to actions.
 
-    At the begin of an episode a goal is due, and the one-hot is zero. The next action only sets the goal: the env makes
+    At the start of an episode a goal is due, and the one-hot is zero. The next action only sets the goal: the env makes
     no step, and the reward is 0. Later actions step the env, until the next goal is due.
 
     Args:
         count: the number of goals.
-        every: a goal is due after so many steps of the env; 0: never.
+        every: number of env steps after which the next goal is due; 0: never.
         borders: columns of the observation; a goal is also due when one of them has changed.
 
     Raises:

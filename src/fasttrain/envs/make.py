@@ -43,9 +43,9 @@ class EnvSpec:
     info_keys: tuple[str, ...] = ()  # info entries to keep on every step with `lean_info`
     lean_info: bool = False
     needs_masks: bool = False  # the algorithm needs masks
-    use_masks: bool = True  # False: observations and infos stay as they are, even if they contain masks
+    use_masks: bool = True  # False: observations and infos are not changed, even if they contain masks
     masks: str | None = None  # name of the mask's method or entry, if it is not action_masks
-    max_episode_steps: int | None = None  # truncate after so many steps of the innermost env
+    max_episode_steps: int | None = None  # truncate after this number of steps of the innermost env
     action_repeat: int = 1  # steps of the env per decision of the policy
     two_sided: bool = False  # self-play: the trainer acts for both sides
     tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tasks of a curriculum: reset options by name
@@ -86,19 +86,19 @@ def make_env(spec: EnvSpec, folder: str | None = None) -> Env:
     """Build the env and wrap it as the spec says.
 
     The order, from inside: the user's env, `OldGym`, `TimeLimit`, the user's wrappers, `DictActions`, `ActionMasks` if
-    it offers masks, `ActionRepeat`, `Goals`, `MemoryInputs`, `LeanInfo`, `TwoSided`.
+    the env has masks, `ActionRepeat`, `Goals`, `MemoryInputs`, `LeanInfo`, `TwoSided`.
 
     Args:
         folder: where to look for modules besides the installed packages; None: the working directory.
 
     Raises:
-        EnvSpecError: it cannot be built, or has no masks although `needs_masks` is set. The message says what to do.
+        EnvSpecError: the env cannot be built, or lacks masks but `needs_masks` is set. The message says what to do.
     """
     return wrapped_core(core_env(spec, folder), spec)
 
 
 def import_env(spec: EnvSpec, folder: str) -> None:
-    """Import the module that builds the env. Raises EnvSpecError: the import fails, or the name is not in it."""
+    """Import the module that builds the env. Raises EnvSpecError: the import fails, or the module lacks the name."""
     if spec.entry_point is not None:
         callable_at(spec.entry_point, spec.option, folder)
         return
@@ -109,9 +109,9 @@ def import_env(spec: EnvSpec, folder: str) -> None:
 
 
 def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
-    """The user's env inside the user's wrappers. As building may be slow, `wrapped_core` can wrap it several times.
+    """The user's env inside the user's wrappers. Building may be slow: `wrapped_core` can wrap one env several times.
 
-    Raises EnvSpecError: it cannot be built.
+    Raises EnvSpecError: the env cannot be built.
     """
     folder = folder if folder is not None else os.getcwd()
     env = _from_id(spec, folder) if spec.id is not None else _from_entry_point(spec, folder)
@@ -175,7 +175,7 @@ def _from_id(spec: EnvSpec, folder: str) -> Env:
     kwargs = arguments(spec.kwargs, "env.kwargs.", folder)
     if spec.max_episode_steps is not None:
         kwargs["max_episode_steps"] = spec.max_episode_steps
-    kwargs.setdefault("disable_env_checker", True)  # it warns in every process; the checkup tests more
+    kwargs.setdefault("disable_env_checker", True)  # the checker warns in every process; the checkup tests more
     try:
         return _with_whole_reset(gymnasium.make(name, **kwargs))
     except gymnasium.error.DependencyNotInstalled as error:
@@ -214,7 +214,7 @@ def _of_old_gym(spec: EnvSpec, name: str, folder: str) -> Any:
 def _adapted(env: Any, spec: EnvSpec) -> Env:
     """Return what the user's class or function built as a `gymnasium.Env`. Adapts envs of the old gym interface.
 
-    Raises EnvSpecError: it is no env.
+    Raises EnvSpecError: `env` is no env.
     """
     if isinstance(env, gymnasium.Env):
         return _with_whole_reset(env)

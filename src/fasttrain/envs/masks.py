@@ -2,7 +2,7 @@
 
 True means legal. A mask is flat, as sb3-contrib expects it: one entry per action of a Discrete space, the sub-actions
 of a MultiDiscrete space one after another, and two entries per bit of a MultiBinary space (whether 0 and whether 1 is
-legal). A mask that allows nothing stays as it is; algorithms handle it (`vec/base.EmptyMasks`).
+legal). A mask that allows nothing is not changed; algorithms handle it (`vec/base.EmptyMasks`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
     Raises EnvSpecError: the method needs arguments.
     """
     get = env.get_wrapper_attr if isinstance(env, gymnasium.Env) else lambda attribute: getattr(env, attribute)
-    if (read := property_of(env, name)) is not None:  # not read here: it may not exist before a reset
+    if (read := property_of(env, name)) is not None:  # not read here: the property may not exist before a reset
         return read
     try:
         method = get(name)
@@ -102,13 +102,13 @@ def mask_key(space: spaces.Space[Any], keys: tuple[str, ...] = KEYS) -> str | No
 
 
 def find_mask_convention(env: gymnasium.Env[Any, Any], name: str | None = None) -> MaskConvention | None:
-    """How `env` offers masks; None if it does not.
+    """How `env` offers masks; None if it has no masks.
 
-    Looks for the method first, then at the observation space. Only if both have none, it resets the env once, without a
+    Looks for the method first, then at the observation space. If neither has masks, it resets the env once, without a
     seed, and looks at the info. An env of the old gym is also stepped once. The global random state is restored.
 
     Args:
-        name: the masks' name, if it is not `action_masks` or `action_mask`.
+        name: name of the masks, if it is not `action_masks` or `action_mask`.
 
     Raises:
         EnvSpecError: the reset raised, it did not return (observation, info), or the method needs arguments.
@@ -177,7 +177,7 @@ class FlatMasks:
     """Converts the masks of one env, or of several envs of one kind, to flat boolean arrays.
 
     It remembers whether the masks are numbers to add to logits (0 legal, -inf illegal). If so, a mask of zeros allows
-    everything. In any other mask of numbers, zeros allow nothing.
+    everything. If not, a mask of zeros allows nothing.
 
     Args:
         width: A, the number of entries.
@@ -187,7 +187,7 @@ class FlatMasks:
 
     def __init__(self, width: int, heads: spaces.Dict | None = None) -> None:
         self.width, self.heads = width, heads
-        self.is_added: bool | None = None  # None: not known yet, see above
+        self.is_added: bool | None = None  # whether masks are added to logits; None: not known yet
 
     def __call__(self, mask: object) -> BoolArray:  # (A,) bool
         """A flat boolean copy of `mask`: an array, a list of numbers, or a tuple, list or dict with one mask per head.
@@ -233,7 +233,7 @@ class FlatMasks:
 
 
 def _by_name(mask: object, heads: spaces.Dict) -> list[Any]:
-    """The masks of the heads in the order of the space's keys. Checks each length, because two heads may be swapped."""
+    """The masks of the heads in the order of the space's keys. Checks each length, as the user may swap two heads."""
     if not isinstance(mask, Mapping) or set(mask) != set(heads.spaces):
         names = ", ".join(map(str, mask)) if isinstance(mask, Mapping) else "none"
         raise EnvError(f"the action mask names the heads {names}; the action space has {', '.join(heads)}")
@@ -322,7 +322,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def action_masks(self) -> BoolArray:  # (A,) bool
         """The mask of the present state.
 
-        Raises EnvError: the env gave no mask for this state, or one of the wrong length or type.
+        Raises EnvError: the env gave no mask for this state, or a mask of the wrong length or type.
         """
         mask = self._latest if self._method is None else self._method()
         if mask is None:
@@ -332,7 +332,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
             return self._flat(mask)
         except EnvError as error:
             raise EnvError(f"env {self.unwrapped}: {error} (action space {self.action_space})") from None
-        except ValueError as error:  # NumPy's, for ragged lists
+        except ValueError as error:  # NumPy raises it for ragged lists
             raise EnvError(f"env {self.unwrapped}: the action mask is not an array: {error}") from error
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -353,7 +353,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _take_mask(self, observation: object, info: dict[str, Any]) -> object:
         if self._convention == "info":
             self._latest = mask_entry(info, self._keys)
-        elif self._convention == "observation" and isinstance(observation, Mapping):  # the last one may be anything
+        elif self._convention == "observation" and isinstance(observation, Mapping):  # the last one may have any type
             self._latest = observation.get(self._key)
             if self._only_key is not None:
                 return observation.get(self._only_key)
@@ -362,12 +362,12 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def mask_entry(source: Mapping[str, Any], keys: tuple[str, ...] = KEYS) -> Any:
-    """The mask in an info or a Dict observation: the value of the first of `keys` in it; None if it has none."""
+    """The mask in an info or a Dict observation: the value of the first of `keys` in it; None if none is in it."""
     return next((source[key] for key in keys if key in source), None) if source else None
 
 
 def without_mask(space: spaces.Space[Any], keys: tuple[str, ...] = KEYS) -> tuple[str, str | None, spaces.Space[Any]]:
-    """The key of the mask in a Dict space, the other key if there is only one, and the space without the mask.
+    """The key of the mask in a Dict space, the other key (None: several), and the space without the mask.
 
     Raises EnvSpecError: there is no such key, or no other key.
     """

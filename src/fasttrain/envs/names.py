@@ -24,11 +24,11 @@ from fasttrain.spec.setting import did_you_mean
 
 Supplies = Mapping[str, Callable[[], Any]]
 NOTHING: Supplies = MappingProxyType({})
-# "module:Name" in an argument. Text of this form whose module does not exist stays text.
+# "module:Name" in an argument. Text of this form whose module does not exist remains text.
 NAME = re.compile(r"\w+(\.\w+)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-# Modules of Python's own library that `{call: …}` may use: data types; none that reads files or starts programs.
+# Modules of Python's own library that `{call: …}` may use. None of them reads files or starts programs.
 DATA_TYPES = ("collections", "datetime", "decimal", "fractions", "random", "types")
-CLOSE, SHORTEST = 0.85, 5  # an unknown module name of at least this similarity to a known one and this length is a typo
+CLOSE, SHORTEST = 0.85, 5  # an unknown module name is a typo if it is this similar to a known name and this long
 
 
 def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = None, only: Any = None) -> Any:
@@ -36,10 +36,10 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
 
     Args:
         kind: the base class that a class must have. A function is accepted too.
-        only: the same as `kind`, but without functions.
+        only: the base class that a class must have. Functions are refused.
 
     Raises:
-        EnvSpecError: it is something else, or belongs to Python's own library and is no plain data type.
+        EnvSpecError: the object is something else, or belongs to Python's own library and is no plain data type.
     """
     target, base = look_up(entry, option, folder), only or kind
     is_class = isinstance(target, type)
@@ -47,7 +47,7 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
         raise EnvSpecError(f"{option}: expected a class{'' if only else ' or function'}, it is {target!r:.80}")
     if base is not None and is_class and not issubclass(target, base):
         raise EnvSpecError(f"{option} must be derived from {base.__module__}.{base.__qualname__}")
-    has_module = isinstance(target, (type, FunctionType, BuiltinFunctionType))  # read from the object itself
+    has_module = isinstance(target, (type, FunctionType, BuiltinFunctionType))  # an instance has its class's module
     top = str((has_module and target.__module__) or entry).partition(":")[0].partition(".")[0]
     if top not in DATA_TYPES and _is_pythons(top):
         raise EnvSpecError(
@@ -67,7 +67,7 @@ def resolve_argument(value: Any, option: str, folder: str | None = None, supplie
     in Python's own library: its modules have the names of everyday words (`queue:first`).
 
     Args:
-        supplies: functions by parameter name. If a callable has such a parameter, the function makes its value.
+        supplies: functions by parameter name. If a callable has this parameter, the function makes the value.
 
     Raises:
         EnvSpecError: a name does not exist, its module seems to be a typo, or the call failed.

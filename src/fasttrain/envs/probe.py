@@ -22,7 +22,7 @@ from fasttrain.envs.user_code import BUILDING, MASKING, Place, blame
 from fasttrain.errors import EnvError, EnvSpecError
 
 SEED = 20_260_101  # seed of the checkup and of measurements; trainings use other seeds: 0, 1, …
-ACTIONS_SEED = 7_919  # differs from SEED, as an env may draw its state in the way in which random play draws actions
+ACTIONS_SEED = 7_919  # not SEED, because an env may draw its state in the same way as random play draws actions
 PROBE_SECONDS, PROBE_STEPS = 0.3, 500
 MANY_ACTIONS = 20
 
@@ -64,8 +64,8 @@ class ProbeResult:
 
     build_s: float  # time of constructing the env
     step_s: float  # mean time of a step
-    step_cv: float  # standard deviation / mean of a step: the larger it is, the longer envs wait for each other
-    mask_s: float  # mean of `action_masks()`, 0 without masks
+    step_cv: float  # standard deviation / mean of a step's time: the larger it is, the longer envs wait for each other
+    mask_s: float  # mean time of `action_masks()`, 0 without masks
     reset_s: float  # mean time of a reset
     steps: int  # number of measured steps
     resets: int  # number of measured resets
@@ -77,13 +77,13 @@ class ProbeResult:
 
 
 class Play:
-    """Plays one env and measures it. All methods that call the env raise PlayError if it raises or breaks its contract.
+    """Plays one env and measures it. Methods raise PlayError if the env raises or breaks its contract.
 
     Args:
         env_factory: builds the env; the time is measured.
         use_masks: draw only actions that the env's masks allow, if it has masks.
-        lenient: read each mask twice, and check that `step` does not change the action. `faults` has what changed.
-        place: is told which call of the env is running.
+        lenient: read each mask twice, and check that `step` does not change the action. `self.faults` has what changed.
+        place: records which call of the env is running.
         build_s: the building time of an env that exists already, if `env_factory` only returns it.
     """
 
@@ -107,12 +107,12 @@ class Play:
             use_masks and isinstance(env.action_space, MASKABLE_SPACES) and env.has_wrapper_attr("action_masks")
         )
         self.rng = np.random.default_rng(ACTIONS_SEED)
-        self.faults: dict[str, str] = {}  # text of the first fault by code
+        self.faults: dict[str, str] = {}  # code → text of the first fault with this code
         self.lengths: list[int] = []  # lengths of the episodes that ended
         self.steps_s: list[float] = []  # seconds of each step, without the time for which other processes had the core
         self.resets_s: list[float] = []
         self.total_steps = 0
-        self.length = 0  # number of steps of this episode, with a step that raises
+        self.length = 0  # number of steps of this episode, including a step that raises
         self.action: Any = None  # the last action
         self.warm_up_s = 0.0
         self._lenient = lenient
@@ -189,7 +189,7 @@ class Play:
             raise self._failed(error, at_action=True) from error
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
         delay_s = self._run_delay.seconds() - delay_s
-        self.steps_s.append(max(wall_s - delay_s, 1e-9))  # not below 0 for a short step: the two clocks differ
+        self.steps_s.append(max(wall_s - delay_s, 1e-9))  # positive even for a short step, as the two clocks differ
         self._cpu_s.append(cpu_s)
         self.total_steps += 1
         if self._lenient and not np.array_equal(action, passed):
@@ -202,7 +202,7 @@ class Play:
         self._nonzero.append(_share_nonzero(observation))
         try:
             ended = bool(terminated or truncated)
-        except ValueError:  # NumPy's, for arrays
+        except ValueError:  # an array of several values has no truth value
             ends = f"{_short((terminated, truncated))} as terminated, truncated"
             what = f"env {self.env.unwrapped}: step() returned {ends}"
             raise PlayError("ends_not_bool", what, "return two bools") from None
@@ -216,7 +216,7 @@ class Play:
     def draw_another(self, mask: BoolArray | None, action: Any) -> Any:
         """A random legal action other than `action`; None if 20 draws find none.
 
-        With many actions, half of the draws take the first one: it often does nothing ("pass"), unlike all others, and
+        With many actions, half of the draws take the first: it often does nothing ("pass"), unlike all others, and
         random play would rarely draw it.
         """
         draws: Iterator[Any] = (self.draw(mask) for _ in range(20))
@@ -262,7 +262,7 @@ class Play:
             if reads_twice and not np.array_equal(mask, self._flat_mask(self._action_masks())):
                 text = f"two calls of action_masks() without a step between them gave two masks ({self.position()})"
                 self.faults["stale_mask"] = text
-        except (EnvError, ValueError) as error:  # ValueError: NumPy's, for ragged lists
+        except (EnvError, ValueError) as error:  # NumPy raises ValueError for ragged lists
             text = str(error) if str(error).startswith("env ") else f"env {self.env.unwrapped}: {error}"
             remedy = "give one entry per action, 1 = legal, after every reset and step"
             raise PlayError("bad_mask", f"{text}, at {self.position()}", remedy) from error
@@ -289,7 +289,7 @@ class Play:
 class RunDelay:
     """The time for which this thread was ready to run but had no core, as Linux counts it. Reading it takes 2 µs.
 
-    It is subtracted from the time of a step: otherwise an env would seem slow on a busy machine.
+    This delay is subtracted from a step's time: otherwise an env would seem slow on a busy machine.
     """
 
     def __init__(self, file: str = "/proc/thread-self/schedstat") -> None:

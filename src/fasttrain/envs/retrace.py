@@ -52,12 +52,12 @@ class ActionLog(Protocol):
 class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
     """The outermost wrapper of an env. It records actions, checks last observations and closes the env.
 
-    Recording costs 0.35 µs per step and 1.1 µs per episode. With `log_actions_in` a step costs nothing. The last
+    Recording costs 0.35 µs per step and 1.1 µs per episode. After `log_actions_in` a step costs nothing. The last
     observation of an episode is made to fit its space before the reset. `close()` is called on the env only once, and
-    what it raises ends no run.
+    its error does not end the run.
 
     Args:
-        copies: copy the last observation, for envs that write into the same array in `reset`. SB3's loops do not.
+        copies: copy the last observation, for envs that reuse its array in `reset`. SB3's loops do not copy.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], copies: bool = False) -> None:
@@ -69,7 +69,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._begin: dict[str, Any] | None = None  # the generator before the episode; None: the reset was seeded
         self._begun = False  # False: there is no episode, or it cannot be repeated
         self._repeated: list[Any] = []  # the actions of this episode that `retrace` made
-        self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the actions after those; or the rows of an ActionLog
+        self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the actions after `_repeated`; or `rows` of an ActionLog
         self.first_row = 0  # where the running episode begins in `_actions`
         self._inner_step = env.step
         self._total = 0.0
@@ -91,7 +91,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         return answer
 
     def _check_last_observation(self) -> None:
-        """Called before a reset, when SB3's loops have put the last observation into the info."""
+        """Make the last observation, which SB3's loops have put into the info, fit its space."""
         info = self._info if self._log is None else self._log[0].buf_infos[self._log[1]]
         if info and "terminal_observation" in info:
             truncated = bool(info.get("TimeLimit.truncated", False))
@@ -189,7 +189,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
             try:
                 observation = self._repeat(notes, time.monotonic() + most_s)
                 same = _equal(observation, notes["observation"]) and to_dict(_state_of(self.env)) == notes["now"]
-                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # sum() rounds less in 3.12
+                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # sum() rounds less since 3.12
             except Exception:  # an env may raise anything if actions do not fit its state
                 same = False
         if not same:
@@ -283,7 +283,7 @@ def _equal(observation: object, expected: object) -> bool:
 def attribute_digests(env: gymnasium.Env[Any, Any]) -> dict[str, str]:
     """A digest of each attribute of the user's env, its class and the user's wrappers, by name.
 
-    It covers numbers, text, arrays, generators and containers of them. Of any other value it covers only the type.
+    It covers numbers, text, arrays, generators and containers of these. Of any other value it covers the type only.
     """
     digests: dict[str, str] = {}
     layer: Any = env
@@ -315,7 +315,7 @@ def _update_digest(value: object, digest: hashlib._Hash, parts: Iterator[int], d
     parts_inside: Iterable[object] = ()
     if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
         digest.update(repr(value).encode("utf-8", "replace"))
-    elif isinstance(value, np.memmap):  # its file stays when the process ends
+    elif isinstance(value, np.memmap):  # its file remains when the process ends
         return
     elif isinstance(value, np.ndarray):
         sample = value.flat[:: 1 + value.size // MOST_PARTS]  # so that a checkpoint need not wait for a large data set

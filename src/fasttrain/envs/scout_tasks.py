@@ -1,7 +1,7 @@
 """Tasks for a `vec.process.Scout` before the plan is made: build one env, run its checkup, or measure its speed.
 
 A task is pickled and sent to the scout's process. There it is called with the memory that the process shares with the
-trainer, and with a list in which the process keeps the env between tasks. It is empty or has one `core_env`.
+trainer, and with a list in which the process keeps the env between tasks. The list has no item or one `core_env`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Build:
 
 @dataclass(frozen=True)
 class Check:
-    """Run the checkup, on the env of the process and on new ones."""
+    """Run the checkup, on the env of the process and on new envs."""
 
     spec: EnvSpec
     build_s: float
@@ -92,7 +92,7 @@ class Check:
         env = wrapped_core(envs[0], self.spec)
         lent = LentEnv(env, self.build_s, self.stays, None if self.copies else lambda: (close_env(env), envs.pop()))
 
-        def new_env() -> Env:  # wrapped twice, like the env of the process: each search for masks resets it
+        def new_env() -> Env:  # wrapped twice, like the env of the process: each search for masks resets the env
             core = core_env(self.spec, self.folder)
             wrapped_core(core, dataclasses.replace(self.spec, needs_masks=False))
             return wrapped_core(core, self.spec)

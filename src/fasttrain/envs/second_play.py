@@ -23,7 +23,7 @@ HORIZON = 200  # most steps of an episode that are compared
 RECORDED_STEPS = 300
 MAX_PAIRS, MAX_SHORT_PAIRS = 60, 80
 MIN_EPISODES = 30  # episodes with an unusual reward; with fewer, an effect in a tenth of them is missed too often
-UNTOUCHED_PAIRS = 6  # if the reward (or mask) never varied in so many pairs, more pairs would show nothing new
+UNTOUCHED_PAIRS = 6  # if the reward (or mask) never varied in this number of pairs, more pairs show nothing new
 
 
 class Frame(NamedTuple):
@@ -125,7 +125,7 @@ def differing_part(one: Frame, other: Frame) -> str:
 class Pair(NamedTuple):
     """Two episodes from one seed. Their first `common` actions are the same, the next one differs.
 
-    `same_next`: the action after it is the same again, because it is legal in both.
+    `same_next`: the action after the different action is the same again, because it is legal in both episodes.
     """
 
     one: list[Frame]  # frames of the first episode; [0] is the reset
@@ -140,7 +140,7 @@ class Pair(NamedTuple):
 
     @property
     def rewards_identical(self) -> bool:
-        """Whether the steps that both episodes have gave the same rewards. Their lengths may differ."""
+        """Whether the rewards of all steps that both episodes have are the same. The lengths may differ."""
         return all(one.reward == other.reward for one, other in zip(self.one, self.other, strict=False))
 
     def differs(self, part: str, delay: int) -> bool | None:
@@ -157,10 +157,10 @@ class Branches:
 
     def __init__(self, play: Play, costs: ProbeResult, deadline: float) -> None:
         self.pairs: list[Pair] = []
-        self.short_pairs: list[Pair] = []  # for comparing masks: pairs that end two steps after the common actions
-        self.episodes: list[list[Frame]] = []  # the first one of each pair, and episodes with one legal action
+        self.short_pairs: list[Pair] = []  # pairs that end two steps after the common actions, to compare masks
+        self.episodes: list[list[Frame]] = []  # the first episode of each pair, and episodes with one legal action
         self.wrong_mask = ""  # text about two equal states with different masks
-        self.carries_over: Difference | None = None  # difference in a replayed episode, caused by earlier ones
+        self.carries_over: Difference | None = None  # difference in a replayed episode, caused by earlier episodes
         self.in_time = True
         self._play, self._costs, self._deadline = play, costs, deadline
         self._rng = np.random.default_rng(SEED)
@@ -216,7 +216,7 @@ class Branches:
         return len(pairs) >= UNTOUCHED_PAIRS and not varied
 
     def _pair(self, seed: int, horizon: int, short: bool) -> Pair | None:
-        """Play one pair; None if there was one legal action only, or a difference before the different action."""
+        """Play one pair; None if there was only one legal action, or the common actions had another effect."""
         usual = min((len(pair.one) for pair in self.pairs), default=0)
         latest = int(self._rng.integers(max(1, min(20, usual // 2))))  # early, so that many steps follow
         moments, one = list[Moment](), list[Frame]()
@@ -233,7 +233,7 @@ class Branches:
         moment = self._play.step(different)
         other.append(frame_of(moment))
         same_next = False
-        while not moment.ended and len(other) <= min(len(one), horizon):  # to see whether it is longer
+        while not moment.ended and len(other) <= min(len(one), horizon):  # to see whether this episode is longer
             action = self._play.draw(moment.mask)
             if len(other) == common + 2 < len(one):
                 same_action = one[common + 2].action
@@ -269,7 +269,7 @@ class Branches:
         if self.wrong_mask:
             yield make_finding("stale_mask", self.wrong_mask)
         elif text := late_masks(self.pairs + self.short_pairs, self.episodes):
-            # Only a warning, because an action may by the rules change the legal actions of the next turn but one.
+            # Only a warning, because in some games an action changes the legal actions two turns later.
             yield make_finding("stale_mask", text, severity="warning")
         if text := ignored_action(self.pairs):
             yield make_finding("action_ignored", text)
@@ -336,7 +336,7 @@ def independent_reward(pairs: Sequence[Pair]) -> str:
     counts = Counter(frame.reward for pair in pairs for frame in pair.one[1:])
     usual = counts.most_common(1)[0][0]
     finals = {pair.one[-1].reward for pair in pairs}
-    compared = list[list[Frame]]()  # of each first episode the frames that a different action could have changed
+    compared = list[list[Frame]]()  # frames of each first episode that a different action could have changed
     for one, other, common, _ in pairs:
         shorter = len(other) < len(one)
         compared.append(one[common + 1 : len(other) if shorter else len(one) - (len(finals) == 1)])

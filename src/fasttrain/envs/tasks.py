@@ -17,7 +17,7 @@ MOST_NAMED = 8
 
 
 class _WatchedOptions(dict[Any, Any]):
-    """Reset options that record which keys were read. Iterating over the options counts as reading all of them."""
+    """Reset options that record which keys were read. Iterating over the options counts as reading all options."""
 
     def __init__(self, options: Mapping[Any, Any]) -> None:
         super().__init__(options)
@@ -75,8 +75,8 @@ class TaskOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
         tasks: reset options by the name of the task.
 
     Attributes:
-        choice: int64 array (1,), the number of the next episode's task. 0 adds no options, k stands for task k - 1. It
-            may be a view of memory that the trainer writes.
+        choice: int64 array (1,), the number of the next episode's task. 0: no options, k: those of the k-th task. The
+            array may be a view of memory that the trainer writes.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], tasks: Mapping[str, Mapping[str, Any]]) -> None:

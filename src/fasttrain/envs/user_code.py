@@ -56,7 +56,7 @@ def process_settings() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "numpy.seterr": "raise" in np.geterr().values(),
-        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # that an env raises the limit does no harm
+        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # a higher limit does no harm
         "warnings.simplefilter": [each for each in warnings.filters[:1] if each[0] == "error"],
         "the handler of SIGINT": _signal.getsignal(signal.SIGINT),
         "sys.stdout": sys.stdout.closed,
@@ -74,7 +74,7 @@ def restore_settings(before: dict[str, Any]) -> list[str]:
         "sys.setrecursionlimit": sys.setrecursionlimit,
         "warnings.simplefilter": lambda _: warnings.filters.remove(warnings.filters[0]),  # type: ignore[attr-defined]
         "the handler of SIGINT": lambda handler: signal.signal(signal.SIGINT, handler),
-        "sys.stdout": lambda _: setattr(sys, "stdout", open(os.dup(2), "w", 1)),  # noqa: SIM115 - as long as the process
+        "sys.stdout": lambda _: setattr(sys, "stdout", open(os.dup(2), "w", 1)),  # noqa: SIM115 - for the whole process
         "torch.set_default_dtype": lambda dtype: torch.set_default_dtype(dtype),  # type: ignore[union-attr]
         "torch.set_grad_enabled": lambda enabled: torch.set_grad_enabled(enabled),  # type: ignore[union-attr]
     }
@@ -149,7 +149,7 @@ def import_user_module(name: str, folder: str, option: str) -> ModuleType:
 
 
 BASE = "stable_baselines3.common.base_class"
-LEARNS = ("learn", "_setup_learn")  # `PPO.learn(model)` also calls the second one
+LEARNS = ("learn", "_setup_learn")  # `PPO.learn(model)` also calls `_setup_learn`
 TRAINS = 'trains a model: put the training under `if __name__ == "__main__":`'
 
 
@@ -165,8 +165,8 @@ class _TrainingForbidden(MetaPathFinder):
     """Refuse trainings inside the block: an SB3 model that learns raises an error.
 
     A script that trains on import would train in every process, and overwrite its model. If the script catches the
-    error, the end of the block raises it again. A worker does not import SB3 itself, so the user's module may import it
-    inside the block: the import hook `find_spec` waits for that.
+    error, the end of the block raises it again. A worker does not import SB3 itself, but the user's module may do so
+    inside the block: the import hook `find_spec` waits for this import.
     """
 
     guarded: Any = None
@@ -236,7 +236,7 @@ def look_up(entry: str, option: str, folder: str | None = None) -> Any:
             value = getattr(value, name)
     except AttributeError:
         raise EnvSpecError(_missing_name(entry, option, value, name)) from None
-    except Exception as error:  # a package may say itself why a name is gone, as supersuit does
+    except Exception as error:  # a package may raise its own error for a removed name, as supersuit does
         raise EnvSpecError(f"{option}: {blame(error)}") from error
     return value
 

@@ -20,7 +20,7 @@ from fasttrain.spec.infos import enemy_turn_ms
 
 
 class ActionRepeat(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Repeats each action up to `times` times. Rewards are added up; observation and info are the last ones.
+    """Repeats each action up to `times` times. Rewards are added up; observation and info are those of the last step.
 
     The repetition ends early if the episode ends, or if the mask of an inner `ActionMasks` forbids the action. The time
     `info["perf"]["enemy_turn_ms"]` is also added up. Episode lengths, `total_timesteps` and rollouts count decisions.
@@ -92,7 +92,7 @@ ALWAYS_KEPT = ("episode", "perf")
 
 
 class LeanInfo(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Drops all info entries except `keys`, so that a worker pickles less. The last info of an episode stays whole.
+    """Drops all info entries except `keys`, so that a worker pickles less. The last info of an episode is not changed.
 
     Observations, rewards and ends of episodes do not change, so learning is exactly the same. The wrapper must be
     outside of wrappers that read other entries, such as `ActionMasks`.
@@ -153,7 +153,7 @@ class InfoOneHot(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def with_flags(space: spaces.Space[Any], count: int, what: str) -> spaces.Box:
-    """The space with `count` more columns from 0 to 1. Raises EnvSpecError: it is not a Box with one axis."""
+    """The space with `count` more columns from 0 to 1. Raises EnvSpecError: it is no Box with one axis."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise EnvSpecError(f"{what} appends to an observation that is a Box with one axis, this one is {space}")
     ones = np.ones(count, space.dtype)
@@ -295,7 +295,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
         return True
 
     def __getattr__(self, name: str) -> Any:
-        if name == "old":  # while unpickling it is not set yet
+        if name == "old":  # `old` is not set yet while unpickling
             raise AttributeError(name)
         return getattr(self.old, name)
 
@@ -304,9 +304,9 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
 
 
 def converted(space: spaces.Space[Any], what: str) -> spaces.Space[Any]:
-    """Convert a space of the old gym, recognized by its class name, to Gymnasium. Gymnasium's own are not changed.
+    """Convert a space of the old gym, recognized by its class name, to Gymnasium. Gymnasium's spaces are not changed.
 
-    Raises EnvSpecError: it is another kind of object.
+    Raises EnvSpecError: `space` is another kind of object.
     """
     if isinstance(space, spaces.Space):
         return space

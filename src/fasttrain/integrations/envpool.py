@@ -63,7 +63,7 @@ class EnvPoolVecEnv(SlotVecEnv):
 
     Args:
         env_id: one of `envpool.list_all_envs()`.
-        max_episode_steps: truncate episodes after so many steps, in place of the task's own limit.
+        max_episode_steps: number of steps after which an episode is truncated, in place of the task's own limit.
         options: arguments of `envpool.make`, such as `{"frame_skip": 2}`; `num_threads` defaults to the usable cores.
     """
 
@@ -81,8 +81,8 @@ class EnvPoolVecEnv(SlotVecEnv):
         spec = self._spec()
         self._limit = max_episode_steps or getattr(spec.config, "max_episode_steps", None)
         if self._limit is not None:
-            # One step more than the limit, so that EnvPool itself never truncates. With `episodic_life` it counts steps
-            # across lives, as Gymnasium does, and must truncate by itself.
+            # One step more than the limit, so that EnvPool itself never truncates. With `episodic_life` EnvPool counts
+            # steps across lives, as Gymnasium does, and must truncate by itself.
             room = 0 if self._pool_options.get("episodic_life") else 1
             self._pool_options["max_episode_steps"] = min(self._limit + room, _MAX_INT32)
             self._limit = self._limit if room else None
@@ -158,7 +158,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
         self._observations[...] = observations
         if ended.size:
-            if self._limit is None:  # EnvPool resets by itself: it ignores the action and handles lives
+            if self._limit is None:  # EnvPool resets ended envs in this step, ignores their actions and handles lives
                 first, *_, info = self._pool.step(slots.actions[ended], ended)
             else:  # EnvPool does not know that these envs were truncated here
                 first, info = self._pool.reset(ended.astype(np.int32))
@@ -199,7 +199,7 @@ def _package() -> ModuleType:
 
 
 def _without_warnings(read: Callable[[], Any]) -> Any:
-    """`read()` an EnvPool space without Gymnasium's warning that its float64 bounds are converted."""
+    """The EnvPool space that `read` returns, without Gymnasium's warning that its float64 bounds are converted."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
         return read()

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 HERE = "fasttrain.integrations.pettingzoo"
 MASK, SEEN = "action_mask", "observation"
 KINDS = ("random", "self")
-MOST_GAMES = 1_000  # in a row without a decision of the learner
+MOST_GAMES = 1_000  # most games in a row without a decision of the learner
 GAME = GameSpec(opponent_key="opponents", eval_opponent="random")
 
 
@@ -150,7 +150,7 @@ class Seat(gymnasium.Env[Any, Any]):
 
     def _go_on(self) -> None:
         """Play on to the next decision that the caller makes. If a game ends before the learner's first decision, a new
-        one begins. Raises EnvError: that happens again and again.
+        game begins. Raises EnvError after more than MOST_GAMES of these games in a row.
         """
         games = 0
         while not self._over() or not self._has_decided:
@@ -181,7 +181,7 @@ class Seat(gymnasium.Env[Any, Any]):
         return seat not in aec.agents or bool(aec.terminations[seat] or aec.truncations[seat])
 
     def _observation(self) -> Any:
-        """The observation of the seat that decides next; at the end of a game that of the learner."""
+        """The observation of the seat that decides next; at the end of a game the learner's."""
         seen = self.aec.observe(self.seat if self._over() else self.aec.agent_selection)
         seen = seen[SEEN] if self._in_dict else seen
         return seen.astype(np.float32) if self._float32 else seen
@@ -267,7 +267,7 @@ class Rows(VectorEnv[Any, Any, Any]):
     """Copies of a game in which every agent is a row: one policy learns for all of them by parameter sharing.
 
     A copy resets in the step in which its last agent is done. Until then the rows of finished agents make no step; in
-    an AEC env also those of agents whose turn it is not. `infos["rests"]` (N,) marks rows whose next action is ignored.
+    an AEC env also rows of agents whose turn it is not. `infos["rests"]` (N,) marks rows whose next action is ignored.
 
     Args:
         num_envs: rows, a multiple of the number of agents; or 1 for the checkup, where other agents act at random.

@@ -34,7 +34,7 @@ class TensorBoard(TensorBoardOutputFormat, Tracker):
         )
         plain = (bool, int, float)
         self._settings = {name: value if isinstance(value, plain) else str(value) for name, value in settings.items()}
-        import_module("tensorboard")  # checked here, because torch's writer fails only later without it
+        import_module("tensorboard")  # without this package torch's writer fails only later
         super().__init__(self._folder)
 
     def cut(self, env_steps: int) -> None:
@@ -49,7 +49,7 @@ class TensorBoard(TensorBoardOutputFormat, Tracker):
 
 
 MOST_ROWS = 100  # most rows in a request to MLflow, whose servers allow no more parameters
-EVERY_S = 20.0  # seconds between two requests to MLflow, whose store takes 46 ms for one
+EVERY_S = 20.0  # seconds between two requests to MLflow; a request takes 46 ms
 STATES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -57,8 +57,8 @@ class MLflow(Tracker):
     """One run of an experiment of MLflow.
 
     Args:
-        uri: the store; else MLFLOW_TRACKING_URI, or a SQLite file in the run's or sweep's folder.
-        experiment: its name; by default that of the sweep.
+        uri: the store; empty: MLFLOW_TRACKING_URI, or without it a SQLite file in the run's or sweep's folder.
+        experiment: the experiment's name; empty: the sweep's name.
     """
 
     name = "mlflow"

@@ -1,4 +1,4 @@
-"""The two kernels that Python calls for an actor-critic, with LSTMs or without: a step of acting, an epoch of PPO."""
+"""The two kernels that Python calls for an actor-critic with or without LSTMs: a step of acting, an epoch of PPO."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from fasttrain.kernels.recurrent import (
 from fasttrain.kernels.simd import dot_rows
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-# Results of a step of N envs: choices (N, K) and continuous actions (N, A), of which one has no columns; values (N,);
-# log-probabilities (N,). No NamedTuple, because numba takes 15 µs longer to read one from Python.
+# Results of a step of N envs: choices (N, K) or else (N, 0); continuous actions (N, A) or else (N, 0); values (N,);
+# log-probabilities (N,). No NamedTuple, because numba takes 15 µs longer to read a NamedTuple from Python.
 Acted = tuple[Int64Array, Float32Array, Float32Array, Float32Array]
 
 
@@ -59,19 +59,19 @@ def act_rows(
     order: Int64Array,  # (N,) 0, 1, …
     flat: Float32Array,
     layout: Layout,
-    scratch: Scratch,  # has a part for each thread
-    memory: Remembered | None,  # states of the LSTMs; None: no LSTMs, and that branch is not compiled
+    scratch: Scratch,  # with one part for each thread
+    memory: Remembered | None,  # states of the LSTMs; None: no LSTMs
     acted: Acted,  # out
     team: Int64Array,
     me: int,
 ) -> Any:
-    """Draw a legal action for each row, by inverting its cumulative distribution, or from its Gaussian.
+    """Draw a legal action for each row: by inverting the cumulative distribution, or from the Gaussian.
 
-    Free threads take the next block of rows. The result does not depend on that.
+    A free thread takes the next block of rows. The result does not depend on which thread takes a block.
 
     Returns:
-        float32, on thread 0: the sum of values and log-probabilities, by which the caller sees whether all are finite.
-        Relaxed arithmetic does not allow `isfinite` here.
+        float32, on thread 0: the sum of values and log-probabilities. It is finite only if all terms are finite. The
+        caller checks it, because `isfinite` does not work with relaxed arithmetic here.
     """
     activations, probs, count = scratch.activations[me], scratch.probs[me], len(observations)
     if me == 0:
@@ -122,9 +122,9 @@ def decide(
 
 @njit_inner
 def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Float32Array, actions: Int64Array) -> Any:
-    """Draw an action for each sub-action into `actions` (K,), from the logits in probs[1]; returns the log-probability.
+    """Draw a choice for each sub-action into `actions` (K,), from the logits in probs[1]; returns the log-probability.
 
-    If no choice is legal, any choice is drawn and its log-probability counts as 0, as in sb3-contrib.
+    If no choice is legal, any choice is drawn with a log-probability of 0, as in sb3-contrib.
     """
     log_prob, begin, offset = np.float32(0), 0, 0
     for k in range(len(dims)):
@@ -150,14 +150,14 @@ def draw(dims: Int64Array, legal: Int32Array, uniforms: Float32Array, probs: Flo
 def train_epoch(
     order: Int64Array,  # (M,) rows in the order in which they were drawn
     batch_size: int,
-    first_step: int,  # number of Adam's next step, from 1
+    first_step: int,  # number of the next Adam step, from 1
     training: Training,
-    memory: Sequences | None,  # states of the LSTMs; None: no LSTMs, and those branches are not compiled
-    statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means, and the gradient's norm
-    guarded: bool,  # skip a step where loss or gradient is not finite; its norm is then NaN
-    blamed: Int64Array,  # (1,) in and out: index in `flat` of the first parameter with a bad gradient; -1: none so far
+    memory: Sequences | None,  # states of the LSTMs; None: no LSTMs
+    statistics: Float64Array,  # (minibatches, NUM_STATISTICS) out: means, and the gradient norm
+    guarded: bool,  # skip a step if loss or gradient is not finite; the norm is then NaN
+    blamed: Int64Array,  # (1,) in and out: index in `flat` of the first bad gradient; -1: none so far
     team: Int64Array,
-    me: int,  # thread 0 takes the steps, the others compute parts of the gradients
+    me: int,  # thread 0 takes the steps; every thread computes parts of the gradients
 ) -> int:
     """One epoch of minibatch steps. Returns the number of steps, which is smaller if `target_kl` was exceeded.
 

@@ -1,10 +1,10 @@
 """Dense and sparse layers on the CPU for small nets: the arithmetic of the kernels, built on `simd.py`.
 
-Weights are (inputs, outputs). Their widths are padded with zeros to multiples of `simd.PAD`, and stay zero through
-forward, backward and Adam. Rows of a batch come in multiples of `simd.TILE_ROWS`.
+Weights are (inputs, outputs). Widths are padded to multiples of `simd.PAD`. The padding is zero, and stays zero in
+forward, backward and Adam. The number of rows in a batch is a multiple of `simd.TILE_ROWS`.
 
-On one AVX-512 core at float32, 32 × 64 × 64, `add_product` reaches 114 GFLOP/s (peak 118), and for the gradient of
-weights 110; `activate` takes 0.16 ns per tanh (torch.tanh: 2.4 ns).
+On one AVX-512 core `add_product` reaches 114 GFLOP/s for float32, 32 × 64 × 64 (peak 118), and 110 for the gradient of
+weights. `activate` takes 0.16 ns per tanh (torch.tanh: 2.4 ns).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from fasttrain.kernels.simd import (
 )
 
 ACTIVATIONS = TANH, RELU = 0, 1
-LARGEST = 1.7976931348623157e308  # to compare with: in relaxed arithmetic math.isfinite (x - x == 0) is always True
-COPY_FROM_ROWS = 32  # with fewer rows copying `b` takes more time than it saves
+LARGEST = 1.7976931348623157e308  # for finite checks: with relaxed arithmetic math.isfinite (x - x == 0) is always True
+COPY_FROM_ROWS = 32  # with fewer rows a copy of `b` saves no time
 _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats
 
 
 @njit_inner
 def add_product(
-    a: Float32Array,  # (≥rows, k), of any strides
+    a: Float32Array,  # (≥rows, k), any strides
     b: Float32Array,  # (k, n), n a multiple of PAD
     rows: int,  # number of rows, a multiple of TILE_ROWS
     out: Float32Array,  # (≥rows, n), added to
 ) -> None:
-    """out[:rows] += a[:rows] @ b. With the transposed inputs of a layer as `a` this is the gradient of its weights."""
+    """out[:rows] += a[:rows] @ b. If `a` is the transposed input of a layer, this adds the gradient of weights."""
     _product(a, b, out, 1, rows, out)
 
 
@@ -62,10 +62,10 @@ def set_product(
 
 @njit_inner
 def _product(a: Float32Array, b: Float32Array, start: Float32Array, down: int, rows: int, out: Float32Array) -> None:
-    """out[:rows] = start + a[:rows] @ b, where row r begins with start[r × down].
+    """out[:rows] = start + a[:rows] @ b, with start[r × down] for row r.
 
-    The columns of a `b` larger than the first cache do not stay there (rows of 2 KB share 2 of its 64 sets). So a panel
-    of columns is copied at a time: 512 × 512 with AVX2 reaches 68 instead of 35 GFLOP/s.
+    If `b` is larger than the L1 cache, its columns do not stay in the cache (rows of 2 KB use 2 of 64 cache sets). So
+    one panel of columns after another is copied: 512 × 512 with AVX2 reaches 68 instead of 35 GFLOP/s.
     """
     k, n = b.shape
     if rows < COPY_FROM_ROWS or k * n <= PANEL:
@@ -113,7 +113,7 @@ def sum_rows(
 ) -> None:
     """out = start + values @ w[rows], for the entries from `begin` to `end`: a layer with a sparse input.
 
-    Observations of games are mostly zeros: 211 of 248 in Skull King.
+    Observations of games are mostly zeros, in Skull King 211 of 248.
     """
     n = w.shape[1]
     j = 0
@@ -137,7 +137,7 @@ def add_to_rows(
     d: Float32Array,  # (n,), n a multiple of PAD
     out: Float32Array,  # (R, n), added to
 ) -> None:
-    """out[rows] += outer(values, d), for the entries from `begin` to `end`: the gradient of that layer's w."""
+    """out[rows] += outer(values, d), for the entries from `begin` to `end`: the gradient of w in `sum_rows`."""
     n = out.shape[1]
     j = 0
     while j + _STRIP <= n:
@@ -155,7 +155,7 @@ def add_to_rows(
 def sparse_forward(lists: Any, order: Int64Array, w: Float32Array, bias: Float32Array, out: Float32Array) -> None:
     """out[:m] = bias + inputs @ w, for the m rows `order` of `nets.Lists`; w (inputs, n).
 
-    All rows go through one strip of columns after the other, so that a strip stays in the cache.
+    The loop takes all rows for one strip of columns, then the next strip, so that a strip stays in the cache.
     """
     n = w.shape[1]
     for j in range(0, n, _STRIP):
@@ -180,10 +180,10 @@ def sparse_backward(lists: Any, order: Int64Array, d: Float32Array, out: Float32
 
 @njit_inner
 def activate(x: Float32Array, kind: int) -> None:
-    """Replace x by its tanh or relu; by NaN for any other kind.
+    """Replace x by tanh(x) or relu(x); by NaN for an unknown kind.
 
-    tanh is the rational approximation of Eigen and XLA (degree 13 ÷ degree 6, error 2e-7); beyond ±7.9 it is ±1 in
-    float32. The comparisons are written so that NaN stays NaN.
+    tanh is the rational approximation of Eigen and XLA (degree 13 ÷ degree 6, error 2e-7). Beyond ±7.9 tanh is ±1 in
+    float32. NaN stays NaN, because comparisons with NaN are False.
     """
     f = x.dtype.type
     if kind == RELU:
@@ -213,7 +213,7 @@ def activate(x: Float32Array, kind: int) -> None:
 
 @njit_inner
 def through_activation(d: Float32Array, a: Float32Array, kind: int) -> None:
-    """d *= derivative of the activation, computed from its output a."""
+    """d *= derivative of the activation, computed from the activation's output a."""
     one = d.dtype.type(1)
     if kind == RELU:
         for c in range(len(d)):
@@ -229,7 +229,7 @@ def clip_and_adam(
     gradient: Float32Array,  # (P,)
     exp_avg: Float32Array,  # (P,) in and out
     exp_avg_sq: Float32Array,  # (P,) in and out
-    step: int,  # number of this step of Adam, from 1
+    step: int,  # number of this Adam step, from 1
     learning_rate: float,
     beta1: float,
     beta2: float,
@@ -238,9 +238,9 @@ def clip_and_adam(
     loss: float = 0.0,
     guarded: bool = False,
 ) -> float:
-    """Clip the gradient to `max_grad_norm` (as `clip_grad_norm_`), then take a step of torch's Adam (Kingma & Ba 2015).
+    """Clip the gradient to `max_grad_norm` (like `clip_grad_norm_`), then take a step of torch's Adam.
 
-    Returns the norm before clipping. If `guarded` and norm or loss is not finite, it returns NaN and changes nothing.
+    Returns the norm before clipping. If `guarded`, and the norm or the loss is not finite, returns NaN without a step.
     """
     f = parameters.dtype.type
     square = 0.0
@@ -265,7 +265,7 @@ def clip_and_adam(
 
 @njit_inner
 def worst_of(numbers: Float32Array) -> int:
-    """Index of the first number that is NaN or infinite; if all are finite, of the largest absolute value."""
+    """Index of the first number that is NaN or infinite; if all are finite, the index of the largest |number|."""
     worst = 0
     for c in range(len(numbers)):
         if not abs(numbers[c]) <= LARGEST:

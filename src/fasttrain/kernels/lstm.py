@@ -1,8 +1,8 @@
 """An LSTM layer for sequences of different lengths, and its gradient: step by step, without padding.
 
-Rows are ordered by step, and in each step the longest sequences come first. So the sequences of a step are the first
-ones of the previous step. Products with inputs, and gradients of weights, do not depend on time: the caller computes
-them in one product over all rows. Gates are side by side as in torch: input, forget, cell, output.
+Rows are ordered by step, and in each step the longest sequences come first. So the n sequences that have a step are the
+first n sequences of the previous step. The caller computes products with inputs, and gradients of weights, in one
+product over all rows. Gates are side by side as in torch: input, forget, cell, output.
 
 Legend: B rows, S sequences, T steps, H units, a multiple of `simd.PAD`. Working rows are S rounded up to TILE_ROWS.
 """
@@ -19,7 +19,7 @@ from fasttrain.kernels.simd import TILE_ROWS
 
 @njit_inner
 def squash(row: Float32Array, units: int) -> None:  # (4H,)
-    """Replace the sums by the gates. A sigmoid is computed from the tanh of half its argument, which is fast."""
+    """Replace the sums by the gates. sigmoid(x) is computed from tanh(x / 2), which is fast."""
     half = row.dtype.type(0.5)
     for c in range(2 * units):
         row[c] *= half
@@ -34,7 +34,7 @@ def squash(row: Float32Array, units: int) -> None:  # (4H,)
 
 @njit_inner
 def next_cells(gates: Float32Array, before: Float32Array, cells: Float32Array, squashed: Float32Array) -> None:
-    """cells = f × before + i × g for one row, and their tanh."""
+    """cells = f × before + i × g for one row; squashed = tanh(cells)."""
     units = len(cells)
     for c in range(units):
         cells[c] = gates[units + c] * before[c] + gates[c] * gates[2 * units + c]
@@ -45,17 +45,17 @@ def next_cells(gates: Float32Array, before: Float32Array, cells: Float32Array, s
 
 @njit_inner
 def lstm_forward(
-    gates: Float32Array,  # (B, 4H) in: products with inputs, and biases; out: the gates
+    gates: Float32Array,  # (B, 4H) in: products with inputs, plus biases; out: the gates
     w: Float32Array,  # (H, 4H)
     h0: Float32Array,  # (S, H)
     c0: Float32Array,  # (S, H)
-    sizes: Int64Array,  # (T,) number of sequences that have this step; never larger than for the step before
+    sizes: Int64Array,  # (T,) number of sequences that have each step; it never increases
     befores: Float32Array,  # (B, H) out: each row's hidden state before the step
     cells: Float32Array,  # (B, H) out
     squashed: Float32Array,  # (B, H) out: tanh of the cells
     hidden: Float32Array,  # (B, H) out
-    rows: Float32Array,  # (working rows, H), zeros
-    sums: Float32Array,  # (working rows, 4H), zeros
+    rows: Float32Array,  # (working rows, H), zero at the call
+    sums: Float32Array,  # (working rows, 4H), zero at the call
 ) -> None:
     """Compute the hidden states of all rows."""
     units, first, last = w.shape[0], 0, 0
@@ -83,16 +83,16 @@ def lstm_forward(
 
 @njit_inner
 def gate_gradients(
-    d_hidden: Float32Array,  # (H,) gradients from the later steps and from the layers that read this row
-    d_cells: Float32Array,  # (H,) in: from the step after this one; out: for the step before it
+    d_hidden: Float32Array,  # (H,) gradients from later steps and from the next layer
+    d_cells: Float32Array,  # (H,) in: from the next step; out: for the previous step
     gates: Float32Array,  # (4H,)
     before: Float32Array,  # (H,) cells before the step
     squashed: Float32Array,  # (H,)
     sums: Float32Array,  # (4H,) out
 ) -> None:
-    """The gradient of the sums from which one row's gates are computed.
+    """The gradient of the gates' sums in one row, before tanh and sigmoid.
 
-    Each loop uses few arrays. With more arrays LLVM does not see that they do not overlap, and does not vectorize.
+    Each loop uses few arrays. With more arrays LLVM cannot prove that arrays do not overlap, and does not vectorize.
     """
     units, one = len(before), before.dtype.type(1)
     for c in range(units):
@@ -114,7 +114,7 @@ def gate_gradients(
 
 @njit_inner
 def lstm_backward(
-    d_hidden: Float32Array,  # (B, H) in: gradients of the outputs; out: with those from later steps added
+    d_hidden: Float32Array,  # (B, H) in: gradients from the next layer; out: plus gradients from later steps
     gates: Float32Array,  # (B, 4H)
     w: Float32Array,  # (4H, H)
     c0: Float32Array,  # (S, H)
@@ -122,9 +122,9 @@ def lstm_backward(
     cells: Float32Array,  # (B, H)
     squashed: Float32Array,  # (B, H)
     d_gates: Float32Array,  # (B, 4H) out
-    d_rows: Float32Array,  # (working rows, H), zeros
-    d_cells: Float32Array,  # (working rows, H), zeros
-    sums: Float32Array,  # (working rows, 4H), zeros
+    d_rows: Float32Array,  # (working rows, H), zero at the call
+    d_cells: Float32Array,  # (working rows, H), zero at the call
+    sums: Float32Array,  # (working rows, 4H), zero at the call
     nothing: Float32Array,  # (H,) zeros
 ) -> None:
     """Compute the gradient of the gates' sums, from the last step to the first."""
@@ -142,7 +142,7 @@ def lstm_backward(
             gate_gradients(d_hidden[i], d_cells[r], gates[i], before, squashed[i], sums[r])
             for c in range(4 * units):
                 d_gates[i, c] = sums[r, c]
-        for r in range(count, padded):  # sequences that end before this step get no gradient from it
+        for r in range(count, padded):  # no gradient for padding rows
             for c in range(4 * units):
                 sums[r, c] = np.float32(0)
         if t > 0:

@@ -1,11 +1,11 @@
-"""MLPs of one flat parameter vector on blocks of rows: forward, backward, masked softmax; and heads of Q-networks.
+"""MLPs with one flat parameter vector, on blocks of rows: forward, backward, masked softmax; and heads of Q-networks.
 
-Only non-zero inputs enter the first layer, and only legal actions enter the softmax: in Skull King 37 of 248 inputs and
-4 of 86 actions, which saves most of the work of the widest layers. The first layers of policy and value net are side by
-side in one matrix, so that a row's inputs are read once.
+The first layer uses only non-zero inputs, and the softmax only legal actions: in Skull King 37 of 248 inputs and 4 of
+86 actions. This saves most of the work of the widest layers. The first layers of policy and value net are side by side
+in one matrix, so that a row's inputs are read once.
 
-An action has K sub-actions (a Discrete one has 1) with `dims` (K,) choices each. A row of Q-values (A,) has the choices
-of all sub-actions side by side, and padding. Legend: `flat` (P,) parameters, `gradient` (P,) is added to, `activations`
+An action has K sub-actions (Discrete: K = 1) with `dims` (K,) choices each. A row of Q-values (A,) has the choices of
+all sub-actions side by side, and padding. Legend: `flat` (P,) parameters, `gradient` (P,) is added to, `activations`
 (BLOCK, S), `deltas` (BLOCK, S) are gradients of activations, `transposed` (P,) are hidden weights as (outputs, inputs).
 """
 
@@ -39,14 +39,14 @@ from fasttrain.kernels.simd import (
 from fasttrain.threads import begin_work, claim, end_work
 
 POLICY, VALUE = 0, 1
-LISTED = 128  # rows that a thread compresses in one call of `compress`: about 50 µs with AVX2, 10 with AVX-512
+LISTED = 128  # rows that a thread of `compress` takes at once: about 50 µs of work with AVX2, 10 with AVX-512
 
 
 class Layout(NamedTuple):
     """The places of the layers of the policy net (row 0) and the value net (row 1) in the flat parameter vector (P,).
 
-    Weights are (inputs, outputs); those of a head are (outputs, inputs), since its rows are read one by one. All widths
-    are padded. Both first layers are one matrix (inputs, `first_width`). A row of activations is of all layers.
+    Weights are (inputs, outputs). Weights of a head are (outputs, inputs), because single outputs are computed. All
+    widths are padded. Both first layers are one matrix (inputs, `first_width`). A row of activations has all layers.
     """
 
     inputs: int
@@ -55,10 +55,10 @@ class Layout(NamedTuple):
     first_biases: int  # where the biases of both first layers begin
     depth: Int64Array  # (2,) hidden layers, at least 1
     sizes: Int64Array  # (2, D) width of every hidden layer
-    columns: Int64Array  # (2, D) its first column in a row of activations
-    weights: Int64Array  # (2, D + 1) where each layer's weights begin, from the second layer on; [depth]: the head
-    biases: Int64Array  # (2, D + 1) where the biases of each layer begin
-    dims: Int64Array  # (K,) sizes of the sub-actions; their sum is A, the width of the mask; [A] for continuous actions
+    columns: Int64Array  # (2, D) first column of every hidden layer in a row of activations
+    weights: Int64Array  # (2, D + 1) where weights of a layer begin, for all but the first layer; [depth]: head
+    biases: Int64Array  # (2, D + 1) where biases of a layer begin
+    dims: Int64Array  # (K,) choices of each sub-action, with the sum A (mask width); [A] for continuous actions
     kind: int  # dense.TANH or dense.RELU
     log_std: int = -1  # offset of the log standard deviations (A,) of continuous actions; -1: actions are choices
 
@@ -94,7 +94,7 @@ class Rows(NamedTuple):
 
 
 def empty_lists(count: int, inputs: int, actions: int) -> Lists:
-    """Lists with room for `count` rows, not initialised. The system gives memory only for what is written."""
+    """Lists with room for `count` rows, not initialised. Pages that are never written take no memory."""
     values, columns = np.empty(count * inputs, np.float32), np.empty(count * inputs, np.int32)
     starts, legal_starts = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     return Lists(values, columns, starts, np.empty(count * actions, np.int32), legal_starts)
@@ -116,7 +116,7 @@ def compress(observations: Float32Array, masks: BoolArray, lists: Lists, team: I
 
 @njit_inner
 def count_entries(observations: Float32Array, masks: BoolArray, lists: Lists) -> None:  # (M, O), (M, A)
-    """Write where each row's entries begin in `lists`: `starts` and `legal_starts`."""
+    """Write `lists.starts` and `lists.legal_starts`: where each row's entries begin."""
     for i in range(len(observations)):
         lists.starts[i + 1] = lists.starts[i] + count_nonzero(observations[i])
         lists.legal_starts[i + 1] = lists.legal_starts[i] + count_nonzero(masks[i])
@@ -124,7 +124,7 @@ def count_entries(observations: Float32Array, masks: BoolArray, lists: Lists) ->
 
 @njit_inner
 def list_entries(observation: Float32Array, mask: BoolArray, row: int, lists: Lists) -> None:  # (O,), (A,)
-    """Write the entries of one row into its place in `lists`."""
+    """Write the entries of row `row` into `lists`."""
     begin, end = lists.starts[row], lists.starts[row + 1]
     where_nonzero(observation, lists.columns[begin:end])
     for m in range(begin, end):
@@ -161,7 +161,7 @@ def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool
 
 @njit_inner
 def padded_rows(count: int) -> int:
-    """The next multiple of TILE_ROWS: the dense layers compute this number of rows for `count` rows of data."""
+    """`count` rounded up to a multiple of TILE_ROWS: the number of rows that the dense layers compute."""
     return (count + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS
 
 
@@ -169,7 +169,7 @@ def padded_rows(count: int) -> int:
 def forward_block(
     flat: Float32Array, layout: Layout, lists: Lists, order: Int64Array, activations: Float32Array
 ) -> None:
-    """Compute the hidden activations of both nets for the rows `order`, at most BLOCK."""
+    """Compute the hidden activations of both nets for the rows `order`, at most BLOCK rows."""
     inputs, width, at = layout.inputs, layout.first_width, layout.first_weights
     w = flat[at : at + inputs * width].reshape((inputs, width))
     bias = flat[layout.first_biases : layout.first_biases + width]
@@ -183,7 +183,7 @@ def forward_block(
 
 @njit_inner
 def forward_hidden(flat: Float32Array, layout: Layout, padded: int, activations: Float32Array) -> None:
-    """Compute the activations of the hidden layers of every net, from the second layer on."""
+    """Compute the activations of all hidden layers but the first, in every net."""
     for net in range(len(layout.depth)):
         for layer in range(1, layout.depth[net]):
             x, w, bias = layer_of(net, layer, flat, layout, activations)
@@ -197,7 +197,7 @@ def forward_hidden(flat: Float32Array, layout: Layout, padded: int, activations:
 def layer_of(
     net: int, layer: int, flat: Float32Array, layout: Layout, activations: Float32Array
 ) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """Views of a layer's inputs (BLOCK, k), weights (k, n) and biases (n,), from the second layer on."""
+    """Views of a layer's inputs (BLOCK, k), weights (k, n) and biases (n,); not of the first layer."""
     k, n, at = layout.sizes[net, layer - 1], layout.sizes[net, layer], layout.weights[net, layer]
     column, bias_at = layout.columns[net, layer - 1], layout.biases[net, layer]
     return activations[:, column : column + k], flat[at : at + k * n].reshape((k, n)), flat[bias_at : bias_at + n]
@@ -208,9 +208,9 @@ def backward_hidden(
     flat: Float32Array, layout: Layout, count: int, activations: Float32Array, deltas: Float32Array,
     transposed: Float32Array, constants: Constants, gradient: Float32Array,
 ) -> None:  # fmt: skip
-    """Compute the gradients of both nets' hidden layers, from the second layer on, for `count` rows.
+    """Compute the gradients of all hidden layers but the first, in both nets, for `count` rows.
 
-    `deltas` has the gradients of each net's last activations, and zeros in the rows from `count` on.
+    `deltas` has the gradients of each net's last activations, and zeros in the padding rows.
     """
     padded = padded_rows(count)
     zeros, ones, every = constants
@@ -255,7 +255,7 @@ def head_of_net(net: int, outputs: int, flat: Float32Array, layout: Layout) -> t
 
 @njit_inline
 def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32Array:
-    """A view (BLOCK, k) of the head's inputs, or of their gradient."""
+    """A view (BLOCK, k) of a head's inputs in `activations`, or of gradients if `activations` are deltas."""
     last = layout.depth[net] - 1
     column = layout.columns[net, last]
     return activations[:, column : column + layout.sizes[net, last]]
@@ -263,7 +263,7 @@ def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32A
 
 @njit_inner
 def head_logits(h: Float32Array, w: Float32Array, bias: Float32Array, legal: Int32Array, logits: Float32Array) -> None:
-    """Write the logits of only the m legal actions into `logits` (≥m,), from the last activations h (k,)."""
+    """Write the logits of the m legal actions into `logits` (≥m,), from the last activations h (k,)."""
     dot_rows(w, legal, 0, len(legal), h, len(h), logits)
     for m in range(len(legal)):
         logits[m] += bias[legal[m]]
@@ -271,7 +271,7 @@ def head_logits(h: Float32Array, w: Float32Array, bias: Float32Array, legal: Int
 
 @njit_inner
 def softmax(probs: Float32Array, begin: int, end: int) -> Any:
-    """Turn the logits in row 1 of probs (2, m), from `begin` to `end`, into log-probabilities, and write probabilities
+    """Replace the logits in row 1 of probs (2, m), from `begin` to `end`, by log-probabilities. Write probabilities
     into row 0. Returns the entropy, float32."""
     highest = np.float32(-np.inf)
     for m in range(begin, end):
@@ -291,7 +291,7 @@ def softmax(probs: Float32Array, begin: int, end: int) -> Any:
 
 @njit_inner
 def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Array) -> None:
-    """Write hidden weights as (outputs, inputs), the order in which gradients of inputs read them."""
+    """Write hidden weights as (outputs, inputs), for the gradients of a layer's inputs."""
     for net in (POLICY, VALUE):
         for layer in range(1, layout.depth[net]):
             k, n = layout.sizes[net, layer - 1], layout.sizes[net, layer]
@@ -303,7 +303,7 @@ def transpose_hidden(flat: Float32Array, layout: Layout, transposed: Float32Arra
 
 @njit_inner
 def join(outputs: Float32Array, dims: Int64Array) -> None:
-    """Turn advantages a (A,), followed by the value v, into Q-values in place: v + a - mean(a) in each sub-action.
+    """Replace advantages a (A,), followed by the value v, by Q-values: v + a - mean(a) in each sub-action.
 
     Wang et al. 2016, eq. 9; several sub-actions share the value (Tavakoli et al. 2018, eq. 1).
     """
@@ -320,10 +320,10 @@ def join(outputs: Float32Array, dims: Int64Array) -> None:
 
 @njit_inner
 def greedy_of(q_values: Float32Array, mask: BoolArray, begin: int, choices: int) -> int:
-    """The first legal choice with the highest value in a sub-action, whose columns start at `begin`; -1: none is legal.
+    """The first legal choice with the highest value in the sub-action from column `begin`; -1: no choice is legal.
 
-    mask is (A,), or (0,) if all choices are legal. NaN compares as false: if the first legal value is NaN, it is
-    chosen, so that the caller sees it.
+    mask is (A,), or (0,) if all choices are legal. If the first legal value is NaN, its choice is returned, because
+    comparisons with NaN are False. Then the caller finds the NaN.
     """
     best = -1
     for a in range(choices):
@@ -344,7 +344,7 @@ def greedy_row(q_values: Float32Array, mask: BoolArray, dims: Int64Array, chosen
 
 @njit_inner
 def value_of(q_values: Float32Array, chosen: Int64Array, dims: Int64Array) -> float:
-    """Mean of the values of the chosen sub-actions; a sub-action without a legal choice counts as 0."""
+    """Mean of the values of the chosen sub-actions; the value is 0 for a sub-action without a legal choice."""
     total, begin = np.float32(0), 0
     for k in range(len(dims)):
         if chosen[k] >= 0:

@@ -1,7 +1,7 @@
 """The PPO update of an MLP policy in compiled kernels: log-probabilities, clipped loss, gradients, clipping and Adam.
 
 Actions are choices, or continuous actions of a diagonal Gaussian. The kernels that Python calls are in
-`actor_critic.py`. The algorithm is that of `algos/ppo.py` with another order of summation: gradients agree with
+`actor_critic.py`. They compute what `algos/ppo.py` computes, but sums have another order: gradients agree with
 autograd to 1e-5 relative (tests/kernels/test_ppo_kernels.py).
 """
 
@@ -33,12 +33,12 @@ from fasttrain.kernels.simd import dot_rows
 
 NUM_STATISTICS = 7
 POLICY_LOSS, VALUE_LOSS, ENTROPY, CLIPPED, APPROX_KL, LOSS, GRAD_NORM = range(NUM_STATISTICS)
-NO_STEP = -1.0  # stands in place of a gradient norm if `target_kl` was exceeded
+NO_STEP = -1.0  # stored instead of a gradient norm if `target_kl` was exceeded
 HALF_LOG_2_PI = np.float32(0.5 * math.log(2 * math.pi))
 
 
 class LossSettings(NamedTuple):
-    """Coefficients of one update under SB3's names."""
+    """Coefficients of one update, with SB3's names."""
 
     clip_range: float
     clip_range_vf: float  # < 0: values are not clipped
@@ -49,7 +49,7 @@ class LossSettings(NamedTuple):
 
 
 class AdamSettings(NamedTuple):
-    """Settings of the optimizer, and the bound of the gradient norm."""
+    """Settings of the optimizer, and the largest norm of a gradient."""
 
     learning_rate: float
     beta1: float
@@ -59,20 +59,20 @@ class AdamSettings(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Working memory for `parts` parts of a minibatch, on which threads may work at the same time.
+    """Working memory for `parts` parts of a minibatch, so that threads can work at the same time.
 
-    BLOCK rows go through the nets together, so that their activations stay in the cache.
+    The nets compute BLOCK rows at once, so that the activations stay in the cache.
     """
 
     activations: Float32Array  # (parts, BLOCK, S)
     deltas: Float32Array  # (parts, BLOCK, S) gradients of the activations
-    probs: Float32Array  # (parts, 4, A) values for the legal actions of one row, see `rate`
+    probs: Float32Array  # (parts, 4, A) values for the legal actions of one row; see `rate`
     gradients: Float32Array  # (parts, P)
     transposed: Float32Array  # (P,) hidden weights as (outputs, inputs)
     statistics: Float64Array  # (parts, NUM_STATISTICS)
     values: Float32Array  # (parts, 1) the value of a row, later its gradient
-    moments: Float64Array  # (2,) results of `moments` for a minibatch
-    # The arrays of `Constants`: numba takes 4 µs longer to read a NamedTuple inside another one from Python.
+    moments: Float64Array  # (2,) results of the function `moments` for a minibatch
+    # The arrays of `Constants`. They are fields here because numba takes 4 µs longer to read a nested NamedTuple.
     zeros: Float32Array
     ones: Float32Array
     every: Int32Array
@@ -93,9 +93,9 @@ class Training(NamedTuple):
 
 @njit_inline
 def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float, float, bool]:
-    """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), its slope dloss ÷ dlog-probability, is it clipped.
+    """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), slope dloss ÷ dlog-probability, whether clipped.
 
-    torch.min passes the gradient to the smaller of the two terms. Inside the range both are the same term.
+    torch.min gives the gradient to the smaller of two terms. Inside the clip range both terms are equal.
     """
     clipped = min(max(ratio, 1.0 - clip_range), 1.0 + clip_range)
     outside = abs(ratio - 1.0) > clip_range
@@ -108,8 +108,8 @@ def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float,
 def rate(dims: Int64Array, legal: Int32Array, actions: Int64Array, probs: Float32Array) -> tuple[Any, Any]:
     """Log-probability of the actions (K,) and entropy of one row, from the logits of its legal actions in probs[1].
 
-    Afterwards probs (4, ≥m) holds for each legal action: the probability p; log p; p × (log p + entropy of the
-    sub-action), which is minus the derivative of the entropy by the logit; and whether the action was taken.
+    Fills the rows of probs (4, ≥m) for each legal action: the probability p; log p; p × (log p + entropy of the
+    sub-action), which is -d(entropy) ÷ d(logit); and 1 if the action was taken, else 0.
     """
     log_prob, entropy = np.float32(0), np.float32(0)
     begin, offset = 0, 0
@@ -149,8 +149,8 @@ def draw_point(log_stds: Float32Array, normals: Float32Array, means: Float32Arra
 def rate_point(log_stds: Float32Array, point: Float32Array, probs: Float32Array) -> tuple[Any, Any]:
     """Log-probability of a continuous action (A,) and entropy of one row, from the Gaussian's means (A,) in probs[1].
 
-    Afterwards probs (4, A) is such that the formula for the gradients of logits gives those of the means: rows 0 and 2
-    are zeros, row 3 is (action - mean) ÷ variance.
+    Fills probs (4, A) so that the formula for gradients of logits in `policy_block` gives the gradients of the means:
+    rows 0 and 2 are zeros, row 3 is (action - mean) ÷ variance.
     """
     log_prob, entropy = np.float32(0), np.float32(0)
     for d in range(len(log_stds)):
@@ -170,8 +170,8 @@ def add_log_std_slopes(
 
     Args:
         slope: derivative of the loss by the row's log-probability.
-        entropy_share: by how much one unit of the row's entropy lowers the loss.
-        probs: with the values that `rate_point` wrote.
+        entropy_share: share of the minibatch mean × ent_coef, the weight of the row's entropy in the loss.
+        probs: result of `rate_point`.
     """
     for d in range(len(log_stds)):
         z = probs[3, d] * np.exp(log_stds[d])
@@ -182,7 +182,7 @@ def add_log_std_slopes(
 def policy_block(order: Int64Array, share: float, training: Training, part: int) -> None:
     """Policy loss and entropy bonus of at most BLOCK rows, and their gradients through the policy head.
 
-    `share` is 1 ÷ rows of the minibatch. The activations of the rows are in the scratch of this part.
+    `share` is 1 ÷ number of rows in the minibatch. `scratch.activations[part]` has the activations of the rows.
     """
     flat, layout, rows, loss, scratch = training.flat, training.layout, training.rows, training.loss, training.scratch
     gradient, statistics, probs = scratch.gradients[part], scratch.statistics[part], scratch.probs[part]
@@ -211,7 +211,7 @@ def policy_block(order: Int64Array, share: float, training: Training, part: int)
         statistics[APPROX_KL] += (ratio - 1.0) - log_ratio
         slope = np.float32(slope * share)
         add_log_std_slopes(slope, entropy_share, log_stds, probs, out_log_stds)
-        slopes = probs[1]  # gradients of the logits, in place of the log-probabilities
+        slopes = probs[1]  # gradients of the logits replace the log-probabilities
         for m in range(len(legal)):
             slopes[m] = slope * (probs[3, m] - probs[0, m]) + entropy_share * probs[2, m]
             out_bias[legal[m]] += slopes[m]
@@ -221,14 +221,14 @@ def policy_block(order: Int64Array, share: float, training: Training, part: int)
 
 @njit_inner
 def value_block(order: Int64Array, share: float, training: Training, part: int) -> None:
-    """Squared value error of some rows and its gradients through the value head; see `policy_block`."""
+    """Squared value error of the rows `order`, and the gradients through the value head; see `policy_block`."""
     flat, layout, rows, loss, scratch = training.flat, training.layout, training.rows, training.loss, training.scratch
     gradient, statistics, out = scratch.gradients[part], scratch.statistics[part], scratch.values[part]
     hidden = last_of_net(VALUE, layout, scratch.activations[part])
     deltas = last_of_net(VALUE, layout, scratch.deltas[part])
     w, bias = head_of_net(VALUE, 1, flat, layout)
     out_w, out_bias = head_of_net(VALUE, 1, gradient, layout)
-    only = scratch.every  # its first entry, 0, is the only row of the head
+    only = scratch.every  # it begins with 0, the index of the head's one output
     for r in range(len(order)):
         row = order[r]
         dot_rows(w, only, 0, 1, hidden[r], w.shape[1], out)
@@ -248,7 +248,7 @@ def value_block(order: Int64Array, share: float, training: Training, part: int) 
 
 @njit_inline
 def gradient_of_part(batch: Int64Array, training: Training, part: int) -> None:
-    """Sum the gradients and statistics of one part of a minibatch's rows (B,)."""
+    """Compute the summed gradients and statistics of one part of a minibatch's rows (B,)."""
     flat, layout, lists, scratch = training.flat, training.layout, training.rows.lists, training.scratch
     count, parts, size = len(batch), len(scratch.gradients), scratch.activations.shape[1]
     order = batch[count * part // parts : count * (part + 1) // parts]
@@ -270,8 +270,8 @@ def gradient_of_part(batch: Int64Array, training: Training, part: int) -> None:
 
 @njit_inline
 def moments(order: Int64Array, advantages: Float32Array, normalize: bool, out: Float64Array) -> None:  # …, (2,)
-    """Mean and 1 ÷ (standard deviation + 1e-8) over a minibatch, as torch's; 0 and 1 for a single row or without
-    `normalize`."""
+    """Mean and 1 ÷ (standard deviation + 1e-8) of the advantages of a minibatch, as in torch. 0 and 1 if there is only
+    one row, or if `normalize` is False."""
     count, total = len(order), 0.0
     out[0], out[1] = 0.0, 1.0
     if count < 2 or not normalize:
@@ -286,7 +286,7 @@ def moments(order: Int64Array, advantages: Float32Array, normalize: bool, out: F
 
 @njit_inline
 def add_parts(scratch: Scratch) -> None:
-    """Add gradients and statistics of all parts to those of the first part, in order."""
+    """Add the gradients and statistics of all parts, in order, into the arrays of the first part."""
     total, sums = scratch.gradients[0], scratch.statistics[0]
     for part in range(1, len(scratch.gradients)):
         for c in range(len(total)):
@@ -298,14 +298,14 @@ def add_parts(scratch: Scratch) -> None:
 @njit_inline
 def take_step(
     count: int,  # rows of the minibatch
-    step: int,  # number of Adam's step, from 1
-    training: Training,  # the first part has the sums of the gradients
+    step: int,  # number of this Adam step, from 1
+    training: Training,  # gradients and statistics of the first part have the sums
     means: Float64Array,  # (NUM_STATISTICS,) out
     guarded: bool,
     blamed: Int64Array,
 ) -> None:
-    """The optimizer's step. No step is taken if `target_kl` is exceeded (means[GRAD_NORM] is then `NO_STEP`) or if loss
-    or gradient is not finite (it is then NaN)."""
+    """The optimizer's step. If `target_kl` is exceeded, no step is taken and means[GRAD_NORM] is `NO_STEP`. If
+    `guarded` and loss or gradient is not finite, no step is taken and means[GRAD_NORM] is NaN."""
     loss, adam, scratch = training.loss, training.adam, training.scratch
     for c in range(len(means)):
         means[c] = scratch.statistics[0, c] / count

@@ -6,10 +6,10 @@ dueling heads (Wang et al. 2016), one head per sub-action (Tavakoli et al. 2018)
 importance weights (Schaul et al. 2016), with another order of summation: gradients agree with autograd to 1e-5 relative
 (tests/kernels/test_q.py).
 
-Inputs go through dense layers. Lists of non-zero inputs, as in the PPO kernels, would have to be built anew for every
-minibatch: for 64 rows of 248 floats, 37 of them not zero, they would save 11 of 165 µs with [64, 64].
+The first layer is dense. The PPO kernels use lists of non-zero inputs, but here every minibatch would need new lists.
+For 64 rows of 248 floats, 37 of them not zero, and layers [64, 64] they would save only 11 of 165 µs.
 
-Parameters (P,) are read and updated in torch's memory, one after the other. The kernels need padded copies (F,) of the
+Parameters (P,) are read and updated in torch's memory, tensor after tensor. The kernels need padded copies (F,) of the
 layers: (inputs, outputs) for the forward pass, (outputs, inputs) for the backward pass and for gradients. These copies
 are made for every update, in 2 µs for [64, 64]. Parameters cannot be views of the padded layers, because torch's fused
 Adam (2.13) writes strided parameters to the wrong places.
@@ -47,19 +47,19 @@ from fasttrain.kernels.nets import (
 from fasttrain.kernels.ppo import AdamSettings
 from fasttrain.kernels.simd import LANES, transpose_tile
 
-NET = 0  # the only net in a Q-network's `Layout`, whose head is the layer after the hidden ones
+NET = 0  # the only net in a Q-network's `Layout`; the head is the layer after the hidden layers
 
 
 class QSettings(NamedTuple):
     """Settings that decide which algorithm an update computes."""
 
-    double: bool  # the online net chooses the next action, the target net gives its value
-    huber: bool  # smooth L1 loss with beta 1, as in SB3; else the squared error
+    double: bool  # double Q-learning: the online net chooses the next action, the target net values it
+    huber: bool  # smooth L1 loss with beta 1, as in SB3; False: squared error
     dueling: bool  # the head has A advantages and one value
 
 
 class QScratch(NamedTuple):
-    """Working memory. BLOCK rows go through the nets together and stay in the caches. Padding is always zero."""
+    """Working memory. The nets compute BLOCK rows at once, which stay in the caches. Padding is always zero."""
 
     inputs: Float32Array  # (BLOCK, inputs)
     activations: Float32Array  # (BLOCK, S)
@@ -67,16 +67,16 @@ class QScratch(NamedTuple):
     targets: Float32Array  # (BLOCK,)
     chosen: Int64Array  # (BLOCK, K) the next actions
     online: Float32Array  # (F,) layers of the online net for the forward pass
-    back: Float32Array  # (F,) the same for the backward pass
+    back: Float32Array  # (F,) layers of the online net for the backward pass
     target: Float32Array  # (F,) layers of the target net for the forward pass
-    sums: Float32Array  # (F,) the gradient of the layers, as for the backward pass
+    sums: Float32Array  # (F,) the gradient of the layers, in the order of `back`
     gradient: Float32Array  # (P,)
     constants: Constants
 
 
 # One row per parameter tensor (outputs, inputs); a bias is (1, outputs). FROM is the tensor's offset in the parameters
-# (P,). In the padded layers (F,) its offset is AHEAD for the forward pass, with stride ACROSS from one input to the
-# next, and BACK for the backward pass, with stride DOWN from one output to the next.
+# (P,). AHEAD is the offset in the padded layers (F,) for the forward pass, ACROSS the stride from an input to the next
+# input. BACK is the offset in the padded layers for the backward pass, DOWN the stride from an output to the next.
 Pieces = Int64Array
 FROM, OUTPUTS, INPUTS, AHEAD, ACROSS, BACK, DOWN = range(7)
 
@@ -115,7 +115,7 @@ def lay_ahead(parameters: Float32Array, pieces: Pieces, layers: Float32Array) ->
 
 @njit_inner
 def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array, collect: bool = False) -> None:
-    """Copy parameters (P,) into layers (F,) for the backward pass; with `collect` from layers to parameters."""
+    """Copy parameters (P,) into layers (F,) for the backward pass; if `collect`, copy layers into parameters."""
     for p in range(len(pieces)):
         outputs, inputs = pieces[p, OUTPUTS], pieces[p, INPUTS]
         for j in range(outputs):
@@ -128,14 +128,14 @@ def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array, col
 
 @njit_inline
 def q_values_of(activations: Float32Array, layout: Layout) -> Float32Array:
-    """A view (BLOCK, ≥A) of the head's outputs, or of their gradient."""
+    """A view (BLOCK, ≥A) of the head's outputs, or of gradients if `activations` are deltas."""
     column, n = layout.columns[NET, layout.depth[NET]], layout.sizes[NET, layout.depth[NET]]
     return activations[:, column : column + n]
 
 
 @njit_inner
 def gather(source: Float32Array, rows: Int64Array, inputs: Float32Array) -> None:
-    """Copy rows of `source` (M, O) into `inputs` (BLOCK, ≥O), and zeros into the padding rows."""
+    """Copy `rows` of `source` (M, O) into `inputs` (BLOCK, ≥O), and zeros into the padding rows."""
     for row in rows:
         fetch(source[row], 0, source.shape[1])
     for r in range(len(rows)):
@@ -169,7 +169,7 @@ def forward(
 
 @njit_inner
 def target_block(update: int, begin: int, end: int, training: QTraining) -> None:
-    """The targets of the Q-values of rows `begin` to `end` of a minibatch, into `scratch.targets`."""
+    """Compute `scratch.targets`, the targets of the Q-values, for rows `begin` to `end` of a minibatch."""
     batches, layout, settings, scratch = training.batches, training.layout, training.settings, training.scratch
     count, dims, chosen = end - begin, layout.dims, scratch.chosen
     q_values = q_values_of(scratch.activations, layout)
@@ -189,9 +189,9 @@ def target_block(update: int, begin: int, end: int, training: QTraining) -> None
 
 @njit_inner
 def error_block(update: int, begin: int, end: int, training: QTraining, errors: Float32Array) -> float:
-    """Write absolute temporal difference errors of the rows that went through the online net into `errors` (U, B), and
-    the gradient of their loss ÷ B into the head's deltas. Returns the sum of the losses. Errors and losses are means
-    over the sub-actions."""
+    """Write the absolute temporal difference errors of rows `begin` to `end` into `errors` (U, B), and the gradients of
+    loss ÷ B into the head's deltas. Returns the sum of the losses. Errors and losses are means over the sub-actions.
+    The activations of the online net are in `scratch`."""
     batches, layout, settings, scratch = training.batches, training.layout, training.settings, training.scratch
     dims = layout.dims
     share = np.float32(1.0 / (batches.rows.shape[1] * len(dims)))
@@ -253,7 +253,7 @@ def to_inputs(
     back: Float32Array, layout: Layout, chosen: Int64Array, activations: Float32Array, deltas: Float32Array, first: int,
     zeros: Float32Array, by_inputs: Float32Array,
 ) -> None:  # fmt: skip
-    """For each of the `chosen` rows: d(first Q-value) ÷ d(inputs from column `first` on), into a row of `by_inputs`."""
+    """Write d(first Q-value) ÷ d(inputs) of each row in `chosen` into `by_inputs`, from column `first` on."""
     head, count = layout.depth[NET], len(chosen)
     padded = padded_rows(count)
     for layer in range(head, -1, -1):
@@ -276,7 +276,7 @@ def to_inputs(
 
 @njit_inner
 def are_within(batches: QBatches, dims: Int64Array) -> bool:
-    """Whether every row and every action exists. The code after this checks no bounds."""
+    """Whether all rows and actions are in range. The kernels check no bounds."""
     for u in range(batches.rows.shape[0]):
         for i in range(batches.rows.shape[1]):
             row, next_row = batches.rows[u, i], batches.next_rows[u, i]
@@ -295,16 +295,16 @@ def train_updates(
     target: Float32Array,  # (P,)
     exp_avg: Float32Array,  # (P,) in and out
     exp_avg_sq: Float32Array,  # (P,) in and out
-    first_step: int,  # number of Adam's next step, from 1
+    first_step: int,  # number of the next Adam step, from 1
     losses: Float64Array,  # (U,) out: mean loss of each update
     errors: Float32Array,  # (U, B) out: absolute temporal difference errors, computed before the update
     norms: Float64Array,  # (U,) out: norm of the gradient of each update
-    guarded: bool,  # skip a step where loss or gradient is not finite; its norm is then NaN
-    blamed: Int64Array,  # (1,) in and out: index of the first parameter whose gradient was not finite; -1: none so far
+    guarded: bool,  # skip a step if loss or gradient is not finite; the norm is then NaN
+    blamed: Int64Array,  # (1,) in and out: index of the first gradient that was not finite; -1: none so far
 ) -> int:
-    """U gradient updates one after the other.
+    """U gradient updates, one after another.
 
-    Returns the number of steps taken; -1 if a row or an action is out of range; then nothing is done.
+    Returns the number of Adam steps; -1 if a row or an action is out of range, then nothing is changed.
     """
     batches, layout, pieces, adam, scratch = (
         training.batches, training.layout, training.pieces, training.adam, training.scratch
@@ -350,7 +350,7 @@ def act_rows(
     q_values: Float32Array,  # (N, A) out
     actions: Int64Array,  # (N, K) out: the greedy legal actions, 0 where none is legal
 ) -> Any:
-    """Q-values and greedy actions. Returns the sum of the values, by which the caller sees whether all are finite."""
+    """Q-values and greedy actions. Returns the sum of the values, which is finite only if all are finite."""
     size, choices = len(scratch.inputs), layout.dims.sum()
     lay_ahead(parameters, pieces, scratch.online)
     every, outputs = np.arange(len(observations)), q_values_of(scratch.activations, layout)

@@ -1,10 +1,10 @@
 """The LSTMs of a policy in compiled kernels, for the kernels of `actor_critic.py`.
 
-An LSTM replaces the first layer. Only inputs that are not zero enter its gates. It computes sequences step by step
-without padding (`lstm.py`). Its hidden states then go through the nets in blocks of rows. A part of a minibatch
-consists of whole sequences, so that the parts are independent.
+An LSTM replaces the first layer. The gates are computed only from inputs that are not zero. Sequences are computed step
+by step, without padding (`lstm.py`). The hidden states are then the inputs of the nets, in blocks of rows. A part of a
+minibatch has whole sequences, so that the parts are independent.
 
-Legend: C LSTMs (of policy and value net, or one for both); H units; B rows of a minibatch; M rows of the rollout.
+Legend: C LSTMs (one for policy and one for value net, or one for both); H units; B rows of a minibatch, M of a rollout.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from fasttrain.kernels.nets import (
 )
 from fasttrain.kernels.ppo import Training, policy_block, value_block
 
-# Rows of `Cells.places`. For each sequence: where it begins in the minibatch, and its length. For each step: how many
-# sequences have it, the rank of the next sequence that ends with it, and the first row of the step.
+# Rows of `Cells.places`. For each sequence: its first row in the minibatch, and its length. For each step: how many
+# sequences have this step, the rank of the next sequence that ends with this step, and the first row of this step.
 FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)
 
 
 class Lstms(NamedTuple):
-    """The places of the LSTMs in the flat vector. `Layout` has those of the nets, which read the LSTMs' outputs."""
+    """The places of the LSTMs in the flat vector. `Layout` has the places of the nets after the LSTMs."""
 
     units: int  # H
-    inputs: Int64Array  # (C,) offsets of (inputs, 4H)
-    hidden: Int64Array  # (C,) offsets of (H, 4H)
-    biases: Int64Array  # (C, 2) offsets of (4H,), for inputs and for hidden states
+    inputs: Int64Array  # (C,) offsets of input weights (inputs, 4H)
+    hidden: Int64Array  # (C,) offsets of hidden weights (H, 4H)
+    biases: Int64Array  # (C, 2) offsets of both biases (4H,), for inputs and for hidden states
 
 
 class Cells(NamedTuple):
@@ -48,12 +48,12 @@ class Cells(NamedTuple):
 
     order: Int64Array  # (parts, B) rows step by step, the longest sequence first
     places: Int64Array  # (parts, 5, B + 2) places of sequences and steps, written by `lay_out`
-    begun: Float32Array  # (parts, C, 2, B, H) hidden states and cells with which sequences begin
-    gates: Float32Array  # (parts, C, B, 4H) later the gradients of the gates' sums
-    # (parts, C, 5, B, H) hidden states before the steps; cells; tanh of cells; hidden states after the steps; gradients
-    # of those
+    begun: Float32Array  # (parts, C, 2, B, H) hidden states and cells at the start of sequences
+    gates: Float32Array  # (parts, C, B, 4H) gates, later the gradients of the gates' sums
+    # (parts, C, 5, B, H) hidden states before the steps; cells; tanh of cells; hidden states after the steps, and
+    # gradients of these
     outputs: Float32Array
-    rows: Float32Array  # (parts, 3, B rounded up, H) of one step: hidden states, cells, tanh of cells; or gradients
+    rows: Float32Array  # (parts, 3, B rounded up, H) for one step: hidden states, cells, tanh of cells; or gradients
     sums: Float32Array  # (parts, B rounded up, 4H) for one step: the gates' sums
     bias: Float32Array  # (parts, 4H) sum of both biases
 
@@ -62,7 +62,7 @@ class Past(NamedTuple):
     """States before each row's step: hidden states and cells of the policy's LSTM, then of the value net's."""
 
     states: tuple[Float32Array, Float32Array, Float32Array, Float32Array]  # (M, H)
-    starts: Float32Array  # (M,) 1 where an episode begins: there the states count as zero
+    starts: Float32Array  # (M,) 1 where an episode begins: these states are used as zeros
 
 
 class Remembered(NamedTuple):
@@ -77,7 +77,7 @@ class Remembered(NamedTuple):
 class Sequences(NamedTuple):
     """Inputs of the LSTMs in an epoch, and their working memory."""
 
-    begins: BoolArray  # (M,) in the epoch's order: True where a sequence begins; each minibatch also begins one
+    begins: BoolArray  # (M,) in the epoch's order: True where a sequence begins, besides the first row of a minibatch
     lstms: Lstms
     past: Past  # states before each of the M rows
     cells: Cells
@@ -85,7 +85,7 @@ class Sequences(NamedTuple):
 
 @njit_inline
 def weights_of(cell: int, flat: Float32Array, layout: Layout, lstms: Lstms) -> tuple[Any, Any, Any, Any]:
-    """Views in a flat vector (P,): weights (inputs, 4H) and (H, 4H), and both biases (4H,)."""
+    """Views of a flat vector (P,): weights (inputs, 4H) and (H, 4H), and both biases (4H,)."""
     units, inputs, width = lstms.units, layout.inputs, 4 * lstms.units
     at, to, first, second = lstms.inputs[cell], lstms.hidden[cell], lstms.biases[cell, 0], lstms.biases[cell, 1]
     w = flat[at : at + inputs * width].reshape((inputs, width))
@@ -95,17 +95,17 @@ def weights_of(cell: int, flat: Float32Array, layout: Layout, lstms: Lstms) -> t
 
 @njit_inner
 def lay_out(
-    begins: BoolArray,  # (B,) True in rows of a minibatch that begin a sequence, such as the first
+    begins: BoolArray,  # (B,) True in rows of a minibatch that begin a sequence; row 0 always begins one
     begin: int,
     end: int,
     batch: Int64Array,  # (B,) rows
     places: Int64Array,  # (5, ≥B + 2) out
     laid: Int64Array,  # (≥B,) out
 ) -> tuple[int, int, int]:
-    """Order the rows of the sequences that begin from `begin` to `end` of a minibatch: by step, the longest first.
+    """Order the rows of sequences whose first row is in begin … end - 1: by step, the longest sequence first.
 
     Returns:
-        the number of sequences, the length of the longest, and the number of rows.
+        the number of sequences, the length of the longest sequence, and the number of rows.
     """
     count, longest, total, i = 0, 0, 0, begin
     while i < end and i > 0 and not begins[i]:  # skip the rows of a sequence that began earlier
@@ -121,12 +121,12 @@ def lay_out(
         places[SIZES, t] = 0
     for s in range(count):
         places[SIZES, places[LENGTHS, s] - 1] += 1
-    for t in range(longest - 2, -1, -1):  # sequences that have a step t: those of t + 1 steps and all longer ones
+    for t in range(longest - 2, -1, -1):  # step t exists in all sequences with at least t + 1 steps
         places[SIZES, t] += places[SIZES, t + 1]
     row = 0
     for t in range(longest):
         places[BEGINS, t] = row
-        places[NEXT, t] = places[SIZES, t + 1]  # sequences that end with this step follow all longer ones
+        places[NEXT, t] = places[SIZES, t + 1]  # sequences that end here come after all longer ones
         row += places[SIZES, t]
     for s in range(count):
         length = places[LENGTHS, s]
@@ -139,9 +139,9 @@ def lay_out(
 
 @njit_inner
 def enter(block: int, columns: int, hidden: Float32Array, count: int, activations: Float32Array) -> None:
-    """Copy hidden states (B, H) of `count` rows from `block` on to the nets' inputs, from column `columns` on.
+    """Copy the hidden states (B, H) of `count` rows, the first is `block`, into the nets' inputs at column `columns`.
 
-    Padding is set to zero: gradients of weights are products with all rows, and NaN of an earlier block may be there.
+    Padding rows are set to zero, because weight gradients use all rows. They may have NaN from an earlier block.
     """
     units = hidden.shape[1]
     for r in range(padded_rows(count)):
@@ -154,7 +154,7 @@ def step_cells(
     block: Int64Array, begin: int, cell: int, flat: Float32Array, layout: Layout, lists: Lists, memory: Remembered,
     me: int,
 ) -> None:  # fmt: skip
-    """One step of an LSTM for at most BLOCK envs, from env `begin` on. `lists` has their observations."""
+    """One step of LSTM `cell` for the envs `block`, at most BLOCK; the first is `begin`. `lists`: observations."""
     lstms, past, after, cells = memory.lstms, memory.past, memory.after, memory.cells
     units, bias, sums, rows = lstms.units, cells.bias[me], cells.sums[me], cells.rows[me, 0]
     w, u, first, second = weights_of(cell, flat, layout, lstms)
@@ -182,7 +182,7 @@ def forward_remembering(
     block: Int64Array, begin: int, flat: Float32Array, layout: Layout, lists: Lists, memory: Remembered,
     activations: Float32Array, me: int,
 ) -> None:  # fmt: skip
-    """As `nets.forward_block`, for a policy with LSTMs."""
+    """Like `nets.forward_block`, for a policy with LSTMs."""
     lstm_count = len(memory.lstms.inputs)
     for cell in range(lstm_count):
         step_cells(block, begin, cell, flat, layout, lists, memory, me)
@@ -245,7 +245,7 @@ def backward_lstms(
 def gradient_of_sequences(
     batch: Int64Array, begins: BoolArray, training: Training, memory: Sequences, part: int
 ) -> None:  # (B,), (B,)
-    """Sum the gradients and statistics of one part of a minibatch's sequences."""
+    """Compute the summed gradients and statistics of one part of a minibatch's sequences."""
     flat, layout, scratch, cells = training.flat, training.layout, training.scratch, memory.cells
     activations, deltas, gradient = scratch.activations[part], scratch.deltas[part], scratch.gradients[part]
     parts, share, size = len(scratch.gradients), 1.0 / len(batch), len(activations)
@@ -265,7 +265,7 @@ def gradient_of_sequences(
         policy_block(block, share, training, part)
         value_block(block, share, training, part)
         backward_hidden(flat, layout, len(block), activations, deltas, scratch.transposed, constants, gradient)
-        for cell in range(lstm_count):  # an LSTM for both nets gets only the policy's gradient, as in sb3-contrib
+        for cell in range(lstm_count):  # a shared LSTM gets only the policy's gradient, as in sb3-contrib
             column, d_hidden = layout.columns[cell, 0], cells.outputs[part, cell, 4]
             for r in range(len(block)):
                 for c in range(memory.lstms.units):
@@ -275,7 +275,7 @@ def gradient_of_sequences(
 
 @njit_inner
 def transpose_cells(flat: Float32Array, lstms: Lstms, transposed: Float32Array) -> None:
-    """Write the weights of hidden states as (4H, H), at the same offsets."""
+    """Write the weights of hidden states as (4H, H), at the same offsets as in `flat`."""
     units = lstms.units
     for cell in range(len(lstms.inputs)):
         at = lstms.hidden[cell]

@@ -1,8 +1,8 @@
 """The SAC update of MLP networks in a compiled kernel on threads: critics, actor and target critics; and acting.
 
-The algorithm is that of SB3's `sac/sac.py` (Haarnoja et al. 2018) with n-step returns and another order of summation.
-Unlike autograd, the actor's update computes no gradient of the critics' weights, and each row's gradient goes back only
-through the critic with the lowest value. Parameters stay in torch's memory; padded copies are made as in `q.py`.
+The algorithm is that of SB3's `sac/sac.py` (Haarnoja et al. 2018), with n-step returns and another order of summation.
+Unlike in autograd, the actor's update computes no gradients of the critics' weights, and the gradient of a row goes
+only through the critic with the lowest value. Parameters are in torch's memory and copied into padded layers (`q.py`).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fasttrain.kernels.q import NET, Pieces, backward, forward, lay_ahead, lay_b
 from fasttrain.kernels.simd import PAD
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-LOWEST_LOG_STD, HIGHEST_LOG_STD = np.float32(-20), np.float32(2)  # SB3's, as is EPSILON, in the density of an action
-EPSILON, ONE, HALF = np.float32(1e-6), np.float32(1), np.float32(0.5)
+LOWEST_LOG_STD, HIGHEST_LOG_STD = np.float32(-20), np.float32(2)  # as in SB3
+EPSILON, ONE, HALF = np.float32(1e-6), np.float32(1), np.float32(0.5)  # EPSILON: SB3's, in an action's density
 SEEN, NEXT = 0, 1  # index of the observations, and of the next observations
 NUM_STATISTICS = 5
 CRITIC_LOSS, ACTOR_LOSS, MISSING_ENTROPY, CRITIC_NORM, ACTOR_NORM = range(NUM_STATISTICS)
-# Stages of an update: copy the parameters into layers; gradients of the critics; sum them; step the critics; gradients
-# of the actor; step the actor and move the target critics; end.
+# Stages of an update: copy the parameters into layers; gradients of the critics; sums of these gradients; step of the
+# critics; gradients of the actor; step of the actor and update of the target critics; end.
 LAY, VALUES, SUM, STEP, ACTOR, FOLLOW, OVER = range(7)
 
 
 class SACBatch(NamedTuple):
     """B transitions."""
 
-    features: Float32Array  # (2, B, O) of the observations and of the next ones
+    features: Float32Array  # (2, B, O) features of the observations and of the next observations
     actions: Float32Array  # (B, A) from -1 to 1
     rewards: Float32Array  # (B,)
     discounts: Float32Array  # (B,) 0 where the episode ended by the rules
@@ -49,7 +49,7 @@ class Net(NamedTuple):
 
 
 class Learners(NamedTuple):
-    """Parameters and Adam's moments, in and out: of the actor (P,), of N critics and their target critics (N, P)."""
+    """Parameters and Adam's moments, in and out: of the actor (P,), of N critics and N target critics (N, P)."""
 
     actor: Float32Array
     actor_avg: Float32Array
@@ -66,8 +66,8 @@ class SACSettings(NamedTuple):
     ent_coef: float
     log_ent_coef: float  # logarithm of ent_coef; 0 if it is not learned
     target_entropy: float
-    tau: float  # 0: the target critics do not move
-    actor_step: int  # number of Adam's step of the actor, from 1
+    tau: float  # 0: the target critics do not change
+    actor_step: int  # number of this Adam step of the actor, from 1
     critic_step: int
     guarded: bool  # skip a step where loss or gradient is not finite
 
@@ -87,25 +87,25 @@ class Update(NamedTuple):
 class SACScratch(NamedTuple):
     """Working memory for R rows (B and padding) in `parts` parts, so that threads can work at the same time.
 
-    BLOCK rows go through a net together. Padding is always zero."""
+    A net computes BLOCK rows at once. Padding is always zero."""
 
-    inputs: Float32Array  # (2, R, inputs) of the actor
-    activations: Float32Array  # (2, R, S) of the actor
+    inputs: Float32Array  # (2, R, inputs) inputs of the actor
+    activations: Float32Array  # (2, R, S) activations of the actor
     drawn: Float32Array  # (2, R, A) actions
     slopes: Float32Array  # (2, R, A) 1 - action²
     log_probs: Float32Array  # (2, R)
     deltas: Float32Array  # (parts, BLOCK, S)
-    q_inputs: Float32Array  # (parts, BLOCK, inputs) of the critics, later gradients of the lowest values in them
+    q_inputs: Float32Array  # (parts, BLOCK, inputs) inputs of the critics, later d(lowest value) ÷ d(inputs)
     q_activations: Float32Array  # (parts, N, BLOCK, S)
     q_deltas: Float32Array  # (parts, BLOCK, S)
     targets: Float32Array  # (parts, BLOCK)
     chosen: Int64Array  # (parts, BLOCK) rows
     actor_ahead: Float32Array  # (F,) layers for the forward pass
-    actor_back: Float32Array  # (F,) the same for the backward pass
+    actor_back: Float32Array  # (F,) layers for the backward pass
     critics_ahead: Float32Array  # (N, F)
     critics_back: Float32Array  # (N, F)
     targets_ahead: Float32Array  # (N, F)
-    actor_sums: Float32Array  # (parts, F) gradients of the layers, as for the backward pass
+    actor_sums: Float32Array  # (parts, F) gradients of the layers, in the order of `actor_back`
     critic_sums: Float32Array  # (parts, N, F)
     actor_gradient: Float32Array  # (P,)
     critic_gradients: Float32Array  # (N, P)
@@ -124,7 +124,7 @@ def draw_rows(
 ) -> None:
     """Actions of a squashed Gaussian, and their log-probabilities.
 
-    The arithmetic is strict: near ±1 the value of 1 - action² is only rounding, and must be the same as torch's.
+    The arithmetic is strict, not relaxed: near ±1 the value of 1 - action² depends on rounding, and must equal torch's.
     """
     dims = noise.shape[1]
     for r in range(noise.shape[0]):
@@ -142,8 +142,8 @@ def draw_rows(
 
 @njit_inner
 def fill(features: Float32Array, actions: Float32Array, begin: int, count: int, inputs: Float32Array) -> None:
-    """Copy `count` rows of (B, O) and (≥B, A), from `begin` on, side by side into `inputs` (BLOCK, ≥O + A), whose rest
-    is set to 0."""
+    """Copy `count` rows of features (B, O) and actions (≥B, A), from row `begin` on, side by side into `inputs`
+    (BLOCK, ≥O + A). All other entries of `inputs` are set to 0."""
     wide = features.shape[1]
     for r in range(padded_rows(count)):
         inputs[r, :] = np.float32(0)
@@ -155,7 +155,7 @@ def fill(features: Float32Array, actions: Float32Array, begin: int, count: int, 
 
 @njit_inner
 def act_block(which: int, begin: int, end: int, batch: SACBatch, actor: Net, scratch: SACScratch) -> None:
-    """Draw actions for some rows. The values that the backward pass needs are kept in `scratch`."""
+    """Draw actions for rows `begin` to `end`. `scratch` keeps the values that the backward pass needs."""
     inputs, activations = scratch.inputs[which, begin:], scratch.activations[which, begin:]
     fill(batch.features[which], batch.actions[:, :0], begin, end - begin, inputs)
     forward(scratch.actor_ahead, actor.layout, False, inputs, end - begin, activations)
@@ -165,7 +165,7 @@ def act_block(which: int, begin: int, end: int, batch: SACBatch, actor: Net, scr
 
 @njit_inline
 def values_block(part: int, begin: int, end: int, update: Update, scratch: SACScratch) -> None:
-    """For some rows: actions for both observations, the critics' targets, and the gradients of the squared errors."""
+    """For rows `begin` to `end`: draw actions, compute the critics' targets, and gradients of the squared errors."""
     batch, actor, ent_coef = update.batch, update.actor, np.float32(update.settings.ent_coef)
     count, layout, critics = end - begin, update.critic.layout, len(scratch.critics_ahead)
     inputs, targets, deltas = scratch.q_inputs[part], scratch.targets[part], scratch.q_deltas[part]
@@ -178,7 +178,7 @@ def values_block(part: int, begin: int, end: int, update: Update, scratch: SACSc
         values = q_values_of(activations, layout)
         for r in range(count):
             value = values[r, 0]
-            if n == 0 or value < targets[r] or value != value:  # NaN counts as the lowest, as in torch
+            if n == 0 or value < targets[r] or value != value:  # NaN is the lowest, as in torch
                 targets[r] = value
     for r in range(count):
         soft = targets[r] - ent_coef * scratch.log_probs[NEXT, begin + r]
@@ -201,16 +201,16 @@ def values_block(part: int, begin: int, end: int, update: Update, scratch: SACSc
 
 @njit_inner
 def lowest_rows(n: int, count: int, layout: Layout, activations: Float32Array, chosen: Int64Array) -> int:
-    """Write into `chosen` those of `count` rows in which critic n is the first with the lowest value; returns how many.
+    """Write the rows in which critic n is the first critic with the lowest value into `chosen`; returns their number.
 
-    `activations` are (N, BLOCK, S).
+    `activations` are (N, BLOCK, S), with `count` rows.
     """
     number, column = 0, layout.columns[NET, layout.depth[NET]]
     for r in range(count):
         own, lower = activations[n, r, column], 0
         for other in range(len(activations)):
             value = activations[other, r, column]
-            nan = value != value  # NaN counts as the lowest, as in torch
+            nan = value != value  # NaN is the lowest, as in torch
             lower += value < own or (nan and own == own) or (other < n and (nan or value == own))
         if lower == 0:
             chosen[number] = r
@@ -220,7 +220,7 @@ def lowest_rows(n: int, count: int, layout: Layout, activations: Float32Array, c
 
 @njit_inline
 def actor_block(part: int, begin: int, end: int, update: Update, scratch: SACScratch) -> None:
-    """For some rows: gradients of the mean of ent_coef × log_prob - (lowest value of the critics)."""
+    """For rows `begin` to `end`: gradients of the mean of ent_coef × log_prob - (lowest value of the critics)."""
     batch, actor, settings, layout = update.batch, update.actor, update.settings, update.critic.layout
     count, critics, dims = end - begin, len(scratch.critics_ahead), batch.actions.shape[1]
     inputs, rows = scratch.q_inputs[part], scratch.chosen[part]
@@ -257,7 +257,7 @@ def actor_block(part: int, begin: int, end: int, update: Update, scratch: SACScr
 
 @njit_inner
 def add_up(parts: Any, pieces: Pieces, gradient: Float32Array) -> None:
-    """Add the gradients of all parts (parts, F), in order, and copy the sum into the parameters' gradient (P,)."""
+    """Sum the gradients (parts, F) over the parts, in order, and copy the sum into the parameters' gradient (P,)."""
     for part in range(1, len(parts)):
         for c in range(parts.shape[1]):
             parts[0, c] += parts[part, c]
@@ -273,7 +273,7 @@ def lay_critic(n: int, nets: Learners, critic: Net, scratch: SACScratch) -> None
 
 @njit_inner
 def pieces_of(stage: int, parts: int, critics: int) -> int:
-    """Number of pieces of work in a stage. Every stage has the same number; further pieces are empty."""
+    """Number of pieces with work in a stage. Threads claim the same number in all stages; further pieces are empty."""
     if stage in (VALUES, ACTOR):
         return parts
     return 2 * critics + 1 if stage == LAY else critics + 1 if stage == FOLLOW else critics
@@ -335,7 +335,7 @@ def work_on(stage: int, piece: int, update: Update, scratch: SACScratch, statist
 
 @njit_inline
 def end_of(stage: int, count: int, settings: SACSettings, scratch: SACScratch, statistics: Float64Array) -> int:
-    """Called on thread 0: sum up the statistics of a stage, and return the next stage."""
+    """Compute the means of a stage's statistics, and return the next stage. Only thread 0 calls this."""
     if stage in (VALUES, ACTOR):
         for name in range(CRITIC_NORM):
             if (name == CRITIC_LOSS) == (stage == VALUES):
@@ -352,15 +352,15 @@ def end_of(stage: int, count: int, settings: SACSettings, scratch: SACScratch, s
 def train_update(
     update: Update,
     scratch: SACScratch,
-    statistics: Float64Array,  # (NUM_STATISTICS,) out: means, and norms of gradients, NaN where the step was skipped
+    statistics: Float64Array,  # (NUM_STATISTICS,) out: means; norms of gradients, NaN if the step was skipped
     team: Int64Array,
     me: int,  # thread 0 starts the stages
 ) -> int:
     """One update of all networks.
 
-    Rows are cut into as many parts as `scratch` has room for, and their sums are added in order, so that the result
-    does not depend on the number of threads. If a step was skipped, this returns the index of the first number that was
-    not finite, in the gradient of the critics or of the actor.
+    The number of parts is that of `scratch`. The sums of the parts are added in order, so that the result does not
+    depend on the number of threads. If a step was skipped, the result is the index of the first number that was not
+    finite in the gradient of the critics, or of the actor if the critics' step was taken.
     """
     stage, looks, critics, settings = LAY, 0, len(update.learners.critics), update.settings
     parts = len(scratch.sums)
@@ -390,8 +390,8 @@ def train_update(
 
 @njit_relaxed
 def act_rows(batch: SACBatch, parameters: Float32Array, actor: Net, scratch: SACScratch) -> Any:
-    """Draw actions for the first observations of `batch` into `scratch.drawn`. Returns their sum, by which the caller
-    sees whether all are finite."""
+    """Draw actions for the first observations of `batch` into `scratch.drawn`. Returns the sum of the actions, which
+    is finite only if all actions are finite."""
     count, size = len(batch.actions), len(scratch.constants.every)
     lay_ahead(parameters, actor.pieces, scratch.actor_ahead)
     for begin in range(0, count, size):

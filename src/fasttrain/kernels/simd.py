@@ -1,12 +1,12 @@
 """Vector operations that numba's loops cannot express: loops that keep several sums in registers.
 
-They are written as LLVM code for the width of this machine's registers. On short rows (64 floats) they reach the
-processor's peak (118 GFLOP/s on a core with AVX-512, float32). This is twice the speed of loops that LLVM vectorizes:
-LLVM's loops sum within a register, check for overlapping arrays and compute a remainder at every call.
+The loops are LLVM code for the width of this machine's registers. On short rows (64 floats) they reach the processor's
+peak (118 GFLOP/s on a core with AVX-512, float32). This is twice the speed of loops that LLVM vectorizes, which sum
+within a register, and at every call check for overlapping arrays and compute a remainder.
 
-All arrays are float32 with unit stride along the row. Widths are multiples of `PAD`, which is a multiple of the
-registers' width, so that no remainder is left. Bounds are not checked. The processor is the one for which numba
-compiles (NUMBA_CPU_NAME and NUMBA_CPU_FEATURES can name another one).
+All arrays are float32 with unit stride along the row. Widths are multiples of `PAD`, a multiple of the registers'
+width, so that there is no remainder. Bounds are not checked. The processor is the target for which numba compiles:
+this machine, unless NUMBA_CPU_NAME and NUMBA_CPU_FEATURES are set.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, triple: str, features: str) -> Tile:
-        """The tile for a processor, given LLVM's names for it. Its sums and operands use nearly all registers. It has
-        at least eight sums, to hide the latency of a multiply-add (4 cycles, and two start in each cycle).
+        """The tile for a processor, by LLVM's triple and features. Sums and operands use nearly all registers. At least
+        eight sums are needed to hide the latency of a multiply-add (4 cycles, and two start in each cycle).
 
         AVX2 has 16 registers: 4 × 2 reaches 91 to 95 of a core's 96 GFLOP/s; 8 × 1 loads too much and reaches 44.
         """
@@ -57,13 +57,13 @@ class Tile(NamedTuple):
         return cls(8 if "+avx" in has else 4, 4, 2)
 
 
-PAD = 16  # floats: one AVX-512 register, two of AVX2, four of NEON
+PAD = 16  # floats: one AVX-512 register, or two AVX2 registers, or four NEON registers
 _TRIPLE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
 LANES, TILE_HEIGHT, TILE_VECTORS = Tile.of(_TRIPLE, _FEATURES)
-TILE_ROWS = 8  # batches are padded to multiples of 8 rows, which are one or two tiles, depending on the processor
-PANEL = 4096  # floats of a matrix that a product copies at a time: 16 KB, half of the first cache
+TILE_ROWS = 8  # batches are padded to multiples of 8 rows: one or two tiles, depending on the processor
+PANEL = 4096  # floats of a matrix that a product copies at once: 16 KB, half of the L1 cache
 GROUP = 16  # entries that `nonzero_bits` reads
-STRIP_VECTORS = 8  # number of registers of a row that are summed at the same time
+STRIP_VECTORS = 8  # number of registers with sums of a row
 
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -124,7 +124,7 @@ class _Code:
         return self.builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     def interleaved(self, a: ir.Value, b: ir.Value, begin: int) -> ir.Value:
-        """Half a vector's lanes of a and of b in turn, from lane `begin` on."""
+        """Lanes of a and b in turn: half of the lanes of each vector, the first is lane `begin`."""
         lanes = [lane + of * LANES for lane in range(begin, begin + LANES // 2) for of in (0, 1)]
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
 
@@ -168,10 +168,10 @@ def _tile(vectors: int) -> Any:
 
     @intrinsic
     def tile(typing: Context, a: Kind, i: Kind, b: Kind, j: Kind, start: Kind, down: Kind, out: Kind) -> Code:
-        """out[i:i+height, j:j+width] = the same part of `start` + a[i:i+height] @ b[:, j:j+width].
+        """out[i:i+height, j:j+width] = start[i:i+height, j:j+width] + a[i:i+height] @ b[:, j:j+width].
 
-        `down` is 1, or 0 if `start` has a single row for all rows. The rows of `a` may be strided, and `out` may be
-        `start`.
+        `down` is 1, or 0 if `start` has one row, used for all rows. The rows of `a` may be strided. `out` may be the
+        same array as `start`.
         """
 
         def write(code: _Code) -> None:
@@ -294,13 +294,13 @@ def dot_rows(typing: Context, w: Kind, rows: Kind, begin: Kind, end: Kind, h: Ki
 def transpose_tile(typing: Context, a: Kind, at: Kind, down: Kind, out: Kind, to: Kind, across: Kind) -> Code:
     """out[to + c × across + r] = a[at + r × down + c] for r and c below `LANES`; a and out are vectors.
 
-    This takes 14 µs for a matrix of 256 × 256; moving single numbers takes 100.
+    A matrix of 256 × 256 takes 14 µs; with moves of single numbers it takes 100 µs.
     """
 
     def write(code: _Code) -> None:
         add, (_, at, down, _, to, across) = code.builder.add, code.arguments
         rows = [code.load(code.pointer(0, column=add(at, code.builder.mul(code.number(r), down)))) for r in _LANES]
-        for _ in range(LANES.bit_length() - 1):  # each time interleave the two halves of the rows
+        for _ in range(LANES.bit_length() - 1):  # each pass interleaves the two halves of the rows
             pairs = [(rows[r], rows[r + LANES // 2]) for r in range(LANES // 2)]
             rows = [code.interleaved(*pair, begin) for pair in pairs for begin in (0, LANES // 2)]
         for c in _LANES:
@@ -311,7 +311,7 @@ def transpose_tile(typing: Context, a: Kind, at: Kind, down: Kind, out: Kind, to
 
 @intrinsic
 def nonzero_bits(typing: Context, x: Kind, at: Kind) -> Code:
-    """A number whose bit n says that x[at + n] is not zero, n below `GROUP`; for contiguous float32 and bool arrays."""
+    """A number with bit n set if x[at + n] is not zero, for n below `GROUP`; for contiguous float32 and bool arrays."""
 
     def write(code: _Code) -> ir.Value:
         builder = code.builder

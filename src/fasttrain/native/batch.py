@@ -34,14 +34,14 @@ class GameBatch(ABC):
 
     Args:
         title: name of the game, for messages.
-        records: (N,) one record per game, which is changed in place. It has a field for the state of the game's random
-            generator, which `_seed` sets.
+        records: (N,) one record per game, changed in place. One field is the state of the game's random generator;
+            `_seed` sets it.
         mix: (N, …) cumulative weights of the opponents, for the game's kernels.
         width: number of entries of an observation, float32 in -1..1.
         mask_width: number of entries of an action mask.
 
     Attributes:
-        max_threads: at first 1. It may be set to the number of cores; results do not change.
+        max_threads: 1 by default. It may be set to the number of cores; results do not change.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class GameBatch(ABC):
         self._masks: BoolArray = np.zeros((0, mask_width), np.bool_)
 
     def bind(self, slots: Slots) -> None:
-        """Use these arrays: the game reads its actions from them and writes all others.
+        """Use the arrays of `slots`. The game reads `slots.actions` and writes all other arrays.
 
         Raises EnvSpecError: an array has the wrong shape or dtype.
         """
@@ -100,7 +100,7 @@ class GameBatch(ABC):
         """Start a new game in each listed env and write its first observation and mask.
 
         A game depends only on its seed, neither on its index nor on the number of envs. An env whose seed is None
-        continues its random generator. If it has none it gets one with a random seed.
+        continues its random generator. An env that has no generator yet gets a random seed.
         """
         self._bound()
         listed = np.asarray(indices, np.int64)
@@ -135,7 +135,7 @@ class GameBatch(ABC):
     def step_listed(self, indices: Sequence[int] | Int64Array) -> None:
         """`step` for these games only, with their rows of `slots.actions`. Only rows of these games are written.
 
-        Raises EnvError: as `step`; or an index is out of range, or occurs twice.
+        Raises EnvError: as in `step`; or an index is out of range or occurs twice.
         """
         listed = np.ascontiguousarray(indices, np.int64)
         if not occur_once(listed, self._marks):
@@ -161,21 +161,21 @@ class GameBatch(ABC):
             load_into(array, arrays, name)
 
     def _with_new_fields(self, games: NDArray[Any]) -> NDArray[Any]:
-        """Records of an older version in the present form. A field that they lack gets its value in a new game."""
+        """Records of an older version in the present form. A field that they lack keeps its value in `self.records`."""
         records: NDArray[Any] = self.records.copy()
         names = games.dtype.names or ()
         own = records.dtype.names or ()
         if games.shape != records.shape or any(
             name not in own or games.dtype[name] != records.dtype[name] for name in names
         ):
-            return games  # these are records of another game
+            return games  # they are records of another game
         for name in names:
             records[name] = games[name]
         return records
 
     @abstractmethod
     def kernel_calls(self) -> list[KernelCall]:
-        """The kernels that reset and step call, to compile them before training. Slow ones come first."""
+        """The kernels that reset and step call, to compile them before training. Slow kernels come first."""
 
     @abstractmethod
     def episode_info(self, index: int) -> dict[str, Any]:
@@ -209,7 +209,7 @@ class GameBatch(ABC):
 
 @njit
 def occur_once(indices: Int64Array, marks: BoolArray) -> bool:
-    """Whether all `indices` are in range and differ. `marks`: (N,) all False both before and after the call."""
+    """Whether all `indices` are in range and differ. `marks`: (N,) scratch, all False before and after the call."""
     valid = True
     for index in indices:
         if index < 0 or index >= len(marks) or marks[index]:
@@ -231,11 +231,11 @@ _FIRST.flags.writeable = False
 class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
     """One native game as a Gymnasium environment.
 
-    As in the batch, the next game begins when one ends. `reset()` without a seed after the end of an episode returns
-    this next game; any other `reset()` begins a new one.
+    As in the batch, the next game begins when a game ends. `reset()` without a seed after an episode's end returns this
+    next game. Any other `reset()` begins a new game.
 
     Args:
-        on_illegal: what to do with an action that the mask forbids. "replace": take a legal one instead, and count this
+        on_illegal: what to do with an action that the mask forbids. "replace": take a legal action, and count this
             in `info["illegal_actions"]`, because env checkers and algorithms without masks sample from the whole action
             space. "raise": raise EnvError, as the batch does.
 
@@ -328,7 +328,7 @@ class SingleGame(gymnasium.Env[Float32Array, Action], Generic[Action, Game]):
 
 
 def bytes_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Copies as arrays of bytes, also of arrays of records. `get_state` of a game may return these."""
+    """Copies of arrays, also of arrays of records, as arrays of bytes. A game's `get_state` may return them."""
     return {name: np.frombuffer(array.tobytes(), np.uint8) for name, array in arrays.items()}
 
 
@@ -358,7 +358,7 @@ def random_bits(game: Record) -> Any:
 
 @njit
 def random_below(game: Record, bound: int) -> Any:
-    """Uniform int64 in 0..bound-1 (bound < 2^16; no number's probability is off by more than 2^-16 / bound)."""
+    """Uniform int64 in 0..bound-1 (bound < 2^16; the error of a probability is at most 2^-16 / bound)."""
     return np.int64(((random_bits(game) >> U32) * np.uint64(bound)) >> U32)
 
 

@@ -28,7 +28,7 @@ UPDATE_PHASES = ("replay_sample", "train_fwd", "train_bwd", "train", "optim")
 
 
 class PhaseClock:
-    """Adds up the main thread's time by phase. `totals_ns` does not yet have the time since the current phase began."""
+    """Adds up the main thread's time by phase. `totals_ns` lacks the time since the current phase began."""
 
     __slots__ = ("_current", "_since_ns", "totals_ns")
 
@@ -49,7 +49,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Inside, time belongs to phase `name`; afterwards to the previous phase again."""
+        """Time inside the block belongs to phase `name`, time after the block to the previous phase again."""
         previous = self.enter(name)
         try:
             yield

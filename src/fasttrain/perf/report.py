@@ -28,12 +28,12 @@ class EnvTimes(NamedTuple):
     in_step: bool = True  # True: all workers step together; False: in groups, while the policy acts
     restarts: int = 0
     lost_steps: int = 0
-    games: tuple[tuple[str, int], ...] = ()  # parts of a game's time with its engine, means over the running games
+    games: tuple[tuple[str, int], ...] = ()  # (part of a game's time, ns), means over games
     episodes: int = 0  # episodes that ended
     ticks: float = 0  # ticks of the games' own clocks, if the env reports them
 
     def since(self, before: EnvTimes) -> EnvTimes:
-        """The difference to an earlier reading."""
+        """The times and counts since an earlier reading."""
         counters = {*self._fields} - {"num_workers", "in_step", "games"}
         then = dict(before.games)
         games = tuple((name, ns - then.get(name, 0)) for name, ns in self.games)
@@ -54,7 +54,7 @@ class PerfWindow:
 
     @property
     def worker_parts_ns(self) -> dict[str, int]:
-        """With workers the parts of env_step: the slowest worker and the transport; with first_ready the waiting."""
+        """Parts of env_step with workers: the slowest worker and the transport; the waiting if envs step in groups."""
         envs, env_step = self.envs, self.phases_ns.get("env_step", 0)
         if not envs.num_workers:
             return {}
@@ -96,7 +96,7 @@ class PerfWindow:
         return {f"{name}_ms": round(self.ms(ns), 6) for name, ns in times_ns}
 
     def shown_times(self) -> Iterator[tuple[str, int, bool]]:
-        """Name and time of all phases that took time, and `other`; True if it is a part of the phase before."""
+        """(name, ns, whether it is a part of the phase before it) for each phase that took time, and for `other`."""
         for phase in PHASES:
             spent = self.phases_ns.get(phase, 0)
             if spent > 0 or phase == "other":
@@ -123,7 +123,7 @@ def perf_line(window: PerfWindow) -> str:
 
 
 def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
-    """Rows of the table: phase, ms per 1,000 steps or per step, share of the wall time, steps/s in it alone."""
+    """Rows of the table: phase, ms per 1,000 steps or per step, share of the wall time, steps/s of the phase alone."""
     times = window.shown_times()
     rows = [_row(f"  of it {name}_ms" if inside else f"{name}_ms", ns, window) for name, ns, inside in times]
     rows.append(_row("total", window.wall_ns, window))
@@ -165,7 +165,7 @@ def _workers(window: PerfWindow) -> dict[str, Any]:
     mean = envs.envs_ns / envs.num_workers
     workers = {
         "num_workers": envs.num_workers,
-        "busy_share": round(mean / window.wall_ns, 4) if window.wall_ns else 0.0,  # of the wall time, per worker
+        "busy_share": round(mean / window.wall_ns, 4) if window.wall_ns else 0.0,  # mean share of the wall time
         "slowest_over_mean": round(envs.slowest_ns / mean, 4) if mean and envs.in_step else None,
         "restarts": envs.restarts,
         "lost_steps": envs.lost_steps,
@@ -174,7 +174,7 @@ def _workers(window: PerfWindow) -> dict[str, Any]:
 
 
 def limits_dict(window: PerfWindow) -> dict[str, float | None]:
-    """Steps/s that the run would reach if it did only that part of the work; None if the part took no time."""
+    """Part of the work → steps/s that the run would reach with this part alone; None if the part took no time."""
     phases = window.phases_ns
     groups = {
         "env_only_steps_per_s": phases.get("env_step", 0),
@@ -184,7 +184,7 @@ def limits_dict(window: PerfWindow) -> dict[str, float | None]:
     return {name: round(window.env_steps * 1e9 / ns, 1) if ns else None for name, ns in groups.items()}
 
 
-BOTTLENECKS = {  # the phases of each bottleneck, and what to do about it; each phase belongs to one
+BOTTLENECKS = {  # bottleneck → its phases, and what to do about it; each phase belongs to one bottleneck
     "env": (("env_step",), ""),  # see `_env_advice`
     "act": (("action",), "acting is the bottleneck: more envs per step (num_envs) amortise each forward pass"),
     "update": (UPDATE_PHASES, "the update is the bottleneck: fewer or larger updates (PPO: algo.n_epochs, batch_size; "

@@ -34,7 +34,7 @@ class TimedVecEnv(VecEnvWrapper):
     def __init__(self, venv: VecEnv, clock: PhaseClock) -> None:
         super().__init__(venv)
         self.clock = clock
-        self.look_at_masks: Callable[[list[Any]], None] = lambda _: None  # called with all masks before actions
+        self.look_at_masks: Callable[[list[Any]], None] = lambda _: None  # called with the envs' masks
 
     def reset(self) -> VecEnvObs:
         with self.clock.phase("env_step"):
@@ -106,5 +106,5 @@ class StockPhases(BaseCallback):
 
 
 def is_stock(model: BaseAlgorithm) -> bool:
-    """Whether `model` has a class of SB3, or a user's subclass of one, which has no phase clock."""
+    """Whether `model` has a class of SB3, or a user's subclass of an SB3 class; neither has a phase clock."""
     return not hasattr(model, "time_with")

@@ -19,10 +19,10 @@ from fasttrain.machine import usable_cores
 from fasttrain.perf.clock import PHASES, PhaseClock
 from fasttrain.perf.report import EnvTimes, PerfWindow, perf_line, phases_dict
 
-MOST_WINDOWS = 240  # with more, neighbours are merged and the interval doubles, up to 256 s in a run of ten hours
+MOST_WINDOWS = 240  # if there are more, neighbours are merged and the interval doubles: 256 s after ten hours
 FIRST_INTERVAL_S = 1.0
 COST_SHARE = 0.002  # largest share of the time for marks: reading the counters of 64 worker processes takes 3 ms
-SHORTEST_CPU_NS = 50_000_000  # shorter windows have no CPU share, because its clock ticks every 10 ms
+SHORTEST_CPU_NS = 50_000_000  # shorter windows have no CPU share, because the clock of CPU time ticks every 10 ms
 
 
 class Mark(NamedTuple):
@@ -116,7 +116,7 @@ class WindowLog:
 
 
 class PerfMeter:
-    """Reads the clock and the machine's counters. `lines` has every [PERF] line; `more` gives text for its end."""
+    """Reads the clock and the machine's counters. `lines` has all [PERF] lines; `more` returns text for their end."""
 
     def __init__(
         self, clock: PhaseClock, env_times: Callable[[], EnvTimes], more: Callable[[], str] = lambda: ""
@@ -127,7 +127,7 @@ class PerfMeter:
         self.start()
 
     def start(self, env_steps: int = 0, updates: int = 0) -> None:
-        """Begin or continue training with these counts. Everything before is forgotten."""
+        """Begin or continue training with these counts. Earlier measurements are forgotten."""
         began = time.perf_counter()
         cpu_s, memory_bytes = usage()
         busy_ns = None if gpu_share() is None else 0.0
@@ -170,7 +170,7 @@ class PerfMeter:
 
 
 def usage() -> tuple[float, int]:
-    """CPU seconds so far ÷ cores, and resident memory, both with child processes; Takes 0.8 ms, and 60 µs per child."""
+    """CPU seconds so far ÷ cores, and resident memory, both with child processes. Takes 0.8 ms, and 60 µs per child."""
     process = psutil.Process()
     cpu_s, memory_bytes = 0.0, 0
     for each in (process, *process.children(recursive=True)):

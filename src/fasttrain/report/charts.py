@@ -1,8 +1,8 @@
 """Charts as plain data, which tests read, and how they are drawn with matplotlib.
 
 `bool(chart)` is True if the chart has something to show. Figures have the colours of the light theme; `page.py`
-replaces each colour by `var(--…)` of the page's style sheet. matplotlib takes half a second to load, so that it is
-imported with the first figure. pyplot and its global state are not used.
+replaces each colour by `var(--…)` of the page's style sheet. matplotlib is imported only with the first figure, because
+this takes half a second. pyplot and its global state are not used.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ WIDTH, HEIGHT = 6.0, 3.1  # inches; 432 pt is about the width of one of two colu
 BAND = 0.18  # opacity of bands
 MARKERS = "osD^vPX"
 LEGEND_CHARACTER = 0.078  # largest width of a character in a legend, in inches
-TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # (up to … s, unit, its length)
-# Places of a point's name, in units of GAP to the right and up. Of equally good places the first is used.
+TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # (below … s, unit, its seconds)
+# Where a point's name may be, in units of GAP to the right and up. If several are equally good, the first is used.
 GAP = 7  # unit of the PLACES below, in points
 PLACES = ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
 
 
 def color_of(index: int) -> int:
-    """The number of a colour: the palette's colours in turn, without grey."""
+    """The palette's colour for curve number `index`: the colours in turn, without grey."""
     return index % GREY
 
 
@@ -59,7 +59,7 @@ def _shade(index: int) -> str:
 class Series:
     """A curve with an optional band, or points with optional intervals and names. Arrays are (n,).
 
-    `stepped`: each value is drawn from the x before it, or from 0, to its own x.
+    `stepped`: each value is drawn as a horizontal line from the previous x (the first value: from 0) to its own x.
     """
 
     name: str = ""
@@ -316,7 +316,7 @@ def _measure(axis: Axis, metric: Metric) -> None:
 
 def _name_points(figure: Figure, axes: Axes, groups: Sequence[Series]) -> None:
     """Write names beside their points, each at the place where it covers the fewest points, intervals and earlier
-    names. A place outside the frame counts as three covered ones.
+    names. A place outside the frame is as bad as three covered points.
     """
     from matplotlib.transforms import Bbox
 
@@ -348,7 +348,7 @@ def _moved(note: Annotation, place: tuple[int, int]) -> Bbox:
 
 
 def _draw_uprights(axes: Axes, levels: Mapping[str, float]) -> None:
-    """Draw dashed vertical lines. The names of two lines are written on their outer sides."""
+    """Draw dashed vertical lines. If there are two, their names are on the outer sides."""
     for text, level in levels.items():
         axes.axvline(level, color=MUTED, linewidth=1, linestyle=(0, (4, 3)), zorder=0.9)
         first = level == min(levels.values())
@@ -372,4 +372,4 @@ def _draw_row(axes: Axes, row: Row, place: int, bars: bool) -> None:
     if row.text:
         right = max([*row.numbers, *([0.0] if bars else [])])
         text = axes.annotate(label(row.text), (right, place), xytext=(6, 0), textcoords="offset points", va="center")
-        text.set(fontsize=9, color=MUTED, bbox={"facecolor": PAPER, "linewidth": 0, "pad": 1.5})  # over a level's line
+        text.set(fontsize=9, color=MUTED, bbox={"facecolor": PAPER, "linewidth": 0, "pad": 1.5})

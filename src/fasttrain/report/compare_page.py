@@ -18,7 +18,7 @@ from fasttrain.terminal import one_line
 
 FILE = "study.json"
 Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
-# Reading 30 cells of a native game would take half a gigabyte. 32 blocks of each cell are 2 MB with 30,000 episodes.
+# Reading 30 trainings (cells) of a native game would take half a gigabyte. Each has 32 blocks: 2 MB, 30,000 episodes.
 CELL_BYTES, CELL_BLOCKS = 2_000_000, 32
 FIGURES = (
     "steps_per_s", "speed_up", "win_rate", "mean_reward", "tail", "score_diff", "draw_rate", "mean_turns", "difference",
@@ -27,7 +27,7 @@ FIGURES = (
 
 
 def signed(value: float | None, is_rate: bool) -> str:
-    """A difference such as `+1.2`; between win rates in percentage points."""
+    """A difference as a text such as `+1.2`. Differences between win rates are in percentage points."""
     if value is None:
         return NOTHING
     value = round(100 * value if is_rate else value, 9)  # rounded, because equal means may differ by rounding errors
@@ -47,7 +47,7 @@ def margin_text(margin: float | None, is_rate: bool) -> str:
 
 
 class Comparison:
-    """The study.json of a comparison. Of `rows`, one for each candidate, the first is the baseline."""
+    """The study.json of a comparison. `rows` has one entry per candidate; the first is the baseline."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.stored = folder, read_json(folder / FILE)
@@ -56,7 +56,7 @@ class Comparison:
         self.margin, self.threshold = (as_number(self.gate.get(name)) for name in ("margin", "threshold"))
         named = [str(row.get("name")) for row in (*as_rows(self.stored.get("candidates")), *self.rows)]
         self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))
-        # In a file without a gate it is the win rate, if one is known.
+        # A file without a gate names no metric: it is the win rate if one is known, else the mean reward.
         has_wins = any(Estimate.of(row.get("win_rate")).value is not None for row in self.rows)
         self.metric_name = str(self.gate.get("metric") or ("win_rate" if has_wins else "mean_reward"))
         self.title = metric_of(self.metric_name).title
@@ -66,7 +66,7 @@ class Comparison:
         self.done = [cell for cell in self.cells if cell.get("status") == "done"]
 
     def metric(self, name: str) -> Metric:
-        """The metric of a figure. The tail of a win rate is written as a share."""
+        """The metric of a figure. `tail` is written in percent if it is a win rate."""
         metric = metric_of(name)
         return metric._replace(form=percent) if name == "tail" and self.is_rate else metric
 
@@ -74,7 +74,7 @@ class Comparison:
         return color_of(self.names.index(name))
 
     def runs(self) -> Runs:
-        """Summaries and episodes of the finished cells, by candidate."""
+        """Summaries and episodes of the finished trainings, by candidate."""
         runs: Runs = {name: [] for name in self.names}
         for cell in self.done:
             folder = self.folder / str(cell.get("folder") or ".")

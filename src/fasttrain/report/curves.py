@@ -37,7 +37,7 @@ PHASE_LOOK = {  # phase → its name and colour
 
 
 def groups(count: int, most: int = MOST_BINS) -> list[slice]:
-    """Divides `count` observations into at most `most` stretches of about `EPISODES_PER_BIN` or more."""
+    """Slices of `count` observations: at most `most`, with about `EPISODES_PER_BIN` observations or more in each."""
     if count == 0:
         return []
     bins = max(min(count, 8), min(most, count // EPISODES_PER_BIN))
@@ -57,7 +57,7 @@ def spread_curve(x: Floats, y: Floats, most: int = MOST_BINS) -> Series:
 
 
 def rate_curve(x: Floats, hits: Floats) -> Series:
-    """Share of `hits` (0 or 1) along `x`, with Wilson's 95 % interval of each stretch."""
+    """Share of `hits` (0 or 1) along `x`, with Wilson's 95 % interval of each point."""
     parts, hits = groups(len(x)), np.clip(hits, 0.0, 1.0)
     counts = np.array([part.stop - part.start for part in parts], dtype=np.float64)
     rates = _means(hits, parts)
@@ -112,7 +112,7 @@ class Over(NamedTuple):
 
 
 class Learned(NamedTuple):
-    """The y axis of a learning curve: names of its charts, columns in episodes.csv, and the figure of evaluations."""
+    """The y axis of a learning curve: names of its charts, columns in episodes.csv, and its key in evaluations."""
 
     name: str
     axis: Metric
@@ -241,7 +241,7 @@ def ending_charts(episodes: Episodes, quality: Mapping[str, Any]) -> list[Chart]
 
 
 def endings(by_name: Mapping[str, Mapping[str, Any]], order: Sequence[str] = ()) -> Chart:
-    """Shares of end reasons for each name, at most `MOST_REASONS`; the others are shown together."""
+    """Shares of end reasons for each name: the first `MOST_REASONS` of them, and all other reasons as one share."""
     known = {n: {r: as_number(share) or 0.0 for r, share in found.items()} for n, found in by_name.items() if found}
     totals = Counter[str]()
     for found in known.values():

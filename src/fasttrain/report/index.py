@@ -1,4 +1,4 @@
-"""`fasttrain report run=FOLDER`: report.html of a run, a sweep, a study or several runs, one file that opens offline.
+"""`fasttrain report run=FOLDER`: report.html about a run, a sweep, a study or several runs. The file opens offline.
 
 The `*_page.py` modules make the contents of the pages. This module chooses the page by the files in a folder.
 """
@@ -50,7 +50,7 @@ def named_folders(text: str) -> list[Path]:
 
 
 def _over_all(folders: Sequence[Path], output: str | None) -> Path:
-    """Write one page over the runs in or below these folders. Raises ConfigError if a folder is missing, there is no
+    """Write one page about the runs in or below these folders. Raises ConfigError if a folder is missing, there is no
     run, or the page cannot be written there.
     """
     from fasttrain.report.runs_page import runs_page

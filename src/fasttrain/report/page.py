@@ -99,7 +99,7 @@ class Video(NamedTuple):
 
 
 class Banner(NamedTuple):
-    """A verdict, or what went wrong."""
+    """A verdict, or a message about what failed or is missing."""
 
     title: str
     text: str = ""
@@ -108,7 +108,7 @@ class Banner(NamedTuple):
 
 @dataclass(slots=True)
 class Section:
-    """A heading with charts, tables and videos below it. Those without content are left out."""
+    """A heading with charts, tables and videos below it. Charts, tables and videos without content are left out."""
 
     title: str
     text: str = ""
@@ -150,14 +150,14 @@ def place_of(folder: Path, *files: str) -> list[tuple[str, str]]:
 
 
 def cells_tile(cells: Sequence[Mapping[str, Any]]) -> Tile:
-    """A tile with the number of a study's cells and their time."""
+    """A tile with the number of a study's trainings (`cells`) and their time."""
     done = sum(cell.get("status") == "done" for cell in cells)
     took = sum(as_number(cell.get("seconds")) or 0.0 for cell in cells)
     return Tile("Cells", number(len(cells)), f"{done} done, {seconds(took)} in all")
 
 
 def cell_table(folder: Path, cells: Sequence[Mapping[str, Any]], title: str, metric: str, folded: bool) -> Table:
-    """The table of a study's cells. It shows the `metric`, or the overrides if `metric` is empty."""
+    """The table of a study's trainings (`cells`). It shows the `metric`, or the overrides if `metric` is empty."""
     rows: list[list[Cell | str]] = []
     for cell in cells:
         run, status = folder / str(cell.get("folder") or "."), str(cell.get("status", ""))
@@ -197,7 +197,7 @@ def write_page(page: Page, folder: Path, name: str = FILE) -> Path:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: one_line(value, 4000) if type(value) is str else value,  # no control characters
+        finalize=lambda value: one_line(value, 4000) if type(value) is str else value,  # removes control characters
     )
     template = environment.get_template("report.html.j2")
     more = {"pictures": pictures, "folder": file.stem, "light": LIGHT, "version": __version__}
@@ -253,7 +253,7 @@ STYLE: dict[str, Any] = {
 @contextmanager
 def style() -> Iterator[None]:
     """matplotlib's settings for figures that are made inside the block; a user's matplotlibrc is ignored."""
-    logger = logging.getLogger("matplotlib")  # matplotlib logs at its first use that it builds its font cache
+    logger = logging.getLogger("matplotlib")  # at its first use matplotlib logs that it builds a font cache
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:

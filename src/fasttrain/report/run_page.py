@@ -80,7 +80,7 @@ def run_page(folder: Path) -> Page:
 
 
 def _videos(folder: Path) -> Section:
-    """The videos made during training, the newest first. If there are many, only some, at even distances."""
+    """The videos made during training, the newest first. If there are many, some of them, evenly spaced."""
     made = {int(found[1]): file for file in folder.glob("videos/*.mp4") if (found := VIDEO.fullmatch(file.name))}
     steps = sorted(made)
     shown = dict.fromkeys(
@@ -97,7 +97,7 @@ def _overrides(summary: Mapping[str, Any]) -> list[str]:
 
 def _facts(summary: Mapping[str, Any], config: Mapping[str, Any], flags: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     env, seed = as_mapping(config.get("env")), summary.get("seed", config.get("seed"))
-    # The profile on the command line, else the one in the sources of the flags.
+    # The profile on the command line, else the profile in the sources of the flags.
     profiles = [text.partition("=")[2] for text in _overrides(summary) if key_of(text) == "profile"]
     sources = [str(row.get("source", "")) for row in flags]
     profiles += [source.removeprefix("profile ") for source in sources if source.startswith("profile ")]
@@ -157,7 +157,7 @@ def _quality_table(quality: Mapping[str, Any]) -> Table:
     return Table(["acting", *titles], rows, note="In brackets: 95 % intervals.")
 
 
-# Key of summary.json → title and form of a column, for figures by name.
+# Key in summary.json → a table column: its title, and the function that formats its values.
 Columns = dict[str, tuple[str, Callable[[Any], str]]]
 TASK: Columns = {"episodes": (">training episodes", number), "mean_reward": (">mean reward", number),
                  "win_rate": (">win rate", percent), "value_error": (">value error", number)}  # fmt: skip
@@ -262,7 +262,7 @@ def _engine_tables(engines: Mapping[str, Any]) -> list[Table]:
 
 
 def _plan_table(flags: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> Table:
-    """All flags; those that `is_notable` selects come first."""
+    """All flags, first those for which `is_notable` is true."""
     spec = ALGORITHMS.get(str(as_mapping(config.get("algo")).get("name")))
     rows: list[list[Cell | str]] = []
     notable = sum(is_notable(row, spec) for row in flags)

@@ -1,4 +1,4 @@
-"""The reports of a sweep (combinations of settings), of `compare candidates=ablate` (levers) and of `tune` (trials)."""
+"""The reports of a sweep (combinations of settings), of `compare candidates=ablate` and of `tune`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_CHARTS = 4
 
 
 def study_page(folder: Path) -> Page:
-    """The page of the study in `folder`, whose rows are levers or trials."""
+    """The page of the study in `folder`. Its rows are the changed settings of `ablate`, or the trials of `tune`."""
     stored = read_json(folder / STUDY)
     rows, cells, result = as_rows(stored.get("rows")), as_rows(stored.get("cells")), Estimate.of(stored.get("result"))
     command = one_line(stored.get("command") or "study")
@@ -88,7 +88,7 @@ def _study_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Estimate]]:
-    """Names and values to draw."""
+    """(name, figure `key`) of the first `MOST_ROWS` rows that have the figure."""
     named = [(_plain(row.get("name", row.get("point"))), Estimate.of(row.get(key))) for row in rows]
     return [each for each in named if each[1].value is not None][:MOST_ROWS]
 
@@ -98,14 +98,14 @@ def _shown(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, Estim
 
 @dataclass(slots=True)
 class Setting:
-    """The cells of a sweep that differ only in the seed."""
+    """The trainings (`cells`) of a sweep that differ only in the seed."""
 
     values: tuple[str, ...]
     name: str
     cells: list[dict[str, Any]] = field(default_factory=list)
 
     def figure(self, name: str) -> Estimate:
-        """Speed or final quality, with the interval over seeds. With one seed the interval is over its episodes."""
+        """Speed or final quality with the interval over seeds, or over the episodes if there is only one seed."""
         if name == "steps_per_s":
             return over_seeds(Estimate(as_number(cell.get(name))) for cell in self.cells)
         return over_seeds(quality_of(as_mapping(cell.get("summary")), name) for cell in self.cells)
@@ -196,7 +196,7 @@ def _heat(settings: Sequence[Setting], keys: Sequence[str], name: str, color: in
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """The different values: numbers sorted, others in their order."""
+    """The distinct values: sorted if all are numbers, else in the order in which they come."""
     once = list(dict.fromkeys(values))
     numbers = {value: as_number(value) for value in once}
     return once if None in numbers.values() else sorted(once, key=lambda value: numbers[value] or 0.0)

@@ -36,12 +36,12 @@ def as_list(value: object) -> list[Any]:
 
 
 class Estimate(NamedTuple):
-    """A value with its interval. None if the file does not have it."""
+    """A value with its interval. What the file does not have is None."""
 
     value: float | None
     low: float | None = None
     high: float | None = None
-    never: bool = False  # it was stored without a value, for example because a threshold was never reached
+    never: bool = False  # True: stored without a value, for example because a threshold was never reached
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -57,7 +57,7 @@ class Estimate(NamedTuple):
         return cls(middle, as_number(value.get("low")), as_number(value.get("high")), middle is None)
 
     def interval(self, form: Callable[[float], str]) -> str:
-        """`[2.03, 2.49]`; a missing bound is infinite; empty without both."""
+        """A text such as `[2.03, 2.49]`. A missing bound is infinite; without both bounds the text is empty."""
         if self.low is None and self.high is None:
             return ""
         ends = zip((self.low, self.high), ("−∞", "∞"), strict=True)

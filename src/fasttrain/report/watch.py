@@ -1,6 +1,6 @@
 """`fasttrain watch [FOLDER …]`: a table of all runs below a folder, drawn again and again.
 
-It reads only what runs write: status.json, which a training renews every two seconds, summary.json, and the lock of the
+It reads only files of runs: status.json, which a training renews every two seconds, summary.json, and the lock of the
 folder. Files of an ended run are read again only if its folder's time stamp shows that a file was replaced.
 """
 
@@ -33,12 +33,12 @@ from fasttrain.terminal import one_line, rate_text
 USUAL = ("outputs", "multirun", "studies")
 EVERY_S = 1.0
 RECENT_S = 2.0  # seconds in which a folder may change again without a new time stamp
-SILENT_S = 120.0  # seconds; if the lock cannot be read, a run with an older status counts as dead
+SILENT_S = 120.0  # if the lock cannot be read, a run whose status is older than this counts as ended
 MOST_BYTES = 16 << 20  # larger files are not read
 DEAD = "dead"
 STYLES = {"done": "dim", "stopped": "yellow", "crashed": "red", DEAD: "red"}
 NAMES = ("run", "state", "steps", "steps/s", "reward", "win", "age", "last message")
-LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # in columns; PLAIN_WIDTH: of the whole table without a terminal
+LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # in characters; PLAIN_WIDTH: the table without a terminal
 
 
 class Row(NamedTuple):
@@ -91,7 +91,7 @@ class Watch:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
-        self._ended: dict[str, tuple[int, Row]] = {}  # folder of an ended run → its time in ns, its row
+        self._ended: dict[str, tuple[int, Row]] = {}  # ended run's folder → its time stamp (ns), its row
 
     def rows(self, now: float | None = None) -> list[tuple[str, Row]]:
         """Names and rows: running ones first, then the others, the newest first."""
@@ -99,7 +99,7 @@ class Watch:
         found = {}
         for root in self._roots:
             for folder in runs_below(str(root)):
-                with suppress(OSError):  # if the folder was just removed
+                with suppress(OSError):  # the folder was just removed
                     name = os.path.relpath(folder, root if len(self._roots) == 1 else ".")
                     found[one_line(folder if name == "." else name)] = self._row(folder, now)
         return sorted(found.items(), key=lambda item: (not item[1].alive, -item[1].began))
@@ -117,7 +117,7 @@ class Watch:
         hidden = f"; {len(rows) - room:,} older ones are not shown" if len(rows) > room else ""
         lines = [[name, *_cells(row, now)] for name, row in rows[:room]]
         widths = [max(cell_len(line[place]) for line in [[*NAMES], *lines]) for place in range(len(NAMES))]
-        left = console.width - 1 - sum(widths[1:-1]) - 2 * len(NAMES[1:])  # for the name and the message
+        left = console.width - 1 - sum(widths[1:-1]) - 2 * len(NAMES[1:])  # characters for the name and the message
         longest = max(LEAST_NAME, min(widths[0], left - LEAST_MESSAGE if left > 2 * LEAST_MESSAGE else left))
         names = NAMES if left - longest >= LEAST_MESSAGE else NAMES[:-1]
         table = Table(box=None, pad_edge=False, caption=told + hidden, caption_justify="left")
@@ -154,7 +154,7 @@ def runs_below(root: str) -> Iterator[str]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """The JSON object in a file, and when it was `written`; empty if it cannot be read."""
+    """The JSON object in a file, with the file's time stamp as `written`; empty if it cannot be read."""
     with suppress(OSError):
         found = file.stat()
         if found.st_size <= MOST_BYTES:
@@ -163,7 +163,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _at_work(folder: Path, status: dict[str, Any], now: float) -> str:
-    """The process that works on a run; empty if none. For another machine, or without locks, status.json tells."""
+    """The process that works on a run; empty if none. Read from the lock on this machine, else from status.json."""
     if status.get("host") in (None, platform.node()) and (folder / LOCK).exists():
         return holder(folder)
     lives = status.get("phase") not in (None, *ENDS) and now - (as_number(status.get("time")) or 0.0) < SILENT_S
@@ -171,11 +171,11 @@ def _at_work(folder: Path, status: dict[str, Any], now: float) -> str:
 
 
 def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any], process: str) -> Row:
-    """The row of a run from its files, each of which may be missing or wrong. `process`: the one at work, or empty."""
+    """The row of a run from its files, which may be missing or wrong. `process`: the run's process, or empty."""
     phase, ended = str(status.get("phase") or ""), summary.get("status")
     changed = max((as_number(part.get("written")) or 0.0 for part in (status, summary, plan)), default=0.0)
     newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # True after a resume
-    if process:  # the status may have been written by an earlier process
+    if process:  # the status may be from an earlier process
         state = "starting" if status and (phase in ENDS or str(status.get("pid")) != process) else phase or TRAINING
     elif phase in ENDS or newer or not isinstance(ended, str):
         state = phase if phase in ENDS else DEAD

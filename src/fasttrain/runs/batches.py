@@ -29,7 +29,7 @@ from fasttrain.vec.vector import GymVecEnv, registered
 
 
 def check_native_options(config: Config) -> None:
-    """Raises ConfigError for an option that a batch of envs does not support. It says what to do."""
+    """Raises ConfigError for an option that a batch of envs does not support. The message says what to do."""
     env = config.env
     asked: dict[str, Any] = {
         "env.wrappers": list(env.wrappers),
@@ -56,7 +56,7 @@ def check_native_options(config: Config) -> None:
 
 def has_vector_form(config: Config) -> bool:
     """Whether a VectorEnv is registered for the env and can replace `num_envs` single envs (with different random
-    numbers): no option needs single envs, and the algorithm is fasttrain's, which can handle steps that only reset.
+    numbers). No option may need single envs, and the algorithm must be fasttrain's: it handles steps that only reset.
     """
     env = config.env
     asked = config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
@@ -72,8 +72,8 @@ def has_vector_form(config: Config) -> bool:
 def check_batch(
     config: Config, look: Callable[[SlotVecEnv], object] = lambda _: None
 ) -> tuple[str, spaces.Space[Any], spaces.Space[Any]]:
-    """The name, action space and observation space of a batch. Raises EnvSpecError if it cannot be built, ConfigError
-    if it does not suit the algorithm or an option. `look` is called with one game of an external engine.
+    """The name, action space and observation space of a batch. Raises EnvSpecError if the batch cannot be built,
+    ConfigError if it does not suit the algorithm or an option. `look` is called with one game of an external engine.
     """
     check_native_options(config)
     backend = backend_for(config)
@@ -115,7 +115,7 @@ def backend_for(config: Config) -> Backend:
 
 
 def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> SlotVecEnv:
-    """A batch of `num_envs` envs: a VectorEnv (registered or the user's), or another backend's. `folder`: for logs."""
+    """A batch of `num_envs` envs: a VectorEnv (registered or the user's), or a backend's batch. `folder`: for logs."""
     env, backend = config.env, backend_for(config)
     if backend is not OF_VECTORS:
         built: SlotVecEnv = backend.build(config, num_envs, folder)
@@ -131,22 +131,22 @@ def made_batch(config: Config, num_envs: int, folder: Path | None = None) -> Slo
 # --- the checkup of games with an external engine
 
 OF_SEEDS = ("unseeded_randomness", "state_left_over", "renumbered")
-MANY_REFUSED = 0.05  # from this share of refused actions on a finding is reported: the rules of some games hide a few
+MANY_REFUSED = 0.05  # larger shares of refused actions are reported: hidden rules of a game may forbid a few
 
 
 class OneGame(gymnasium.Env[Any, Any]):
-    """The one row of `games` as a Gymnasium env, for the checkup. Closing it does not stop the engine."""
+    """The only game of `games` as a Gymnasium env, for the checkup. Closing the env does not stop the engine."""
 
     def __init__(self, games: SlotVecEnv) -> None:
         self.games, self._ended = games, False
         self.decisions = self.refused = self.played = 0
-        self.lost: list[str] = []  # causes of lost games
+        self.lost: list[str] = []  # why games were lost, a text each
         self.observation_space, self.action_space = games.observation_space, games.action_space
         if games.masked:
             self.action_masks = lambda: np.array(self._mask())
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the game that began after the last one ended. If the last one has not ended, begin a new game."""
+        """Return the game that began when the last one ended. With a seed, or before that end, begin a new game."""
         if seed is not None or not self._ended:
             super().reset(seed=seed)
             self.games.seed(int(self.np_random.integers(1 << 31)))
@@ -155,7 +155,7 @@ class OneGame(gymnasium.Env[Any, Any]):
         return self._row(self.games.slots.observations), {}
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take an action. If the engine refuses it, a random legal one is taken, as in training. A lost game ends."""
+        """Take an action. If the engine refuses it, take a random legal action, as in training. A lost game ends."""
         slots = self.games.slots
         self.games.step_slots(np.asarray(action)[None])
         while slots.resets is not None:
@@ -184,7 +184,7 @@ class OneGame(gymnasium.Env[Any, Any]):
 
 
 def checkup_of_game(games: SlotVecEnv, use_masks: bool, **limits: Any) -> CheckupResult:
-    """The checkup of the one row of `games`. Engines need not support seeds, so findings about seeds are dropped."""
+    """The checkup of the only game of `games`. Engines need not support seeds, so findings about seeds are dropped."""
     game = OneGame(games)
     result = checkup(lambda: game, use_masks=use_masks, copies=False, **limits)
     findings = [one for one in result.findings if one.code not in OF_SEEDS]

@@ -1,4 +1,4 @@
-"""Compiled kernels or PyTorch, and how many threads: measured on this machine, for the networks of this run.
+"""Measures whether compiled kernels or PyTorch, and how many threads, are fastest here for a run's networks.
 
 Small models act and learn for a moment on random numbers, with the run's spaces, layers, minibatch size and number of
 envs. The fastest way of computing is used for the run. For `fused_update=auto` the times are stored beside the compiled
@@ -44,39 +44,39 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.spec.policies import own_config
 from fasttrain.vec.base import slots_of
 
-PAYS_FROM_S = 30.0  # a run whose updates take less in all is not measured: the plan's rule decides
-MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # limits: seconds of all measuring; most and fewest turns of each way
-CLEAR = 1.5  # a way that takes so many times the best one's time is not measured again
-STEADY = 1.15  # if the two best turns differ by a smaller factor, no other program disturbed them
+PAYS_FROM_S = 30.0  # if all updates of a run take less time than this, nothing is measured: the plan's rule decides
+MOST_S, MOST_TURNS, LEAST_TURNS = 3.0, 10, 2  # limits: seconds in all; most and fewest measurements of each candidate
+CLEAR = 1.5  # a candidate that is slower than the fastest one by this factor is not measured again
+STEADY = 1.15  # if a candidate's two shortest times differ by less than this factor, nothing disturbed them
 STEPS = 8  # vector steps in one measurement of an off-policy algorithm
-MUST_GAIN = 1.1  # several threads must be so many times as fast as one, which leaves the other cores free
+MUST_GAIN = 1.1  # several threads must be faster than one by this factor, because they occupy more cores
 MOST_ROWS = 128  # rows of a minibatch where only threads are compared; larger minibatches give the same result
 UPDATE_S, FLOPS = 7e-4, 4e10  # torch's overhead of one update in seconds; floating point operations per second
 
 KERNELS = "kernels"
 VERSION = ".3.nbc"  # ending of the stored files' names
 
-Density = tuple[float, float]
-Costs = Mapping[str, float]  # name of a way → milliseconds of acting and learning per 1,000 env steps
+Density = tuple[float, float]  # shares of non-zero numbers in observations, and of legal actions
+Costs = Mapping[str, float]  # name of a candidate → milliseconds of acting and learning per 1,000 env steps
 
 
 def calibrate(
     plan: RunSpec, model: BaseAlgorithm, console: Console, density: Density = (1.0, 1.0), begun: bool = False
 ) -> RunSpec:
-    """The plan with the faster of kernels and torch, and with torch's threads, if the plan left these open.
+    """The plan with the faster of kernels and torch, and with the best number of threads, if the plan left them open.
 
-    With `deterministic=true` the plan's rule decides, and a resumed run keeps its stored choice, because the next
-    measurement may give another answer.
+    With `deterministic=true` the plan's rule decides, because a second measurement may give another result. A resumed
+    run keeps its stored choice for the same reason.
 
     Args:
-        density: as in `EnvFacts`: kernels skip inputs that are 0 and actions that are illegal.
+        density: kernels are faster with many zeros and illegal actions, which they skip.
         begun: True if the run began on torch and its kernels have just been compiled.
     """
     if not isinstance(model, Fast) or not _is_open(plan, model):
         return plan
     ways = ways_of(plan, model)
     calls = learner_calls(ways[KERNELS].config)
-    waits = begun or switch_step(plan) == 0  # else the kernels are compiled while the run trains
+    waits = begun or switch_step(plan) == 0  # False: the kernels are compiled while the run trains
     if not (waits or all(call.is_kept for call in calls)):
         return plan
     name = _name(plan, model, ways, density)
@@ -99,7 +99,7 @@ def calibrate(
 
 
 def calibrate_at_switch(plan: RunSpec, model: Fast, console: Console, density: Density) -> tuple[RunSpec, str]:
-    """The plan once kernels were compiled during training, and why torch stays (empty if it does not)."""
+    """The plan after kernels were compiled during training, and why torch is kept (empty if it is not)."""
     plan = calibrate(plan, model, console, density, begun=True)
     if plan.config.fused_update == "on":
         return plan, ""
@@ -141,13 +141,13 @@ def _costs_text(costs: Costs) -> str:
 
 
 def _is_open(plan: RunSpec, model: Fast) -> bool:
-    """Whether the plan leaves the choice open, and kernels support the policy."""
+    """Whether the plan leaves the choice of kernels open, and kernels support the policy."""
     config = plan.config
     asked = {flag: plan.row(flag).requested for flag in ("fused_update", "use_amp")}
     wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
     return (
         asked["fused_update"] == "auto"
-        and not switch_step(plan)  # else plan.json names the step at which to switch again
+        and not switch_step(plan)  # otherwise plan.json names the step of the switch
         and (config.fused_update == "on" or wide)
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"
@@ -156,7 +156,7 @@ def _is_open(plan: RunSpec, model: Fast) -> bool:
 
 
 def ways_of(plan: RunSpec, model: Fast) -> dict[str, RunSpec]:
-    """The plans to measure: kernels, and torch with each number of threads, in float32 and in mixed precision."""
+    """The candidates: plans with kernels, and with torch for each number of threads, in float32 and mixed precision."""
     threads, amp = _threads(plan, model), plan.config.use_amp
     ways = {KERNELS: _with(plan, "on", "off", 1)}
     for count in threads:
@@ -203,9 +203,9 @@ def expected_s(config: Config, model: Fast) -> float:
 
 
 def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec], density: Density) -> str:
-    """Name of the file with the costs: a hash of everything that they depend on."""
+    """Name of the file with the costs: a hash of everything that the costs depend on."""
     config, space = plan.config, model.action_space
-    files = [call.file for call in learner_calls(ways[KERNELS].config)]  # they depend on processor, versions and code
+    files = [call.file for call in learner_calls(ways[KERNELS].config)]  # names with processor, versions and code
     shapes = {name: list(parameter.shape) for name, parameter in model.policy.named_parameters()}
     of_run = [config.algo.name, config.num_envs, config.batch_size, updates_per_step(model), str(space)]
     tenths = [round(10 * share) for share in density]
@@ -214,7 +214,7 @@ def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec], density: Densi
 
 
 def _stored_costs(name: str, ways: Mapping[str, RunSpec]) -> Costs | None:
-    """The stored costs of all ways; None if a way is missing or the file cannot be read."""
+    """The stored costs of all candidates; None if a candidate is missing or the file cannot be read."""
     try:
         costs = json.loads(recall(name + VERSION) or b"")
         return {way: float(costs[way]) for way in ways}
@@ -226,7 +226,7 @@ def updates_per_step(model: Any) -> float:
     if isinstance(model, OffPolicyAlgorithm):
         if model.gradient_steps < 0:  # a gradient step per transition
             return float(model.n_envs)
-        # A number or a pair until training begins. A frequency in episodes is read as one in steps.
+        # `train_freq` is a number or a pair until training begins. A number of episodes is read as one of steps.
         frequency: Any = model.train_freq
         count = frequency[0] if isinstance(frequency, tuple) else frequency
         return float(model.gradient_steps / max(1, count))
@@ -234,10 +234,10 @@ def updates_per_step(model: Any) -> float:
 
 
 def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density = (1.0, 1.0)) -> tuple[Costs, bool]:
-    """Measure the ways in turn for a few seconds; the best turn of each counts.
+    """Measure all candidates alternately for a few seconds. The cost of a candidate is its shortest time.
 
-    Returns the costs and whether they may be stored: every way had two turns, and its two best took about the same
-    time. Random state and torch's threads are restored.
+    Returns the costs, and whether they may be stored: each candidate was measured twice or more, and its two shortest
+    times are close. Random state and torch's threads are restored.
     """
     threads = torch.get_num_threads()
     try:
@@ -250,7 +250,7 @@ def measured(ways: Mapping[str, RunSpec], model: BaseAlgorithm, density: Density
 
 
 def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """Name of a way → the times of its turns, the shortest first."""
+    """Name of a candidate → its measured times, the shortest first."""
     begun, times = time.perf_counter(), dict[str, list[float]]()
     for number in range(MOST_TURNS):
         least = min((took[0] for took in times.values()), default=0.0)
@@ -264,9 +264,9 @@ def _times(ways: Mapping[str, RunSpec], turns: Mapping[str, Callable[[], float]]
 
 
 def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
-    """Build a small model for this way. Each call of the returned function trains it briefly and returns the time."""
+    """Build a small model for a candidate. Each call of the returned function trains the model and returns its cost."""
     config, clock = way.config, PhaseClock()
-    config = own_config(config, [*config.policies][-1]) if config.policies else config  # the last policy stands for all
+    config = own_config(config, [*config.policies][-1]) if config.policies else config  # only the last policy is tried
     algo, num_envs = config.algo, config.num_envs
     on_policy = algo.spec.on_policy
     size = config.batch_size or algo.rollout_size
@@ -291,7 +291,7 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
     def play() -> float:
         clock.reset()
         trial.learn(rows, watching, log_interval=None, reset_num_timesteps=not trial.num_timesteps)
-        took_ns = clock.snapshot()  # the envs' own time is left out: it is the same for all ways
+        took_ns = clock.snapshot()  # the envs' own time is left out: it is the same for all candidates
         updating_ns = sum(took_ns[phase] for phase in UPDATE_PHASES) * getattr(algo, "n_epochs", 1)
         return (took_ns["action"] + updating_ns) / 1e3 / rows
 
@@ -299,7 +299,7 @@ def _turn(way: RunSpec, model: Any, density: Density) -> Callable[[], float]:
 
 
 class _Blank(gym.Env[Any, Any]):
-    """An env of random observations with the shares of zeros and legal actions in `density`; episodes of 64 steps."""
+    """An env of random observations and masks with the shares in `density`. Its episodes have 64 steps."""
 
     def __init__(self, observation_space: Any, action_space: Any, masked: bool, density: Density) -> None:
         self.observation_space, self.action_space = observation_space, action_space

@@ -54,7 +54,7 @@ class RunCallback(BaseCallback):
     def _on_training_start(self) -> None:
         # fasttrain's algorithms count their updates, because a hook on the optimizer would disable the fused kernels.
         self._ours = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # they check their own losses
+        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # Fast checks losses itself
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.run.say
         self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)
@@ -66,14 +66,14 @@ class RunCallback(BaseCallback):
         progress.started = time.perf_counter() - progress.before_s
         if self.run.curriculum is not None:
             self.run.curriculum.prepare(self.run.env)
-        for noise, previous in zip(stateful_noise(self.model), self.course.noise, strict=False):  # learn() reset it
+        for noise, previous in zip(stateful_noise(self.model), self.course.noise, strict=False):  # learn() reset noise
             noise.noise_prev = noise.noise_prev if previous is None else previous
 
     def _count_update(self, *_: object) -> None:
         self.run.progress.updates += 1
 
     def _take_updates(self) -> None:
-        """Read the model's count of updates. Called between updates: a count above 0 means that one has ended."""
+        """Read the model's count of updates. It is called between updates, so every counted update has ended."""
         progress = self.run.progress
         if self._ours is not None:
             progress.updates = self._ours.engine.gradient_updates
@@ -98,7 +98,7 @@ class RunCallback(BaseCallback):
                 run.evaluator.collect()
         if self._lends:  # an evaluation may use the training's env only between two rollouts
             self._evaluate_if_due()
-        env_steps = self.model.num_timesteps  # self.num_timesteps is still that of the last step
+        env_steps = self.model.num_timesteps  # self.num_timesteps is updated only in `on_step`
         stopping = course.stopped is not None or run.stop.requested
         run.checkpoints.at_rest(env_steps, course.checkpoint.due(env_steps), stopping)
         self._change_engine()
@@ -111,7 +111,7 @@ class RunCallback(BaseCallback):
                 self.run.phases.take_rollout()
 
     def _change_engine(self) -> None:
-        """Between rollouts: if the kernels are compiled now, let them compute, and write that to plan.json."""
+        """Called between rollouts: if the kernels are compiled now, switch to them and write this to plan.json."""
         run, reason = self.run, None if self._ours is None else self._ours.engine.unsupported_reason
         if reason and reason != self._unsupported:  # the policy or the algorithm was changed during training
             self._unsupported = reason
@@ -160,7 +160,7 @@ class RunCallback(BaseCallback):
         return self._continues()
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate or film the present policy if that is due, here or in the other process."""
+        """Evaluate or film the present policy if that is due, in this process or in the one beside training."""
         run, steps = self.run, self.model.num_timesteps
         measure, film = self.course.evaluate.due(steps), self.course.film.due(steps)
         if not (measure or film):
@@ -171,7 +171,7 @@ class RunCallback(BaseCallback):
             run.evaluator.evaluate(run.progress.env_steps, wall_s, measure, film)
 
     def _continues(self) -> bool:
-        """False if there is a reason to stop and `Checkpoints.may_stop` agrees. Then the reason is printed."""
+        """False, after printing the reason, if there is a reason to stop and `Checkpoints.may_stop` allows it."""
         run, course = self.run, self.course
         if course.stopped is None:
             course.stopped = self._reason()
@@ -195,7 +195,7 @@ class RunCallback(BaseCallback):
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
         curriculum, ended = run.curriculum, np.flatnonzero(dones).tolist() if dones.any() else []
-        if "perf" in infos[0]:  # with lean_info most infos do not have it; then the workers count the time
+        if "perf" in infos[0]:  # with lean_info most infos lack this entry; then the workers count the time
             self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         for index in ended:
             episode = record_of(infos[index])
@@ -252,7 +252,7 @@ def replay_dict(model: BaseAlgorithm) -> dict[str, Any] | None:
 
 
 def replay_words(model: BaseAlgorithm) -> str:
-    """For the [PERF] line: `buffer 34% prefetch_hits 120 prefetch_waits 3`; both count from the run's start."""
+    """For the [PERF] line: `buffer 34% prefetch_hits 120 prefetch_waits 3`. Both counts are totals of the run."""
     if (facts := replay_dict(model)) is None:
         return ""
     prefetch = facts.get("prefetch")
@@ -308,7 +308,7 @@ def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool 
         env.set_opponent(instance_of(*named(config.opponent, "opponent", "opponent"), "opponent", kind))
         return None
     settings = config.self_play
-    alone = config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF  # a score with bots rates no snapshot
+    alone = config.env.kwargs.get(str(config.env.spec.opponent_key)) == SELF  # True: no bots affect the score
     infos = InfoReader.of(config.env)
     rated = (lambda info: score_of(infos.read(info))) if alone else lambda _: None
     turns = env.turns

@@ -105,7 +105,7 @@ def run_checkup(
 ) -> ProbeResult | None:
     """The checkup before a training: prints its findings and writes checkup.json.
 
-    Returns what the env costs; None if it was not played (a VectorEnv) or an error was found. Raises
+    Returns the times of the env; None if the env was not played (a VectorEnv) or an error was found. Raises
     EnvSpecError for faults with which no training can run, and with checkup=strict for any finding. `games`: one game
     with an external engine, which is played in place of the survey's env.
     """
@@ -189,14 +189,14 @@ def _duration(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
 
 
-CLOSE = 2.0  # only estimates that differ by a smaller factor are tried
+CLOSE = 2.0  # a trial is run only if the two estimates differ by less than this factor
 TURNS, TURN_S = 3, 0.1
-PAYS_FROM_S = 20.0  # trainings whose envs step for a shorter time get no trial, which takes two or three seconds
+PAYS_FROM_S = 20.0  # if all steps take less time, there is no trial, because a trial takes two or three seconds
 
 
 def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Console) -> EnvFacts:
     """`facts` with the measured time of a step in one process and in workers, if `vec_env=auto` and the estimates are
-    close. The trial has its own envs and keeps the random state. With `deterministic=true` there is no trial.
+    close. The trial has its own envs and restores the random state. With `deterministic=true` there is no trial.
     """
     config = plan.config
     open_ = plan.row("vec_env").requested == "auto" and facts.step_s is not None and not config.deterministic
@@ -229,7 +229,7 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
 
 
 def step_times(*configs: Config) -> tuple[float, ...]:
-    """Median seconds of a vector step, with reading masks, under each configuration. They are measured in turn."""
+    """Median seconds of a vector step and of reading masks for each configuration, measured alternately."""
     with ExitStack() as stack:
         built = (closing(build_vec_env(config, config.num_envs, config.seed)) for config in configs)
         envs = [stack.enter_context(env) for env in built]

@@ -33,13 +33,13 @@ from fasttrain.saving.files import SUMMARY_SCHEMA, write_json
 from fasttrain.spec.config import Config
 from fasttrain.vec.base import close_envs
 
-PATIENCE = 3  # learning ends after so many epochs in which the likelihood of held-out decisions did not rise
+PATIENCE = 3  # learning ends after this number of epochs without a better likelihood of held-out decisions
 FILE = "demonstrations.npz"
 SEED = 20_000_003  # seed of the environments in which decisions are recorded
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
-    """Record decisions unless `clone.of` is a file of them; learn; evaluate. Writes a run's folder with model.zip."""
+    """Read or record decisions (`clone.of`), learn from them, evaluate. Writes a run's folder with model.zip."""
     if config.clone.of is None:
         raise ConfigError("clone needs clone.of: a file of decisions (.npz), a run's folder, a bot, or module:Class")
     if not config.algo.spec.on_policy or config.algo.spec.recurrent:
@@ -75,7 +75,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 def demonstrations_of(run: Parts) -> Demonstrations:
-    """Read the file that `clone.of` names, or record its player now and keep the file in the run's folder."""
+    """Read the file that `clone.of` names, or record the player that it names and store the decisions."""
     config, model, of = run.config, run.model, str(run.config.clone.of)
     if of.endswith(".npz"):
         shown = read_demonstrations(Path(of), model.observation_space, model.action_space)

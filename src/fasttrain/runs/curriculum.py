@@ -1,7 +1,7 @@
 """The curriculum of a run: which task each training episode begins with, and how well each task is played.
 
 Environments reset by themselves, so the task of the next episode must be known before the present episode ends. Each
-environment therefore has one task in advance. The result of an episode first changes the draw of the task after next.
+environment has one task in advance, so the result of an episode cannot change the next task, only later tasks.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from fasttrain.spec.setting import named
 from fasttrain.vec.self_play import SelfPlayVecEnv
 
 T = TypeVar("T")
-RECENT = 100  # means are taken over so many last episodes
-FLOOR = 0.1  # with learnability this share of the draws still goes by weight, so that every task is drawn at times
-STREAM = 0x7A5C  # part of the generator's seed: its numbers differ from those of other generators of the run
+RECENT = 100  # means are taken over this number of last episodes
+FLOOR = 0.1  # share of draws that go by weight even with learnability, so that every task is drawn at times
+STREAM = 0x7A5C  # part of the generator's seed, so that the run's other generators draw different numbers
 
 
 class TaskCurriculum(Protocol):
-    """What a class of yours for `curriculum.by=module:Class` has: three methods and an attribute.
+    """The methods and the attribute that your class for `curriculum.by=module:Class` must have.
 
-    Its constructor may have the parameters `tasks`, the list of names, and `seed`. Those that it has are passed.
+    Its constructor may have the parameters `tasks` (the list of names) and `seed`.
     """
 
-    state: Any  # values that JSON can store. It is read at a checkpoint, and assigned when the run is resumed
+    state: Any  # values that JSON can store; read at a checkpoint, and assigned when the run is resumed
 
     def sample(self) -> str:
         """Draw the name of the task of a future episode."""
@@ -58,8 +58,8 @@ class TaskSampler:
     or never won teach nothing (Tzannetos et al. 2023, https://arxiv.org/abs/2304.12877).
 
     Args:
-        in_advance: number of episodes whose tasks are drawn and which have not ended. When a stage begins, as many
-            episodes of the previous stage still end. They do not count in the means that end a stage.
+        in_advance: number of episodes whose tasks are drawn and which have not ended. When a stage begins, these
+            episodes are of the previous stage. They are left out of the means that end a stage.
     """
 
     def __init__(self, config: CurriculumConfig, seed: int, in_advance: int = 0) -> None:
@@ -96,7 +96,7 @@ class TaskSampler:
         return chances
 
     def sample(self) -> str:
-        if self._bounds is None:  # stored until they change, because thousands of games may end per second
+        if self._bounds is None:  # kept until they change, because thousands of games may end per second
             self._bounds = np.cumsum(self.probabilities())
         drawn = int(np.searchsorted(self._bounds, self._random.random() * self._bounds[-1], side="right"))
         return self._names[drawn]
@@ -142,7 +142,7 @@ class TaskSampler:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Values for JSON."""
+        """The sampler's state as values for JSON."""
         wins = None if self._wins is None else {name: list(won) for name, won in self._wins.items()}
         recent = {name: list(values) for name, values in self._recent.items()}
         stage = {"stage": self._stage, "of_before": self._of_before}
@@ -181,7 +181,7 @@ class TaskFigures:
 
 
 class Curriculum:
-    """Gives each environment the task of its next episode, and counts how well each task is played."""
+    """Gives each environment the task of its next episode, and records how well each task is played."""
 
     def __init__(self, config: Config, num_envs: int) -> None:
         settings = config.curriculum
@@ -200,10 +200,10 @@ class Curriculum:
         self.present: Int64Array = np.zeros(num_envs, np.int64)  # numbers of tasks, from 1; 0: none
         self.following: Int64Array = np.zeros(num_envs, np.int64)
         self._rows: list[Int64Array] = []  # tasks (N,) at each vector step of the rollout
-        self.state()  # a class of the user's may have one that cannot be stored
+        self.state()  # fails now if a user's class has a state that cannot be stored
 
     def begin(self, env: VecEnv) -> None:
-        """Draw the first task of every environment; its next `reset` begins with it."""
+        """Draw the first task of every environment, for the environment's next `reset`."""
         self.present[:] = [self._draw() for _ in self.present]
         set_tasks(env, self.present)
 
@@ -215,7 +215,7 @@ class Curriculum:
 
     @contextmanager
     def set_aside(self, env: VecEnv, lent: AbstractContextManager[T]) -> Iterator[T]:
-        """For an evaluation in the training's own environments. Inside the block episodes begin without tasks. When
+        """Lend the training's environments to an evaluation. Inside the block episodes begin without tasks. When
         `lent` ends, the interrupted training episodes are played again from the start, with their tasks."""
         with lent as played:
             set_tasks(env, np.zeros_like(self.present))
@@ -246,8 +246,8 @@ class Curriculum:
             set_tasks(env, self.following[rows], rows)
 
     def take_value_errors(self, model: Any) -> None:
-        """Store for each task the mean absolute error of the values in the last rollout. Only fasttrain's PPO with
-        `schedule=lockstep` has it, because its rollout has a row for each vector step."""
+        """Store for each task the mean absolute error of the values in the last rollout. This works
+        only for fasttrain's PPO with `schedule=lockstep`: other rollouts do not have one row for each vector step."""
         rows, self._rows = self._rows, []
         storage = getattr(getattr(model, "rollout_buffer", None), "storage", None)
         if not rows or storage is None or storage.values.shape != (len(rows), len(self.present)):
@@ -258,7 +258,7 @@ class Curriculum:
                 figures.value_error = float(errors[played].mean())
 
     def count(self, info: Mapping[str, Any], episode_return: float, length: int) -> None:
-        """Count an ended episode. `info`: its last info from `InfoReader.read`."""
+        """Record an ended episode. `info`: the last info of the episode, from `InfoReader.read`."""
         figures = self.figures.get(str(info.get(TASK)))
         if figures is None:  # the episode had no task, because its env was restarted
             return
@@ -270,7 +270,7 @@ class Curriculum:
         self.draws.on_episode(str(info[TASK]), episode_return, length, won)
 
     def state(self) -> dict[str, Any]:
-        """Values for a checkpoint."""
+        """The state as values for a checkpoint."""
         figures = {
             name: {"episodes": each.episodes, "returns": list(each.returns), "wins": list(each.wins)}
             for name, each in self.figures.items()

@@ -30,11 +30,11 @@ from fasttrain.spec.infos import truth
 from fasttrain.vec.base import copy_observations, resets_and_rests
 
 MOST_BYTES = 64 << 30
-UNKNOWN = 0.05  # share of a return behind a truncation, by its discount, up to which the return counts as known
+UNKNOWN = 0.05  # largest discount of the missing rewards after a truncation with which a return is used
 
 
 class Demonstrations(NamedTuple):
-    """M decisions in order, the rows of an episode together. See the module for the arrays."""
+    """M decisions in order: the rows of an episode stand together. The module's text describes the arrays."""
 
     observations: Any  # (M, …), or an array per key
     actions: NDArray[Any]
@@ -44,8 +44,8 @@ class Demonstrations(NamedTuple):
     truncations: BoolArray
 
     def returns(self, gamma: float) -> Float32Array:
-        """(M,) discounted sums of the rewards from each decision to the end of its episode. They are not a number where
-        the episode was truncated and what would have followed counts more than `UNKNOWN`."""
+        """(M,) discounted sums of the rewards from each decision to the end of its episode. NaN: the episode was
+        truncated, and the missing rewards after the truncation have a discount above `UNKNOWN`."""
         found, total, unknown = np.zeros(len(self.rewards), np.float32), 0.0, 0.0
         ends = np.append(self.episode_starts[1:], True)
         for row in range(len(found) - 1, -1, -1):
@@ -64,7 +64,7 @@ class Demonstrations(NamedTuple):
         )  # fmt: skip
 
     def save(self, file: Path) -> None:
-        """Write them as an .npz file."""
+        """Write the decisions as an .npz file."""
         seen = self.observations
         named = with_prefix("observations", seen) if isinstance(seen, Mapping) else {"observations": seen}
         masks = {} if self.action_masks is None else {"action_masks": self.action_masks}
@@ -168,7 +168,7 @@ def stacked(decisions: Sequence[Decision], masked: bool) -> Demonstrations:
 
 
 class Player(Protocol):
-    """What `record` needs of a policy, a bot or a class of the user's: it decides in N environments."""
+    """Chooses actions in N environments for `record`: a policy, a bot or a class of the user."""
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: NDArray[np.int64]) -> NDArray[Any]:
         """Return actions (N, …) for observations (N, …) and masks (N, A) of the environments `envs` (N,)."""

@@ -1,7 +1,7 @@
 """Which engine computes the networks of a run, PyTorch or compiled kernels, and the switch during a run.
 
-Kernels that are in the cache compute from the first step on. Otherwise PyTorch begins, the kernels are compiled in
-another process, and they take over between two rollouts. `fasttrain train warmup=only` compiles them into the cache,
+Kernels that are in the cache compute from the first step on. Otherwise PyTorch begins, a second process
+compiles the kernels, and these take over between two rollouts. `fasttrain train warmup=only` fills the cache,
 for example when a container image is built, or before many jobs start.
 """
 
@@ -57,7 +57,7 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
 
 
 def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -> RunSpec:
-    """The plan, with `fused_update=off` if kernels do not support the policy; ConfigError if a new run has `on`."""
+    """The plan, with `fused_update=off` if kernels do not support the policy. ConfigError if a new run wants `on`."""
     if isinstance(model, Fast) and plan.config.engine == "stock":
         raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: fasttrain's classes need engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
@@ -69,12 +69,12 @@ def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -
 
 
 def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
-    """Give the model its engine, and run torch.compile if asked for. Reasons in the returned plan name the result."""
+    """Give the model its engine, and run torch.compile if the plan says so. Returns the plan with the results."""
     if not isinstance(model, Fast):
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
     fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
-    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed run's plan has the words
+    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed run's reason has this text
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
     model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
@@ -89,11 +89,11 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
     return plan.after("use_compile", plan.config.use_compile, "; ".join(filter(None, reasons)))
 
 
-PAYS_S = 30.0  # a run that ends sooner stays on torch: compiling takes 8 to 40 s of a core, which must pay back
+PAYS_S = 30.0  # a run that ends sooner stays on torch, because compiling takes 8 to 40 s of one core
 
 
 def learner_calls(config: Config) -> list[KernelCall]:
-    """The kernels with which this run acts and learns; empty if it has none."""
+    """The kernels with which this run acts and learns; empty if the run uses no kernels."""
     eligible, _ = find_kernels() if config.fused_update == "on" else (None, "")
     return [] if eligible is None else eligible.REPRODUCED[config.algo.spec.kernels].calls()
 
@@ -108,7 +108,7 @@ def replay_calls(config: Config) -> list[KernelCall]:
 
 def compile_shown(calls: list[KernelCall], console: Console) -> float:
     """Compile or load kernels, with a progress line. Returns the seconds. The first of `calls` is the slowest kernel.
-    Another process compiles the first one in parallel: on two cores 12 s become 9 s.
+    A second process compiles that kernel in parallel: on two cores 12 s become 9 s.
     """
     begun = time.perf_counter()
     missing = [call for call in calls if not call.is_kept]
@@ -126,12 +126,12 @@ def compile_shown(calls: list[KernelCall], console: Console) -> float:
             finally:
                 if compiler is not None:
                     compiler.stop()
-            compile_all(calls)  # loads the kernel of the other process, or compiles it if that process failed
+            compile_all(calls)  # loads the second process's kernel, or compiles it if that process failed
     return time.perf_counter() - begun
 
 
 def switch_step(plan: RunSpec) -> int | None:
-    """The env step from which kernels compute; None: from when they are compiled."""
+    """The env step from which kernels compute; None: as soon as they are compiled."""
     if plan.config.deterministic or (plan.engine_switch_at is None and COMPILES_FIRST.items() <= os.environ.items()):
         return 0
     return plan.engine_switch_at
@@ -149,7 +149,7 @@ def switch_for(
 
     Returns the switch to kernels (None if they compute from the start), and the seconds of compiling. A resumed run
     without a switch in its plan.json waits for its kernels. `decide` is called after the kernels were compiled beside
-    training; it returns why torch stays, or an empty text.
+    training; it returns why torch is kept, or an empty text.
     """
     config, calls, at = plan.config, learner_calls(plan.config), switch_step(plan)
     if at is None and (resumes or all(call.is_kept for call in calls)):
@@ -174,14 +174,14 @@ class EngineSwitch:
 
     Args:
         at: the env step of the switch; None: when another process has compiled the kernels.
-        use: switches, or returns why torch stays.
+        use: switches to kernels, or returns why torch is kept.
     """
 
     def __init__(
         self, calls: list[KernelCall], at: int | None, use: Callable[[], str | None], say: Callable[[str], None]
     ) -> None:
         self.at, self.done = at, False
-        self.beside_s: float | None = None  # seconds of compiling in the other process
+        self.beside_s: float | None = None  # seconds that a second process took to compile the kernels
         self.reason = "training ended before its kernels were compiled"
         self._calls, self._use, self._say = calls, use, say
         self._compiler: Compiler | None = None
@@ -191,7 +191,7 @@ class EngineSwitch:
                 "its numbers differ from a run that has them from the start (deterministic=true waits)")  # fmt: skip
 
     def at_rest(self, progress: Progress) -> None:
-        """Called between two rollouts, where the engine may be changed."""
+        """Switch to the kernels if it is time. Called between two rollouts, where the engine may be changed."""
         if self.done or (not self._compiled(progress) if self.at is None else progress.env_steps < self.at):
             return
         compile_all(self._calls)
@@ -215,7 +215,7 @@ class EngineSwitch:
         failure = self._compiler.failure
         self.close()
         if not failure and not all(call.is_kept for call in self._calls):
-            failure = "no place to keep them"  # else training would wait while they are compiled here
+            failure = "no place to keep them"  # compiling them here would make training wait
         if failure:
             self._give_up(f"its kernels could not be compiled ({failure})")
         return not failure
@@ -268,8 +268,8 @@ def warm_up(config: Config, sources: Mapping[str, str]) -> int:
 
 
 def set_up_torch(config: Config) -> None:
-    """Set torch up before anything starts. Raises ConfigError for a device that is not there."""
-    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # calling it would import a compiler (3 s)
+    """Set torch up before anything starts. Raises ConfigError for a device that this machine lacks."""
+    if torch.are_deterministic_algorithms_enabled() != config.deterministic:  # the call imports a compiler (3 s)
         torch.use_deterministic_algorithms(config.deterministic)
     if config.use_compile == "off":
         leave_compiler_out()
@@ -294,21 +294,21 @@ def pick_device(requested: str, policy: str) -> str:
 
 
 def set_threads(threads: int | str) -> None:
-    """Set torch's intra-op threads; `default` leaves them alone."""
+    """Set torch's intra-op threads; `default` does not change them."""
     if isinstance(threads, int):
         torch.set_num_threads(threads)
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-DISABLED = "__dynamo_disable"  # torch's attribute of a compiled method: the method without compilation
+DISABLED = "__dynamo_disable"  # attribute in which torch keeps a method's version that is excluded from compilation
 STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 
 def leave_compiler_out() -> None:
-    """Let optimizers be built, saved and stepped without importing `torch._dynamo`: 800 modules, 1.2 s at each start.
+    """Keep optimizers from importing `torch._dynamo`, which has 800 modules and takes 1.2 s at each start.
 
-    These methods import it only to exclude themselves from compilation. Here they are marked as excluded already, and
-    `step` sets gradients on or off without the compiler. If a later torch imports it elsewhere, only time is lost.
+    The methods in `WRAPPED` import `torch._dynamo` only to exclude themselves from compilation, so they are marked as
+    excluded here. `step` is replaced. If a later torch imports the module elsewhere, only time is lost.
     """
     if "torch._dynamo" in sys.modules:
         return
@@ -323,7 +323,7 @@ def leave_compiler_out() -> None:
 
 
 def _without_compiler(step: Callable[..., R]) -> Callable[..., R]:
-    """Like torch's `_use_grad_for_differentiable`, without the compiler's graph breaks."""
+    """`step` with gradients off (on for a differentiable optimizer), without importing torch's compiler."""
 
     @functools.wraps(step)
     def plain(self: Optimizer, *args: object, **kwargs: object) -> R:

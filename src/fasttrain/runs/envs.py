@@ -46,11 +46,11 @@ from fasttrain.vec.shared import SharedMemoryVecEnv
 from fasttrain.vec.stock import ActionLogVecEnv, start_subproc
 
 Statistics = Path | VecNormalize
-MOST_STATISTICS_BYTES = 1 << 30  # statistics are three float64 per number of an observation
+MOST_STATISTICS_BYTES = 1 << 30  # statistics hold three float64 for each number of an observation
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """`env` with frame stacking and normalization. Given `statistics` (a training's env or file) stay constant."""
+    """`env` with frame stacking and normalization. `statistics` of a training (its env or file) do not change."""
     if config.env.frame_stack > 1:
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
@@ -143,7 +143,7 @@ def env_facts(
     measure: Callable[[], ProbeResult | None] = lambda: None,
     look: Callable[[SlotVecEnv], object] = lambda _: None,
 ) -> EnvFacts:
-    """Build the env once, so that a wrong env fails here with one clear message; time it if the plan needs that.
+    """Build the env once, so that a wrong env fails here with one clear message; time the env if the plan needs that.
 
     Raises EnvSpecError or ConfigError if the env cannot be built or does not suit the algorithm or an option.
 
@@ -178,7 +178,7 @@ def env_facts(
         measured = measure()
         if measured is None and native and survey is not None and config.fused_update == "auto":
             measured = asked.costs()  # kernels skip zeros, so their speed depends on the observations
-        if not times and (measured is None or config.vec_env != "shared"):  # cpu_share gives the workers
+        if not times and (measured is None or config.vec_env != "shared"):  # shared needs cpu_share
             density = measured.density if measured else (1.0, 1.0)
             return EnvFacts(native, None, images=images, shares=asked.shares, density=density)
         costs = measured or asked.costs()
@@ -203,7 +203,7 @@ def build_vec_env(
         tell: is called with a text for the progress line: which env is being built.
         scout: a process that becomes the first worker.
         folder: for the logs of external engines.
-        reported: process settings that envs changed and that the user has been told of.
+        reported: process settings that envs changed, for which the user was warned already.
     """
     try:
         env = _unwrapped_env(config, num_envs, tell, scout, folder, reported)
@@ -298,14 +298,14 @@ def game_calls(config: Config) -> list[KernelCall]:
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
-    """The times of the envs, for [PERF]. `opponents_ns`: opponents' time in info["perf"]; `counted`: envs report it."""
+    """The times of the envs, for [PERF]. `opponents_ns`: opponents' time in info["perf"]; `counted`: envs count it."""
     self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule != "first_ready"
     stepping = env.unwrapped if self_play is None else self_play.inner
-    if self_play is not None:  # opponents act in the trainer, whose time includes what the envs count
+    if self_play is not None:  # opponents act in the trainer; its time includes what envs count
         opponents_ns = self_play.opponents_ns
     elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")
-        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # other values are the user's own
+        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # skip a user's attribute
         opponents_ns = int(sum(counts[:1] if config.vec_env == "native" else counts))
     if isinstance(stepping, ExternalVecEnv):
         return EnvTimes(opponents_ns, in_step=in_step, **stepping.env_times())

@@ -1,4 +1,4 @@
-"""Evaluation of a policy, on separate envs and seeds, which leaves the training's random state alone. This file also
+"""Evaluates a policy on separate envs and seeds, without changing the training's random state. This file also
 reads plan and model of finished runs, for commands that take `run=…`.
 """
 
@@ -49,8 +49,8 @@ from fasttrain.spec.removed import rows_without_removed, without_removed
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, resets_and_rests
 
-LONGEST_REASON, MOST_REASONS = 200, 100  # summary.json keeps so many characters of an end reason, and so many reasons
-MAX_EPISODE_STEPS = 27_000  # Atari's usual limit; without one a greedy policy may never end its episode
+LONGEST_REASON, MOST_REASONS = 200, 100  # summary.json: most characters of an end reason, most reasons
+MAX_EPISODE_STEPS = 27_000  # Atari's usual limit; without a limit a greedy policy may never end its episode
 NOT_ENDED = "not ended"
 Quality = dict[str, dict[str, Any]]  # "greedy" or "sampled" → what `summarise` returns
 
@@ -66,14 +66,14 @@ def evaluate(
     monitored: bool = False,
     max_steps: int = MAX_EPISODE_STEPS,
 ) -> dict[str, Any]:
-    """Play `episodes` episodes and return what `summarise` says of them.
+    """Play `episodes` episodes and return what `summarise` computes from them.
 
-    All envs play the same number of episodes, give or take one. If the first to end counted, short ones were favoured.
+    All envs play the same number of episodes, give or take one. Taking the first to end would favour short episodes.
 
     Args:
         keep_on: is called after every step with the number of episodes so far; False ends the evaluation.
         monitored: the envs have a Monitor that reports whole games with all lives. A game counts as an episode.
-        max_steps: an episode that is longer is truncated, and counts with end reason `NOT_ENDED`.
+        max_steps: a longer episode is cut off, and is included with end reason `NOT_ENDED`.
     """
     predict: Any = model.predict
     masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
@@ -156,8 +156,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Means and 95 % intervals (`ci95`) over episodes given as (return, length, last info). None: not reported.
 
-    `win_rate` lies in 0..1 and has Wilson's interval, the others have Student's. Entries that `env.result.scores` names
-    have a mean under their own name, and their names are in `scores`. If an info reported nothing besides reward, or a
+    `win_rate` lies in 0..1 and has Wilson's interval, the rest Student's. Entries that `env.result.scores` names
+    have a mean under their own name, and their names are in `scores`. If infos reported nothing besides reward, or a
     key was missing, `untold` lists the entries of the last info and the missing keys.
     """
     if not finished:
@@ -220,7 +220,7 @@ def evaluate_both(
     env: VecEnv | None = None,
     reader: InfoReader | None = None,
 ) -> Quality:
-    """Evaluate the greedy policy and, if it is stochastic and `sampled`, the sampling one. `stop` ends it early.
+    """Evaluate greedy play, and sampled play if the policy is stochastic and `sampled` is true. `stop` ends it early.
 
     Args:
         statistics: of `env.normalize`; None: those of the env that the model trains on.
@@ -329,7 +329,7 @@ def named_run(command: str, config: Config, sources: Mapping[str, str], *keys: s
 
 def load_run(folder: Path, model: str = "model.zip", trust: bool = False) -> Finished:
     """Load a finished run of fasttrain or rl_zoo3, with one of its models. Raises ConfigError if the run or model is
-    missing. `trust`: SB3 loads the model, which executes pickles in it.
+    missing. `trust`: SB3 loads the model and executes pickles in the zip.
     """
     of_zoo: Any = None
     if not (folder / "plan.json").exists() and "zoo" in plugins.names(plugins.INTEGRATIONS):
@@ -354,7 +354,7 @@ def _plan_of(folder: Path) -> dict[str, Any]:
 
 
 def flags_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows of plan.json. Raises ConfigError if it has none."""
+    """The rows of plan.json. Raises ConfigError if the file has no rows."""
     plan = _plan_of(folder)
     rows, config = plan.get("flags"), plan.get("config")
     if not isinstance(rows, list) or not all(

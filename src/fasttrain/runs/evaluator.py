@@ -1,6 +1,6 @@
 """Evaluations (`eval_every`) and videos (`video.every`) during training: in the training, or in a process beside it.
 
-With `eval_async` the trainer only saves a snapshot. The process loads it and plays, with its own envs, seeds and random
+With `eval_async` the trainer only saves snapshots. The process beside it plays them with its own envs, seeds and random
 state. A snapshot that is due while two are waiting is skipped.
 """
 
@@ -56,7 +56,7 @@ class Evaluator:
         self.background = BackgroundEvaluation(config, folder, save) if config.eval_async else None
 
     def evaluate(self, env_steps: int, wall_s: float, measure: bool = True, film: bool = False) -> None:
-        """Evaluate the policy, film it, or both: now, or later in the other process from a snapshot saved now."""
+        """Evaluate the policy, film it, or both: here, or from a snapshot in the process beside training."""
         video = self.folder / VIDEOS / f"step_{env_steps}.mp4" if film else None
         if self.background is not None:
             try:
@@ -85,7 +85,7 @@ class Evaluator:
                 self._give_up(error)
 
     def finish(self, keep_on: Callable[[], bool]) -> None:
-        """Wait for running evaluations while `keep_on()` is true, then end the process."""
+        """Wait for running evaluations while `keep_on()` is true, then end the process beside training."""
         background = self.background
         if background is None:
             return
@@ -145,7 +145,7 @@ class Evaluator:
         self.close()
 
 
-MOST_WAITING = 2  # snapshots that may wait, with the one that is being played
+MOST_WAITING = 2  # most snapshots that wait, including the one that is being played
 NAME, SERVE = "the process that evaluates", "fasttrain.runs.evaluator:serve"
 PATIENCE_S = 600.0  # time limit for running evaluations when training is over
 
@@ -172,7 +172,7 @@ class BackgroundEvaluation:
         self._process: PipedProcess | None = None
 
     def submit(self, env_steps: int, wall_s: float, measure: bool = True, video: Path | None = None) -> None:
-        """Save the present policy for the process to evaluate, film or both. Raises WorkerLostError if it has died."""
+        """Save the policy for the process to evaluate, film or both. Raises WorkerLostError if the process died."""
         if len(self.waiting) >= MOST_WAITING:
             self.left_out += 1
             return
@@ -190,7 +190,7 @@ class BackgroundEvaluation:
         process.use_pipe(lambda: process.connection.send((file, measure, video)))
 
     def poll(self, timeout_s: float = 0.0) -> Result | None:
-        """The next result within `timeout_s`, or None; the caller removes its file. WorkerLostError if it has died."""
+        """The next result within `timeout_s`, or None. The caller removes its file. Raises as `submit` does."""
         process = self._process
         if not self.waiting or process is None or not process.use_pipe(lambda: process.connection.poll(timeout_s)):
             return None
@@ -201,7 +201,7 @@ class BackgroundEvaluation:
         return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file, answer["filmed"])
 
     def wait(self, keep_on: Callable[[], bool]) -> Result | None:
-        """The next result within `PATIENCE_S`; None if there is none or `keep_on()` is false. Raises as `poll` does."""
+        """The next result within `PATIENCE_S`; None if no result came or `keep_on()` is false. Raises like `poll`."""
         deadline = time.monotonic() + PATIENCE_S
         while self.waiting and keep_on() and time.monotonic() < deadline:
             if (result := self.poll(0.2)) is not None:

@@ -1,4 +1,4 @@
-"""The folders that commands write into: what is in one, which files may be removed, how a command line names it. Also
+"""The folders that commands write into: what a folder holds, what may be removed, how a command line names it. Also
 the provenance of a run for plan.json: the typed command, the commit of the user's folder, versions and the machine.
 """
 
@@ -28,15 +28,15 @@ from fasttrain.spec.removed import flat, without_removed
 from fasttrain.terminal import command as typed
 
 PLAIN = re.compile(r"[\w./:+-]+")
-MARKS = {  # kind → files that mark it; a folder is of the first kind of which it has a file
+MARKS = {  # kind → files that mark a folder of this kind; the first kind with such a file is taken
     "study": ("study.json",),
     "sweep": ("sweep.json", "multirun.yaml"),
     "run": ("plan.json", "summary.json", "model.zip"),
 }
-DOCTOR_LOG = "said.txt"  # `fasttrain doctor` keeps a configuration's output here; its folders are no runs
-CELLS = "cells"  # subfolder of a study for its cells; a sweep's cells are directly in its folder
-GROUP = "FASTTRAIN_GROUP"  # environment variable: the folder of a cell's sweep or study
-PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; a cell ends when the study does
+DOCTOR_LOG = "said.txt"  # file in which `fasttrain doctor` keeps a configuration's output; these folders are no runs
+CELLS = "cells"  # subfolder of a study for its runs; the runs of a sweep are directly in the sweep's folder
+GROUP = "FASTTRAIN_GROUP"  # environment variable: the folder of the sweep or study to which a run belongs
+PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; its runs end when this process ends
 TRACKER_FILES = ("mlflow.db", "mlartifacts", "trackio")  # written by trackers for all runs of a group together
 STEMS = ("model", "best_model", "last_good")
 WRITTEN = {  # the files that fasttrain itself writes
@@ -78,7 +78,7 @@ def contents_of(folder: Path) -> Contents | None:
 
 
 def clear(folder: Path, kind: str = "run", but: str = "") -> None:
-    """Remove the files that fasttrain wrote there, and no others. `but`: a file to keep."""
+    """Remove the files that fasttrain wrote in `folder`, and no other files. `but`: a file to keep."""
     if kind != "run":
         for cell in (folder / CELLS if kind == "study" else folder).glob("*"):
             if cell.is_dir() and contents_of(cell) is not None:
@@ -101,7 +101,7 @@ def missing_files(folder: Path, normalized: bool, pooled: bool, failed: Containe
 
 
 def changed_settings(where: Path, config: Config) -> dict[str, Any]:
-    """The settings in which `config` differs from what the run in that folder was asked for: dotted key → new value."""
+    """The settings of `config` that differ from those requested for the run in `where`: dotted key → new value."""
     stored = read_json(where / "plan.json")
     asked = {row["flag"]: row["requested"] for row in stored.get("flags", ())}
     before = stored.get("config", {})

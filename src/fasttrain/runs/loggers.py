@@ -3,7 +3,7 @@
 A resumed run appends to progress.csv, which is SB3's own file. Experiment trackers are found by their names
 (`fasttrain/integrations`, or another package). A tracker gets the settings at the start, then every row of SB3's log,
 [PERF] and evaluations over env steps, and at the end the results and files. Trackers write into the run's folder, or
-into the folder of a sweep, whose cells form one group. A tracker that fails is left out after one warning.
+into the folder of a sweep, whose runs form one group. A tracker that fails is left out after one warning.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STEPS = "time/total_timesteps"
 
 
 class ContinuedCSV(CSVOutputFormat):
-    """Appends to progress.csv of SB3's csv logger, whose own class would empty the file."""
+    """SB3's writer of progress.csv, but it appends. SB3's own class would empty the file."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(os.devnull)
@@ -120,7 +120,7 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
 
 
 def instance_of(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
-    """An instance of the user's class. FastTrainError if there is none, it is no `kind` or refuses `settings`."""
+    """An instance of the user's class. FastTrainError if the class is missing, no `kind` or refuses `settings`."""
     found = callable_at(name, f"{key}: {name}", only=kind)
     given = arguments(settings, f"{key}: {name}, ", None, supplies, found)
     try:
@@ -154,7 +154,7 @@ def log_figures(logger: Logger, group: str, figures: Callable[[], Mapping[str, A
 
 def finish(logger: Logger, summary: Mapping[str, Any], files: Sequence[Path]) -> list[str]:
     """Give the trackers the run's results and files. Returns lines that say where to look at them."""
-    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf/` is taken by the training
+    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf/` has the figures during training
     final = {f"{group}/{name}": value for group in groups for name, value in numbers_of(groups[group], {}, "").items()}
     there = [file for file in files if file.is_file()]
     writers = guarded_writers(logger)
@@ -163,10 +163,10 @@ def finish(logger: Logger, summary: Mapping[str, Any], files: Sequence[Path]) ->
 
 
 class UsersCallbacks(CallbackList):
-    """The callbacks in `callbacks`. Their time counts as phase `log`. One that returns False ends the training."""
+    """The user's callbacks. Their time counts as phase `log`. A callback that returns False ends the training."""
 
     def __init__(self, config: Config, clock: PhaseClock, evaluation_env: Callable[[], VecEnv]) -> None:
-        self._envs: list[VecEnv] = []  # one per callback that needs an eval_env and got none
+        self._envs: list[VecEnv] = []  # one per callback that needs an eval_env and has none
 
         def eval_env() -> VecEnv:
             self._envs.append(evaluation_env())
@@ -199,7 +199,7 @@ class UsersCallbacks(CallbackList):
 
 
 def check_parents(callback: BaseCallback) -> None:
-    """Raises ConfigError for a callback outside an EvalCallback that has `parent`, so works only inside one."""
+    """Raises ConfigError for a callback that uses `parent` and is not inside an EvalCallback."""
     name, own = type(callback).__name__, vars(callback).values()
     declared = any("parent" in vars(kind).get("__annotations__", {}) for kind in type(callback).__mro__)
     if declared and not isinstance(callback.parent, EvalCallback):
@@ -261,7 +261,7 @@ class Tracker(KVWriter):
         """Log a row of numbers."""
 
     def cut(self, env_steps: int) -> None:
-        """Remove rows of more than `env_steps`, if the tracker supports that. A resumed run writes them again."""
+        """Remove rows after `env_steps`, if the tracker supports that. A resumed run writes these rows again."""
 
     def finish(self, status: str, final: Numbers, files: Sequence[Path], step: int) -> str:
         """Log the results and files of a run that is `done` or `stopped`. Returns how to look at them."""
@@ -310,7 +310,7 @@ def start_tracker(kind: Any, home: Home, settings: Settings, further: Mapping[st
 def numbers_of(
     key_values: Mapping[str, Any], excluded: Mapping[str, Sequence[str] | None], name: str
 ) -> dict[str, float]:
-    """The finite numbers in a row of SB3's log, without the keys that exclude the writer of that name."""
+    """The finite numbers in a row of SB3's log, without the keys that exclude the writer `name`."""
     kinds = (bool, int, float, np.number, np.bool_)
     return {
         key: float(value)
@@ -320,7 +320,7 @@ def numbers_of(
 
 
 class GuardedWriter(KVWriter, SeqWriter):
-    """A tracker or a user's writer. If it raises, it is left out from then on after one warning; `failed` says why."""
+    """A tracker or a user's writer. After its first exception it is not called again; `self.failed` says why."""
 
     def __init__(self, writer: KVWriter | None, say: Callable[[str], None], name: str = "", failed: str = "") -> None:
         self.writer, self.failed, self._say = writer, failed, say

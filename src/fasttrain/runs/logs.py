@@ -1,5 +1,5 @@
 """The tables that a run writes during training: episodes.csv and evaluations.csv. A resumed run appends to them.
-Texts come from environments, so cells that a spreadsheet would execute are escaped.
+Some texts come from environments, so cells that a spreadsheet would read as a formula are escaped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS, WRAPPERS, plain
 from fasttrain.terminal import one_line
 
 LONGEST = 1000  # most characters of a cell
-# Spreadsheets read such text as a formula (OWASP, "CSV Injection"), also in full width. (Tabs are removed before.)
+# Spreadsheets read text that begins with these as a formula (OWASP, "CSV Injection"). Tabs are removed earlier.
 FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 
 
@@ -51,11 +51,11 @@ def _looks_like_a_formula(text: str) -> bool:
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
 FLUSH_EVERY = 2000  # rows; one write a second at 2,000 episodes/s, a few hundred kB of memory
 MOST_ROWS = 100_000  # most rows that wait while the disk is full (60 MB); then the oldest are dropped
-FLUSH_S = 5.0  # seconds between two writes at most: a killed run loses no more than that
+FLUSH_S = 5.0  # most seconds between two writes, so that a killed run loses few episodes
 
 
 class EpisodeLog:
-    """Collects rows and appends them to `path`. The infos of the first batch decide the columns. Later keys, and values
+    """Collects rows and appends them to `path`. The infos of the first flush decide the columns. Later keys, and values
     that are no scalars, are left out. Rows that cannot be written wait for the next flush.
 
     Args:
@@ -87,7 +87,7 @@ class EpisodeLog:
         return {"bytes": size, "keys": self._keys}
 
     def go_on(self, position: Mapping[str, Any]) -> bool:
-        """Cut the file back to `position` and append. False if the file is missing or shorter; then its rows stay."""
+        """Cut the file back to `position` and append. False if the file is missing or shorter; its rows are kept."""
         keys, size = position["keys"], int(position["bytes"])
         if size < 0:
             raise ValueError(f"episodes.csv of {size} bytes")
@@ -154,14 +154,14 @@ FIELDS = (
 
 
 class EvaluationLog:
-    """evaluations.csv. Each row is written at once, so that they are there after a kill."""
+    """evaluations.csv. Each row is written immediately, so that a killed run keeps its rows."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.rows: list[dict[str, Any]] = []
 
     def go_on(self, rows: list[dict[str, Any]]) -> None:
-        """Replace the file's rows by these. New rows follow them."""
+        """Replace the file's rows by `rows`. New rows are added after these."""
         self.rows = [{name: row.get(name) for name in FIELDS} for row in rows]
         if rows:
             self._write()
@@ -204,14 +204,14 @@ class EvaluationLog:
 
 
 def _number(text: str | None) -> float | int | None:
-    """The number in a cell; None if it is empty."""
+    """The number in a cell; None if the cell is empty."""
     if not text:
         return None
     value = float(text)
     return int(value) if value.is_integer() and "." not in text else value
 
 
-# --- reading episodes.csv: only the columns that reports need, and of a large file a sample at even distances
+# --- reading episodes.csv: only the columns that reports need; of a large file, blocks at even distances
 
 Floats = NDArray[np.float64]
 # A native game writes 14 million episodes an hour, 800 MB. Reading 250,000 of its rows takes half a second.
@@ -229,8 +229,8 @@ class Episodes:
 
     numbers: dict[str, Floats] = field(default_factory=dict)  # column → (E,); only columns that the file has
     reasons: list[str] = field(default_factory=list)  # end reasons; empty if the env gives none
-    tasks: list[str] = field(default_factory=list)  # of a curriculum; empty without one
-    sampled: bool = False  # the file was too large: these are a sample
+    tasks: list[str] = field(default_factory=list)  # names of tasks; empty without a curriculum
+    sampled: bool = False  # True: the file was too large, so only some rows were read
 
     def __len__(self) -> int:
         return len(self.numbers.get("env_steps", ()))
@@ -289,7 +289,7 @@ def _rows(text: str) -> Iterator[list[str]]:
 
 
 def number_in(cell: str) -> float | None:
-    """The number in a cell, None if it is no number."""
+    """The number in a cell; None if the cell holds no number."""
     with suppress(ValueError):
         return float(cell)
     return None

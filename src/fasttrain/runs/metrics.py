@@ -98,7 +98,7 @@ class Figures:
                 yield self._family(*figure)
 
     def _family(self, kind: str, name: str, text: str, value: Any, label: str = "") -> object:
-        """A metric. With a `label` the value is a mapping; for a histogram it is (count by upper bound, count, sum)."""
+        """A metric. With a `label` the value is a mapping; a histogram's is (upper bound → count, count, sum)."""
         name = f"fasttrain_{name}"
         if kind == "histogram":
             up_to, count, sum_s = value

@@ -67,7 +67,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         if not fast:
             model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
-                model.time_with(clock)  # for studies alone; a run refuses such a class earlier
+                model.time_with(clock)  # only in studies: a run refuses such a class earlier
             return model
         if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
@@ -105,7 +105,7 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
         )
         for name, each in config.policies.items()
     ]
-    if seats := getattr(getattr(env.unwrapped, "venv", None), "seat_spaces", None):  # of PettingZoo's agents
+    if seats := getattr(getattr(env.unwrapped, "venv", None), "seat_spaces", None):  # PettingZoo's agents
         views = [
             view_of_seats(
                 [seats[agent] for agent in decides_of(config, name)], seen_of(config, name, width), f"policies.{name}"
@@ -159,7 +159,7 @@ def _arguments(config: Config, action_space: spaces.Space[Any]) -> dict[str, Any
             value = getattr(algo, name)
             if kind.startswith("schedule") and value is not None:
                 begin, end = parse_schedule(value, f"algo.{name}")
-                value = begin if begin == end else LinearSchedule(begin, end, 1.0)  # SB3's class: SB3 can load it
+                value = begin if begin == end else LinearSchedule(begin, end, 1.0)  # a class that SB3 can load
             found[name] = value
     if (noise := getattr(algo, "action_noise", None)) is not None:
         found["action_noise"] = _noise(noise, action_space)
@@ -193,14 +193,14 @@ def _noise(text: str, action_space: spaces.Space[Any]) -> ActionNoise:
 
 # --- zips
 
-# All files that SB3 2 (tensors.pth: 0.x) and sb3-contrib write into the zips of these algorithms.
+# All files that SB3 2 and sb3-contrib write into the zips of these algorithms, and tensors.pth of SB3 0.x.
 MEMBERS = frozenset(
     ("data", "policy.pth", "policy.optimizer.pth", "actor.optimizer.pth", "critic.optimizer.pth",
      "ent_coef_optimizer.pth", "pytorch_variables.pth", "tensors.pth", "_stable_baselines3_version", "system_info.txt")
 )  # fmt: skip
 OPTIMIZERS = re.compile(r"policy\.members\.\w+\.optimizer\.pth")  # optimizers of a model with several policies
 MOST_MEMBERS = 100
-MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; it contains the last observations of all envs
+MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; `data` holds the last observations of all envs
 MOST_WEIGHT_BYTES = 8 << 30
 POLICY_PACKAGES = ("stable_baselines3", "sb3_contrib", "fasttrain")
 # Keys of policy_kwargs that are not compared: acting does not need them, or the shapes of the weights show them.
@@ -214,7 +214,7 @@ WAY_OUT = "--trust loads it as Stable-Baselines3 does, and runs the code in it: 
 def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Read an SB3 zip without executing anything in it. Raises ConfigError if it is no SB3 zip.
 
-    Returns SB3's `data`, whose pickled values stay text, and the policy's state dict on the CPU.
+    Returns SB3's `data`, in which pickled values stay text, and the policy's state dict on the CPU.
     """
     with open_archive(path, str(path), most_members=MOST_MEMBERS) as archive:
         foreign = sorted(name for name in archive.namelist() if name not in MEMBERS and not OPTIMIZERS.fullmatch(name))
@@ -255,7 +255,7 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
 
 
 def _plays_as_ours(config: Config) -> bool:
-    """Whether acting needs fasttrain's class, whichever class was trained. Masks and dueling heads need its DQN."""
+    """Whether acting needs fasttrain's class, whichever class was trained. Masks and dueling heads need our DQN."""
     spec, own = config.algo.spec, config.algo.entry_point is not None
     return spec.off_policy and spec.fast is not None and not (own and config.engine == "stock")
 
@@ -307,8 +307,8 @@ def evaluation_env(config: Config) -> VecEnv:
 
 
 def find_statistics(config: Config, model_file: Path, trust: bool = False, pickled: Path | None = None) -> Path | None:
-    """The file with the statistics of `env.normalize` of a model; None if it needs none. Raises ConfigError if there is
-    none, or only a pickle, which needs `trust`. `pickled`: path of SB3's own file, if it is not beside the model.
+    """The file with the statistics of `env.normalize` of a model; None if it was trained without. Raises ConfigError
+    if there is no file, or only a pickle without `trust`. `pickled`: SB3's own file, if it is not beside the model.
     """
     if not config.env.normalize:
         return None
@@ -326,7 +326,7 @@ def find_statistics(config: Config, model_file: Path, trust: bool = False, pickl
 
 
 def _check_policy(facts: dict[str, Any], model: BaseAlgorithm, file: Path) -> None:
-    """Raises ConfigError if the zip describes another policy than the one that was built; it names the key."""
+    """Raises ConfigError if the zip describes another policy than the one that was built. The message names the key."""
     kind = facts.get("policy_class")
     module = str(kind.get("__module__") if isinstance(kind, dict) else kind)
     if not isinstance(kind, dict) or module.split(".")[0] not in POLICY_PACKAGES:

@@ -33,7 +33,7 @@ from fasttrain.vec.base import EmptyMasks
 
 
 class Interval:
-    """Tells when a counter has passed the next multiple of `every` (0: never)."""
+    """Reports when a counter has passed the next multiple of `every` (0: never)."""
 
     def __init__(self, every: int) -> None:
         self.every = self.following = every
@@ -49,7 +49,7 @@ class Course:
     """State of the training loop: when logs, evaluations and checkpoints are due, and why the training ends."""
 
     def __init__(self, config: Config) -> None:
-        self.log = Interval(config.log_every)  # `log` and `snapshot` count gradient updates, all others env steps
+        self.log = Interval(config.log_every)  # `log` and `snapshot` count gradient updates, the others env steps
         self.snapshot = Interval(config.self_play.every)
         self.evaluate = Interval(config.eval_every)
         self.checkpoint = Interval(config.checkpoint_interval[0])
@@ -58,7 +58,7 @@ class Course:
         self.enemy_turn_ms = 0.0  # sum of the values that Python envs report as info["perf"]["enemy_turn_ms"]
         self.stopped: Stop | None = None  # set when a rule of `stop`, a callback or a signal ends the training early
         self.at_rest = True  # False: the training ended inside a rollout
-        self.noise = list[Any]()  # in a resumed run: the action noise of each env; None: it begins an episode
+        self.noise = list[Any]()  # in a resumed run: the action noise of each env; None: the env begins an episode
 
 
 @dataclass(eq=False)
@@ -74,13 +74,13 @@ class Parts:
     users: UsersCallbacks
     env: VecEnv
     model: BaseAlgorithm
-    pool: SnapshotPool | None  # the opponents in self-play
+    pool: SnapshotPool | None  # the opponents in self-play; None without self-play
     curriculum: Curriculum | None  # None without tasks
     phases: Phases | None  # None without `env.phases`
     engine_switch: EngineSwitch | None
-    compile_s: float = 0.0
+    compile_s: float = 0.0  # seconds of compiling kernels before training
     startup_s: float = 0.0  # seconds from the start of the process to the start of training
-    resumed_at: list[int] = field(default_factory=list)  # env steps
+    resumed_at: list[int] = field(default_factory=list)  # env steps at each resume
     origin: dict[str, Any] = field(default_factory=dict)  # for plan.json: command lines, versions and machine
     stop: StopFlag = field(default_factory=StopFlag)
     evaluator: Evaluator = field(init=False)  # `train.build` sets this field and the two below
@@ -112,7 +112,7 @@ class Parts:
         write_json(self.folder / "plan.json", {**self.plan.to_dict(), **self.origin})
 
     def save(self, file: Path) -> None:
-        """Write the model with its statistics and opponents. If writing fails, the old files stay."""
+        """Write the model with its statistics and opponents. If writing fails, the old files are kept."""
         with into_place(file) as draft:
             save_model(self.model, draft)
             if self.pool is not None:

@@ -17,11 +17,11 @@ class Phases:
     """Reads the rollouts of fasttrain's PPO, MaskablePPO and their recurrent forms.
 
     Args:
-        columns: name of a phase → the column of the observation that is 1 in it and 0 in others. With `env.frame_stack`
-            it is a column of the newest frame.
+        columns: name of a phase → the column of the observation that is 1 in this phase, else 0. With
+            `env.frame_stack` it is a column of the newest frame.
 
     Raises:
-        ConfigError: the observation has no such column, or the algorithm is none of these.
+        ConfigError: the observation has no such column, or the algorithm is not one of these.
     """
 
     def __init__(self, columns: Mapping[str, int], model: BaseAlgorithm) -> None:

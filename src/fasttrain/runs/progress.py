@@ -1,5 +1,5 @@
-"""The progress of a running training: counters, the last episodes and the learning curve. The curve has the sums of
-returns in a thousand stretches of equal env steps. status.json gives the newest values to `fasttrain watch`.
+"""The progress of a running training: counters, the last episodes and the learning curve. The curve sums the
+returns in each of a thousand intervals of equal env steps. status.json gives the newest values to `fasttrain watch`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from fasttrain.saving.files import FAILED_WRITES, write_whole
 from fasttrain.spec.infos import SCORES, score_diff_of, win_of
 from fasttrain.terminal import one_line, rate_text
 
-STRETCHES = 1000  # parts of total_timesteps; all together take 100 kB
+STRETCHES = 1000  # number of equal intervals of total_timesteps; all of them take 100 kB
 RECENT = 0.25  # the displayed slope is that of the last quarter of the training so far
-MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer stretches or episodes no slope is shown
+MIN_STRETCHES, MIN_EPISODES = 5, 100  # with fewer intervals or episodes no slope is shown
 MIN_PER_FIFTH = 10  # episodes needed in the first and in the last fifth, for `reward_per_hour`
 
 
@@ -48,7 +48,7 @@ class Moments:
 
 
 class Line(NamedTuple):
-    """A line through weighted points: its slope, and weighted sums of squares of x (`spread`) and the residuals."""
+    """A fitted line. `spread`, `residual`: weighted sums of squares of x - mean(x) and of the residuals."""
 
     slope: float
     spread: float
@@ -76,7 +76,7 @@ def fit_line(points: Sequence[tuple[float, float, float]]) -> Line | None:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Sums over the episodes that ended in a stretch. To add an episode costs 0.5 µs."""
+    """Sums over the episodes that ended in one interval of env steps. Adding an episode takes 0.5 µs."""
 
     index: int
     episodes: int = 0
@@ -97,7 +97,7 @@ class LearningCurve:
         self.add_stretch(env_steps * STRETCHES // self._total, 1, episode_return, wall_s)
 
     def add_stretch(self, index: int, episodes: int, returns: float, wall_s: float) -> None:
-        """Add the sums of several episodes that ended in stretch `index`."""
+        """Add the sums of several episodes that ended in interval `index`."""
         if self._open.index != index:
             self._open = _Stretch(index)
             self._stretches.append(self._open)
@@ -114,12 +114,12 @@ class LearningCurve:
         line = fit_line(points)
         if line is None:
             return None
-        # The error is that between stretches, not between episodes, because policies vary between updates.
+        # The error comes from the scatter of intervals, not of episodes, because updates change the policy.
         error = line.error(line.residual / (len(recent) - 2))
         return line.slope if abs(line.slope) > 2 * error else None
 
     def reward_per_hour(self) -> float | None:
-        """The mean return of the last fifth of the training minus that of the first, per hour between their middles."""
+        """The mean return of the last fifth of the training minus that of the first fifth, per hour between them."""
         ends = []
         for stretches in (self._between(0.0, 0.2), self._between(0.8, 1.0)):
             episodes = sum(stretch.episodes for stretch in stretches)
@@ -132,7 +132,7 @@ class LearningCurve:
         return (last - first) / hours if hours > 0 else None
 
     def _between(self, low: float, high: float) -> list[_Stretch]:
-        """Stretches between these shares of the training so far."""
+        """The intervals between the shares `low` and `high` of the training so far."""
         end = self._open.index + 1
         return [stretch for stretch in self._stretches if low * end <= stretch.index + 0.5 < high * end]
 
@@ -170,7 +170,7 @@ class Progress:
         self.curve = LearningCurve(self.total_timesteps)
 
     def add_episode(self, episode_return: float, info: dict[str, Any]) -> None:
-        """Count a finished episode. `info`: its last info from `InfoReader.read`."""
+        """Record a finished episode. `info`: the last info of the episode, from `InfoReader.read`."""
         self.episodes += 1
         self.returns.append(episode_return)
         self.curve.add(self.env_steps, time.perf_counter() - self.started, episode_return)
@@ -188,7 +188,7 @@ class Progress:
                 recent.setdefault(name, deque(maxlen=1000)).append(float(value))
 
     def mark(self) -> None:
-        """Note the time at the start of a rollout, so that rates cover whole rollouts and updates."""
+        """Store the time at the start of a rollout, so that rates cover whole rollouts and updates."""
         now = time.perf_counter()
         if not self._marks or now - self._marks[-1][0] >= MARK_EVERY_S:
             self._marks.append((now, self.env_steps))
@@ -240,7 +240,7 @@ class Progress:
         return {one_line(name): sum(values) / len(values) for name, values in self.reward_terms.items()}
 
     def shares(self) -> dict[str, float]:
-        """Shares (0..1) of env, act, update and rest in the time so far."""
+        """Shares (0..1) of the time so far: `env`, `act`, `update` and `rest` (all else)."""
         totals = self.clock.snapshot()
         wall = sum(totals.values()) or 1
         groups = {
@@ -252,7 +252,7 @@ class Progress:
 
     def line(self) -> str:
         """`1,200,000/3,000,000 steps 40 % · 61,234 steps/s · 310 episodes/s · ETA 0:29 · reward 0.52 · win 31 % …`."""
-        percent = min(100.0, 100 * self.env_steps / self.total_timesteps)  # at most 100 %
+        percent = min(100.0, 100 * self.env_steps / self.total_timesteps)
         parts = [f"{self.env_steps:,}/{self.total_timesteps:,} steps {percent:.0f} %", *self.rates()]
         if self.eta_s is not None:
             parts.append(f"ETA {clock_text(self.eta_s)}")

@@ -1,5 +1,5 @@
 """`fasttrain resume run=FOLDER`: continue a run from its newest complete checkpoint, in the same folder. The settings
-in plan.json stay, except those about how long to train, when to stop, what to log and how to evaluate.
+come from plan.json. How long to train, when to stop, what to log and how to evaluate may be changed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def open_run(
     overrides that were typed for it so far, or None if all steps are done. Raises ConfigError if the run still trains,
     has no complete checkpoint, or a typed value may not change.
     """
-    where = Path(str(config.run)).absolute()  # an env may go to another working directory
+    where = Path(str(config.run)).absolute()  # an env may change the working directory
     if not (where / "plan.json").is_file():
         raise ConfigError(f"run={where}: no plan.json there; name the folder of a run")
     refuse_links(where)
@@ -82,7 +82,7 @@ def open_run(
 
 
 def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Parts:
-    """The run at that checkpoint. Entries of later steps are removed from its files."""
+    """Restore the run from the checkpoint `point`. Entries of later steps are removed from the run's files."""
     run, (folder, state, arrays) = build(plan, where, console, resumes=True), point
     try:
         anew, lost = restore(run, state, arrays)
@@ -113,11 +113,11 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Par
 
 
 def _cut_files_back(run: Parts, own: Mapping[str, Any]) -> None:
-    """Remove episodes, evaluations and log lines of steps after the checkpoint. `own`: its part about the run."""
+    """Remove episodes, evaluations and log lines after the checkpoint. `own`: entry `run` of the checkpoint's state."""
     steps = run.model.num_timesteps
     if not run.episodes.go_on(own["episodes_file"]):
         run.say("warning: episodes.csv is shorter than at the checkpoint; new episodes are appended to it")
-    # With eval_async the result for an older policy may arrive after the checkpoint was written.
+    # With eval_async evaluations.csv may hold a result that arrived after the checkpoint was written.
     rows = max(own["evaluations"], run.evaluator.log.known(steps), key=len)
     run.evaluator.go_on(rows)
     cut_logs(run.model.logger, steps)
@@ -149,7 +149,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     changes: dict[str, Any] = {}
     for key in typed:
         group, _, name = key.partition(".")
-        if name := name.partition(".")[0]:  # eval.env_kwargs.NAME is below a setting
+        if name := name.partition(".")[0]:  # the setting: eval.env_kwargs for eval.env_kwargs.NAME
             known = changes.get(group, getattr(kept, group))
             changes[group] = dataclasses.replace(known, **{name: getattr(getattr(config, group), name)})
         else:
@@ -175,7 +175,7 @@ def _row(stored_row: Mapping[str, Any], changes: Mapping[str, Any]) -> Row:
 
 
 def newest_point(where: Path, keep: int, files: ExitStack, console: Console) -> Point:
-    """The newest complete checkpoint of this version; `files` closes it. Raises ConfigError if there is none."""
+    """The newest complete checkpoint of this version, opened in `files`. Raises ConfigError if there is none."""
     problems: list[str] = []
     for folder in CheckpointFolder(where / "checkpoints", keep).all():
         try:

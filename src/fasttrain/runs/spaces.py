@@ -26,7 +26,7 @@ from fasttrain.spec.setting import did_you_mean
 OBSERVATION_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 SMALLEST_IMAGE = 36  # pixels per side: NatureCNN's three convolutions reduce 36 pixels to one
 IN_A_WRAPPER = "in the env, or in a wrapper (env.wrappers)"
-# Entries of `policy_kwargs` that SB3 calls → the base class of such a class. A function is allowed too.
+# Entries of `policy_kwargs` that SB3 calls → the class from which they must be derived. Functions are allowed too.
 CLASSES = {
     "features_extractor_class": torch.nn.Module, "activation_fn": torch.nn.Module,
     "optimizer_class": torch.optim.Optimizer,
@@ -54,7 +54,7 @@ def check_spaces(config: Config, what: str, action: spaces.Space[Any], observati
             f"algo.policy_kwargs.normalize_images=false), {what} observes {_line(observation)}; use auto"
         )
     for image in [part for part in parts.values() if is_image_space(part, normalized_image=scaled)]:
-        sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # uint8: any order
+        sides = sorted(image.shape)[1:] if is_image_space(image) else image.shape[1:]  # uint8: channels first or last
         if min(sides) < SMALLEST_IMAGE and policy != "MlpPolicy" and not own:
             flat = "" if isinstance(observation, spaces.Dict) else "use algo.policy=MlpPolicy, which flattens it, or "
             way_out = f"{flat}add gymnasium.wrappers:FlattenObservation to env.wrappers"
@@ -117,7 +117,7 @@ def _line(space: spaces.Space[Any]) -> str:
 
 
 def _unread(part: object, own: bool) -> str:
-    """Why SB3 does not support such observations, and what to do; empty if it does."""
+    """Why SB3 does not support the observation space `part`, and what to do; empty if SB3 supports it."""
     if not isinstance(part, OBSERVATION_SPACES):
         known = ", ".join(kind.__name__ for kind in OBSERVATION_SPACES)
         way_out = f"turn it into one {IN_A_WRAPPER}"
@@ -144,14 +144,14 @@ def _torch_lacks(dtype: np.dtype[Any] | None) -> str:
 
 
 def _key_refused(key: object, own: bool) -> str:
-    """Why a Dict must not have that key, which SB3 uses as the name of a torch module; empty if it may."""
+    """Why SB3 cannot use `key` as the name of a torch module; empty if it can. `own`: the network is the user's."""
     if isinstance(key, str) and key and (own or ("." not in key and not hasattr(torch.nn.ModuleDict(), key))):
         return ""
     return f"and torch takes no network of that name: rename the key {IN_A_WRAPPER}"
 
 
 def _is_scaled(algo: AlgoConfig) -> bool:
-    """Whether `normalize_images=false` is set: images are scaled already; any Box of three axes is one."""
+    """Whether `normalize_images=false` is set: images are scaled already, and any Box of three axes is an image."""
     return not algo.policy_kwargs.get("normalize_images", True)
 
 
@@ -185,7 +185,7 @@ def _check_goals(config: Config, what: str, observation: spaces.Space[Any]) -> N
 
 
 def is_normalisable(space: spaces.Space[Any]) -> bool:
-    """Whether `env.normalize` applies to such observations."""
+    """Whether `env.normalize` applies to observations of `space`."""
     return isinstance(space, spaces.Box) and not is_image_space(space)
 
 
@@ -234,7 +234,7 @@ def check_policy(config: Config, observation: spaces.Space[Any]) -> None:
 def policy_kwargs(algo: AlgoConfig) -> dict[str, Any]:
     """SB3's `policy_kwargs`: `algo.policy_kwargs`, and settings that have a key of their own."""
     kwargs: dict[str, Any] = {name: getattr(algo, name) for name in LSTM if algo.spec.recurrent}
-    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock policies lack it
+    kwargs |= {"cell": algo.cell} if getattr(algo, "cell", "lstm") != "lstm" else {}  # stock policies have no `cell`
     for name, value in algo.policy_kwargs.items():
         option, kind = f"algo.policy_kwargs.{name}", CLASSES.get(name)
         named = kind is not None and isinstance(value, str)

@@ -76,13 +76,13 @@ def load_progress(progress: Progress, state: Mapping[str, Any]) -> None:
 
 
 def curve_state(curve: LearningCurve) -> dict[str, Any]:
-    """For each interval of the learning curve: the number of its episodes and the sum of their returns."""
+    """For each interval of the learning curve: its index, number of episodes, and sums of their returns and times."""
     rows = [[each.index, each.episodes, each.returns, each.wall_s] for each in curve._stretches]
     return {"total": curve._total, "stretches": plain(rows)}
 
 
 def load_curve(curve: LearningCurve, state: Mapping[str, Any]) -> None:
-    """Restore a learning curve. If `total_timesteps` has grown, several stored stretches become one."""
+    """Restore a learning curve. If `total_timesteps` has grown, several stored intervals become one interval."""
     total = int(state["total"])
     for index, episodes, returns, wall_s in state["stretches"]:
         curve.add_stretch(int(index) * total // curve._total, int(episodes), float(returns), float(wall_s))
@@ -116,7 +116,7 @@ DUE = ("log", "evaluate", "checkpoint", "film")
 
 
 def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
-    """What a checkpoint stores of the loop: when each interval is due next, and the loop's counters."""
+    """What a checkpoint stores of the training loop: when each interval is due next, and the loop's counters."""
     intervals = {name: getattr(course, name) for name in DUE}
     return {
         "intervals": {name: [each.every, each.following] for name, each in intervals.items()},
@@ -130,7 +130,7 @@ def load_course(course: Course, state: Mapping[str, Any], progress: Progress) ->
     """Restore the intervals. An interval whose length was changed starts at the present step."""
     for name in DUE:
         interval: Interval = getattr(course, name)
-        every, following = state["intervals"].get(name, (None, 0))  # None: the checkpoint is older than this interval
+        every, following = state["intervals"].get(name, (None, 0))  # None: an older version wrote the checkpoint
         if every == interval.every:
             interval.following = int(following)
         else:
@@ -149,7 +149,7 @@ def stateful_noise(model: BaseAlgorithm) -> list[Any]:
 
 SEED_STRIDE = 1_000_003  # added to the seeds of envs at each resume, so that envs do not repeat their episodes
 OTHER_RUN = "another env or algorithm"
-# Errors that wrong values in a checkpoint cause, or an array with a wrong checksum.
+# Errors caused by wrong values in a checkpoint, or by an array with a wrong checksum.
 WRONG = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, zipfile.BadZipFile)
 
 
@@ -214,12 +214,12 @@ def digest_of(value: object) -> str:
 
 
 def check_identity(stored: object, config: Config) -> None:
-    """Raises ConfigError for a checkpoint of another run. Settings that only one of the two has are not compared."""
+    """Raises ConfigError for a checkpoint of another run. Settings that only one of the runs has are not compared."""
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)
     known, settings = stored.get("settings", {}), own.pop("settings")
     key, places = "env.id" if config.env.id else "env.entry_point", former_paths(str(own["env"]))
     if stored.get("env") in places and known.get(key) in map(digest_of, places):
-        own["env"], settings[key] = stored["env"], known[key]  # from before the module was moved
+        own["env"], settings[key] = stored["env"], known[key]  # written before the module was moved
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")
@@ -232,7 +232,7 @@ def restore(
 ) -> tuple[list[int], dict[int, list[str]]]:
     """Restore a new run from a checkpoint.
 
-    Returns the envs that begin a new episode, and for each other env the attributes that could not be restored. Raises
+    Returns the envs that begin a new episode, and env → names of its attributes that could not be restored. Raises
     ConfigError if the checkpoint does not fit.
     """
     check_identity(state.get("of"), run.config)
@@ -376,7 +376,7 @@ def _what(error: BaseException, env_steps: int) -> str:
 
 
 def _is_again(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    """Whether the run crashed with this error at this step before. Memory addresses in messages are ignored."""
+    """Whether the run crashed with the same error at the same step before. Memory addresses in messages are ignored."""
     one, other = (re.sub(r"0x[0-9a-f]+", "", str(content.get("error"))) for content in (before, now))
     crashed = before.get("status") == "crashed" and bool(now.get("resumed_at"))
     return crashed and one == other and before.get("env_steps") == now["env_steps"]

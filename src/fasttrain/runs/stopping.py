@@ -7,8 +7,8 @@ The plateau rule compares the mean returns of blocks of at least 100 episodes. I
 2. The line through the late blocks is flat: its slope plus twice its standard error lies below half of the mean slope
    of the training until then. Without rule 2, noise hides a slow steady rise. Of simulated linear rises over the
    whole training (1,000 to 30,000 episodes, noise of 0.25 to 1 times the total gain) rule 1 alone stopped 61 % at the
-   default patience, and both rules 0.3 %. With noise of 1 to 2 times the gain over 6,000 to 20,000 episodes they stop
-   100 % and 7 % (tests/runs/test_stopping.py). If the reward has not risen so far, the line must not rise either.
+   default patience, and both rules 0.3 %. With noise of 1 to 2 times the gain over 6,000 to 20,000 episodes rule 1
+   alone stopped 100 %, both 7 % (tests/runs/test_stopping.py). Without a rise until then the slope must be at most 0.
 
 Nothing is decided in the first `stop.patience` × total_timesteps steps. If a training has no reward for a while at its
 start, the patience must be longer than that.
@@ -107,7 +107,7 @@ def _is_flat(blocks: list[Block], mean_slope: float) -> bool:
 
 
 class Stopping:
-    """The rules of `stop`. `active`: at least one is set."""
+    """The rules of `stop`. `self.active`: at least one rule is set."""
 
     def __init__(self, config: StopConfig, total_timesteps: int) -> None:
         self._config = config
@@ -117,7 +117,7 @@ class Stopping:
         self.active = bool(config.patience) or config.at_reward is not None or config.max_minutes is not None
 
     def add(self, env_steps: int, episode_return: float, learned: bool = True) -> None:
-        """Add a training episode. `learned`: after the first update, before which the policy is random."""
+        """Add a training episode. `learned`: False before the first update, while the policy is random."""
         if learned:
             self._recent.append(episode_return)
         if self._plateau is not None:
@@ -144,7 +144,7 @@ class Stopping:
 
 
 def stopping_for(config: Config) -> Stopping:
-    """The stopping rules of a run. Raises ConfigError for one that has no effect with it."""
+    """The stopping rules of a run. Raises ConfigError for a rule that has no effect in this run."""
     stop = config.stop
     if stop.patience and is_self_play(config):
         raise ConfigError(
@@ -172,7 +172,7 @@ class StopFlag:
     """Set by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, or by a terminal that closes (unless under nohup).
 
     The run then ends after the current update (`Checkpoints`). A second signal kills it. A signal within `REPEAT_S` of
-    the first is ignored: a signal to the process group reaches a study and its cell, and the study also passes it on.
+    the first is ignored: a signal to the process group reaches a study and its run, to which the study also sends it.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class StopFlag:
 
     @contextmanager
     def listening(self) -> Iterator[StopFlag]:
-        """Handle the signals inside the block. In other threads than the main one nothing is changed."""
+        """Handle the signals inside the block. Only the main thread can handle signals; in other threads do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return

@@ -1,7 +1,7 @@
 """The results of a run: its quality, [PERF] and totals, shown at its end and written as perf.json and summary.json.
 
 With `num_envs=1` no second env is opened, because some simulators can run only once (a port, a licence, a window).
-Evaluations then play on the training's env. Afterwards its state is restored as after a resume, or the env begins a new
+Evaluations then play on the training's env. Afterwards the env gets its state back as in a resume, or begins a new
 episode. External engines play an evaluation's games beside the training's games, which wait. If the engines take no
 more games, the training's games are ended and started again.
 """
@@ -147,7 +147,7 @@ def tell_loggers(run: Parts, summary: Mapping[str, Any]) -> None:
 
 
 def check_saved(run: Parts) -> None:
-    """Raises FastTrainError if a file of the run was not written; it names the files and how to continue."""
+    """Raises FastTrainError if a file of the run was not written. The message says which, and how to continue."""
     for logger in guarded_writers(run.model.logger):
         if logger.failed:
             run.saving.cost(f"logger {logger.name}", logger.failed)

@@ -41,7 +41,7 @@ class BrokenEnvError(EnvSpecError):
 
 
 class Survey:
-    """One env in a process of its own. `here`: it is in this process, where compiled games load faster."""
+    """One env in a process of its own. `here`: the env is in this process, where compiled games load faster."""
 
     def __init__(self, spec: EnvSpec, timeout_s: float, console: Console, here: bool = False) -> None:
         self.spec, self.console = spec, console
@@ -51,7 +51,7 @@ class Survey:
         self._built: BuildResult | None = None
         self._played = False
         self._not_fresh = ""  # why a training must not continue the played env; empty if it may
-        self.shares = ""  # if copies of the env influence each other: within a "process" or "machine"
+        self.shares = ""  # "process" or "machine" within which copies of the env influence each other; else empty
 
     def __enter__(self) -> Survey:
         return self
@@ -94,7 +94,7 @@ class Survey:
         return built
 
     def checkup(self, limits: Mapping[str, Any], stays: bool, copies: bool = True) -> CheckupResult:
-        """Play the env and look for faults. `stays`: a training may continue this env; `copies`: with several."""
+        """Play the env and look for faults. `stays`: a training may keep this env. `copies`: try two envs at once."""
         built = self.build()
         look = Check(self.spec, built.build_s, stays and built.build_s >= SLOW_BUILD_S, dict(limits), copies=copies)
         result: CheckupResult = self._ask(look, f"checkup of {self.spec.option}")
@@ -133,7 +133,7 @@ class Survey:
         """Give the process to a training with this effective configuration, as its first worker. None without workers.
 
         The worker keeps the env only if results stay the same: the env was never played, or it is slow to build and
-        played the same again after it was seeded again.
+        repeated an episode exactly after it was seeded again.
         """
         if self._scout is None or self._built is None:
             return None
@@ -160,7 +160,7 @@ class Survey:
 
 
 class _Watch:
-    """Watches the process while it plays: shows what it does, and raises BrokenEnvError if it hangs or fills memory."""
+    """Watches the process while it plays: shows the activity, and raises BrokenEnvError if it hangs or fills memory."""
 
     def __init__(self, option: str, place: Place, pid: int, timeout_s: float, doing: Activity) -> None:
         self._option, self._place, self._pid, self._doing = option, place, pid, doing

@@ -68,7 +68,7 @@ Draw = Callable[[Path], str]  # draws report.html in a run's folder; returns why
 def main(
     config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], draw: Draw = lambda _: ""
 ) -> int:
-    """Train as `config` says and leave everything in `folder`; returns the exit code."""
+    """Train the run of `config` and write its files into `folder`. Returns the exit code."""
     if config.warmup == "only":
         return engine.warm_up(config, sources)
     with open_run(config, sources, folder, overrides) as run:
@@ -173,7 +173,7 @@ def build(
     Args:
         resumes: the run appends to the files in its folder.
         scout: the process that ran the checkup; it becomes the first worker.
-        density: as in `EnvFacts`.
+        density: shares of non-zero numbers in observations, and of legal actions.
     """
     config, voice, clock = plan.config, Voice(console), PhaseClock()
     if resumes:
@@ -212,7 +212,7 @@ def build(
 
 
 def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, has_callbacks: bool) -> BaseAlgorithm:
-    """Build the algorithm. If there are callbacks of the user, each step gets new arrays, which they may keep."""
+    """Build the algorithm. If the user has callbacks, each step gets new arrays, because a callback may keep them."""
     model = build_algorithm(config, env, clock)
     if (replay := callbacks.replay_dict(model)) is not None:  # the buffer takes this memory step by step while it fills
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
@@ -235,7 +235,7 @@ def _settled(
 
 
 def _complete(run: Parts, config: Config) -> None:
-    """Add the parts that read the others: evaluator, [PERF] and checkpoints."""
+    """Add the parts that use other parts of the run: evaluator, [PERF] meter and checkpoints."""
     counted, (every, every_s) = run.env.has_attr("opponents_ns"), config.checkpoint_interval
 
     def times() -> EnvTimes:
@@ -257,6 +257,6 @@ def _complete(run: Parts, config: Config) -> None:
 
 
 def _decide(run: Parts, density: tuple[float, float]) -> str:
-    """Why PyTorch stays although the kernels are compiled now; empty if the kernels take over."""
+    """Why PyTorch is kept although the kernels are compiled now; empty if the kernels take over."""
     run.plan, reason = calibrate_at_switch(run.plan, cast(Fast, run.model), run.console, density)
     return reason

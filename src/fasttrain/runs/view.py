@@ -30,15 +30,15 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.terminal import GLUE, Output, folded, one_line, rate_text, spelt, with_interval
 
 GAP = "  "
-LEAST = 40  # columns; a last cell with this much room is wrapped in its place, else it is put below the row
+LEAST = 40  # columns; with this much room the last column is wrapped in its place, else it goes below the row
 
 
 class FittingTable:
     """A table of texts that fits the console. If it is too wide, the last columns of each row go on lines below it.
 
     Args:
-        right: numbers of the columns that are aligned to the right.
-        plain: columns that are shown below a row without their name.
+        right: names of the columns that are aligned to the right.
+        plain: names of the columns that are shown without their name if they go below a row.
     """
 
     def __init__(self, names: Sequence[str], right: Collection[str] = (), plain: Collection[str] = ()) -> None:
@@ -96,16 +96,16 @@ class LiveView:
     ) -> None:  # fmt: skip
         self._progress, self._console, self._title = progress, console, title
         self._panel = panel and moves(console)
-        self._drawn = Group()  # drawn at the last tick, for another thread to show
+        self._drawn = Group()  # the panel of the last tick, which another thread shows
         self._shown = ExitStack()
         self._every_s = MOVING_EVERY_S if self._panel else PLAIN_EVERY_S
         self._draws = time.perf_counter() + self._every_s
-        self._beside, self._next = beside, 0.0  # when to call `beside` next
+        self._beside, self._next = beside, 0.0  # time at which `tick` next does something
 
     def __enter__(self) -> LiveView:
         if self._panel:
             self._shown.enter_context(moving(self._console, lambda: self._drawn))
-            self._shown.enter_context(activity(self._console, self._title))  # it moves also while a long update runs
+            self._shown.enter_context(activity(self._console, self._title))  # moves also during a long update
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -160,7 +160,7 @@ NARROW = 80  # columns
 
 
 class LastingConsole(Console):
-    """A closed pipe (`| tee` gets the same Ctrl-C) or a full disk ends the output, not the run."""
+    """A console on which a closed pipe (Ctrl-C also ends `| tee`) or a full disk ends the output, not the run."""
 
     def _check_buffer(self) -> None:
         try:
@@ -177,7 +177,7 @@ class LastingConsole(Console):
 def make_console() -> Console:
     """The console on standard output. If that is no terminal, it is wide enough for the tables.
 
-    It keeps this output where a library's own output is redirected for a while, so that activities can go on there.
+    It keeps this output while `sys.stdout` is redirected for a library, so that activities are still shown.
     """
     plain: dict[str, Any] = {
         "markup": False,
@@ -287,11 +287,11 @@ def figure_text(result: Mapping[str, Any], name: str, form: str, scale: float = 
 SILENT_S = 2.0  # shorter activities print no line in a log
 SAID_EVERY_S = 30.0
 MOVING_EVERY_S = 0.25
-WHEELS = {"utf": "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "": "|/-\\"}  # key: how the console's encoding begins
+WHEELS = {"utf": "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "": "|/-\\"}  # key: first letters of the console's encoding
 
 
 def moves(console: Console) -> bool:
-    """Whether the console can draw over its lines."""
+    """Whether the console can draw over lines that it has printed."""
     return console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
 
@@ -337,7 +337,7 @@ def moving(console: Console, draw: Callable[[], RenderableType]) -> Iterator[Non
     """Draw what `draw` returns at the foot of the terminal, below other moving lines, while the block runs."""
     per_s = 1 / MOVING_EVERY_S
     with Live(console=console, refresh_per_second=per_s, transient=True, get_renderable=draw) as live:
-        live.refresh()  # rich draws nested lives together
+        live.refresh()  # rich draws nested `Live` objects together
         yield
 
 

@@ -43,7 +43,7 @@ def with_absolute_paths(config: Config) -> Config:
 
 
 def check_init_from(config: Config) -> None:
-    """Raises ConfigError if a model cannot be read: before the environments start, because that takes longer."""
+    """Raises ConfigError if a model cannot be read. Called before environments start, because starting takes longer."""
     for one in (config, *(own_config(config, name) for name in config.policies)):
         if one.init_from is not None:
             _read(one.init_from)
@@ -58,7 +58,7 @@ def _read(init_from: str) -> tuple[Path, Mapping[str, Any], Mapping[str, torch.T
 
 
 def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object]) -> None:
-    """Copy the weights of `init_from` into a new model, where names and shapes agree. The user is told which.
+    """Copy the weights of `init_from` into a new model, where names and shapes agree. `say` prints which tensors.
 
     Raises:
         ConfigError: the file cannot be read or has other spaces; no tensor fits; or only some fit and

@@ -82,7 +82,7 @@ def check_arrays(archive: zipfile.ZipFile, what: str) -> None:
 
 
 def read_arrays(path: Path, most_bytes: int) -> dict[str, NDArray[Any]]:
-    """All arrays of a small .npz. Raises ConfigError if it is larger than `most_bytes` or no .npz without objects."""
+    """All arrays of a small .npz. Raises ConfigError if it is larger than `most_bytes`, no .npz, or has objects."""
     if path.stat().st_size > most_bytes:
         raise ConfigError(f"{path} is too large ({path.stat().st_size:,} bytes; {most_bytes:,} allowed)")
     with open_archive(path, str(path)) as archive:
@@ -110,9 +110,9 @@ def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:
 
 
 def _check_directory(stream: BinaryIO, what: str, most_members: int) -> None:
-    """Check the size of the zip's directory. otherwise zipfile makes an object for each entry before a check."""
+    """Check the size of the zip's directory before zipfile makes an object for each entry in it."""
     try:
-        end_record = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed does not know it
+        end_record = getattr(zipfile, "_EndRecData")(stream)  # noqa: B009 - typeshed lacks this name
     except READ_ERRORS as error:
         raise ConfigError(f"{what} cannot be read: {error}") from error
     if not end_record:
@@ -210,7 +210,7 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
 
 def _check_pickle(pickled: bytes, what: str) -> None:
     tuples, last = 0, ""
-    of_tuples: set[int] = set()  # memo indices; a tuple that is twice in another, and so on, takes hours to hash
+    of_tuples: set[int] = set()  # memo indices; nested tuples, each twice in the next one, take hours to hash
     argument: Any
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name not in INSTRUCTIONS:
@@ -231,7 +231,7 @@ def _check_pickle(pickled: bytes, what: str) -> None:
 
 
 def _check_value(value: Any, tensors: type[Any], seen: set[int]) -> None:
-    """Raise ValueError for a tensor larger than its storage or a value that is not plain. `seen`: checked ids."""
+    """Raise ValueError for tensors larger than their storage or values not plain. `seen`: ids of checked values."""
     if isinstance(value, tensors):
         if value.numel() * value.itemsize > value.untyped_storage().nbytes():
             raise ValueError(f"a tensor of {tuple(value.shape)} has more numbers than its storage")

@@ -1,9 +1,9 @@
 """When a run writes checkpoints, and where a run that must stop ends.
 
 A run is at rest between an update and the next rollout (DQN: before a vector step). Only from this state another
-process can continue, so a stop during a rollout waits for the next such state. If that would take longer than
-`checkpoint.grace_s`, the state of the last rest is written, which was copied in memory. Every run copies its state now
-and then, as often as that costs little, in case of an error.
+process can continue, so a stop during a rollout waits until the run is at rest. If that would take longer than
+`checkpoint.grace_s`, the copy in memory of the state at the last rest is written. Every run copies its state now and
+then, but so rarely that it costs little, in case of an error.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fasttrain.perf.clock import PhaseClock
 from fasttrain.saving.checkpoints import CheckpointFolder, Snapshot, Writer
 
 HOLD_MOST_BYTES = 256 << 20  # a larger state is not kept as a copy in memory
-HOLD_SHARE = 0.002  # share of the training's time for such copies: a copy of 3 ms is made every 1.5 s
+HOLD_SHARE = 0.002  # share of the training's time for copies in memory: a copy of 3 ms is made every 1.5 s
 TIMED_MOST_BYTES = 2 << 30
-TIMED_SHARE = 0.01  # the same for checkpoints by time: if writing takes 10 s, they are written every 1,000 s
+TIMED_SHARE = 0.01  # share of time for timed checkpoints: if writing takes 10 s, one is written every 1,000 s
 COPY_SHARE = 0.25  # share of the free memory; if a copy would take more, training waits while the state is written
 Take = Callable[[], Snapshot]  # takes a snapshot of views, which must be copied or written before training continues
 
@@ -56,20 +56,20 @@ class Checkpoints:
         self.failed, self.at = "", -1
         self._take, self._clock, self._say = take, clock, say
         self._thread: threading.Thread | None = None
-        self._held: Snapshot | None = None  # a copy in memory of the state at the last rest, or at an earlier one
+        self._held: Snapshot | None = None  # a copy in memory of the state at the last rest, or at an earlier rest
         self._holds = 0  # number of copies so far
         self._hold_s, self._held_at = 0.0, 0.0  # how long the last copy took, and when it was made
         self._too_large = False  # whether the state is too large to be copied
-        self._write_s, self._written_at = 0.0, time.perf_counter()  # as above, for the last checkpoint
+        self._write_s, self._written_at = 0.0, time.perf_counter()  # duration and time of the last checkpoint
         self._published = -1  # env steps of the last checkpoint that this process has written
         self._rest_at = -1  # env steps at the last rest
         self._stopping = False  # whether the run had to end at the last rest
-        self._rested = 0.0  # the time of the last rest
+        self._rested = 0.0  # time of the last rest, on `time.perf_counter`
         self._cycle_s: float | None = None  # seconds between the last two rests of the run; None until the second rest
         self._asked: float | None = None  # time at which the run first wanted to stop
 
     def at_rest(self, env_steps: int, due: bool, stopping: bool) -> None:
-        """Handle a rest of the run, If the run is `stopping`, it ends here."""
+        """Handle a rest of the run. A run that is `stopping` ends here."""
         now = time.perf_counter()
         if self._rest_at >= 0:
             self._cycle_s = now - self._rested
@@ -98,10 +98,10 @@ class Checkpoints:
         now = time.perf_counter()
         if self._asked is None:
             self._asked = now
-        if self.at == self._rest_at and (self._stopping or not self.failed):  # saving its state was tried
+        if self.at == self._rest_at and (self._stopping or not self.failed):  # this state was saved, or cannot be saved
             return True
         held = self._held if self._held is not None and self._held.env_steps == self._rest_at else None
-        if held is None and not self._too_large:  # so far rollouts were short
+        if held is None and not self._too_large:  # no copy was made, because rollouts were short so far
             return False
         left_s = 0.0 if self._cycle_s is None else self._cycle_s - (now - self._rested)
         if max(left_s, now - self._asked) <= self.settings.grace_s:
@@ -119,8 +119,8 @@ class Checkpoints:
     def finish(self, env_steps: int, at_rest: bool, stopped: bool) -> None:
         """Write the final state, from which a longer run can continue, and wait until everything is written.
 
-        Without checkpoints it is written only if a signal `stopped` the run. If training has not ended `at_rest`, the
-        steps of the last rollout are dropped.
+        Without checkpoints the final state is written only if a signal `stopped` the run. If training has not ended
+        `at_rest`, the steps of the last rollout are dropped.
         """
         with self._clock.phase("checkpoint"):
             held, self._held = self._held, None
@@ -140,7 +140,7 @@ class Checkpoints:
             self._say(f"warning: not saved for a resume: {self.failed}")
 
     def after_error(self, now: Take) -> None:
-        """Write the newest state after an error; `now` takes one if there is no copy in memory."""
+        """Write the newest state after an error; `now` takes a snapshot if there is no copy in memory."""
         self.wait()
         held, self._held = self._held, None
         known = -1 if self.failed else self.at
@@ -217,7 +217,7 @@ class Checkpoints:
 
 
 def zip_writer(model: BaseAlgorithm) -> Writer:
-    """Writes what `model.save` would write now, from copies, which take 0.3 ms to make."""
+    """A function that writes what `model.save` would write now. Its copies take 0.3 ms to make."""
     excluded = set(model._excluded_save_params())
     names, tensor_names = model._get_torch_save_params()
     excluded |= {name.split(".")[0] for name in (*names, *tensor_names)}
@@ -232,7 +232,7 @@ def zip_writer(model: BaseAlgorithm) -> Writer:
 
 
 def _copied(value: object) -> object:
-    """A copy of what training changes in place."""
+    """A copy of a value that training changes in place; other values are returned as they are."""
     return copy.copy(value) if isinstance(value, (deque, dict, list, np.ndarray)) else value
 
 

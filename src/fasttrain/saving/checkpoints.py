@@ -38,7 +38,7 @@ Writer = Callable[[BinaryIO], object]
 
 
 class Disk:
-    """The operations by which a checkpoint is written. Tests put faults between them."""
+    """The operations by which a checkpoint is written. Tests put faults between these operations."""
 
     def make(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=False)
@@ -68,20 +68,20 @@ class Disk:
 
 
 class Newest(NamedTuple):
-    """The newest complete checkpoint, and what is wrong with newer ones."""
+    """The newest complete checkpoint, and what is wrong with newer checkpoints."""
 
     folder: Path | None
     problems: list[str]
 
 
 class CheckpointFolder:
-    """The checkpoints of one run in `root`, of which the newest `keep` are kept. The first one creates the folder."""
+    """The checkpoints of one run in `root`, of which the newest `keep` are kept. The first checkpoint makes `root`."""
 
     def __init__(self, root: Path, keep: int = 3, disk: Disk | None = None) -> None:
         self.root, self.keep, self.disk = root, keep, disk or Disk()
 
     def publish(self, step: int, files: Mapping[str, bytes | Writer]) -> Path:
-        """Write a checkpoint, then remove the oldest beyond `keep`. After an OSError (disk full) old ones remain."""
+        """Write a checkpoint, then remove the oldest beyond `keep`. If the disk is full, old checkpoints are kept."""
         target = self.root / name_of(step)
         staged = self.root / f"{STAGED}{target.name}-{os.getpid()}"
         with suppress(FileNotFoundError):
@@ -132,14 +132,14 @@ class CheckpointFolder:
                     self.disk.remove(path)
 
     def _forget_old(self, newest: Path) -> None:
-        # Checkpoints of later steps do not count: they are damaged, otherwise the run would have continued from them.
+        # Checkpoints of later steps are ignored: they are damaged, otherwise the run would have continued from them.
         earlier = [folder for folder in self.all() if folder.name <= newest.name]
         for folder in earlier[self.keep :]:
-            with suppress(OSError):  # an old checkpoint that stays does no harm
+            with suppress(OSError):  # an old checkpoint that remains does no harm
                 self._discard(folder)
 
     def _discard(self, folder: Path) -> None:
-        """Remove a checkpoint. It is renamed first, so that a partly removed one does not look like a damaged one."""
+        """Remove a checkpoint. It is renamed first, so that a partly removed checkpoint does not look damaged."""
         away = self.root / f"{REMOVED}{folder.name}-{os.getpid()}"
         self.disk.rename(folder, away)
         self.disk.remove(away)
@@ -169,7 +169,7 @@ def problem_of(folder: Path) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | str:
-    """The manifest, or a text about what is wrong with it."""
+    """The manifest, or a text about what is wrong with the file."""
     path = folder / MANIFEST
     try:
         if path.stat().st_size > MOST_MANIFEST_BYTES:
@@ -181,7 +181,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | str:
         return f"{MANIFEST} " + (f"cannot be read ({error.strerror})" if path.exists() else "is missing")
     except (ValueError, RecursionError):
         return f"{MANIFEST} is not readable"
-    # The manifest has no checksum, but there is only one way to spell it.
+    # The manifest has no checksum of its own: its text must be exactly what `_manifest_text` writes.
     return manifest if text == _manifest_text(manifest) else f"{MANIFEST} was changed after it was written"
 
 

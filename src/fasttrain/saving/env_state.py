@@ -45,7 +45,7 @@ def env_state(env: VecEnv, traced: bool, broken: bool = False) -> tuple[State, A
 
     Args:
         traced: whether Python envs are in a `Retrace` wrapper.
-        broken: whether envs may be dead or in the middle of a step. Then only wrappers' states are returned.
+        broken: whether envs may be dead or in the middle of a step. Then only the wrappers' states are returned.
     """
     state, arrays, base = State(), _wrapper_arrays(env), env.unwrapped
     for layer in _layers(env):
@@ -81,7 +81,7 @@ def load_env_state(
 
     Args:
         other_seed: env i begins a new episode with this seed + i if it cannot be restored.
-        lost: gets, for each env, the names of data that it kept across episodes and that are lost.
+        lost: receives, by env, the names of attributes kept across episodes that could not be restored.
 
     Raises:
         ConfigError: an array is missing or does not fit.
@@ -157,7 +157,7 @@ def _retraced(
 def _load_shared(
     base: SharedMemoryVecEnv, seen: object, masks: list[Any], arrays: Mapping[str, NDArray[Any]], anew: list[int]
 ) -> None:
-    """Write what workers write after each step, because they do not do so while they retrace."""
+    """Write observations, masks and counters, because workers do not write them while they retrace."""
     slots = base.slots
     for key, part in seen.items() if isinstance(seen, dict) else [("", seen)]:
         place = slots.observations[key] if isinstance(slots.observations, dict) else slots.observations
@@ -183,7 +183,7 @@ def _native_arrays(env: NativeVecEnv) -> Arrays:
 
 
 def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
-    slots = env.slots  # at rest the learner is always to move, so turns are no part of the state
+    slots = env.slots  # at rest it is always the learner's turn, so turns are no part of the state
     return {"returns": env._returns, "lengths": env._lengths, "next_rewards": env._next_rewards,
             "rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}  # fmt: skip
 
@@ -309,7 +309,7 @@ def random_state() -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def load_random_state(state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Restore the random streams. A wrong state raises one of the errors in `state.WRONG`."""
+    """Restore the random streams. A wrong state raises one of the errors in `runs.state.WRONG`."""
     words, key = np.zeros(625, np.int64), np.zeros(624, np.uint32)
     now = torch.get_rng_state().numpy()
     for target, name in ((words, "python"), (key, "numpy"), (now, "torch")):
@@ -334,7 +334,7 @@ def plain(value: object) -> Any:
 
 @contextmanager
 def own_random_state(seed: int) -> Iterator[None]:
-    """Inside, Python's, NumPy's and torch's global streams are seeded with `seed`; afterwards restored."""
+    """Seed the global streams of Python, NumPy and torch inside the block, and restore them after it."""
     with preserve_random_state(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random.seed(seed)
         np.random.seed(seed)

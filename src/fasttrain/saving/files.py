@@ -35,7 +35,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file completely or not at all: under a temporary name, which is then changed."""
+    """Write a file completely or not at all: it gets a temporary name, and is then renamed."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)  # the run's folder may have been deleted
@@ -72,7 +72,7 @@ def parse_json(text: bytes, what: str) -> Any:
 def yaml_values(text: bytes) -> int:
     """The number of values in a YAML text, without creating them: with aliases it can be far larger than the text.
 
-    0 if the text is no YAML, about which the reader has a better message.
+    0 if the text is no YAML: the code that parses it later raises a better error.
     """
     import yaml
 
@@ -98,7 +98,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return {}
 
 
-FAILED_WRITES = (OSError, RuntimeError)  # torch's own writer raises the latter
+FAILED_WRITES = (OSError, RuntimeError)  # torch's own writer raises RuntimeError
 
 
 class Saving:
@@ -122,7 +122,7 @@ class Saving:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Inside, `name` is written. If that fails, the error is noted and not raised."""
+        """The block writes the file `name`. If that fails, the error is noted and not raised."""
         try:
             yield
         except FAILED_WRITES as error:
@@ -134,11 +134,11 @@ class Saving:
 
     @contextmanager
     def extra(self, name: str) -> Iterator[None]:
-        """Inside is something that is no part of the training (evaluation, loggers). Any error is noted, not raised."""
+        """The block is no part of the training (evaluation, loggers). Any error is noted and not raised."""
         try:
             yield
         except (Exception, SystemExit) as error:
-            from fasttrain.envs.user_code import blame  # which imports gymnasium, half a second
+            from fasttrain.envs.user_code import blame  # imports gymnasium, which takes 0.5 s
 
             what = one_line(error if isinstance(error, FastTrainError) else blame(error))
             if name not in self.failed:
@@ -156,7 +156,7 @@ DRAFTS = ("*.json.tmp", "evaluations.csv.tmp", "report.html.tmp")  # temporary n
 
 
 def clean(folder: Path) -> None:
-    """Remove incomplete files that a killed process has left in a run's folder, where no other process may work."""
+    """Remove incomplete files that a killed process has left in a run's folder. No other process may work there."""
     for left in list(folder.rglob(f"{SAVING}*")):
         shutil.rmtree(left, ignore_errors=True)
     for left in [draft for name in DRAFTS for draft in folder.glob(name)]:
@@ -166,7 +166,7 @@ def clean(folder: Path) -> None:
 
 @contextmanager
 def into_place(file: Path) -> Iterator[Path]:
-    """A path in a temporary folder. At the end all files there replace those in the folder of `file`."""
+    """A path in a temporary folder. At the end all files in it replace those in the folder of `file`."""
     folder = file.parent / f"{SAVING}{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)  # the run's folder may have been deleted
@@ -178,20 +178,20 @@ def into_place(file: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# Not by filelock: it has no shared lock for `holder`, cannot look at a file that it may not write, and loads in 60 ms.
+# The package filelock has no shared lock for `holder`, needs a writable file, and takes 60 ms to import.
 LOCK = ".lock"
 ENDS = ("done", "stopped", "crashed")  # phases of a run after which nothing follows
-TAKEN = (errno.EAGAIN, errno.EACCES)  # EACCES is Windows's
+TAKEN = (errno.EAGAIN, errno.EACCES)  # Windows reports EACCES
 LOOK_S = 0.02  # `holder` has the lock for a moment, after which the lock is tried again
-BEYOND = 1 << 20  # position of the byte that Windows locks, which cannot be read then; the process id is before it
+BEYOND = 1 << 20  # position of the locked byte, behind the process id: Windows cannot read a locked byte
 
 
 @contextmanager
 def lock_folder(folder: Path, join: bool = False) -> Iterator[None]:
-    """Inside, only this process works in the folder, if the disk can lock files. `join`: or beside another one.
+    """Hold the folder's lock inside the block, if the disk has locks. `join`: not needed if another process has it.
 
     Raises:
-        ConfigError: another process works there.
+        ConfigError: another process works in the folder, and `join` is False.
     """
     if join and holder(folder):
         yield
@@ -228,7 +228,7 @@ def holder(folder: Path) -> str:
 
 
 def _process_by_status(folder: Path) -> str:
-    """Id of the process that works in the folder by status.json, in case the lock file was deleted; else empty."""
+    """Id of the process that works in the folder by status.json, as the lock file may be deleted; empty if none."""
     status = read_json(folder / "status.json")
     pid, at_s, ended = status.get("pid"), status.get("time"), status.get("phase") in ENDS
     if ended or status.get("host") != platform.node() or type(pid) is not int or pid == os.getpid():
@@ -237,7 +237,7 @@ def _process_by_status(folder: Path) -> str:
 
 
 def _take(file: int, shared: bool = False, tries: int = 1) -> bool:
-    """Take the lock; returns whether no other process has it. Several processes can have a `shared` lock."""
+    """Take the lock. Returns False if another process has it. Several processes can have a `shared` lock."""
     for _ in range(tries - 1):
         if _take(file, shared):
             return True

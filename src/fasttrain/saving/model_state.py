@@ -1,6 +1,6 @@
 """An SB3 model as plain values and named arrays, and how these are loaded into a new model of the same configuration.
 
-They include what SB3's zip lacks: the last observations, counters, the action space's random stream, the replay buffer
+These include what SB3's zip lacks: the last observations, counters, the action space's random stream, the replay buffer
 and the engine's counters. Nothing is pickled.
 """
 
@@ -83,7 +83,7 @@ def model_state(model: BaseAlgorithm) -> tuple[State, Arrays]:
 
 
 def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Load the state into a new model of the same configuration, with env and logger. ConfigError: it does not fit."""
+    """Load the state into a new model with env and logger. Raises ConfigError: the state does not fit the model."""
     for name, value in state["counters"].items():
         if name not in COUNTERS or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ConfigError(f"the checkpoint's counter {name}={value!r} is not of this version")
@@ -265,7 +265,7 @@ def _load_log(logger: Logger, state: Mapping[str, Any]) -> None:
         logger.name_to_count[key] = int(count)
 
 
-# --- replay buffers, also SB3's own: only rows that were written, and of a sum tree only the leaves
+# --- replay buffers, also SB3's own: the state has only the written rows, and only the leaves of a sum tree
 
 _STORED = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts", "next_masks")
 

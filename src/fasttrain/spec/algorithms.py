@@ -59,21 +59,21 @@ class AlgorithmSpec:
     name: str
     zoo: str = ""  # its name in rl_zoo3, if that differs
     stock: str  # module:Class
-    fast: str | None = None  # fasttrain's own class, if there is one
-    ours_alone: bool = False  # no stock class exists; `stock` is a class with the same arguments
+    fast: str | None = None  # fasttrain's class, if fasttrain has one
+    ours_alone: bool = False  # SB3 lacks this class; `stock` only has the same arguments
     on_policy: bool = False  # learns from rollouts
     off_policy: bool = False  # learns from a replay buffer
     recurrent: bool = False
-    masks: Literal["no", "may", "must"] = "no"  # whether it uses action masks; may: only fasttrain's class does
+    masks: Literal["no", "may", "must"] = "no"  # whether it uses action masks; may: only fasttrain's class uses masks
     actions: tuple[str, ...]  # names of Gymnasium's spaces
     stock_actions: tuple[str, ...] | None = None  # action spaces of the stock class, if it supports fewer
     greedy: bool = False  # sampled and greedy evaluation are the same, and the quality jumps from update to update
     policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
     exports: Literal["logits", "q_values", "no"] = "no"
-    # Defaults by tier: batch_size, learning_rate, rollout_size, … Algorithms have only settings that are named here.
+    # Defaults by tier: batch_size, learning_rate, rollout_size, … An algorithm has only settings that it names here.
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)  # defaults of flags for this algorithm
-    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # the fast class only: name → (type, default)
+    extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # of the fast class: name → (type, default)
     lacks: Mapping[str, str] = field(default_factory=dict)  # flag that its fast class does not support → the reason
     kernels: str = "actor-critic"  # the kernels of `fused_update`: a key of `eligible.REPRODUCED`
     hidden: int = 64  # default number of units of its widest layer
@@ -105,7 +105,7 @@ class AlgorithmSpec:
                 keys[name] = (HINTS[kind.rstrip("?")] | None if kind.endswith("?") else HINTS[kind], default)
         if self.off_policy:
             keys |= {"her": (Literal["off", "future", "final", "episode"], "off"), "her_goals": (int, 4)}
-            keys["train_freq"] = (keys["train_freq"][0], 1)  # SB3's DQN has 4, for one env; here are several
+            keys["train_freq"] = (keys["train_freq"][0], 1)  # SB3's DQN has 4, for one env; fasttrain has several
         if self.on_policy:
             keys["n_steps"] = (int | None, None)
             keys["rollout_size"] = (int, None)
@@ -121,7 +121,7 @@ class AlgorithmSpec:
         ]
 
     def load(self, fast: bool) -> Any:
-        """Import fasttrain's class if `fast` is set and there is one, else the stock class."""
+        """Import fasttrain's class if `fast` is set and the class exists, else the stock class."""
         module, _, name = (self.fast if self.fast and (fast or self.ours_alone) else self.stock).partition(":")
         return getattr(import_module(module), name)
 
@@ -176,7 +176,7 @@ RECURRENT: dict[str, Any] = {
 
 
 def continuous(name: str, stock: str, learning_rate: float, greedy: bool = False, **more: Any) -> AlgorithmSpec:
-    """An off-policy algorithm for continuous actions, with one update per transition as in its paper."""
+    """An off-policy algorithm for continuous actions, with one update per transition as in the papers."""
     return AlgorithmSpec(
         name=name,
         stock=stock,
@@ -335,7 +335,7 @@ def argument_message(key: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnValues:
-    """The defaults of the game or the algorithm. None: the algorithm has no such thing."""
+    """The defaults of the game or the algorithm. None: the algorithm has no such setting."""
 
     total_timesteps: int = setting(100_000, "of a training", least=1)
     eval_episodes: int = setting(100, "of an evaluation", least=2)

@@ -1,4 +1,4 @@
-"""Backends: `env.backend=NAME` chooses how the envs are stepped. A package offers a `Backend` object as entry point.
+"""Backends: `env.backend=NAME` chooses how the envs are stepped. A package has a `Backend` as entry point.
 
     [project.entry-points."fasttrain.engines"]  # or "fasttrain.integrations", for adapters to libraries
     my_engine = "my_package.backend:BACKEND"
@@ -26,7 +26,7 @@ SINGLE, VECTOR = "gymnasium", "vector"  # fasttrain's own backends: single envs,
 DAEMONS = "daemons"  # the engine in fasttrain's own wheel
 ENGINES = (f"env.backend={DAEMONS}", "env=go", "env=showdown", DAEMONS)  # available only with that engine
 RESERVED = (SINGLE, VECTOR, "profile", "tuned", "hydra")  # names that an engine cannot have
-Config: TypeAlias = Any  # the class in `spec.config`; Any, because that module imports this one
+Config: TypeAlias = Any  # the class in `spec.config`; Any, because `spec.config` imports this module
 EnvConfig: TypeAlias = Any  # the type of `Config.env`
 ADAPTERS = "fasttrain.integrations."
 C = TypeVar("C")
@@ -56,18 +56,18 @@ class Backend:
     why: str = "a VectorEnv steps all envs"  # reason in the plan
     what: str = ""  # says who steps the envs, in messages about a setting in `refuses`
     instead: str = "env.backend=gymnasium"  # what to use in its place, in the same messages
-    refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that have no effect with it
+    refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that have no effect with this backend
     masked: bool = True  # whether its envs can have action masks
-    lends: bool = False  # its vectorized env is an `ExternalVecEnv`, whose games evaluations and the checkup can use
+    lends: bool = False  # its vectorized env is an `ExternalVecEnv`; evaluations and the checkup use its games
     settings: type | None = None  # only engines: a frozen dataclass of `setting(…)` fields with defaults
     conf: Path | None = None  # only engines: a folder of YAML files, for example env/my_game.yaml
 
     def adapted(self, env: EnvConfig) -> EnvConfig:
-        """If this backend is an adapter: the env as the other backend plays it."""
+        """The `env` for the backend to which this one adapts; `env` itself if this backend is no adapter."""
         return env
 
     def check(self, config: Config) -> None:
-        """Check its settings, if it is the chosen backend.
+        """Check the settings of this backend. Called if it is the chosen backend.
 
         Raises ConfigError: the message names the key and what to do.
         """
@@ -79,7 +79,7 @@ class Backend:
     def build(self, config: Config, num_envs: int, folder: Path | None) -> Any:
         """Build the vectorized env, a `SlotVecEnv`. `folder`: for its logs; None outside of a training.
 
-        Raises FastTrainError: it cannot be built.
+        Raises FastTrainError: the env cannot be built.
         """
         raise ConfigError(f"env.backend={self.name}: {type(self).__qualname__} has no method build")
 
@@ -106,7 +106,7 @@ OF_VECTORS = _Vector()
 
 
 def backend_of(env: EnvConfig) -> Backend | None:
-    """The backend that `env.backend` names; None for single envs. Raises ConfigError: it cannot be loaded."""
+    """The backend that `env.backend` names; None for single envs. Raises ConfigError: the backend cannot be loaded."""
     return None if env.backend == SINGLE else OF_VECTORS if env.backend == VECTOR else _loaded(env.backend)
 
 
@@ -129,7 +129,7 @@ def _loaded(name: str) -> Backend:
 
 
 def _checked(group: str, name: str) -> Backend:
-    """Load a backend and check it. Raises ConfigError: it cannot be loaded, or breaks a rule for backends."""
+    """Load a backend and check it. Raises ConfigError: loading fails, or the backend breaks a rule."""
     backend = plugins.load(group, name)
     if not isinstance(backend, Backend):
         raise plugins.plugin_error(group, name, f"is no fasttrain.spec.backends.Backend but {backend!r:.80}")
@@ -166,7 +166,7 @@ def engines() -> list[Backend]:
 
 
 def broken_engines_text() -> str:
-    """Text for messages: the errors of installed engines that cannot be used, whose YAML files are then missing."""
+    """Text for messages: the errors of installed engines that cannot be used. Their YAML files are missing."""
     return "".join(f"; {one}" for one in _engines().values() if isinstance(one, str))
 
 
@@ -203,12 +203,12 @@ def with_parts(config: type[C]) -> type[C]:
         _engines()[name] = str(error)
     parts = [(one.name, one.settings, one.settings()) for one in engines() if one.settings]
     made = make_dataclass(config.__name__, parts, bases=(config,), frozen=True, kw_only=True, slots=True)
-    made.__module__, made.__doc__ = config.__module__, config.__doc__  # for pickles; Python 3.12 sets the caller's
+    made.__module__, made.__doc__ = config.__module__, config.__doc__  # for pickles; Python 3.12 sets the caller's name
     return made
 
 
 def check_backend(config: Config) -> None:
-    """Check the settings of backends. Raises ConfigError: the chosen one refuses some, or another's are set."""
+    """Check the settings of backends. Raises ConfigError: the chosen one refuses a setting, or another has one."""
     for one in engines():
         if one.settings is None or one.name == config.env.backend:
             continue

@@ -88,7 +88,7 @@ def check_path(key: str, value: str | None) -> None:
 
 
 def check_no_secret(key: str, text: str) -> None:
-    """Raises ConfigError: `text` holds a key or password, which would be stored. The message does not repeat it."""
+    """Raises ConfigError: `text` holds a key or password, and would be stored. The message does not show the secret."""
     if secret := next((each for each in SECRET.finditer(text) if not _is_dotted_name(text, each)), None):
         name = next(filter(None, secret.groups()), "a password in an address")
         raise ConfigError(
@@ -110,7 +110,7 @@ def _is_dotted_name(text: str, match: re.Match[str]) -> bool:
 def parse_schedule(value: float | str, key: str) -> tuple[float, float]:
     """First and last value: `3e-4` → (3e-4, 3e-4), `"linear_3e-4"` → (3e-4, 0), `"linear_3e-4_1e-4"` → (3e-4, 1e-4).
 
-    Raises ConfigError: it is neither a number nor such a schedule.
+    Raises ConfigError: `value` is neither a number nor a schedule.
     """
     text = str(value)
     words = text.split("_")[1:] if text.startswith("linear_") else [text, text]
@@ -264,7 +264,7 @@ def _check_scores(config: Config) -> None:
 
 # With fewer gradient updates, large batches learned less than stock. Skull King under `speed`: after 832 updates
 # (200,000 steps) its win rate was 1.6 points behind stock, and 3.5 points in the last fifth of the training; after
-# 1,953 updates (500,000 steps) it was 3.4 points ahead. Ten seeds each, benchmarks/works/learning.py.
+# 1,953 updates (500,000 steps) it was 3.4 points above stock. Ten seeds each, benchmarks/works/learning.py.
 ENOUGH_UPDATES = 1_900
 
 
@@ -283,7 +283,7 @@ def updates_of(config: Config) -> int | None:
 
 
 def short_run_warning(config: Config) -> str:
-    """The warning that the batches are too large for so few updates; empty if they are not."""
+    """The warning that large batches leave too few updates for this training; empty if there are enough."""
     updates, algo, batch_size = updates_of(config), config.algo, batch_size_of(config)
     if updates is None or updates >= ENOUGH_UPDATES or batch_size is None:
         return ""
@@ -301,7 +301,7 @@ def short_run_warning(config: Config) -> str:
 
 NOT_APPLICABLE = "not applicable"
 FLAGS = flags_of(Config)
-# Sources of values that no user has chosen. The game's and the algorithm's own values win over these.
+# Sources of values that no user has chosen. The game's and the algorithm's own values win over such values.
 SHIPPED = ("default", *(f"profile {name}" for name in ("baseline", "exact", "balance", "speed", "debug")))
 BY_NAME = {flag.name: flag for flag in FLAGS}
 
@@ -320,11 +320,11 @@ class EnvFacts(NamedTuple):
 
     native: bool
     step_s: float | None  # None: not measured
-    cpu_share: float = 1.0  # share of a step in which the env computes; else it waits for an engine or a socket
+    cpu_share: float = 1.0  # share of a step in which the env computes; in the rest it waits for an engine or a socket
     images: bool = False  # the policy is convolutional
     tried: tuple[float, ...] | None = None  # measured seconds of a step of all envs: in one process, in workers
     vector: tuple[float, float] | None = None  # measured seconds of a step: without and with the env's own VectorEnv
-    shares: str = ""  # "process" or "machine": copies of the env in the same one influence each other
+    shares: str = ""  # "process" or "machine": copies of the env in one process or machine influence each other
     vector_form: bool = False  # the env has a vector form
     density: tuple[float, float] = (1.0, 1.0)  # shares of non-zero numbers in observations, and of legal actions
 
@@ -333,7 +333,7 @@ Resolved = tuple[Any, str]  # the effective value of a flag, and the reason why 
 
 
 class Context(NamedTuple):
-    """The facts from which a resolver of the plan decides."""
+    """The facts on which resolvers of the plan base their decisions."""
 
     config: Config
     sources: Mapping[str, str]
@@ -348,7 +348,7 @@ class Context(NamedTuple):
     def instead(self, flag: str, value: Any, why: str, error: str, usual: tuple[Any, ...] = ("auto",)) -> Resolved:
         """Replace the requested value by `value`, for the reason `why`.
 
-        Raises ConfigError with the text `error` if the user typed the value, unless it is one of `usual`.
+        Raises ConfigError with the text `error` if the user typed a value that is not in `usual`.
         """
         if self.typed(flag) and getattr(self.config, flag) not in usual:
             raise ConfigError(error)

@@ -10,8 +10,8 @@ from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.terminal import spelt
 
-# Rules for runs in which nothing is measured (runs/calibration.py measures in long runs): the hidden widths from which
-# bfloat16 is faster on a CPU with units for it, and up to which compiled kernels are faster than torch in float32. From
+# Limits for runs without measurements (runs/calibration.py measures in long runs). From these hidden widths on, a CPU
+# with bf16 units is faster in bfloat16. Up to the last width, compiled kernels are faster than torch in float32. From
 # trainings of two layers on two cores with AVX512-BF16 (benchmarks, auto). Other machines differ by a factor of 1.5.
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
 FUSED_PAYS_UP_TO_WIDTH = 1024
@@ -26,7 +26,7 @@ def mode_of(switch: str, value: str) -> str:
 
 
 def auto_device(images: bool, cuda: bool) -> str:
-    """CUDA for images, else the CPU, where a small MLP is faster (SB3 warns of the GPU too)."""
+    """CUDA for images, else the CPU, because a small MLP is faster on it (SB3 warns of the GPU too)."""
     return "cuda" if images and cuda else "cpu"
 
 
@@ -58,7 +58,7 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
         ways = "use use_amp=bfloat16, or device=cuda"
         error = f"use_amp=float16 on the CPU: only CUDA has float16 with gradient scaling; {ways}"
         return context.instead("use_amp", "off", "float16 needs CUDA", error)
-    if context.config.fused_update == "on":  # typed, because profiles have only off and auto
+    if context.config.fused_update == "on":  # the user typed it: profiles have only off and auto
         if requested != "auto":
             raise ConfigError(
                 f"use_amp={requested} contradicts fused_update=on: the compiled kernels compute in float32; use "
@@ -71,7 +71,7 @@ def resolve_use_amp(requested: str, context: Context) -> Resolved:
 
 
 def _why_slower(context: Context) -> str:
-    """Why mixed precision is slower on this CPU, by measurement; empty if it is faster."""
+    """Why mixed precision is slower on this CPU (by the measured limits); empty if it is faster."""
     width = widest_layer(context.config)
     causes = [] if context.machine.bf16_units else ["this CPU has no bf16 units"]
     causes += [f"layers of {width} units"] if width < AMP_PAYS_FROM_WIDTH else []
@@ -96,7 +96,7 @@ def _amp_by_hardware(device: str, context: Context) -> Resolved:
 def resolve_use_compile(requested: str, context: Context) -> Resolved:
     """A mode of torch.compile, or off. `auto` uses CUDA graphs (`reduce-overhead`) on CUDA.
 
-    On a CPU it makes a [64, 64] update of 256 rows 1.3 times as fast; the compiled kernels make it 3 times as fast.
+    On a CPU torch.compile makes a [64, 64] update of 256 rows 1.3 times as fast, and the compiled kernels 3 times.
     """
     if context.config.policies:
         why = "the number of rows for which a policy acts changes with every step"
@@ -158,7 +158,7 @@ def why_no_fused_kernels(context: Context) -> str:
 
 
 def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> Resolved:
-    """How many steps back in time a recurrent policy learns. The reason says from how many sequences.
+    """How many steps back in time gradients of a recurrent policy go. The reason says from how many sequences.
 
     Raises ConfigError: the last minibatch of an epoch would be one row, whose normalized advantage is NaN.
     """
@@ -175,7 +175,7 @@ def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> R
 
 
 def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, prefix: str = "") -> None:
-    """Raises ConfigError: a minibatch would have one row. Its normalized advantage is NaN, and then all weights are."""
+    """Raises ConfigError: a minibatch would have one row. Its normalized advantage, then all weights, would be NaN."""
     if batch_size and (batch_size == 1 or num_envs * num_steps % batch_size == 1):
         raise ConfigError(
             f"batch_size={batch_size} with a rollout of {num_envs} × {num_steps} steps: the last minibatch has one "
@@ -209,7 +209,7 @@ BASELINE_RATIO = 1 / 8  # updates per transition in the baseline: one update per
 def resolve_prefetch(requested: str, context: Context) -> Resolved:
     """`auto` is on for images if a core is free, and on CUDA.
 
-    Drawing 8 batches of vectors takes 0.04 to 0.3 ms of an update of 0.4 to 5 ms; with prefetching, updates were 0.91
+    Drawing 8 batches of vectors takes 0.04 to 0.3 ms of an update of 0.4 to 5 ms. With prefetching, updates were 0.91
     to 1.08 times as fast on 2 cores. Drawing 8 batches of 64 stacked images takes 42 ms.
     """
     config = context.config
@@ -252,7 +252,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
 
 
 def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
-    """Replace -1 by the number of new transitions, unless these are whole episodes. Keep the profile's replay ratio."""
+    """Replace -1 by the number of new transitions, except for whole episodes. Scale a profile's number to the envs."""
     (count, unit), num_envs = train_frequency(context.config.algo.train_freq), context.effective["num_envs"]
     usual = PROFILE_ENVS.get(context.sources.get("updates_per_step", ""))
     if requested > 1 and unit == "step" and usual:
@@ -265,7 +265,7 @@ def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
 
 
 def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
-    """Gradient updates per transition, with a warning if the baseline has more."""
+    """Gradient updates per transition, with a warning if the baseline makes more of them."""
     updates, num_envs = effective["updates_per_step"], effective["num_envs"]
     count, unit = train_frequency(config.algo.train_freq)
     if unit == "episode":

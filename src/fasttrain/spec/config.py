@@ -36,7 +36,7 @@ MAX_TORCH_THREADS = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Which entries of an episode's last info tell how it ended."""
+    """Which entries of an episode's last info say how the episode ended."""
 
     win: str | None = setting(None, "Entry that says whether the episode was won. null uses is_win or is_success.")
     win_value: Any = setting(None, "Value of that entry in a won episode. null means true.")
@@ -112,7 +112,7 @@ class AlgoConfig:
     """The keys below `algo.`: the stock class's constructor arguments, and those of fasttrain's class.
 
     `ALGO_CLASSES` has a subclass for each algorithm, made from its spec. An on-policy algorithm has `rollout_size` =
-    num_steps × num_envs, and SB3's `n_steps`, the steps of each env; None: `rollout_size` decides.
+    num_steps × num_envs, and SB3's `n_steps`, the steps of each env. If `n_steps` is None, `rollout_size` decides.
     """
 
     name: str

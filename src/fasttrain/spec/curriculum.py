@@ -50,7 +50,7 @@ class Stage(NamedTuple):
 
 
 def stages_of(config: CurriculumConfig) -> tuple[Stage, ...]:
-    """The stages of the schedule. Without a schedule it is one stage with all tasks.
+    """The stages of the schedule. Without a schedule there is one stage with all tasks.
 
     Raises ConfigError: an entry has a wrong form, names an unknown task, or begins before the previous stage.
     """

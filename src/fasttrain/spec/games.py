@@ -38,8 +38,8 @@ class GameSpec:
         eval_opponent: str | None. A fixed opponent for evaluations in self-play.
         result: Mapping[str, Any]. Entries of an episode's last info that say how it ended: keys of `env.result`.
         reward_debug_key: str | None. The entry of env.kwargs that makes the env report the terms of its reward.
-        phases: Mapping[str, int | None]. Phases of the game, which `policies` can name: the column of the observation
-            that is 1 in each; None: all decisions outside of the others.
+        phases: Mapping[str, int | None]. Phase → the column of the observation that is 1 in this phase; None: all
+            decisions outside of the other phases. `policies` can name these phases.
         conf: Path | None. A folder of YAML files with env/NAME.yaml, which has `game: NAME` and its kwargs; None: the
             game is made with the defaults of its constructor.
     """
@@ -62,7 +62,7 @@ NO_GAME = GameSpec()
 def game_of(name: str | None) -> GameSpec:
     """The GameSpec that `env.game` names.
 
-    Raises ConfigError: there is no such object, it is no GameSpec, or its module cannot be imported.
+    Raises ConfigError: the object does not exist, is no GameSpec, or its module cannot be imported.
     """
     if name is None:
         return NO_GAME

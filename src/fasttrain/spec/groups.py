@@ -1,4 +1,4 @@
-"""Groups of settings for evaluation, stopping, checkpoints and single commands. `spec/config.py` has all others."""
+"""Groups of settings for evaluation, stopping, checkpoints and single commands. Others are in `spec/config.py`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class SelfPlayConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CloneConfig:
-    """Whom `fasttrain clone` imitates, and how long."""
+    """Which decisions `fasttrain clone` imitates, and how long it learns."""
 
     of: str | None = setting(
         None,
@@ -119,7 +119,7 @@ class PlayConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoConfig:
-    """Videos of the greedy policy during training. After it, use `fasttrain play run=… output=game.mp4`."""
+    """Videos of the greedy policy during training. After training, use `fasttrain play run=… output=game.mp4`."""
 
     every: int = setting(
         0,

@@ -26,7 +26,7 @@ SCORES = "env.result.scores"  # key in the result of `read` for a dict of the nu
 WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # entries of wrappers
 NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12
-MOST_BITS = 1023  # the largest int that a float can hold has so many bits
+MOST_BITS = 1023  # number of bits of the largest int that fits into a float
 
 
 def plain(value: Any) -> bool | int | float | str | None:
@@ -39,7 +39,7 @@ def plain(value: Any) -> bool | int | float | str | None:
         if isinstance(value, (float, str)):
             return value
         return value.name if isinstance(value, Enum) else None
-    except Exception:  # because the value may have a class of the env
+    except Exception:  # because the value's class may be the env's own
         return None
 
 
@@ -80,7 +80,7 @@ def _mapping(value: object) -> Mapping[str, Any] | None:
 
 
 class Form(NamedTuple):
-    """The accepted values of an entry. `read` converts a value, and returns None if it is not accepted."""
+    """The accepted values of an entry. `self.read` converts a value, or returns None for a value not accepted."""
 
     read: Callable[[Any], Any]
     words: str
@@ -150,7 +150,7 @@ class InfoReader:
         return result
 
     def missing(self, infos: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The settings, as `env.result.win=won`, whose entry is in none of these infos, or is never a number."""
+        """The settings, such as `env.result.win=won`, whose entry is in no info of `infos`, or is never a number."""
         named = [("env.result.win", self.win), ("env.result.end", self.end)]
         absent = [f"{name}={key}" for name, key in named if key and not any(key in info for info in infos)]
         numbers = [key for key in self.scores if not any(key in info[SCORES] for info in infos)]
@@ -165,7 +165,7 @@ def _short(value: object) -> str:
 
 
 def win_of(info: Mapping[str, Any]) -> bool | None:
-    """Whether the episode was won, from an info that `read` returned; None if the env does not report it."""
+    """Whether the episode was won, from an info that `read` returned; None if the env does not report this."""
     return next((info[key] for key in WIN_KEYS if key in info), None)
 
 
@@ -175,7 +175,7 @@ def score_diff_of(info: Mapping[str, Any]) -> float | None:
 
 
 def score_of(info: Mapping[str, Any]) -> float | None:
-    """The learner's score: the share of opponents that it beat, or 1, 0.5 or 0 for a win, a draw or a loss."""
+    """The learner's score: the share of beaten opponents, or 1, 0.5 or 0 for a win, a draw or a loss."""
     if "opponents_beaten" in info:
         return float(info["opponents_beaten"])
     won = win_of(info)
@@ -201,12 +201,12 @@ def enemy_turn_ms(info: Mapping[str, Any]) -> float:
 
 
 def record_of(info: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The record of SB3's Monitor with return `r` and length `l` of the episode that ended; None if there is none."""
+    """The record of SB3's Monitor with return `r` and length `l` of the episode that ended; None if it is missing."""
     record = _mapping(info.get("episode"))
     return record if record and all(isinstance(plain(record.get(key)), (int, float)) for key in "rl") else None
 
 
 def sb3_statistics(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a last info that SB3 averages, without values of a wrong type, which it cannot average."""
+    """The entries of a last info that SB3 averages. Values of a wrong type are left out."""
     entries = {"episode": record_of(info), "is_success": number(info.get("is_success"))}
     return {key: value for key, value in entries.items() if value is not None}

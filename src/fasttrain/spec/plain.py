@@ -1,8 +1,8 @@
 """Plain values: what a configuration may contain, and how plan.json stores it without any change.
 
-It checks values whose type no setting declares, such as the arguments of an env, a wrapper or a callback. So eval,
-resume and export can build the same env as the training. The result of an env's own `get_state()` is stored in the same
-form, and may have arrays too.
+This module checks values whose type no setting declares, such as arguments of an env, a wrapper or a callback. So
+eval, resume and export can build the same env as the training. The result of an env's own `get_state()` is stored in
+the same form, and may have arrays too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from fasttrain.errors import ConfigError
 
 EXACT = (bool, int, float, str, type(None))
-MOST_BITS = 10_000  # most bits of an int, because Python reads at most 4,300 digits
+MOST_BITS = 10_000  # maximum number of bits of an int, because Python reads at most 4,300 digits
 WAYS_OUT = {
     "ndarray": "give a list (its tolist()), or name a function of a module that makes it",
     "Tensor": "give a list (its tolist()), or name a function of a module that makes it",
@@ -85,7 +85,7 @@ def to_dict(value: object, hint: object = None) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
         return {one.name: to_dict(getattr(value, one.name), hints[one.name]) for one in fields(value)}
-    if isinstance(value, tuple):  # settings have their lists as tuples; a tuple inside a value comes from the user
+    if isinstance(value, tuple):  # settings hold lists as tuples; a tuple inside a value comes from the user
         return [_to_json(item) for item in value]
     if isinstance(value, Mapping) and "tuple" in str(hint):
         return {name: _to_json([*items]) for name, items in value.items()}

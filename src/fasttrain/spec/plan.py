@@ -41,12 +41,12 @@ class Event(NamedTuple):
 
 
 class RunSpec(NamedTuple):
-    """The effective configuration of a run and its plan. It is immutable: `after` returns another one with an event."""
+    """The effective configuration of a run and its plan. It is immutable: `after` returns a changed copy."""
 
     config: Config
     rows: tuple[Row, ...]
     events: tuple[Event, ...] = ()
-    engine_switch_at: int | None = None  # env step at which compiled kernels replaced torch, so that it can be repeated
+    engine_switch_at: int | None = None  # env step at which compiled kernels replaced torch; a repetition needs it
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: `{"flags": [{flag, requested, effective, source, class, reason}…], "events": […], "config"…}`."""
@@ -186,7 +186,7 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     if context.env.images:
         return min(context.machine.cores, MAX_TORCH_THREADS), "one thread per core, for convolutions"
     algo, width = context.config.algo, computing.widest_layer(context.config)
-    # 2 threads were not faster on an idle machine, and 20 times slower on a machine with load 6.
+    # With these widths 2 threads were not faster on an idle machine, and 20 times slower under load 6.
     if max(width, algo.lstm_hidden_size if algo.spec.recurrent else 0) <= 128:
         return 1, "small networks are not faster with more threads"
     return min(context.machine.cores, MAX_TORCH_THREADS), "one thread per core"
@@ -218,7 +218,7 @@ def _reward_debug(requested: bool, context: Context) -> Resolved:
 
 
 def _n_steps_row(algo: AlgoConfig, num_envs: int, sources: Mapping[str, str]) -> Row | None:
-    """The row of `algo.n_steps`, if it is set. If it and `algo.rollout_size` are set, the typed one wins.
+    """The row of `algo.n_steps`, if it is set. If `algo.rollout_size` is set too, the typed one of the two wins.
 
     Raises ConfigError: both are typed, or both are in a profile, and they contradict each other.
     """
@@ -239,7 +239,7 @@ def _rollout_rows(
     config: Config, algo: AlgoConfig, effective: Mapping[str, Any], sources: Mapping[str, str]
 ) -> tuple[AlgoConfig, list[Row]]:
     """The algorithm with its effective rollout size, a multiple of `num_envs`, and the plan's rows about this size."""
-    num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # 1: the whole rollout at once
+    num_envs, batch_size = effective["num_envs"], effective["batch_size"] or 1  # None: no minibatches
     source = sources.get("algo.rollout_size", f"tier {config.tier}")
     steps_row = None if algo.n_steps is None else _n_steps_row(algo, num_envs, sources)
     requested, chosen = algo.rollout_size, "algo.rollout_size" in sources or steps_row is not None
@@ -279,7 +279,7 @@ def _rollout_rows(
 
 
 def _fused_update(requested: str, context: Context) -> Resolved:
-    """By the settings alone: `runs.engine` looks later whether the kernels support the model's policy."""
+    """Resolve by the settings alone. `runs.engine` later checks whether the kernels support the model's policy."""
     if requested == "auto" and (why := computing.why_no_fused_kernels(context)):
         return "off", why
     spec = context.config.algo.spec
@@ -305,7 +305,7 @@ def _own_rows(config: Config, sources: Mapping[str, str]) -> list[Row]:
     return rows
 
 
-# Flags whose effective value may differ even if the requested one is stock's.
+# Flags whose effective value may differ even if the requested value is stock's.
 _ALWAYS = ("engine", "vec_env", "num_envs", "copy_final_observations", "train_log_to_file", "eval_every")
 _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "engine": _engine,

@@ -61,7 +61,7 @@ def plugin_error(group: str, name: str, what: str) -> ConfigError:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Hints for a name that no package offers: a similar name, or that fasttrain's own entry points are missing."""
+    """Hints for a name that no package offers: a similar name, and whether fasttrain's own entry points are missing."""
     return did_you_mean(name, known) + outdated_metadata_hint()
 
 

@@ -13,20 +13,20 @@ from fasttrain.spec.setting import build, convert, did_you_mean
 OTHERS = "others"  # as a value of `decides`: every decision that no other policy takes
 ALGORITHMS = ("ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo")
 JOINT = "joint"  # as a value of `returns`
-PHASE = "phase"  # as a value of `goal_every`: when the phase of the game changes
-# Keys of a policy besides those of `algo.`
+PHASE = "phase"  # as a value of `goal_every`: a new goal whenever the game's phase changes
+# Keys of a policy besides the keys below `algo.`
 OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_from": str, "batch_size": int,
        "goal_every": int | Literal["phase"], "goals": int, "reward_key": str,
        "observation": tuple[int | str, ...]}  # fmt: skip
 # Keys of `algo.` about the rollout that all policies share.
 SHARED = ("name", "reuse", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
-ROWS = "fasttrain.integrations.pettingzoo:Rows"  # this wrapper itself appends whose row it is
+ROWS = "fasttrain.integrations.pettingzoo:Rows"  # this env itself appends a one-hot of the agent
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
-TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder, which no policy may have
+TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder; no policy may have such a name
 
 
 def phases_of(config: Config) -> Mapping[str, int | None]:
-    """Phase → column of the observation, from the game or env.phases; None: all others. Empty: info["policy"] tells."""
+    """Phase → its column of the observation; None: all other decisions. If empty, info["policy"] has the phase."""
     return {**config.env.spec.phases, **config.env.phases}
 
 
@@ -39,7 +39,7 @@ class Goals(NamedTuple):
 
 
 def goals_of(config: Config) -> Goals | None:
-    """The goals that one policy, the manager, sets for the other one; None if no policy does."""
+    """The goals that one policy, the manager, sets for the other policy; None if no policy sets goals."""
     for own in config.policies.values():
         if (every := own.get("goal_every")) is not None:
             borders = (each for each in phases_of(config).values() if each is not None and every == PHASE)
@@ -48,7 +48,7 @@ def goals_of(config: Config) -> Goals | None:
 
 
 def returns_of(config: Config, name: str) -> str:
-    """The kind of the policy's returns."""
+    """The kind of the policy's returns: joint, decisions or steps."""
     apart = goals_of(config) or any("reward_key" in own for own in config.policies.values())
     return str(config.policies[name].get("returns", "decisions" if apart else JOINT))
 
@@ -60,11 +60,11 @@ def decides_of(config: Config, name: str) -> tuple[str, ...]:
 
 
 def columns_of(config: Config, width: int) -> list[list[int] | None]:
-    """For each policy the columns of an observation of that width, counted from the end; None: all other decisions."""
+    """For each policy the columns that are 1 at its decisions, counted from the end; None: all other decisions."""
     phases = phases_of(config)
     if goals := goals_of(config):  # the worker decides while a goal is set
         return [None if "goal_every" in own else [*range(-goals.number, 0)] for own in config.policies.values()]
-    if not phases:  # columns appended by `with_one_hot`
+    if not phases:  # the last columns are the phases, appended by WRAPPER or ROWS
         names = [phase for name in config.policies for phase in decides_of(config, name)]
         phases = {phase: width - len(names) + place for place, phase in enumerate(names)}
     found = list[list[int] | None]()
@@ -78,7 +78,7 @@ def columns_of(config: Config, width: int) -> list[list[int] | None]:
 
 
 def seen_of(config: Config, name: str, width: int) -> list[int] | None:
-    """The columns of an observation of that width which the policy sees; None: all of them."""
+    """The columns that the policy sees of an observation with `width` columns; None: all columns."""
     own, goals = config.policies[name], goals_of(config)
     shown = width - goals.number if goals else width
     if "observation" not in own and not (goals and "goal_every" in own):
@@ -95,13 +95,13 @@ def seen_of(config: Config, name: str, width: int) -> list[int] | None:
 
 
 def member_file(stem: str, name: str) -> str:
-    """The file of one of several policies beside model.zip or best_model.zip."""
+    """The file name of one of several policies, in the folder of `stem`.zip."""
     return f"{name}.zip" if stem == "model" else f"{stem}_{name}.zip"
 
 
 def with_told(config: Config) -> Config:
-    """The configuration with what the policies need from envs: rewards of their own, and a wrapper that appends
-    info["policy"] to the observation as the phase, if no column marks it."""
+    """The configuration with what the policies need from envs: info entries with rewards, and, if no column marks
+    the phase, a wrapper that appends info["policy"] to the observation."""
     keys = [str(own["reward_key"]) for own in config.policies.values() if "reward_key" in own]
     config = replace(config, env=replace(config.env, info_keys=tuple(dict.fromkeys((*config.env.info_keys, *keys)))))
     values = [phase for name in config.policies for phase in decides_of(config, name)]
@@ -114,7 +114,7 @@ def with_told(config: Config) -> Config:
 
 
 def own_config(config: Config, name: str) -> Config:
-    """The configuration of one of the policies. Raises ConfigError: one of its keys is unknown, or a value is wrong."""
+    """The configuration of one policy. Raises ConfigError: a key of this policy is unknown, or a value is wrong."""
     where, own = f"policies.{name}", dict(config.policies[name])
     if isinstance(nested := own.pop("algo", {}), Mapping):
         own |= {f"algo.{key}": value for key, value in nested.items()}
@@ -186,7 +186,7 @@ def _check_goals(config: Config) -> None:
 
 
 def _phases_of(config: Config, name: str) -> list[str]:
-    """The phases of one policy. Names that mean `others` count as one name."""
+    """The phases of one policy. OTHERS stands for each phase that has no column."""
     where, phases, decides = f"policies.{name}", phases_of(config), decides_of(config, name)
     if not decides:
         raise ConfigError(f"{where} needs decides: the phase in which it decides, as in {{decides: bid}}")

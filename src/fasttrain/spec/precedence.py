@@ -39,7 +39,7 @@ class Alias(NamedTuple):
     """Another name of a setting."""
 
     key: str
-    values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting; None: they are equal
+    values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting; None: equal values
     usual: tuple[str, ...] = ()  # values of the alias that need no setting
     refines: bool = False  # the setting is a switch; the alias names the value that "on" or "auto" stands for
 
@@ -73,7 +73,7 @@ BARE = (
 
 
 def translate_alias(name: str, value: object) -> tuple[str, Any]:
-    """The setting's key and value for an alias and its value; None changes nothing. Raises ConfigError: wrong value."""
+    """The setting's key and value for an alias and its value. None: no change. Raises ConfigError: wrong value."""
     key, values = ALIASES[name][:2]
     if values is None:
         return key, None if str(value) in ALIASES[name].usual else value
@@ -86,7 +86,7 @@ def translate_alias(name: str, value: object) -> tuple[str, Any]:
 
 
 def is_refined(name: str, value: object) -> bool:
-    """Whether an alias takes the place of this value of its switch."""
+    """Whether an alias replaces this value of its switch."""
     return ALIASES[name].refines and str(value).lower() in ("on", "true", "yes", "1", "auto")
 
 
@@ -110,7 +110,7 @@ class UserInput(NamedTuple):
 
     overrides: list[str]
     sources: dict[str, str]  # key → where its value comes from: "command line" or "environment"
-    values: Mapping[str, Any] = {}  # Python objects passed to `train(…)`, which overrides cannot express
+    values: Mapping[str, Any] = {}  # Python objects passed to `train(…)`; overrides cannot express them
 
 
 class File(NamedTuple):
@@ -122,7 +122,7 @@ class File(NamedTuple):
 
 
 def with_its_file(message: str, files: Iterable[File], folder: str, typed: Mapping[str, str]) -> str:
-    """A message about a setting, after the file of the user's `folder` that sets it, unless the setting was typed."""
+    """The message about a setting, with the file in the user's `folder` that sets it, unless the setting was typed."""
     found = re.match(r"(?:unknown key ')?([\w.]+)", message)
     key = found[1] if found else ""
     own = [file for file in files if Path(file.path).is_relative_to(folder)]
@@ -140,7 +140,7 @@ def read(
     `algo.policy_kwargs.x=1` need no plus.
 
     Args:
-        swept: the values may be lists of a sweep.
+        swept: values may be lists of a sweep.
         values: further settings, by any of their names, as Python objects.
 
     Raises:
@@ -178,7 +178,7 @@ def effective_values(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The values of a run by setting, and the source of each that is not a default.
 
-    Typed values win over the environment, and that over files, of which the last one wins.
+    Typed values win over the environment. The environment wins over files. Of several files the last one wins.
 
     Args:
         values: what Hydra composed of `files` and the overrides of `given`.
@@ -235,7 +235,7 @@ def by_setting_name(values: Sequence[NamedValue]) -> list[NamedValue]:
 def with_names_as_typed(message: str, arguments: Sequence[str], environment: Mapping[str, str], here: str = "") -> str:
     """Write a message's overrides and paths as the user typed them, and name the aliases and environment variables.
 
-    `here`: the folder that relative paths begin in.
+    `here`: the folder from which relative paths start.
     """
     overrides = split_options(arguments)[1]
     for text in overrides:
@@ -272,7 +272,7 @@ def _for_hydra(override: str, algorithms: Sequence[str] = ()) -> str:
         algorithms: names of the algorithms that are swept over: keys that all of them have are accepted.
 
     Raises:
-        ConfigError: the override deletes a setting (`~key`), which would then have its default.
+        ConfigError: the override deletes a setting (`~key`). The setting would then have its default.
     """
     key = key_of(override)
     free = key.startswith(tuple(f"{group}." for group in FREE))
@@ -310,7 +310,7 @@ def _quoted(override: str) -> str:
 
 
 def split_options(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into options (with their values) and overrides, which people mix."""
+    """Split arguments into options (with their values) and overrides. Users may mix them."""
     options, overrides, takes_value = list[str](), list[str](), False
     for argument in arguments:
         if takes_value or argument.startswith("-"):
@@ -337,7 +337,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
         name = variable.removeprefix(PREFIX).lower()
         if not variable.startswith(PREFIX) or environment[variable] in ("", COMPILES_FIRST.get(variable)):
             continue
-        if name in (*flags, *ALIASES, *REMOVED):  # a removed one is refused later
+        if name in (*flags, *ALIASES, *REMOVED):  # a removed setting is refused later
             found[name] = variable
         elif name in SETTINGS:
             raise ConfigError(

@@ -42,7 +42,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
 
 
 def _typed(values: dict[str, Any]) -> Config:
-    """The values in their types, with the game's or the algorithm's own values where the user sets none."""
+    """The values in their types. Settings that the user did not set get the game's or the algorithm's own values."""
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -66,7 +66,7 @@ def _typed(values: dict[str, Any]) -> Config:
 
 
 def with_opponent(config: Config, opponent: Named) -> Config:
-    """The configuration with this opponent in env.kwargs. A user's class acts as in self-play.
+    """The configuration with this opponent in env.kwargs. An opponent of the user's own class acts as in self-play.
 
     Raises ConfigError: fasttrain does not know how the env chooses opponents.
     """
@@ -95,7 +95,7 @@ def is_self_play(config: Config) -> bool:
 
 
 def evaluates_in_training_env(config: Config) -> bool:
-    """Whether evaluations use the training's only env, because a second one might not be possible."""
+    """Whether evaluations use the training's only env, because a second env might not be possible."""
     alone = config.num_envs == 1 and config.env.backend == SINGLE and config.vec_env not in BATCHED
     return alone and not (is_self_play(config) or config.eval.env_kwargs) and config.eval.num_envs in (None, 1)
 
@@ -126,7 +126,7 @@ def second_env_hint(config: Config) -> str:
 
 
 def has_monitor_wrapper(config: Config) -> bool:
-    """Whether the user's wrappers have a Monitor, which counts whole games even if an outer wrapper ends episodes."""
+    """Whether the user's wrappers have a Monitor. It counts whole games even if an outer wrapper ends episodes."""
     return any(
         named(wrapper, "wrapper", "env.wrappers")[0].endswith("monitor:Monitor") for wrapper in config.env.wrappers
     )

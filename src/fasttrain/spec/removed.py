@@ -9,7 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-MOVED = {  # the new key of a setting; stored values move there too
+MOVED = {  # former key → new key of a setting; stored values are moved too
     "env.win_key": "env.result.win",
     "env.win_value": "env.result.win_value",
     "env.score_keys": "env.result.scores",
@@ -22,7 +22,7 @@ MOVED = {  # the new key of a setting; stored values move there too
     "daemons.games_per_connection": "daemons.recycle.connection_games",
     "horizon_minutes": "minutes",
 }
-CLASS_PATHS = {  # former and present paths of moved modules, in stored runs, settings, imports; the first match counts
+CLASS_PATHS = {  # former path → present path, in stored runs, settings and imports; the first match is used
     "fasttrain.games.batch": "fasttrain.native.batch",
     "fasttrain.games.stream": "fasttrain.native.batch",
     "fasttrain.games": "fasttrain_games",
@@ -30,7 +30,7 @@ CLASS_PATHS = {  # former and present paths of moved modules, in stored runs, se
     "fasttrain.vec.games": "fasttrain_engines.vec_env",
     "fasttrain.vec.envpool": "fasttrain.integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
-    "fasttrain.envs:fasttrain/": "fasttrain/",  # for env.id=MODULE:ID, whose module has moved
+    "fasttrain.envs:fasttrain/": "fasttrain/",  # for env.id=MODULE:ID; the module has moved
 }
 GAMES = {  # class or id in a stored run → its game
     "fasttrain/SkullKing-v0": "skullking",
@@ -91,14 +91,14 @@ REMOVED = {  # removed setting → what to use now
 LEARNED_WITH = (
     "overlap", "algo.chunk_steps", "algo.burn_in", "env.native_game", "env.opponent_key", "daemons.skip_forced",
 )  # fmt: skip
-# Settings without which a cell of a study cannot run again. (A run has stored the values of its env.own.)
+# Settings without which a training of a study cannot be repeated. (A single run has stored the values of env.own.)
 NEEDED = (*LEARNED_WITH, "env.own", "env.eval_opponent")
 OFF = ("null", "false", "off", "no", "0", "{}")
 TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # removed setting → its present form
     "checkpoint_every_minutes": "checkpoint_every=…min", "guard.at_limit": "nan_guard=…",
     "ablate.flags": "candidates='{ablate: …}'",
 }  # fmt: skip
-GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablate.flags"}  # groups removed as a whole
+GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablate.flags"}  # removed group → its setting
 
 
 def removal_message(key: str) -> str:
@@ -129,7 +129,7 @@ def without_removed(values: Mapping[str, Any]) -> dict[str, Any]:
     _name_the_game(result)
     for key in REMOVED:
         if key in LEARNED_WITH and lookup(result, key) not in (None, False, "off", 0, {}):
-            continue  # this setting stays, so that resume refuses it by name
+            continue  # keep this setting, so that `resume` can refuse it by name
         value = pop_key(result, key)
         if key in MOVED and value is not None:
             set_key(result, MOVED[key], value)
@@ -159,7 +159,7 @@ def _name_the_game(values: dict[str, Any]) -> None:
 
 
 def present_path(path: str) -> str:
-    """The present path of a class, `module:Class`, whose module may have been moved."""
+    """The present path of a class `module:Class`. Its module may have been moved."""
     return next((new + path[len(old) :] for old, new in CLASS_PATHS.items() if _lies_in(path, old)), path)
 
 
@@ -182,15 +182,15 @@ class FormerModules:
 
     @staticmethod
     def create_module(spec: ModuleSpec) -> None:
-        """Let Python create the module, which `exec_module` replaces."""
+        """Let Python create the module. `exec_module` replaces it."""
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Import the module by its present name, register it under the former name too, and tell the user once."""
+        """Import the module by its present name, register it under the former name too, and print this once."""
         name = module.__name__
         sys.modules[name] = import_module(present_path(name))
         if name in CLASS_PATHS:
-            from fasttrain import terminal  # imported here so that `import fasttrain` stays quick
+            from fasttrain import terminal  # imported here so that `import fasttrain` is fast
 
             terminal.tell(f"fasttrain: the module {name} is now {present_path(name)}")
 
@@ -223,7 +223,7 @@ def texts_without_removed(typed: Sequence[str]) -> list[str]:
 
 
 def flat(node: object, prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted key."""
+    """Nested mappings as one mapping with dotted keys."""
     if not isinstance(node, Mapping) or not node:
         return {prefix: node}
     return {k: v for key, part in node.items() for k, v in flat(part, f"{prefix}.{key}" if prefix else key).items()}

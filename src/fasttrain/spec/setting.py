@@ -1,7 +1,7 @@
 """Declares settings as dataclass fields, and builds these dataclasses from plain mappings (YAML, the command line).
 
-The declaration of a setting is the only place that knows it: the typed configuration, ranges, `--help`, environment
-variables, the schema for Hydra and the rows of the plan are derived from it. Values are converted by the type of the
+A setting is declared in one place. The typed configuration, ranges, `--help`, environment variables, the schema for
+Hydra and the rows of the plan are derived from this declaration. Values are converted by the type of the
 field: `1e6` to an int, `"on"` to a switch. If that is impossible, the error names the key.
 """
 
@@ -23,7 +23,7 @@ FlagClass = Literal["exact", "rounding", "trade-off"]
 
 
 class Setting(NamedTuple):
-    """The declaration of a setting, without its type and default, which the dataclass field has."""
+    """The declaration of a setting. The dataclass field has its type and default."""
 
     text: str
     flag_class: FlagClass | None = None  # only speed flags have one; exact: the numbers are those of stock
@@ -33,7 +33,7 @@ class Setting(NamedTuple):
     least: float | None = None
     most: float | None = None
     may_change: bool = False  # whether a resumed run may have another value
-    classes: Mapping[Any, FlagClass] = {}  # classes of values that differ from `flag_class`
+    classes: Mapping[Any, FlagClass] = {}  # value → its class, where this differs from `flag_class`
     hidden: bool = False  # only fasttrain's own YAML files set it
     name: str = ""  # the flag's name; empty for settings that are no flags
 
@@ -96,7 +96,7 @@ def settings_of(cls: type, prefix: str = "", parts: bool = False) -> Iterator[tu
 
 
 def defaults_of(cls: type) -> dict[str, Any]:
-    """The defaults as nested mappings of plain values, for Hydra. A setting without a default is None."""
+    """The defaults as nested mappings of plain values, for Hydra. A setting without a default gets None."""
     hints, defaults = get_type_hints(cls), dict[str, Any]()
     for one in fields(cls):
         if is_dataclass(hints[one.name]):
@@ -128,13 +128,13 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     names = {name.lower(): name for name in sorted(set(choices) - {word})}
     lower = word.lower()
     close = difflib.get_close_matches(lower, list(names), n=2, cutoff=0.6)
-    if not close:  # `envs` is not similar to `num_envs`, but contained in it
+    if not close:  # `envs` is not similar to `num_envs`, but a part of it
         close = [name for name in names if len(word) > 2 and lower in name][:2]
     return f"; did you mean {' or '.join(repr(names[name]) for name in close)}?" if close else ""
 
 
 class UnknownKeyError(ConfigError):
-    """A mapping has a key that its configuration class has not."""
+    """A mapping has a key that its configuration class does not have."""
 
     def __init__(self, key: str, known: Iterable[str]) -> None:
         super().__init__(f"unknown key '{key}'{did_you_mean(key.rpartition('.')[2], known)}")
@@ -162,8 +162,8 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def convert(value: object, hint: object, key: str) -> Any:
-    """Convert `value` to the type `hint`. Raises ConfigError: it does not fit; names `key`, the value and the type."""
-    if is_dataclass(value) and not isinstance(value, type):  # built by the caller, who chose its class
+    """Convert `value` to the type `hint`. Raises ConfigError: it does not fit; the message names key and value."""
+    if is_dataclass(value) and not isinstance(value, type):  # the caller has built it
         return value
     value, origin = import_path_or_number(value, key), get_origin(hint)
     if is_dataclass(hint) and isinstance(hint, type):
@@ -205,7 +205,7 @@ def _scalar(value: object, hint: object, key: str) -> Any:
     if hint is bool and (text := str(value).lower()) in _TRUE | _FALSE:
         return text in _TRUE
     if hint in (int, float) and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        with suppress(ValueError, OverflowError):  # it spells no number, or is infinite
+        with suppress(ValueError, OverflowError):  # the text is no number, or the number is infinite
             number = value if isinstance(value, int) else float(value)
             if math.isfinite(number) and (hint is float or number == int(number)):
                 return int(number) if hint is int else float(number)
@@ -219,7 +219,7 @@ def _literal(value: object, choices: tuple[Any, ...], key: str) -> Any:
     text = str(value).lower()
     if "off" in choices and text in _FALSE:  # YAML reads a bare on/off as a boolean
         return "off"
-    if "off" in choices and text in _TRUE and (on := {"on", "stop"} & {*choices}):  # of nan_guard, "on" means stop
+    if "off" in choices and text in _TRUE and (on := {"on", "stop"} & {*choices}):  # "on" means stop for nan_guard
         return on.pop()
     if value in choices:
         return value

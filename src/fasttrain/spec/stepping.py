@@ -14,15 +14,15 @@ from fasttrain.spec.config import SELF, Config
 from fasttrain.spec.policies import goals_of
 from fasttrain.spec.reading import evaluation_envs, is_self_play, memory_inputs, uses_masks
 
-# Overhead of stepping, measured with CartPole (benchmarks, vecenv-step): for each env, in a loop or in a worker; and
-# for each vector step with workers, which wake and are waited for on a machine that is not idle.
+# Overhead of stepping, measured with CartPole (benchmarks, vecenv-step): per env, in a loop or in a worker, and per
+# vector step with workers. The second is the time to wake the workers and wait for them, on a machine that is not idle.
 PER_ENV_S = 2e-6
 PER_SHARED_STEP_S = 250e-6
-# Workers must be faster by these factors, because a plain loop has no processes that could die: if estimated, and if
-# both were measured (runs/check.py).
+# Workers must be faster than a plain loop by these factors, because processes can die. The first is for estimates, the
+# second for measurements of both (runs/check.py).
 SHARED_MUST_GAIN, TRIED_MUST_GAIN = 1.25, 1.1
-# If a step takes longer, workers are chosen in a tie: their overhead does not matter, and a machine that was busy in
-# the measurement (938 against 914 ms for envs of 235 ms) may have hidden their gain.
+# If an env's step takes longer, workers are chosen even if they seem slightly slower. Their overhead does not matter,
+# and a busy machine may hide their gain in the measurement (938 against 914 ms for envs of 235 ms).
 SLOW_S = 1e-3
 WAITS_BELOW = 0.5  # an env that computes less than this share of a step waits for an engine or a socket
 MOST_WORKERS_PER_CORE = 16
@@ -97,7 +97,7 @@ def _by_cost(step_s: float, context: Context) -> Resolved:
 
 
 def needs_single_envs(config: Config) -> str:
-    """Why `auto` must not choose the env's own vector form; empty if it may."""
+    """Why `auto` must not choose the env's own vector form; empty if the choice is allowed."""
     if config.env.wrappers or goals_of(config):
         return "env.wrappers and goals of policies need single envs, not the env's own vector form"
     if config.curriculum.tasks:
@@ -126,7 +126,7 @@ def _auto_workers(num_envs: int, env: EnvFacts, machine: Machine) -> int:
 
 
 def resolve_lean_info(requested: bool, context: Context) -> Resolved:
-    """Infos are kept in one process, and if the user's callbacks may read them."""
+    """Keep infos if all envs step in one process, or if the user's callbacks may read the infos."""
     vec_env = context.effective["vec_env"]
     typed = context.typed("lean_info")
     if vec_env == "dummy" and not typed:
@@ -149,7 +149,7 @@ def resolve_num_envs(requested: int, context: Context) -> Resolved:
 
 
 def resolve_workers(requested: int | str, context: Context) -> Resolved:
-    """`auto` is one per core, or more for envs that wait."""
+    """`auto` is one worker per core, or more workers for envs that wait."""
     vec_env, num_envs = context.effective["vec_env"], context.effective["num_envs"]
     if vec_env == "shared":
         return _shared_workers(requested, num_envs, context)
@@ -180,7 +180,7 @@ def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Re
 
 
 def resolve_schedule(requested: str, context: Context) -> Resolved:
-    """`auto` is first_ready for games with engines, else lockstep, because first_ready depends on timing."""
+    """`auto` is first_ready for games with engines, else lockstep, because results of first_ready depend on timing."""
     if why := _why_no_groups(context):
         return context.instead("schedule", "lockstep", why, f"schedule={requested}: {why}; use schedule=lockstep")
     if requested == "first_ready":
@@ -289,7 +289,7 @@ def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch
     """
     num_envs, size = effective["num_envs"], algo.rollout_size
     if config.tier == "baseline":
-        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # not one that a game or a user has set
+        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # False if a game or a user has set it
         return (dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS) if stock else algo), 0
     most = max(config.total_timesteps, batch_size, num_envs, 2)
     if size <= most or effective["engine"] != "fast" or algo.spec.recurrent:

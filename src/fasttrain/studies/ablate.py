@@ -1,8 +1,8 @@
 """`fasttrain compare candidates=ablate +profile=speed`: which settings of the profile make training faster here.
 
-A setting that differs between baseline and profile is a lever. Each lever is measured twice: once added on the way from
-the baseline to the profile, once left out of the profile. It is dropped if the profile is clearly no slower without it,
-or learns better without it. The other levers form profile/measured.yaml, which is then compared with the whole profile.
+A lever is a setting that differs between baseline and profile. Each is measured twice: once added on the way from the
+baseline to the profile, once left out of the profile. It is dropped if the profile is clearly no slower without it, or
+learns better without it. The kept levers form profile/measured.yaml, which is then compared with the whole profile.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fasttrain.studies.study import MINUTES, Cell, Compose, Study, Wanted, base_
 from fasttrain.terminal import command, spelt, with_interval
 
 BASELINE, WHOLE, MEASURED = "baseline", "profile", "measured"
-FIRST_S = 6.0  # seconds of training of the first two cells, which measure the speed of baseline and profile
-SHARE_OF_CELLS = 0.8  # share of the time for cells; the rest is for comparing the result with the profile
+FIRST_S = 6.0  # length in seconds of the first two trainings, one of the baseline and one of the profile
+SHARE_OF_CELLS = 0.8  # share of the time limit for measuring levers; the remaining time is for the last comparison
 ROUNDS = 2
-CHECKS = 3  # the result and the profile run in turn, each so many times
-LONGEST_S, SHORTEST_S = 60.0, 2.0  # limits for the seconds that a cell trains
-MOST_OVERTIME = 1.5  # a slow cell ends after so many times the profile's time
-# Name of a lever → its settings. Every other setting is a lever by itself.
+CHECKS = 3  # runs of the measured profile, and of the whole profile, in the last comparison
+LONGEST_S, SHORTEST_S = 60.0, 2.0  # longest and shortest training, in seconds
+MOST_OVERTIME = 1.5  # a slow training ends after this factor times the seconds that the profile needs
+# Name of a lever → its settings. Every setting that is not listed here is a lever by itself.
 TOGETHER = {
     "learning_rate": ("algo.learning_rate",),
     "n_epochs": ("algo.n_epochs",),
@@ -51,7 +51,7 @@ class Lever:
 
     @property
     def flag_class(self) -> str:
-        """exact, rounding or trade-off. Hyperparameters count as trade-offs."""
+        """exact, rounding or trade-off. A hyperparameter is a trade-off."""
         if self.name in BY_NAME:
             return BY_NAME[self.name].class_of(self.after[self.name])
         return "exact" if self.name == "logging" else "trade-off"
@@ -67,14 +67,14 @@ class Finding:
     """The measured effect of a lever."""
 
     lever: Lever
-    added: Ratio | None  # speed after ÷ before this change, where changes are added one by one to the baseline
+    added: Ratio | None  # speed with ÷ without the lever, when levers are added one by one to the baseline
     within: Ratio | None  # speed of the profile ÷ speed of the profile without the lever
-    quality: Comparison | None  # profile minus profile without lever; None: the lever is exact, or too few episodes
+    quality: Comparison | None  # profile minus profile without the lever; None: exact lever, or too few episodes
     failed: bool = False  # the profile does not run without the lever
 
     @property
     def keep(self) -> bool:
-        """Whether the lever stays: it is dropped only if it clearly gains nothing."""
+        """Whether the lever is kept. It is dropped if it costs quality, or if it clearly gains no speed."""
         if self.costs_quality or self.brings_quality:
             return not self.costs_quality
         if self.within is None:
@@ -113,7 +113,7 @@ def asked_of(config: Config) -> list[str]:
 
 
 def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Run the cells, write study.json, profile/measured.yaml and the report.
+    """Run the trainings, write study.json, profile/measured.yaml and the report.
 
     Returns 4 if stopped by a signal, 1 if baseline or profile could not be run, else 0. Raises ConfigError if no
     profile is named, or nothing in it differs from the baseline.
@@ -152,7 +152,7 @@ class Ablation:
         self.budget_s = 60 * (config.minutes or MINUTES)
 
     def run(self) -> int:
-        """Run baseline and profile, then every lever, then the result beside the profile. Returns the exit code."""
+        """Run baseline and profile, then the runs for every lever, then the last comparison. Returns the exit code."""
         if not self._run_ends():
             return EXIT_CRASHED
         self.wanted = self._plan_cells()
@@ -180,10 +180,10 @@ class Ablation:
         return True
 
     def _plan_cells(self) -> list[Wanted]:
-        """The cells: two rounds of all levers in turn. The length of a cell is chosen so that all fit into the time."""
+        """The trainings, in two rounds over all levers. Their length is chosen so that all fit into the time limit."""
         names = [lever.name for lever in self.levers]
-        fixed = [name for name in self._names if name not in names]  # levers that stay in
-        ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names)]  # the cells that decide come first
+        fixed = [name for name in self._names if name not in names]  # levers that are applied in every training
+        ways: list[tuple[str, tuple[str, ...]]] = [(WHOLE, self._names)]  # the runs that decide what is kept come first
         ways += [(f"-{name}", (*fixed, *(other for other in names if other != name))) for name in names]
         ways += [(BASELINE, tuple(fixed))]
         ways += [(f"+{name}", (*fixed, *names[: place + 1])) for place, name in enumerate(names[:-1])]
@@ -213,13 +213,13 @@ class Ablation:
 
     @property
     def episodes(self) -> int:
-        """Episodes of an evaluation: few, for a rough comparison of quality, because the study takes only minutes."""
+        """Episodes of an evaluation. They are few, because the study takes only minutes."""
         return min(self.config.eval.episodes, 300 if self.config.env.spec.native else 20)
 
     def conclude(self, written: bool) -> None:
         """Print and store the findings. `written`: also write the profile."""
         findings = self.findings()
-        if findings:  # else keep the findings from before a stop
+        if findings:  # without new findings study.json keeps those from before a stop
             self.study.notes["rows"] = [_row(finding) for finding in findings]
             self.study.console.print()
             self.study.console.print(_table(findings))
@@ -243,7 +243,7 @@ class Ablation:
         return found
 
     def _quality(self, lever: Lever, whole: Mapping[int, Cell], without: Mapping[int, Cell]) -> Comparison | None:
-        """Quality of the profile minus its quality without the lever, over cells with the same number of steps."""
+        """Quality of the profile minus its quality without the lever, from the runs that reached the planned steps."""
         if lever.flag_class == "exact":
             return None
         ours, theirs = (
@@ -254,7 +254,7 @@ class Ablation:
         return compared(ours, theirs, self.config.gate, metric)
 
     def _write(self, findings: Sequence[Finding]) -> None:
-        """Write the profile of the levers that stay, and compare its speed with the whole profile."""
+        """Write the profile of the kept levers, and compare its speed with the whole profile."""
         kept = [finding.lever.name for finding in findings if finding.keep]
         others = [lever.name for lever in self.all_levers if lever not in self.levers]
         path = self._write_profile(findings, [*kept, *others], "")
@@ -309,7 +309,7 @@ def effective_levers(levers: Sequence[Lever], baseline: Mapping[str, Any], profi
 
 
 def chosen_levers(levers: Sequence[Lever], names: Sequence[str]) -> list[Lever]:
-    """The levers of these names; all if there are no names. Raises ConfigError if a name is no lever here."""
+    """The levers with these names; all levers if `names` is empty. Raises ConfigError: a name is no lever here."""
     known = [lever.name for lever in levers]
     for name in names:
         if name not in known:

@@ -1,8 +1,8 @@
 """Changes of a configuration that might make it faster, and the expected gain of each.
 
-The parts that a change affects are measured again, in turn with the same parts of the present configuration. The model
-in `limits` computes the gain from these times. Below are the texts of `fasttrain doctor`: the machine, the parts of the
-run, its limit, and the advice.
+The parts that a change affects are measured again, in turn with the same parts of the present configuration. `limits`
+computes the gain from these times. The second half of this file prints the texts of `fasttrain doctor`: the machine,
+the parts of the run, the limit of the run, and the advice.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fasttrain.spec.setting import FlagClass
 from fasttrain.studies.limits import WORTH, Flow, Rates, composed_limit, expected_s, gain_of, most_gain
 from fasttrain.terminal import command, rate_text, spelt
 
-MOST = 7  # most candidates that are measured, which takes some seconds each
-SLOWER_FROM = 1.2  # slowest worker's work ÷ the mean; above it schedule=first_ready may pay
+MOST = 7  # largest number of candidates that are measured; each takes some seconds
+SLOWER_FROM = 1.2  # if slowest worker's work ÷ mean work is larger, schedule=first_ready may be faster
 PARTS = ("env", "policy", "update")
 
 
@@ -58,7 +58,7 @@ class Situation(NamedTuple):
 
     @property
     def run_s(self) -> float | None:
-        """Seconds per env step of the run; the parts are shown as shares of it."""
+        """Seconds per env step of the finished run, else of the short training. Parts are shown as shares of this."""
         return self.trained_s if self.finished_s is None else self.finished_s
 
 
@@ -71,7 +71,7 @@ class Candidate(NamedTuple):
 
     @property
     def flag_class(self) -> FlagClass:
-        """The weakest class among the settings that are switched on. Settings that are switched off do not count."""
+        """The weakest class among the changed settings, without those that are switched off."""
         order: list[FlagClass] = ["exact", "rounding", "trade-off"]
         on = [(key, value) for key, value in self.changes if value != "off"]
         parts = [one.name for one in engines()]
@@ -106,7 +106,7 @@ class Advice(NamedTuple):
 
 
 def candidates(now: Situation) -> list[Candidate]:
-    """The changes that can gain at least `WORTH`, because their parts take enough time. The most promising is first."""
+    """The changes whose parts take enough time that a gain of `WORTH` is possible, the most promising first."""
 
     def at_most(change: Candidate) -> float:
         return most_gain(sum(getattr(now.rates, part) or 0.0 for part in change.parts if part in PARTS), now.present_s)
@@ -116,7 +116,7 @@ def candidates(now: Situation) -> list[Candidate]:
 
 
 def logging_advice(now: Situation) -> list[Advice]:
-    """Advice about logging, without another measurement: at ten times the interval a tenth of the cost remains."""
+    """Advice about logging. Nothing is measured again: with ten times the interval a tenth of the cost remains."""
     cost, config = now.rates.logging or 0.0, now.effective
     gain = gain_of(now.present_s, now.present_s - 0.9 * cost)
     if gain < WORTH:
@@ -175,7 +175,7 @@ def _sizes(now: Situation) -> Iterator[Candidate]:
 
 
 def _computing(now: Situation) -> Iterator[Candidate]:
-    """Changes with which the same learning is computed faster."""
+    """Changes that compute the same updates faster."""
     config, machine = now.effective, now.machine
     if config.engine == "stock":
         yield from _threads(now)
@@ -232,7 +232,7 @@ def changed_plan(now: Situation, candidate: Candidate) -> RunSpec | None:
     sources = {**now.sources, **dict.fromkeys((key for key, _ in candidate.changes), "command line")}
     try:
         facts = now.facts
-        if {"engine", "vec_env"} & set(dict(candidate.changes)):  # these changes need other facts about the env
+        if {"engine", "vec_env"} & set(dict(candidate.changes)):  # with these settings the env must be examined again
             facts = env_facts(with_fixed_opponent(config))
         plan = resolve(config, sources, facts, now.machine)
     except (ConfigError, EnvSpecError):
@@ -254,7 +254,7 @@ def advise(
     measure_again: Callable[[RunSpec, Candidate], tuple[Rates, Flow] | None],
     tell: Callable[[str], None],
 ) -> list[Advice]:
-    """The changes that gain at least `WORTH`, the best first. `measure_again` returns None if a run cannot be built."""
+    """The changes that gain at least `WORTH`, best first. `measure_again` returns None if the run cannot be built."""
     found = logging_advice(now)
     for candidate in candidates(now):
         if (plan := changed_plan(now, candidate)) is None:
@@ -291,7 +291,7 @@ def machine_dict(machine: Machine, config: Config) -> dict[str, Any]:
 
 
 def parts(console: Console, now: Situation) -> None:
-    """Print the machine, a table of the parts, and the limit with the run's share of it."""
+    """Print the machine, a table of the parts, the limit, and the run's share of the limit."""
     facts = machine_dict(now.machine, now.effective)
     units = f"bfloat16 by {facts['bf16_units']}" if facts["bf16_units"] else "no bfloat16 units"
     memory = f"{facts['free_memory_gb']:g} of {facts['memory_gb']:g} GB of memory free"
@@ -343,7 +343,7 @@ def comparison(base: Sequence[str], changes: Sequence[str]) -> str:
 
 
 def bottleneck(now: Situation) -> str:
-    """The part that takes the most time, with the gain if it took none."""
+    """The part that takes the most time, with the gain if this part took no time."""
     rates, run_s = now.rates, now.run_s
     part = max(PARTS, key=lambda name: getattr(rates, name) or 0.0)
     most = float("inf") if run_s is None else most_gain(getattr(rates, part), run_s)

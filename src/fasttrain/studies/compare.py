@@ -1,7 +1,7 @@
 """`fasttrain compare candidates=[baseline,speed]`: is it faster, and does it learn as well?
 
-Every candidate trains with the same seeds, each in a process of its own. They take turns (A B C, A B C …), so that a
-machine that slows down slows all of them. All others are compared with the first candidate, by the rules in `judge`.
+Every candidate trains with the same seeds; each training is a process. Candidates take turns (A B C, A B C …), so that
+a machine that slows down slows all candidates. Each is compared with the first candidate, by the rules in `judge`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fasttrain.studies.statistics import FAIL, MIN_PAIRS, MIN_SPEED_UP, OPEN, PA
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, merged
 from fasttrain.terminal import one_line, with_interval
 
-ENDLESS = 10**12  # total_timesteps if minutes=… ends the cells
+ENDLESS = 10**12  # total_timesteps if minutes=… ends the trainings
 STYLES = {"pass": "green", "fail": "bold red", "not enough seeds": "yellow"}
 TITLES = {"win_rate": "win rate", "mean_reward": "mean reward", "tail": "training's last fifth"}  # titles of metrics
 
@@ -36,9 +36,9 @@ class Candidate(NamedTuple):
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Run the missing cells, judge, write study.json and the report.
+    """Run the trainings that are missing, judge, write study.json and the report.
 
-    Returns 3 if a candidate failed the gate, 4 if stopped by a signal, 1 if a cell crashed, else 0. Raises ConfigError
+    Returns 3 if a candidate failed the gate, 4 if stopped by a signal, 1 if a run crashed, else 0. Raises ConfigError
     if a candidate is no valid run.
     """
     if is_ablation(config):
@@ -67,7 +67,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 def conclude(
     study: Study, config: Config, candidates: Sequence[Candidate], wanted: Sequence[Wanted], algorithms: Sequence[str]
 ) -> list[Row]:
-    """Judge the finished cells; print the result and store it in study.json."""
+    """Judge the finished trainings; print the result and store it in study.json."""
     outcomes = {
         label: {seed: read_outcome(cell) for seed, cell in cells.items()}
         for label, cells in study.finished(wanted).items()
@@ -94,7 +94,7 @@ def parse_candidates(text: str | None) -> list[Candidate]:
     """`[baseline, speed, num_envs=8, {name: mine, overrides: [profile=speed, num_envs=8]}]` → candidates.
 
     A bare word names a profile; `key=value` is a candidate with that override. Raises ConfigError if the text is no
-    such list, has fewer than two entries, or has two with the same name.
+    list of these, has fewer than two entries, or has two entries with the same name.
     """
     example = "candidates='[baseline, speed, {name: mine, overrides: [profile=speed, num_envs=8]}]'"
     if text is None:
@@ -129,7 +129,7 @@ def _candidate(entry: object, example: str) -> Candidate:
 
 
 def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """The overrides that end a cell after `minutes`. Raises ConfigError if a schedule needs total_timesteps."""
+    """The overrides that end a training after `config.minutes`. ConfigError:  a schedule needs total_timesteps."""
     if config.minutes is None:
         return []
     ends = [f"stop.max_minutes={config.minutes:g}"]

@@ -1,7 +1,7 @@
 """`fasttrain doctor`: the speed of each part of a run, the limit that follows from them, and what to change.
 
-It measures the run's parts on this machine (`rig`), computes the limit (`limits`), looks for changes that pay
-(`advice`) and tries the best of them in real trainings, in turn with the present configuration.
+It measures the run's parts on this machine (`rig`), computes the limit (`limits`), looks for changes that make it
+faster (`advice`), and tries the best change in real trainings, in turn with the present configuration.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from fasttrain.studies.study import last_line, merged, run_cell
 DOCTOR_SCHEMA = 1
 SHOWN, TRIED = 2, 1  # how many suggestions are shown, and how many are tried
 SECONDS = 3.0  # seconds for measuring each part
-AGAIN_ROUNDS = 7  # rounds in which a changed part and the present one are measured in turn
+AGAIN_ROUNDS = 7  # rounds in which a changed part and the present part are measured in turn
 TRY_S = 4.0  # shortest time of each training that tries a change
 OWN_KEYS = ("doctor", "run")
-# Settings of the run that are left out of trainings that try a change.
+# Settings of the run that are not used in trainings that try a change.
 NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every")
 
 
@@ -61,7 +61,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 class Case(NamedTuple):
-    """The configuration that the doctor examines, and what it has found so far."""
+    """The configuration that the doctor examines, and the finished run with this configuration, if there is one."""
 
     config: Config  # the requested configuration
     sources: Mapping[str, str]
@@ -90,7 +90,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
 
 
 class Doctor:
-    """One examination. `report` can be called at any time and shows what was measured so far."""
+    """One examination. `report` can be called at any time. It shows the measurements so far."""
 
     def __init__(self, case: Case, folder: Path, console: Console) -> None:
         self.case, self.folder, self.console = case, folder, console
@@ -123,7 +123,7 @@ class Doctor:
             )
 
     def examine(self) -> None:
-        """Measure the parts, look for changes that pay, and try the best ones."""
+        """Measure the parts, look for changes that make the run faster, and try the best change."""
         settings = self.config.doctor
         with activity(self.console, "measuring the run") as doing:
             doing.now("building it")
@@ -168,12 +168,12 @@ class Doctor:
         return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
 
     def _measure_again(self, plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
-        """Measure the parts that `candidate` changes, in turn with the present ones. None: the run cannot be built."""
+        """Measure the parts that `candidate` changes, in turn with the present parts. None: the changed run fails."""
         if self.rig is None:
             return None
         try:
             rig = self._build(plan)
-        except FastTrainError:  # some conflicts show only when the model is built
+        except FastTrainError:  # some conflicts are found only when the model is built
             return None
         try:
             rig.warm_up(SECONDS / 2)
@@ -188,7 +188,7 @@ class Doctor:
             rig.close()
 
     def _try(self, advice: Advice, number: int) -> Advice:
-        """Train with the present and the changed configuration in turn, twice each; of each the faster one counts."""
+        """Train twice with the present and twice with the changed configuration; the faster run of each is compared."""
         config = self.plan.config
         rollout = config.num_envs if config.algo.spec.off_policy else config.algo.rollout_size
         steps = max(int(max(TRY_S, 2 * SECONDS) / typical(self.samples["train"])), 6 * rollout)
@@ -213,7 +213,7 @@ class Doctor:
         return advice._replace(real=max(rates["changed"]) / max(rates["now"]) - 1.0)
 
     def report(self, status: str) -> None:
-        """Print the rest of the results; write doctor.json."""
+        """Print the results that are not printed yet; write doctor.json."""
         if self.config.doctor.test != "all" or not self.advised:
             show.parts(self.console, self.situation)
         if self.advised:

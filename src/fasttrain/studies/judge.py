@@ -1,4 +1,4 @@
-"""Compares candidates: reads the results of finished cells, computes speed and quality with intervals, and judges."""
+"""Compares candidates: reads results of finished trainings, computes speed and quality with intervals, and judges."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fasttrain.spec.infos import WIN_KEYS
 from fasttrain.studies import statistics
 from fasttrain.studies.study import Cell
 
-RISE = 0.9  # without gate.threshold a run counts as learned at this share of the baseline's rise
-TAIL = 0.2  # share at the end of a training curve; its mean depends less on chance than one final policy
+RISE = 0.9  # default threshold, as a share of the rise of the baseline's training curve
+TAIL = 0.2  # last part of a training curve; its mean depends less on chance than one final policy
 EVERY_BYTE = 10**12  # episodes.csv is read completely
-WINDOW = 100  # each point of the curve is a mean over so many episodes, as in the live view
-OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # in summary.json; others in its `quality`
+WINDOW = 100  # episodes in each running mean of the curve, as in the live view
+OF_TRAINING = ("steps_per_s", "env_steps", "updates", "reward_per_hour")  # in summary.json; others: in `quality`
 # Figures that are shown as the interquartile mean over seeds, with a bootstrap interval.
 FIGURES = (*OF_TRAINING, "win_rate", "mean_reward", "score_diff", "draw_rate", "mean_turns", "tail", "elo")
 
@@ -64,7 +64,7 @@ class Outcome:
         return float(self.values[:WINDOW].mean()) if len(self.values) >= WINDOW else None
 
     def time_to(self, threshold: float) -> tuple[float, float] | None:
-        """(env steps, seconds of training) at which a mean of 100 episodes first reached the threshold; None: never."""
+        """(env steps, training seconds) when a mean of 100 episodes first reached the threshold; None: never."""
         for index, best in statistics.trail(self.values, WINDOW, levels=1000):  # type: ignore[arg-type]
             if best >= threshold:
                 return float(self.env_steps[index]), float(self.wall_s[index])
@@ -95,7 +95,7 @@ class Row:
     outcomes: Mapping[int, Outcome]
     figures: dict[str, statistics.Interval | None]  # FIGURES, the env's own scores, and sample_efficiency
     end_reason: dict[str, float]
-    time_s: statistics.Interval | None  # seconds to the threshold; infinite: half of the seeds never reached it
+    time_s: statistics.Interval | None  # seconds until the threshold; infinite: half of the seeds never reached it
     time_steps: statistics.Interval | None
     speed_up: statistics.Ratio | None
     comparison: statistics.Comparison | None
@@ -128,7 +128,7 @@ class Row:
 
 
 def speed_ratio(ours: Mapping[int, Cell], theirs: Mapping[int, Cell]) -> statistics.Ratio | None:
-    """Speed of our cells ÷ speed of theirs, paired by seed; None if no seed is finished on both sides."""
+    """Speed of `ours` ÷ speed of `theirs`, paired by seed; None if no seed is finished on both sides."""
     return statistics.ratio_interval(*({seed: cell.rate for seed, cell in cells.items()} for cells in (ours, theirs)))
 
 
@@ -159,7 +159,7 @@ def choose_threshold(baseline: Sequence[Outcome], gate: GateConfig) -> float | N
 def judge(
     candidates: Mapping[str, Mapping[int, Outcome]], gate: GateConfig, metric: str, threshold: float | None
 ) -> list[Row]:
-    """A row for every candidate (name → seed → outcome) with an outcome. The first candidate is the baseline."""
+    """A row for every candidate that has an outcome. `candidates`: name → seed → outcome, the baseline first."""
     first = next(iter(candidates))
     every = [outcome for of_seed in candidates.values() for outcome in of_seed.values()]
     how = gate, metric, threshold, min((outcome.total for outcome in every), default=0.0)
@@ -212,7 +212,7 @@ def values_of(outcomes: Mapping[int, Outcome], metric: str) -> dict[int, float]:
 def compared(
     outcomes: Mapping[int, Outcome], baseline: Mapping[int, Outcome], gate: GateConfig, metric: str
 ) -> statistics.Comparison | None:
-    """The comparison over the seeds that report the metric on both sides; None if there are none."""
+    """The comparison over the seeds that report the metric on both sides; None if no seed does."""
     ours, theirs = values_of(outcomes, metric), values_of(baseline, metric)
     if not ours.keys() & theirs.keys():
         return None

@@ -1,7 +1,7 @@
 """How fast a run could be, computed from the measured times of its parts and how they overlap. Pure functions.
 
-Times are seconds per env step of the whole vectorized env. The limit is that of envs, policy and update; storing and
-logging take additional time.
+Times are seconds per env step, for all envs together. The limit contains only the time of envs, policy and update;
+storing and logging take additional time.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-WORTH = 0.05  # smaller gains cannot be measured on a busy machine and are not worth a change
+WORTH = 0.05  # smaller gains cannot be measured on a busy machine
 
 
 class Rates(NamedTuple):
@@ -17,7 +17,7 @@ class Rates(NamedTuple):
 
     env: float | None = None
     policy: float | None = None
-    update: float | None = None  # of gradient updates, with drawing from the replay buffer
+    update: float | None = None  # gradient updates, with the drawing of replay batches
     replay: float | None = None  # part of `update`
     transport: float | None = None  # part of `env`: time of the worker processes beyond the work of the slowest one
     logging: float | None = None
@@ -30,8 +30,8 @@ class Rates(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """How the parts of a run overlap. `groups` (schedule=first_ready): envs step while the policy acts, and both share
-    the cores. `env_cores` of the `cores` compute while envs step.
+    """How the parts of a run overlap. `groups` (schedule=first_ready): envs step while the policy acts, and share the
+    cores with the policy. `env_cores`: how many of the `cores` compute while envs step.
     """
 
     groups: bool = False
@@ -40,7 +40,7 @@ class Flow(NamedTuple):
 
 
 def limit_s(rates: Rates, flow: Flow, whole: bool = False) -> float:
-    """Seconds per env step of envs, policy and update. `whole`: with storing and logging, which the trainer does."""
+    """Seconds per env step of envs, policy and update. `whole`: storing and logging are included."""
     env, own = rates.env or 0.0, rates.policy or 0.0
     own += (rates.storing or 0.0) + (rates.logging or 0.0) if whole else 0.0
     collect = env + own
@@ -57,7 +57,7 @@ def composed_limit(rates: Rates, flow: Flow) -> float:
 
 
 def expected_s(present_s: float, before: tuple[Rates, Flow], after: tuple[Rates, Flow]) -> float:
-    """Seconds per env step after a change, but not below the new limit. Time that no part explains stays the same."""
+    """Seconds per env step after a change, but not below the new limit. Time outside of the parts does not change."""
     changed = present_s + limit_s(*after, whole=True) - limit_s(*before, whole=True)
     return max(changed, limit_s(*after))
 
@@ -68,6 +68,6 @@ def gain_of(present_s: float, changed_s: float) -> float:
 
 
 def most_gain(part: float | None, present_s: float) -> float:
-    """The gain if that part took no time. No change of the part can gain more."""
+    """The gain if a part took no time. No change of this part can gain more."""
     others_s = present_s - (part or 0.0)
     return float("inf") if others_s <= 0 else present_s / others_s - 1.0

@@ -1,8 +1,8 @@
 """Measures the parts of a run for `fasttrain doctor`: it builds the run, trains for a moment, then times each part.
 
-The run's own clock gives the time of each part, in windows of some tenths of a second, as seconds per env step:
-collecting (envs, choosing actions, storing), updating, and the whole training with its logging. The windows of all
-parts and configurations take turns, so that a machine that slows down slows all of them.
+The run's clock gives the seconds per env step of collecting (envs, choosing actions, storing), of updating, and of the
+whole training with logging. They are measured in windows of some tenths of a second. The windows of all parts and
+configurations take turns, so that a machine that slows down slows all windows.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from fasttrain.studies.statistics import interquartile_mean
 from fasttrain.vec.external import ExternalVecEnv
 from fasttrain.vec.shared import SharedMemoryVecEnv
 
-FILLED = 20_000  # transitions in a replay buffer before its updates are timed: more than fits into the cache
-BUFFER = 50_000  # most transitions of a replay buffer, because two configurations are in memory
+FILLED = 20_000  # transitions in a replay buffer before updates are timed: more than the CPU cache holds
+BUFFER = 50_000  # largest replay buffer, in transitions, because two configurations are in memory
 WARMUP = 1_000
-ROUNDS = 12  # rounds of short windows, so that other programs disturb all parts alike; the first is not counted
-LEAST_ROUNDS, SLACK = 2, 1.5  # limits for a part with long iterations: rounds, and time ÷ `seconds`
+ROUNDS = 12  # short windows of each part, so that other programs disturb all parts alike; the first is not used
+LEAST_ROUNDS, SLACK = 2, 1.5  # a part with long iterations ends after 2 rounds and 1.5 times its `seconds`
 Window = dict[str, float]  # part → seconds per env step
 Samples = dict[str, list[float]]  # part → seconds per env step of each window
 
 
 class IterationTimer(BaseCallback):
-    """The last callback. It measures whole iterations, from the start of one rollout to the start of another, then
-    stops the training. Work of `learn` before the first rollout and after the last is not measured.
+    """The last callback. It measures whole iterations, from the start of one rollout to the start of a later rollout,
+    then stops the training. Work of `learn` before the first rollout and after the last rollout is not measured.
     """
 
     def __init__(self, seconds: float, clock: PhaseClock) -> None:
@@ -73,7 +73,7 @@ class IterationTimer(BaseCallback):
 
 
 def steady(config: Config) -> Config:
-    """The configuration as in the middle of training: warm-up and exploration are over, and no rule stops the run."""
+    """The configuration in the middle of training: after warm-up and exploration, and without rules that stop it."""
     changes: dict[str, Any] = {
         "stop": StopConfig(), "eval_every": 0, "checkpoint_every": 0, "live": "off",
         "report": False, "warmup_steps": min(config.warmup_steps, WARMUP),
@@ -90,9 +90,9 @@ class Rig:
     """A built run whose parts can be measured.
 
     Args:
-        plan: the run's plan. The run is put into the state of the middle of a training (`steady`).
+        plan: the run's plan, whose configuration is changed by `steady`.
         folder: a new folder for the run's files and output (`said.txt`).
-        torch_threads: torch's own number of threads, for a configuration that does not set it.
+        torch_threads: number of torch threads, for a configuration that does not set this number.
     """
 
     def __init__(self, plan: RunSpec, folder: Path, torch_threads: int | None = None) -> None:
@@ -101,7 +101,7 @@ class Rig:
             torch.set_num_threads(torch_threads)
         self._said = (folder / DOCTOR_LOG).open("w", encoding="utf-8")
         plan = plan._replace(config=steady(plan.config))
-        with contextlib.redirect_stdout(self._said):  # loggers print to the stream that was there when they were built
+        with contextlib.redirect_stdout(self._said):  # loggers print to the stdout at the time when they are built
             self.run = build(plan, folder, Console(file=self._said, width=140))
         self.config: Config = self.run.plan.config
         model: Any = self.run.model
@@ -116,7 +116,7 @@ class Rig:
         self.slow_update = False  # True if one update takes longer than a window
 
     def activate(self) -> None:
-        """Set this run's number of torch threads: needed because two runs exist at the same time."""
+        """Set this run's number of torch threads, because another run in this process may have changed the number."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
 
@@ -132,7 +132,7 @@ class Rig:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rollout = getattr(self.model, "n_steps", 1) * self.num_envs
-            enough = max(self.config.total_timesteps, 4 * rollout)  # because the next rollout ends an iteration
+            enough = max(self.config.total_timesteps, 4 * rollout)  # two iterations and the start of a third
             self.model.learn(enough, [*self._callbacks, timer], **more)
         self._begun = True
         steps = max(1, timer.steps)
@@ -141,7 +141,7 @@ class Rig:
     def warm_up(self, seconds: float) -> float | None:
         """Train for at most about `seconds`, so that kernels are compiled and the replay buffer is filled.
 
-        Returns seconds per env step if a single iteration took longer than `seconds`: it then counts as a measurement.
+        Returns seconds per env step if a single iteration took longer than `seconds`, to be used as a measurement.
         """
         until = time.perf_counter() + seconds
         step_s = self.train(min(0.2, seconds / 4))["train"]
@@ -149,7 +149,7 @@ class Rig:
         self.slow_update = slow and getattr(self.model, "target_kl", None) is None
         if self.off_policy:
             model, wanted = self.model, min(FILLED, self.config.algo.buffer_size, self.config.total_timesteps)
-            starts, model.learning_starts = model.learning_starts, 2**62  # updates begin later
+            starts, model.learning_starts = model.learning_starts, 2**62  # no updates in this loop
             try:
                 while model.replay_buffer.size() * self.num_envs < wanted and time.perf_counter() < until:
                     self.train(seconds / 10)
@@ -159,8 +159,8 @@ class Rig:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[Callable[[], None]]:
-        """Yields a function that collects a rollout (DQN: a vector step) in lockstep. `num_timesteps` does not change.
-        Games with external engines each go at their own pace, as in training.
+        """Yields a function that collects a rollout (DQN: a vector step) in lockstep. `num_timesteps` is restored.
+        Games with external engines do not step in lockstep: each goes at its own pace, as in training.
         """
         model, clock = self.model, self.run.clock
         callback = CallbackList([StockPhases(clock)] if self.stock else [])
@@ -189,13 +189,13 @@ class Rig:
         """The bottleneck of games with external engines during training, and overrides to try. None without engines."""
         if self.games is None:
             return None
-        self.train(0.0)  # so that the pause before does not count as waiting of the games
+        self.train(0.0)  # so that the pause before this call is not measured as waiting for the games
         return self.games.limits(lambda: self.train(seconds))
 
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         shared = self.shared
         groups = shared is not None and self.config.schedule == "first_ready"
-        # On a busy machine the probe also counts waiting for a core, so only long waits count.
+        # On a busy machine the measured share contains waiting for a core. Therefore short waits are ignored.
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing
         return Flow(groups, machine.cores, env_cores)
@@ -204,7 +204,7 @@ class Rig:
 def collect_window(rig: Rig, seconds: float) -> Window:
     """Measure collecting in lockstep: stepping the envs and reading masks, choosing actions, storing.
 
-    With schedule=first_ready the mean work of the workers counts, else the slowest worker's.
+    The env's time has the workers' mean work with schedule=first_ready, and the slowest worker's work otherwise.
     """
     model, clock, shared = rig.model, rig.run.clock, rig.shared
     times = shared.times_ns() if shared else {}
@@ -228,7 +228,7 @@ def collect_window(rig: Rig, seconds: float) -> Window:
 
 def update_window(rig: Rig, seconds: float) -> Window:
     """Measure updates on the collected data. PPO begins with the same weights each time. A `train_freq` in episodes
-    counts as if it were in steps.
+    is read as the same number of steps.
     """
     if not rig.off_policy and not rig.model.rollout_buffer.full:
         with rig.collecting() as collect:
@@ -272,7 +272,7 @@ def _ppo_update(rig: Rig, seconds: float) -> float:
 
 
 def replay_window(rig: Rig, seconds: float) -> Window:
-    """Measure drawing an iteration's batches from the replay buffer, in the training thread."""
+    """Measure how long the training thread draws an iteration's batches from the replay buffer."""
     model, calls, until = rig.model, 0, time.perf_counter() + seconds
     storage, size, (updates, transitions) = model.replay_buffer, model.batch_size, _round(rig)
     normalizer = model.get_vec_normalize_env()
@@ -297,7 +297,7 @@ WINDOWS: dict[str, Callable[[Rig, float], Window]] = {
     "train": Rig.train,
 }
 OF_WINDOW = {"env": "collect", "transport": "collect", "policy": "collect", "storing": "collect", "logging": "train"}
-WITH = {"env": "transport", "policy": "storing"}  # part → another part that the same window measures
+WITH = {"env": "transport", "policy": "storing"}  # part → the second part that the same window measures
 
 
 def windows_of(rig: Rig, wanted: Sequence[str]) -> list[str]:
@@ -314,12 +314,12 @@ def measure(
     tell: Callable[[str], None] = lambda _: None,
     rounds: int = ROUNDS,
 ) -> None:
-    """Run the windows in turn: round by round, part by part, configuration by configuration.
+    """Run the windows in rounds. A round has one window for each part and configuration.
 
     Args:
         seconds: time for each part and configuration, all rounds together.
-        samples: configuration → part → measured values. New values are added here, so that an interrupted measurement
-            leaves those that it has. The first round is not stored.
+        samples: configuration → part → measured values. New values are added here, so that they are kept if the
+            measurement is interrupted. Short windows of the first round are not stored.
         tell: is called with the name of the next window.
     """
     spent = dict.fromkeys(((name, key) for name in names for key in rigs), 0.0)
@@ -334,7 +334,7 @@ def measure(
                 found = WINDOWS[name](rig, seconds / rounds)
                 took = time.perf_counter() - begun
                 spent[name, key] += took
-                if turn or took > seconds / 2:  # the first round is left out, unless windows are long
+                if turn or took > seconds / 2:  # the first round is not stored, unless windows are long
                     for part, value in found.items():
                         samples[key].setdefault(part, []).append(value)
 
@@ -342,13 +342,13 @@ def measure(
 def typical(values: Sequence[float]) -> float:
     """The lower quartile of the values, because other programs can only add time.
 
-    On two cores at load 10 the sum of the parts differed from the whole by up to 40 % with medians, by 10 % with these.
+    On two cores at load 10 the sum of the parts differed from the whole by up to 40 % with medians, with this by 10 %.
     """
     return float(np.quantile(values, 0.25))
 
 
 def rates_of(samples: Samples) -> Rates:
-    """The typical value of each part. For logging it is the mean of the middle half, because only some windows log."""
+    """The typical value of each part. Logging: mean of the middle half, because only some windows log."""
     found = {part: typical(values) for part, values in samples.items() if part in Rates._fields}
     if "logging" in samples:
         found["logging"] = float(interquartile_mean(np.array(samples["logging"])))

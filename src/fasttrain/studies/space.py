@@ -1,4 +1,4 @@
-"""What `fasttrain tune` searches: values or a range of each setting, and which combinations are worth a trial."""
+"""What `fasttrain tune` searches: values or a range of each setting, and which combinations are tried."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fasttrain.spec.setting import convert, declared, did_you_mean
 
 
 class Range(NamedTuple):
-    """All numbers from `low` to `high`, whole ones if both are."""
+    """All numbers from `low` to `high`; only integers if `low` and `high` are integers."""
 
     low: float
     high: float
@@ -31,7 +31,7 @@ class Range(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """Where it looks: values, factors of the start's value, or from start ÷ `log` to start × `log` on a log scale."""
+    """What is tried: values, factors × the start's value, or start ÷ `log` to start × `log` on a log scale."""
 
     values: tuple[float, ...] = ()
     factors: tuple[float, ...] = ()
@@ -55,8 +55,8 @@ SEARCHED = {
 Space = dict[str, "list[Any] | Range"]
 Point = dict[str, Any]
 PROFILE = "profile"
-ROLLOUTS = 10  # rollouts of a training at least, unless it has fewer
-BOTH = ("num_envs", "batch_size", "updates_per_step")  # change the speed and the learning
+ROLLOUTS = 10  # longer rollouts are tried only if a training still has 10 of them
+BOTH = ("num_envs", "batch_size", "updates_per_step")  # these settings change the speed and the learning
 
 
 def check_space(config: Config) -> None:
@@ -84,7 +84,7 @@ def check_space(config: Config) -> None:
 
 
 def start_of(config: Config, folder: Path) -> Point:
-    """The start's values: of flags those that a run in `folder` had, and the algorithm's own settings."""
+    """The start's values: the effective flags of the run in `folder`, and the algorithm's own settings."""
     flags = {row["flag"]: row["effective"] for row in read_json(folder / "plan.json")["flags"]}
     return {**{f"algo.{name}": getattr(config.algo, name, None) for name in [*config.algo.spec.keys()]}, **flags}
 
@@ -112,14 +112,14 @@ def space_of(config: Config, start: Point, cores: int, typed: Container[str], sp
 
 
 def _around(config: Config, start: Point) -> Space:
-    """Values around the start's (`SEARCHED`), of settings that the algorithm has."""
+    """Values around the start's values (`SEARCHED`), for settings that the algorithm has."""
     space, spec = Space(), config.algo.spec
-    one_env = spec.off_policy and train_frequency(config.algo.train_freq)[1] == "episode"  # SB3 allows no more
+    one_env = spec.off_policy and train_frequency(config.algo.train_freq)[1] == "episode"  # SB3 allows one env
     for name, searched in SEARCHED.items():
         flag = BY_NAME.get(name)
         key = f"algo.{name}" if flag is None else name
         unused = (flag is not None and not flag.fits(spec)) or (name == "num_envs" and one_env)
-        number = start.get(key)  # a schedule, auto, not applicable, null and -1 (an update for each transition) stay
+        number = start.get(key)  # schedules, auto, null and -1 (an update for each transition) are not searched
         if unused or not isinstance(number, (int, float)) or number < 0:
             continue
         if name == "rollout_size" and config.algo.n_steps:
@@ -128,7 +128,7 @@ def _around(config: Config, start: Point) -> Space:
             space[key] = Range(float(number) / searched.log, float(number) * searched.log, True)
             continue
         low, high = RANGES.get(name, (None, None)) if flag is None else (flag.least, flag.most)
-        if key in ("algo.rollout_size", "algo.n_steps") and spec.on_policy:  # longer ones leave too few updates
+        if key in ("algo.rollout_size", "algo.n_steps") and spec.on_policy:  # longer rollouts leave too few updates
             high = max(number, config.total_timesteps / ROLLOUTS / (start["num_envs"] if name == "n_steps" else 1))
         every = {*searched.values, number, *(type(number)(number * factor) for factor in searched.factors)}
         fit = [it for it in sorted(every) if (low is None or it >= low) and (high is None or it <= high)]
@@ -138,7 +138,7 @@ def _around(config: Config, start: Point) -> Space:
 
 
 def _computing(config: Config, start: Point, cores: int) -> Space:
-    """The settings that change the speed alone."""
+    """The settings that change only the speed."""
     space = dict[str, list[Any]]()
     if start["vec_env"] == "shared":
         space["workers"] = sorted({int(start["workers"]), max(1, cores // 2), cores, 2 * cores})
@@ -153,7 +153,7 @@ def _computing(config: Config, start: Point, cores: int) -> Space:
 
 
 def update_ratio(config: Config, point: Point, start: Point) -> float:
-    """Gradient updates per env step at a point of the space; `start`: values of the other settings."""
+    """Gradient updates per env step with the settings `point`. `start` has the values of all other settings."""
     value = {**start, **point}
     if config.algo.spec.off_policy:
         count, unit = train_frequency(config.algo.train_freq)
@@ -171,7 +171,7 @@ def _rollout(value: Point) -> int:
 
 
 def not_worth(config: Config, point: Point, start: Point, least_ratio: float) -> str:
-    """Why a point is not worth a trial; empty if it is. 2 % fewer updates are allowed, because rollouts are rounded."""
+    """Why a point is not tried; empty if it is. 2 % below `least_ratio` is allowed, because rollouts are rounded."""
     value = {**start, **point}
     rollout = config.algo.spec.on_policy and (_rollout(value) if value["algo.n_steps"] else value["algo.rollout_size"])
     if rollout and rollout < max(value["num_envs"], value.get("batch_size") or 1):
@@ -185,7 +185,7 @@ def not_worth(config: Config, point: Point, start: Point, least_ratio: float) ->
 
 
 def changes(point: Point, start: Point) -> Point:
-    """The settings of a point that differ from the start's."""
+    """The settings of `point` with other values than in `start`."""
     return {key: value for key, value in point.items() if key not in start or start[key] != value}
 
 

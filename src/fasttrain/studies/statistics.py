@@ -1,7 +1,7 @@
 """Statistics of training runs with several seeds: pure functions, tested against known truths.
 
-Candidate and baseline train with the same seeds. The differences within these pairs decide; all other figures are shown
-with an interval.
+Candidate and baseline train with the same seeds. The differences within these pairs decide the verdict. Other figures
+are only shown, with an interval.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from fasttrain.intervals import student
 from fasttrain.terminal import with_interval
 
 Floats = NDArray[np.float64]
-MIN_PAIRS = 5  # with fewer seeds there is no verdict "pass", whatever the interval is
-MIN_SPEED_UP = 1.1  # with a smaller speed-up a candidate is not worth its trade-offs
+MIN_PAIRS = 5  # fewest seeds for the verdict "pass"
+MIN_SPEED_UP = 1.1  # smallest speed-up that justifies trade-offs
 MOST_PAIRS = 1000  # largest result of seeds_needed
 RESAMPLES = 10_000
 PASS, FAIL, OPEN = "pass", "fail", "not enough seeds"
 WIN_RATE_MARGIN = 0.03
 REWARD_MARGIN = 0.05  # margin as a share of the baseline's mean reward
 # In zero-sum games the mean reward is about 0, and so is 5 % of it. If the mean is below NEAR_ZERO standard deviations
-# of the baseline's seeds, the margin is SPREAD_MARGIN of these deviations. Then about ten seeds give a verdict.
+# of the baseline's seeds, the margin is SPREAD_MARGIN such deviations, with which about ten seeds give a verdict.
 NEAR_ZERO, SPREAD_MARGIN = 1.0, 1.5
 TINY = 1e-9  # smallest margin, for the case that all values are zero
-SLIGHT = 0.05  # a smaller gain in speed is not worth a setting
+SLIGHT = 0.05  # smallest gain in speed that justifies a setting
 NOISE = 0.03  # speeds of a few short runs on a shared machine differ by this share without a cause
 
 
@@ -48,7 +48,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio(Interval):
-    """The speed of one configuration ÷ that of another, measured in cells that ran in turn."""
+    """The speed of one configuration ÷ the speed of a second configuration. Their trainings ran in turn."""
 
     pairs: int
 
@@ -59,7 +59,7 @@ class Ratio(Interval):
 
     @property
     def alike(self) -> bool:
-        """Whether the first is for certain no more than `SLIGHT` faster."""
+        """Whether the first configuration is certainly faster by no more than `SLIGHT`."""
         return self.pairs > 1 and self.high <= 1 + SLIGHT
 
     def text(self) -> str:
@@ -75,14 +75,12 @@ class Comparison:
     baseline: float
     candidate: float
     difference: float
-    low: (
-        float  # Student's 95 % interval of the mean difference, which decides: for 10 seeds the bootstrap is too narrow
-    )
+    low: float  # Student's 95 % interval of the mean difference decides; for 10 seeds the bootstrap is too narrow
     high: float
     bootstrap: tuple[float, float]  # percentile bootstrap over seeds, for information
     margin: float
     verdict: str
-    seeds_needed: int | None  # without a verdict: about how many seeds would give one, if the two are equal
+    seeds_needed: int | None  # if not enough: about how many seeds give a verdict, if both learn equally well
 
 
 def compare(
@@ -91,8 +89,8 @@ def compare(
     """Test whether `candidate` is worse than `baseline` by no more than `margin` > 0 (non-inferiority). Keys are seeds.
 
     pass: the lower bound lies above -margin and there are `min_pairs` seeds. fail: the upper bound lies below -margin.
-    Everything else is "not enough seeds". With normal differences a candidate that is worse by exactly the margin fails
-    in 2.5 % of all studies and passes in 2.5 %. Raises ValueError if the sides have no seed in common.
+    In all other cases: "not enough seeds". If a candidate is worse by exactly the margin, 2.5 % of all studies fail and
+    2.5 % pass (for normal differences). Raises ValueError if the sides have no seed in common.
     """
     seeds = sorted(baseline.keys() & candidate.keys())
     if not seeds:
@@ -102,7 +100,7 @@ def compare(
     differences = ours - theirs
     low, high = t_interval(differences)
     verdict, needed = OPEN, None
-    if high < -margin and len(seeds) > 2:  # two seeds may both differ by chance
+    if high < -margin and len(seeds) > 2:  # with two seeds both differences may be chance
         verdict = FAIL
     elif low > -margin and len(seeds) >= min_pairs:
         verdict = PASS
@@ -123,8 +121,8 @@ def compare(
 
 
 def seeds_needed(differences: Floats, margin: float, min_pairs: int = MIN_PAIRS) -> int | None:
-    """Number of pairs with which two equal candidates of this spread pass with probability 0.8, by the power of
-    Student's test (noncentral t distribution). None if the spread is unknown.
+    """Number of pairs with which a candidate as good as the baseline passes with probability 0.8, by the power of
+    Student's test (noncentral t distribution). None if there is only one difference.
     """
     if len(differences) < 2 or margin <= 0:
         return None
@@ -156,7 +154,7 @@ def bootstrap_interval(
 
 
 def interval_of(values: Floats) -> Interval:
-    """The interquartile mean of several runs with its bootstrap interval, which is infinite for one run."""
+    """The interquartile mean of several runs with a bootstrap interval, which is infinite for one run."""
     bounds = bootstrap_interval(values, interquartile_mean, 2000) if len(values) > 1 else (-math.inf, math.inf)
     return Interval(float(interquartile_mean(values)), *bounds)
 
@@ -172,7 +170,7 @@ def ratio_interval(ours: Mapping[int, float], theirs: Mapping[int, float]) -> Ra
 
 
 def margin_of(baseline: Mapping[int, float], is_rate: bool) -> float:
-    """The margin: 3 percentage points of a win rate, 5 % of a mean reward; near zero, from the spread of the seeds."""
+    """The margin: 3 percentage points of a win rate; 5 % of a mean reward, or by the spread of seeds if near zero."""
     if is_rate:
         return WIN_RATE_MARGIN
     values = np.array([*baseline.values()], dtype=np.float64)
@@ -183,8 +181,8 @@ def margin_of(baseline: Mapping[int, float], is_rate: bool) -> float:
 def learning_curve(env_steps: Sequence[float], values: Sequence[float], total: float, bins: int = 50) -> list[float]:
     """Mean value of the episodes that ended in each of `bins` equal shares of the `total` env steps.
 
-    A share without an episode has the mean of the share before; shares before the first episode have the first mean.
-    Empty without an episode. The mean of the curve is the area under it, divided by its width.
+    A share without an episode gets the mean of the share before; shares before the first episode get the first mean.
+    The curve is empty without episodes. The mean of the curve is the area under it, divided by its width.
     """
     if not len(values):
         return []
@@ -210,9 +208,9 @@ def trail(values: Sequence[float], window: int = 100, levels: int = 100) -> list
 
 
 def median_time(times: Sequence[float | None], seed: int = 0) -> Interval:
-    """The time at which half of the runs had reached a threshold, with a 95 % bootstrap interval. A None is never.
+    """The time at which half of the runs had reached a threshold, with a 95 % bootstrap interval. None: never.
 
-    It uses only order statistics, because an infinite time cannot be averaged.
+    Only order statistics are used, because an infinite time cannot be averaged.
     """
     values = np.sort(np.array([math.inf if time is None else time for time in times], dtype=np.float64))
     middle = (len(values) - 1) // 2

@@ -1,8 +1,8 @@
-"""A study: many cells in one folder. They run in turn, each is stored when it ends, and a stopped study is continued.
+"""A study: many cells in one folder, run in turn. Each is stored when it ends, so a stopped study can continue.
 
-A cell is a `fasttrain` command in a process of its own. In a shared process the first cell would pay for imports,
-compilation and cold caches. The settings that a study recommends are written as a profile, for `+profile=NAME`, with
-the evidence as comments.
+A cell is one `fasttrain` command in its own process. In a shared process the first cell would be slower, because it
+imports, compiles and has cold caches. The settings that a study recommends are written as a profile for
+`+profile=NAME`, with the measurements as comments.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
 from fasttrain.terminal import command, one_line, rate_text
 
-# Is called about every second with the folder of a running cell. If it returns a reason, the cell saves and ends.
+# Called about every second with the folder of a running cell. If a reason is returned, the cell saves and ends.
 Ended = Callable[[Path], str] | None
-LOOK_S = 1.0  # seconds between two such calls
-LEAST_WINDOWS = 3  # if a run has at least so many windows, its rate leaves out the first
+LOOK_S = 1.0  # seconds between two calls of `Ended`
+LEAST_WINDOWS = 3  # with fewer windows `Cell.rate` also uses the first window
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 
 
@@ -49,7 +49,7 @@ STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped
 class Cell:
     """One run of a study, and its result."""
 
-    label: str  # name of the candidate or trial; of a sweep the cell's number
+    label: str  # name of the candidate or trial; in a sweep the cell's number
     overrides: list[str]
     folder: Path
     exit_code: int
@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def rate(self) -> float:
-        """Steps/s without the first window, in which caches are cold; for a very short run with it."""
+        """Steps/s without the first window, in which caches are cold; for a very short run the whole run's steps/s."""
         windows = read_json(self.folder / "perf.json").get("windows") or []
         if len(windows) >= LEAST_WINDOWS and (seconds := windows[-1]["wall_s"] - windows[0]["wall_s"]) > 0:
             return float((windows[-1]["env_steps"] - windows[0]["env_steps"]) / seconds)
@@ -87,7 +87,7 @@ class Cell:
         return " · ".join(filter(None, [*facts, self.error]))
 
     def to_dict(self, study: Path) -> dict[str, Any]:
-        """For study.json. The folder is relative to the study's, so that a study can be moved."""
+        """For study.json. `folder` is relative to the study's folder, so that a study can be moved."""
         fields = {key: getattr(self, key) for key in ("label", "seed", "status", "exit_code", "error", "overrides")}
         return {**fields, "seconds": round(self.seconds, 2), "folder": os.path.relpath(self.folder, study)}
 
@@ -102,13 +102,13 @@ class Cell:
 def run_cell(
     command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None, ended: Ended = None
 ) -> tuple[Cell, bool]:
-    """Run `fasttrain COMMAND overrides…` into `folder`, with its output in log.txt there.
+    """Run `fasttrain COMMAND overrides…` into `folder`. The output goes into log.txt in this folder.
 
-    Returns the cell, and whether SIGINT or SIGTERM came meanwhile. The cell gets the signal too, saves and ends.
+    Returns the cell, and whether SIGINT or SIGTERM came while it ran. The cell also gets the signal, saves and ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    one = [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # a profile may choose another mode
+    one = [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # a profile may choose MULTIRUN
     command_line = [sys.executable, "-u", "-m", "fasttrain", command, *overrides, *one]
     group = folder.parent.parent if folder.parent.name == CELLS else folder.parent
     environment = {**COMPILES_FIRST, **os.environ, GROUP: str(group), PARENT: str(os.getpid())}
@@ -166,7 +166,7 @@ def merged(base: Sequence[str], more: Sequence[str]) -> list[str]:
 
 
 def why(exit_code: int, log: Path) -> str:
-    """Why a cell failed: a signal, its `fasttrain: error:` line, or its last line. Empty if the cell did not fail."""
+    """Why a cell failed: a signal, the `fasttrain: error:` line, or the last line. Empty if the cell did not fail."""
     if exit_code in (EXIT_DONE, EXIT_STOPPED):
         return ""
     if exit_code < 0:
@@ -177,12 +177,12 @@ def why(exit_code: int, log: Path) -> str:
 
 
 STUDY_SCHEMA = 1
-# Settings of the study itself, which its cells do not get.
+# Settings of the study, not of the cells.
 OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gate", "tune", "report", "live")
-MINUTES = 10.0  # length of an ablation or a search without minutes=…
-FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json besides the notes
+MINUTES = 10.0  # length of an ablation or a search, if minutes=… is not given
+FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are not notes
 CELL_OVERRIDES = ("live=off", "report=false")
-# An unfinished cell is started again, so that checkpoints would only take time. Typed overrides replace these.
+# An unfinished cell starts again from the beginning, so it needs no checkpoints. Typed overrides replace these.
 CELL_DEFAULTS = ("on_existing=overwrite", "checkpoint_every=0")
 Compose = Callable[[Sequence[str]], Config]  # command line arguments → typed configuration
 
@@ -201,13 +201,13 @@ def base_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 class Study:
-    """The cells of one folder. `study.json` is written after each cell; `notes` are its further entries.
+    """The cells of one folder. `study.json` is written after each cell; `notes` are more entries of that file.
 
     Args:
-        folder: the study's folder. Its finished cells are not run again.
+        folder: the study's folder. Cells that are finished in this folder are not run again.
         overrides: the typed overrides, stored so that `run=FOLDER` alone continues the study.
         anew: remove an earlier study from the folder.
-        lock: is held while study.json is written, if several processes work on the study.
+        lock: held while study.json is written, if several processes work on the study.
     """
 
     def __init__(
@@ -234,10 +234,10 @@ class Study:
         return cell.label == wanted.label and cell.overrides == self._overrides(wanted)
 
     def run(self, cells: Iterable[Wanted], until_s: float = math.inf) -> dict[str, dict[int, Cell]]:
-        """Run the cells that are not finished, in this order. Returns the finished ones by label and seed.
+        """Run the cells that are not finished, in this order. Returns the finished cells by label and seed.
 
-        If a cell fails, this is printed and stored, and the study continues. If a cell had wrong settings, its label is
-        not tried with other seeds. No cell begins after `until_s` seconds of the study. Raises KeyboardInterrupt after
+        If a cell fails, its error is printed and stored, and the study continues. If a cell had wrong settings, its
+        label is not run with other seeds. No cell begins after `until_s` seconds. Raises KeyboardInterrupt after
         SIGINT or SIGTERM; finished cells are stored.
         """
         todo = list(cells)
@@ -275,7 +275,7 @@ class Study:
         title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
         with activity(self.console, title + self._eta([wanted, *later], until_s), lambda: last_line(folder)):
             overrides = self._overrides(wanted)
-            while holder(folder):  # the cell may still run, if its study was killed
+            while holder(folder):  # the cell of a killed study may still run
                 time.sleep(0.2)
             typed = merged(CELL_DEFAULTS, overrides)
             cell, stopped = run_cell("train", typed, folder, wanted.label, wanted.seed, self.ended)
@@ -291,13 +291,13 @@ class Study:
         return [*wanted.overrides, *CELL_OVERRIDES, f"seed={wanted.seed}"]
 
     def _folder_of(self, wanted: Wanted) -> Path:
-        """The cell's folder. Its name has a hash of the overrides, because a name may later have other overrides."""
+        """The cell's folder. A hash of the overrides is in the name, because a label may later get other overrides."""
         mark = hashlib.sha256("\n".join(self._overrides(wanted)).encode()).hexdigest()[:6]
         name = "".join(letter if letter.isalnum() or letter in "-+.=_" else "-" for letter in wanted.label)[:60]
         return self.folder / CELLS / f"{name}_seed{wanted.seed}_{mark}"
 
     def _eta(self, later: Sequence[Wanted], until_s: float) -> str:
-        """The remaining time, estimated from cells of the same label, else from all cells."""
+        """The remaining time, estimated from finished cells of the same label, or from all if no such cell exists."""
         done = [cell for cell in self.cells if cell.done]
         todo = [wanted for wanted in later if self.find(wanted) is None]
         if not done or not todo:
@@ -314,7 +314,7 @@ class Study:
             write_json(self.folder / "study.json", {**content, "cells": cells})
 
     def read_others(self) -> None:
-        """Add the cells that other processes have stored in the same study."""
+        """Add the cells that other processes have stored in study.json."""
         ours = {(cell.label, *cell.overrides) for cell in self.cells}
         stored = [Cell.from_dict(cell, self.folder) for cell in read_json(self.folder / "study.json").get("cells", [])]
         self.cells += [cell for cell in stored if (cell.label, *cell.overrides) not in ours]
@@ -327,9 +327,9 @@ class Study:
         return time.perf_counter() - self.begun
 
     def write_profile(self, name: str, values: Mapping[str, Any], head: str, notes: Mapping[str, str]) -> Path:
-        """Write conf/profile/NAME.yaml in the study's folder. `notes`: key → comment behind it."""
+        """Write conf/profile/NAME.yaml in the study's folder. `notes`: key → comment in the same line."""
         lines = ["# @package _global_", *(f"# {line}".rstrip() for line in head.splitlines())]
-        for key in sorted(values, key=lambda key: key.startswith("algo.")):  # keys below `algo` come last
+        for key in sorted(values, key=lambda key: key.startswith("algo.")):  # keys of the group `algo` come last
             group, _, inner = key.rpartition(".")
             if group and f"{group}:" not in lines:
                 lines.append(f"{group}:")
@@ -340,7 +340,7 @@ class Study:
         return path
 
     def use_profile(self, name: str) -> list[str]:
-        """The arguments that use such a profile beside the user's own configuration folder."""
+        """The arguments that use a written profile, beside the user's own configuration folder."""
         place = str(self.folder / "conf").replace("\\", "/").replace("'", "\\'")
         return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
 
@@ -351,7 +351,7 @@ class Study:
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """The settings that a profile may choose, by dotted key: all flags, and the defaults of algorithm and game."""
+    """The settings that a profile may choose, by dotted key: all flags, and some settings of the algorithm."""
     found = {flag.name: getattr(config, flag.name) for flag in FLAGS}
     natives = config.own.num_envs if config.algo.spec.on_policy else None
     if natives is not None and config.vec_env in ("auto", "native"):

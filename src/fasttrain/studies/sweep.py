@@ -1,7 +1,7 @@
-"""`fasttrain -m`: every cell in a new process, then one table of speed and quality over all of them.
+"""`fasttrain -m`: runs every cell in a new process, then prints one table with the speed and quality of all cells.
 
-Hydra composes the cells. Hydra would run them in one process, in which the first cell would pay for imports,
-compilation and cold caches.
+Hydra composes the cells, which are commands with one value for each swept key. Hydra itself would run them in one
+process, where the first would be slower, because it imports, compiles and has cold caches.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def figures(cell: Cell, reference: float | None) -> dict[str, Any]:
 
 
 class Sweep:
-    """Runs the cells that Hydra gives one by one; `finish` prints and writes the table.
+    """Runs the cells one by one as Hydra gives them; `finish` prints and writes the table.
 
     Args:
         arguments: the typed arguments, stored so that the sweep can be continued.
-        overrides: these arguments as Hydra's overrides, with overrides from environment variables.
+        overrides: the typed arguments as Hydra's overrides, and the overrides from environment variables.
         files: options with which a cell finds the user's configuration files.
         way: value of `on_existing`.
     """
@@ -66,7 +66,7 @@ class Sweep:
         self._total = 1
 
     def run_cell(self, job: Any) -> int:
-        """Run one composed cell in a process of its own; returns its exit code. KeyboardInterrupt after a signal."""
+        """Run one composed cell in a process of its own; returns the exit code. KeyboardInterrupt after a signal."""
         if self.folder is None:
             self._open(Path(job.sweep.dir).absolute())
             of_files = [f"{key}={value}" for key, value in (job.sweeper.get("params") or {}).items()]
@@ -100,7 +100,7 @@ class Sweep:
             self._stored = read_json(folder / "sweep.json").get("cells", [])
 
     def _known(self, label: str, overrides: list[str], folder: Path) -> Cell | None:
-        """The cell, if it was finished before the sweep was stopped; else None."""
+        """The cell, if the stopped sweep that this one continues has finished it; else None."""
         for row in self._stored:
             typed, seconds = texts_without_removed(row["overrides"]), float(row.get("seconds", 0))
             if (str(row["cell"]), typed, row["exit_code"]) == (label, overrides, EXIT_DONE):
@@ -108,7 +108,7 @@ class Sweep:
         return None
 
     def _without_report(self) -> list[str]:
-        """Overrides so that cells draw no report, which takes a second, unless the user typed `report`."""
+        """The override that leaves out a cell's report (about a second); none if the user typed `report`."""
         typed = {key_of(text) for text in self.arguments}
         return ["report=false"] if self.command == "train" and "report" not in typed else []
 
@@ -121,8 +121,8 @@ class Sweep:
         return f" · ETA {clock_text(left * sum(done) / len(done))}" if done and left > 0 else ""
 
     def finish(self) -> int:
-        """Print the table, write sweep.csv and sweep.json, return the exit code: 0 if every cell is done, 4 if it was
-        stopped, else 1 if a cell failed, else 2 (cells with wrong settings).
+        """Print the table, write sweep.csv and sweep.json, return the exit code: 0 if every cell is done, 4 if the
+        sweep was stopped, else 1 if a cell failed, else 2 (cells with wrong settings).
         """
         if self.folder is None:
             raise ConfigError(f"{' '.join(filter(key_of, self.arguments))}: no value is left, so there is no cell")
@@ -152,7 +152,7 @@ class Sweep:
         return rows, [key for key in keys if len({values.get(key) for values in cells}) > 1], against
 
     def _reference(self) -> tuple[float | None, str]:
-        """Speed and name of the cell that speed-ups are relative to: the baseline profile's or the first one."""
+        """Speed and name of the cell that speed-ups are relative to: with profile=baseline, else the first cell."""
         done = [cell for cell in self.cells if cell.summary.get("steps_per_s")]
         baseline = [cell for cell in done if any(o.lstrip("+") == "profile=baseline" for o in cell.overrides)]
         cell = next(iter((*baseline, *done)), None)
@@ -194,14 +194,14 @@ class Sweep:
 
 
 def _swept_keys(given: Sequence[str]) -> dict[str, int]:
-    """The keys with several values and their number: `num_envs=64,128` → `{"num_envs": 2}`."""
+    """The keys with several values, and the number of values: `num_envs=64,128` → `{"num_envs": 2}`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     try:
         overrides = OverridesParser.create().parse_overrides(list(given))
         return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
-    except HydraException:  # Hydra itself reports such an error
+    except HydraException:  # Hydra reports this error itself, later
         return {}
 
 

@@ -1,4 +1,4 @@
-"""The trials of a search, drawn and judged by Optuna, in a journal file on which several processes can work at once."""
+"""The trials of a search. Optuna draws and judges them. Several processes can use their journal file at once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 JOURNAL, LOCK = "trials.jsonl", ".trials.lock"
-RANDOM = 5  # trials that are drawn at random, before TPE has enough to learn from
-JUDGED = 4  # nothing ends early before so many trials are complete
+RANDOM = 5  # trials with random settings before TPE begins
+JUDGED = 4  # trials that must be complete before any trial can end early
 WORKED_BY, WHY = "worked_by", "why"  # attributes of a trial
 
 
@@ -35,7 +35,7 @@ def check_installed() -> None:
 
 
 def lock_of(folder: Path) -> BaseFileLock:
-    """The lock of the journal and of study.json. A killed process does not keep it, as it keeps Optuna's own locks."""
+    """The lock of the journal and of study.json. It is free after a process was killed; Optuna's locks are not."""
     from filelock import FileLock
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class Trials:
 
     Args:
         lock: as `lock_of` returns it.
-        seed: of the drawing. None draws differently each time, as processes beside the first one must.
+        seed: of Optuna's sampler. None for processes that join a search, so that they draw other settings.
     """
 
     def __init__(self, folder: Path, lock: Any, objective: str, space: Space, seed: int | None) -> None:
@@ -81,15 +81,15 @@ class Trials:
             ) from error
 
     def add_start(self, start: Point) -> None:
-        """Let the first trial be the start, as far as it lies in the space."""
+        """Let the first trial have the settings of `start`, without values outside of the space."""
         known = {key: value if isinstance(self._space[key], Range) else spelt(value) for key, value in start.items()
                  if key in self._space and _holds(self._space[key], value)}  # fmt: skip
         self._study.enqueue_trial(known, skip_if_exists=True)
 
     def ask(self) -> Trial:
-        """A new trial, or that of a killed process again."""
+        """A new trial, or again the trial of a killed process."""
         for number in self.running(alive=False):
-            with suppress(ValueError, RuntimeError):  # another process was faster
+            with suppress(ValueError, RuntimeError):  # another process has already taken this trial
                 self._study.enqueue_trial(self._study.tell(number, state=self._states.FAIL).params)
         return self._study.ask(self._distributions)
 
@@ -106,12 +106,12 @@ class Trials:
         trial.set_user_attr(WORKED_BY, [platform.node(), os.getpid(), time.time()])
 
     def end(self, trial: Trial, value: float | None, why: str = "") -> None:
-        """Tell Optuna the value, or None and why the trial was refused or ended early."""
+        """Tell Optuna the value. None: the trial was refused or ended early; `why` is stored."""
         trial.set_user_attr(WHY, why)
         self._study.tell(trial, value, state=self._states.PRUNED if value is None else self._states.COMPLETE)
 
     def repeat(self, trial: Trial) -> bool:
-        """Whether the same settings were tried or refused before. Then `trial` gets the same value."""
+        """Whether the same settings were tried or refused before. If so, `trial` ends with the earlier value."""
         ended = self._study.get_trials(deepcopy=False, states=(self._states.COMPLETE, self._states.PRUNED))
         same = [each for each in ended if each.params == trial.params]
         if same:
@@ -119,12 +119,12 @@ class Trials:
         return bool(same)
 
     def known(self) -> list[FrozenTrial]:
-        """The trials that ran or run, except those of killed processes."""
+        """The trials that a process has begun, without those of killed processes that `ask` replaced."""
         every = self._study.get_trials(deepcopy=False)
         return [each for each in every if WORKED_BY in each.user_attrs and each.state != self._states.FAIL]
 
     def running(self, alive: bool = True) -> set[int]:
-        """Numbers of the trials that other processes run. `alive=False`: of those whose process was killed."""
+        """Numbers of the trials that other processes run. `alive=False`: of trials whose process was killed."""
         found = set()
         for each in self.known():
             host, pid, began_s = each.user_attrs[WORKED_BY]
@@ -134,7 +134,7 @@ class Trials:
         return found
 
     def ranked(self) -> list[tuple[Point, float | None, str]]:
-        """Settings and value of the finished trials, the best first. None: refused or ended early, and why."""
+        """(settings, value, why) of the finished trials, the best first. Value None: refused or ended early."""
         done = self._states.COMPLETE
         rows = [
             (self.point(each.params), each.value if each.state == done else None, str(each.user_attrs.get(WHY, "")))

@@ -1,8 +1,8 @@
 """`fasttrain tune +profile=speed`: finds settings with more steps/s, or with more reward, by Optuna's TPE.
 
-Every trial is a process of its own, or one for each seed. A trial whose evaluations are worse than half of the others'
-ends early. At last the best settings and the profile run in turn, with seeds that no trial had. This decides whether
-profile/tuned.yaml is written.
+A trial trains each of its seeds in a process of its own. A trial ends early if its evaluations are worse than the
+median of the other trials. At last the best settings and the profile run in turn, with seeds that no trial had. If the
+best settings are better there, profile/tuned.yaml is written.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from fasttrain.terminal import command, rate_text, spelt, with_interval
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-TRIAL_S, FINAL_S, TURNS = 8.0, 16.0, 3  # of steps_per_s: seconds of a trial and of the confirmation, and its turns
-EVALUATIONS, EPISODES = 10, 20  # during a trial, and episodes of each
-SEEDS, FRESH = 2, 1000  # seeds of a trial; those of the confirmation begin so much later
-MOST_REPEATS = 30  # after so many points in a row that are known or not worth a trial, the space counts as searched
+TRIAL_S, FINAL_S, TURNS = 8.0, 16.0, 3  # steps_per_s: seconds of a trial and a confirmation run; pairs
+EVALUATIONS, EPISODES = 10, 20  # evaluations during a trial, and episodes of each evaluation
+SEEDS, FRESH = 2, 1000  # seeds of a trial; added to the first seed for the confirmation
+MOST_REPEATS = 30  # after this many points in a row that are known or refused, the search ends
 FREE_SHARE = 0.8  # share of the free memory that a trial may use
-ENDLESS = 10**12  # total_timesteps: the time ends a trial
+ENDLESS = 10**12  # total_timesteps, if only the time ends a trial
 WARM_UP = 3  # the first evaluation that can end a trial
 LATE = "ended early, worse than half of the trials"
-FIGURES = {"reward": "mean_reward", "win_rate": "win_rate"}  # objectives that are a result of evaluations
+FIGURES = {"reward": "mean_reward", "win_rate": "win_rate"}  # objectives from evaluations → name of the result
 OBJECTIVES = (*FIGURES, "steps_per_s", "reward_per_hour")
 
 
 class Objective(NamedTuple):
-    """What is searched for. The higher a value, the better; of time_to it is 1 ÷ seconds, and 0 if never reached."""
+    """What is maximized. The value of time_to is 1 ÷ seconds, or 0 if the threshold was never reached."""
 
     name: str
     threshold: float | None = None
@@ -77,11 +77,11 @@ class Objective(NamedTuple):
 
     @property
     def figure(self) -> str:
-        """Its name in the report."""
+        """The objective's name in the report."""
         return "time_to_threshold_s" if self.threshold is not None else FIGURES.get(self.name, self.name)
 
     def value(self, cell: Cell) -> float | None:
-        """The value of a finished run; None if it reports none."""
+        """The value of a finished run; None if the run does not report it."""
         if self.speed:
             return cell.rate
         if self.threshold is not None:
@@ -91,7 +91,7 @@ class Objective(NamedTuple):
         return None if found is None or not math.isfinite(found) else float(found)
 
     def told(self, value: float | None) -> float | None:
-        """A value as users know it: of time_to the seconds, infinite if never reached."""
+        """The value in the user's unit. For time_to: seconds, infinite if the threshold was never reached."""
         return value if self.threshold is None or value is None else 1 / value if value > 0 else math.inf
 
     def text(self, value: float) -> str:
@@ -99,7 +99,7 @@ class Objective(NamedTuple):
 
 
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
-    """Search and confirm; write study.json, profile/tuned.yaml and the report.
+    """Search, compare the best settings with the profile; write study.json, profile/tuned.yaml and the report.
 
     Returns 4 if stopped by a signal, 1 if the profile itself could not be run, else 0. Raises ConfigError if a setting
     of the search is wrong, or Optuna is not installed.
@@ -109,7 +109,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     check_installed()
     number = 1 if objective.speed else config.seeds if "seeds" in sources else SEEDS
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna's, which name its own options
+        warnings.simplefilter("ignore")  # Optuna's warnings name options that users of fasttrain cannot set
         study = Study("tune", folder, overrides, make_console(), config.on_existing == "overwrite", lock_of(folder))
         search = Search(study, config, base_overrides(overrides), compose, objective, number)
         try:
@@ -120,14 +120,14 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
 
 
 class Search:
-    """The search of one process. `number`: seeds of a trial."""
+    """The search of one process. `number`: how many seeds a trial has."""
 
     def __init__(
         self, study: Study, config: Config, base: Sequence[str], compose: Compose, objective: Objective, number: int
     ) -> None:
         self.study, self.config, self.base, self.compose = study, config, list(base), compose
         self.objective, self.seeds = objective, range(config.seed, config.seed + number)
-        self.pairs = TURNS if objective.speed else max(MIN_PAIRS, number)  # of the confirmation
+        self.pairs = TURNS if objective.speed else max(MIN_PAIRS, number)  # in the confirmation
         timed = config.minutes is not None or config.tune.trials is None
         self.budget_s = 60 * (config.minutes or MINUTES) if timed else math.inf
         self.memory_bytes = FREE_SHARE * free_memory()
@@ -135,7 +135,7 @@ class Search:
         self.trials: Trials | None = None
 
     def run(self) -> int:
-        """Run the profile and the trials, and confirm the best. Returns the exit code."""
+        """Run the profile and the trials, and confirm the best settings. Returns the exit code."""
         wanted = [self._wanted({}, seed) for seed in self.seeds]
         while not (leads := self._leads()) and len(self.study.finished(wanted)[PROFILE]) < len(wanted):
             time.sleep(0.5)  # the first process runs the profile
@@ -166,7 +166,7 @@ class Search:
         return self._finish(self.trials)
 
     def _leads(self) -> bool:
-        """Whether no other process leads the study."""
+        """Whether this process leads the study: no other process holds the folder's lock."""
         return holder(self.study.folder) in ("", str(os.getpid()))
 
     def _over(self, trials: Trials) -> bool:
@@ -188,7 +188,7 @@ class Search:
         return Wanted(label_of(point), seed, tuple(merged(merged(usual, self.base), typed)))
 
     def _trial(self, trials: Trials) -> bool:
-        """Run a trial. False: its settings are known, or not worth one."""
+        """Run a trial. False: nothing was run, because the settings are known or refused, or the search is over."""
         with self.study.lock:  # otherwise another process could begin the last trial too
             if self._over(trials):
                 return False
@@ -215,7 +215,7 @@ class Search:
             return str(error)
 
     def _value(self, trial: Trial, wanted: Sequence[Wanted]) -> tuple[float | None, str]:
-        """Run the trial's seeds. Returns their mean value, or None and why there is none."""
+        """Run the trial's seeds. Returns (mean value, ""), or (None, why there is no value)."""
         values = list[float]()
         for number, each in enumerate(wanted, 1):
             self.study.ended = self._judge(trial) if self.objective.evaluated and number == 1 else None
@@ -234,7 +234,7 @@ class Search:
         return fmean(values), ""
 
     def _judge(self, trial: Trial) -> Callable[[Path], str]:
-        """A function that tells Optuna the evaluations of a running cell, and returns why the cell ends early."""
+        """A function that reports a running cell's evaluations to Optuna. It returns why the cell ends early, or ""."""
         every, seen = self.config.eval_every or max(1, self.config.total_timesteps // EVALUATIONS), set[int]()
 
         def ended(folder: Path) -> str:
@@ -250,7 +250,7 @@ class Search:
         return ended
 
     def _refusal(self, cell: Cell) -> str:
-        """Why a finished run does not count; empty if it does."""
+        """Why a finished run is refused; empty if it is valid."""
         memory = cell.summary["utilization"]["memory_bytes"]
         if memory > self.memory_bytes:
             return f"{memory / 2**30:.1f} GiB of memory, {self.memory_bytes / 2**30:.1f} are allowed"
@@ -267,7 +267,7 @@ class Search:
         self.study.store()
 
     def _finish(self, trials: Trials) -> int:
-        """Confirm the best settings, or leave that to the process that leads."""
+        """Confirm the best settings, if this process leads the study. Otherwise the leading process does it later."""
         if not self._leads():
             self.study.say(f"process {holder(self.study.folder)} goes on, and confirms the best settings at its end")
             return EXIT_DONE
@@ -296,7 +296,7 @@ class Search:
         return EXIT_DONE
 
     def _confirmed(self, point: Point) -> tuple[bool, str]:
-        """Compare a point with the profile, on fresh seeds. Returns whether it is better, and the result in words."""
+        """Compare settings with the profile on new seeds. Returns whether they are better, and the result as text."""
         self.study.ended = None
         seeds, label = range(self.config.seed + FRESH, self.config.seed + FRESH + self.pairs), label_of(point)
         cells = self.study.run([self._wanted(each, seed, final=True) for seed in seeds for each in ({}, point)])

@@ -2,7 +2,7 @@
 
 An algorithm sees its envs as a `SlotSource`. A `SlotVecEnv` is a SlotSource. `SlotAdapter` makes a SlotSource of any
 other SB3 `VecEnv`: stock classes, wrappers, third-party classes. So algorithms have one code path. The type of the
-outermost env decides, so that no wrapper is skipped: `VecNormalize(NativeVecEnv(...))` is adapted like a stock env.
+outermost env decides about the adapter, so that no wrapper is skipped: `VecNormalize(NativeVecEnv(...))` gets one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def copy_observations(observations: Observations) -> Observations:
 
 def stuck_envs(action_masks: BoolArray, dims: Sequence[int]) -> Int64Array:  # (N, A), (K,)
     """Indices of the envs in which some sub-action has no legal choice."""
-    count, ones = len(action_masks), np.ones(max(dims), np.bool_)  # for 256 × 86 a product takes 3 µs, `any` takes 9
+    count, ones = len(action_masks), np.ones(max(dims), np.bool_)  # on (256, 86) masks `@` takes 3 µs, `any` 9 µs
     if len(set(dims)) == 1:
         return np.flatnonzero(~(action_masks.reshape(count, -1, dims[0]) @ ones).all(axis=1))
     ends = list(accumulate(dims))
@@ -60,10 +60,10 @@ def unblock_masks(action_masks: BoolArray, dims: Sequence[int]) -> BoolArray:  #
 
 
 class EmptyMasks:
-    """Counts the masks in which some sub-action has no legal choice, and warns of the first one.
+    """Counts the masks in which some sub-action has no legal choice, and warns of the first such mask.
 
-    Every choice counts as legal there, as in sb3-contrib. Many games have such a mask in their last state, before the
-    step that ends the episode.
+    Every choice of this sub-action then counts as legal, as in sb3-contrib. Many games have such a mask in their last
+    state, before the step that ends the episode.
 
     Args:
         raises: raise an error instead of warning.
@@ -78,10 +78,10 @@ class EmptyMasks:
         action_masks: BoolArray,  # (N, A) of the states that the next actions act on
         dims: Sequence[int],
         step: int | None = None,  # env step, for the message; None: the step of the last check
-        envs: Int64Array | None = None,  # (N,); None: all
+        envs: Int64Array | None = None,  # (N,) env of each mask; None: the masks are those of all envs
         whose: str = "",
     ) -> None:
-        """Check the masks of one decision in each of some envs. Raises EnvError: one is empty and `raises` is set."""
+        """Check one mask for each of `envs`. Raises EnvError: a mask is empty and `self.raises` is set."""
         self.step = self.step if step is None else step
         rows = stuck_envs(action_masks, dims)
         if not len(rows):
@@ -126,8 +126,8 @@ def empty_slots(
 def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool = True) -> dict[str, Any]:
     """The info that SB3 expects in the step in which an episode ended.
 
-    `episode` has the return, length and time. The record of a Monitor in the env stays if it agrees with the counts, or
-    if `keeps_records` is False. In that case the Monitor counts whole games, while an episode may be one life.
+    The entry `episode` has the return, length and time. A Monitor's record is kept if it agrees with the return and the
+    length of `episode`, or if `keeps_records` is False: then a Monitor counts games, while an episode may be one life.
     """
     info = {key: value for key, value in episode.info.items() if key != "episode"}
     record, counted = record_of(episode.info), (episode.episode_return, episode.length)
@@ -142,7 +142,7 @@ def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool
 
 
 class SlotSource(ABC):
-    """N envs that step into slots. It also counts return and length of each running episode."""
+    """N envs that write their steps into slots. Also counts the return and the length of each running episode."""
 
     num_envs: int
     slots: Slots
@@ -167,7 +167,7 @@ class SlotSource(ABC):
 
     def count_episodes(self, num_envs: int) -> None:
         """Create the counters. To be called in the constructor."""
-        self._returns = np.zeros(num_envs, np.float64)  # float64 as SB3's Monitor, which sums Python floats
+        self._returns = np.zeros(num_envs, np.float64)  # float64, because SB3's Monitor sums Python floats
         self._lengths: Int64Array = np.zeros(num_envs, np.int64)
 
     def begin_episodes(self, envs: BoolArray | Int64Array | slice | int | list[int] = slice(None)) -> None:
@@ -184,7 +184,7 @@ class SlotSource(ABC):
         self.begin_episodes()
 
     def count_step(self) -> Int64Array:
-        """Count one step of all envs. Returns the indices (M,) of the envs whose episode ended in it."""
+        """Count one step of all envs. Returns the indices (M,) of the envs whose episode ended in this step."""
         slots = self.slots
         self._returns += slots.rewards
         self._lengths += 1
@@ -220,7 +220,7 @@ class SlotVecEnv(SlotSource, VecEnv):
 
     def __init__(self, num_envs: int, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
         self.count_episodes(num_envs)
-        self.num_envs = num_envs  # get_attr("render_mode") in SB3's constructor needs it
+        self.num_envs = num_envs  # needed by `get_attr("render_mode")` in SB3's constructor
         super().__init__(num_envs, observation_space, action_space)
         self._started_at = time.monotonic()  # not the wall clock, which can be changed
         self._pending_actions: NDArray[Any] | None = None
@@ -284,7 +284,7 @@ class SlotVecEnv(SlotSource, VecEnv):
         return [None] * self.num_envs
 
     def env_indices(self, indices: VecEnvIndices) -> list[int]:
-        """SB3's env indices (None, int or iterable) as a list. Raises IndexError: one is out of range."""
+        """SB3's env indices (None, int or iterable) as a list. Raises IndexError: an index is out of range."""
         if indices is None:
             return list(range(self.num_envs))
         chosen = [int(i) for i in indices] if isinstance(indices, Iterable) else [int(indices)]
@@ -313,7 +313,7 @@ def close_envs(env: VecEnv) -> str:
 
 
 def resets_and_rests(env: VecEnv) -> tuple[BoolArray | None, BoolArray | None]:
-    """The arrays `resets` and `rests` (N,) bool in the slots of the innermost vector env; None without such slots."""
+    """Arrays `resets` and `rests` (N,) bool of the innermost vector env's slots; (None, None) if it has no slots."""
     inner = env.unwrapped
     return (inner.slots.resets, inner.slots.rests) if isinstance(inner, SlotVecEnv) else (None, None)
 
@@ -326,7 +326,7 @@ class SlotAdapter(SlotSource):
     def __init__(self, env: VecEnv) -> None:
         self.env = env
         self.num_envs = env.num_envs
-        self._masked: bool | None = None  # read once, when needed: reading it calls every worker
+        self._masked: bool | None = None  # read at the first use, because reading calls every worker
         self._flat_masks = FlatMasks(0)  # only its method `legal` is used, for masks of any width
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self.slots = empty_slots(env.observation_space, env.action_space, self.num_envs)

@@ -69,7 +69,7 @@ class Crew:
         cores = usable_cores()
         self.num_workers = min(self.num_envs, options.num_workers or cores)
         # The trainer spins only if it has a core of its own. A worker always spins after its reply, because the next
-        # request usually comes at once: 64 CartPoles on 2 cores step 1.2 to 1.6 times as fast this way.
+        # request usually comes at once: 64 CartPoles on 2 cores step 1.2 to 1.6 times as fast if workers spin.
         self.spin_s = SPIN_S if cores > self.num_workers else 0.0
         self.restarts = 0
         self.close_failed = ""  # the error of an env's `close()`, as text
@@ -77,13 +77,13 @@ class Crew:
         self.seeds: list[int | None] = [None] * self.num_envs  # each env's last seed, from a reset or after a failure
         self.stepping: set[int] = set()  # workers whose step was started and not yet collected
         self._collected: dict[int, list[Record]] = {}  # worker → records of its step, collected early
-        # Worker → first observations and masks after its replacement. The next step reports them.
+        # Worker → first observations and masks after the worker was replaced. The worker's next step reports them.
         self._unreported: dict[int, tuple[Any, Any]] = {}
         self.buffers = [0] * self.num_workers  # by worker: which of the two observation arrays its last step wrote
         self.context = scout.context if scout else get_context(options.start_method or START_METHOD)
-        self.notify = scout.notify if scout else Bell(self.context)  # released by workers, for `first_ready`
+        self.notify = scout.notify if scout else Bell(self.context)  # released by workers, for `Groups.first_ready`
         self.workers: list[WorkerProcess] = []
-        # Runs before multiprocessing's own exit handler, which would wait for workers, because they ignore SIGTERM.
+        # Runs before multiprocessing's own exit handler, which would wait for ever, because workers ignore SIGTERM.
         self._finalizer = Finalize(self, _close_workers, (self.workers,), exitpriority=100)
         try:
             self._start(env_fns, scout)
@@ -142,7 +142,7 @@ class Crew:
         worker.attach(self.layout, self._block, control, self.options.start_timeout_s)
 
     def post_step(self) -> None:
-        """Start a step of every worker, with the actions in the arrays. It writes to the other observation array."""
+        """Start a step of all workers with `arrays.actions`. The steps fill the two observation arrays in turn."""
         self.align()
         buffer = 1 - self.buffers[0]
         self.buffers = [buffer] * self.num_workers
@@ -164,7 +164,7 @@ class Crew:
         self.workers[index].post(HOLD if index in self._unreported else STEP)
 
     def align(self) -> None:
-        """Copy the last observations of all workers into one and the same of the two arrays."""
+        """Copy last observations, so that those of all workers are in the same one of the two observation arrays."""
         buffer = self.buffers[0]
         for index, worker in enumerate(self.workers):
             if self.buffers[index] != buffer:
@@ -279,7 +279,7 @@ class Crew:
     def replace(self, worker: WorkerProcess, error: WorkerLostError, stepping: bool = True) -> list[Packed]:
         """Replace a worker that failed. Its episodes end as truncated and lost, in the state before the step.
 
-        If it fails between two steps (`stepping=False`), the arrays stay as they are. The next step reports the ends of
+        If it fails between two steps (`stepping=False`), the arrays do not change. The next step reports the ends of
         these episodes instead of stepping these envs. Returns the infos of the resets.
 
         Raises EnvError: `on_env_error` is "raise", or there were too many restarts.
@@ -290,7 +290,7 @@ class Crew:
         while True:
             if self.options.on_env_error == "raise":
                 worker.pending = False
-                if error.failure is None:  # else a late reply could be taken for the reply to the next request
+                if error.failure is None:  # hung: its late reply could be taken for the next request's reply
                     worker.process.kill()
                 raise self._env_error(worker, error) from error.cause
             self._count_restart(worker, error)

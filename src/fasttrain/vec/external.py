@@ -24,7 +24,7 @@ class ExternalVecEnv(SlotVecEnv):
     """A vectorized env that reports on its games. Evaluations can use its engines.
 
     Attributes:
-        ended: True if an evaluation needed the places of the training's games, so that these were ended.
+        ended: True if the training's games were ended to make room for the games of an evaluation.
     """
 
     ended: bool
@@ -36,7 +36,7 @@ class ExternalVecEnv(SlotVecEnv):
 
     @abstractmethod
     def guests(self) -> ExternalVecEnv:
-        """Make a vectorized env for the games of one evaluation. The caller closes it."""
+        """Make a vectorized env for the games of one evaluation. The caller closes the env."""
 
     @abstractmethod
     def step_listed(self, envs: Int64Array, actions: Any) -> list[FinishedEpisode]:
@@ -48,7 +48,7 @@ class ExternalVecEnv(SlotVecEnv):
 
     @abstractmethod
     def summary(self, wall_s: float, fresh: bool = False) -> dict[str, Any]:
-        """The games' part of perf.json. `fresh`: ask the workers, which only the trainer's own thread may do."""
+        """The games' part of perf.json. `fresh`: ask the workers first; only the trainer's own thread may do so."""
 
     @abstractmethod
     def lines(self, summary: Mapping[str, Any]) -> list[str]:
@@ -60,4 +60,4 @@ class ExternalVecEnv(SlotVecEnv):
 
     @abstractmethod
     def limits(self, play: Callable[[], object]) -> tuple[str, list[str]]:
-        """The bottleneck of the games while `play` plays them, and overrides with which to test whether it is one."""
+        """The bottleneck of the games while `play` plays them, and overrides of settings to test this bottleneck."""

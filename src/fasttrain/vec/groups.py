@@ -1,6 +1,6 @@
 """Groups: rows of a vector env that step independently. The first group that is ready gets its next actions first.
 
-So no group waits for the slowest one. A group of a SharedMemoryVecEnv is one worker.
+So no group waits for the slowest group. A group of a SharedMemoryVecEnv is one worker.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Groups(Protocol):
         """
 
     def take(self, groups: list[int]) -> list[GroupStep]:
-        """Wait for the steps of these groups and return them. Rows whose action was refused are left out."""
+        """Wait for the steps of these groups and return the steps. Rows whose action was refused are left out."""
 
     def finish(self) -> None:
         """Make the env usable as a whole again. To be called when no group is stepping."""
@@ -54,7 +54,7 @@ class Groups(Protocol):
 class WorkerGroups:
     """One group per worker.
 
-    `env.wait_ns` adds up the time in `take` and `first_ready`, `env.slowest_ns` the time of the workers' steps.
+    `env.wait_ns` sums the time in `take` and `first_ready`. `env.slowest_ns` sums the time of the workers' steps.
     """
 
     def __init__(self, env: Any) -> None:
@@ -87,7 +87,7 @@ class WorkerGroups:
         return steps
 
     def first_ready(self, groups: list[int]) -> list[int]:
-        """Wait for the first of `groups`. A worker that has died counts as ready: `take` reports it."""
+        """Wait until the first of `groups` has stepped. A dead worker counts as ready: `take` reports it."""
         crew = self.env.crew
         began = time.perf_counter_ns()
         deadline = time.monotonic() + crew.options.step_timeout_s
@@ -96,13 +96,13 @@ class WorkerGroups:
             ready = [group for group in groups if crew.workers[group].has_replied()]
             if ready or time.monotonic() > deadline:
                 break
-            # The bell says that some worker may be ready; the control words say which one.
+            # `crew.notify` says that some worker may be ready. The control words say which worker it is.
             if not crew.notify.acquire(True, POLL_EVERY_S):
                 ready = [group for group in groups if not crew.workers[group].process.is_alive()]
                 if ready:
                     break
         self.env.wait_ns += time.perf_counter_ns() - began
-        return ready or groups[:1]  # the deadline has passed: `take` reports the worker that hangs
+        return ready or groups[:1]  # empty after the deadline: `take` reports the worker that hangs
 
     def finish(self) -> None:
         crew = self.env.crew

@@ -88,7 +88,7 @@ class NativeVecEnv(SlotVecEnv):
         """Make one decision in these envs (M,) only, of a game that stops at both sides' decisions.
 
         Returns the episodes that ended. Writes only the slots of these envs, and does not count returns and lengths:
-        the caller knows whose decision it was.
+        only the caller knows which side acted.
         """
         slots = self.slots
         slots.actions[indices] = actions
@@ -120,7 +120,7 @@ class NativeVecEnv(SlotVecEnv):
 
         A method with an `indices` parameter receives the list of env indices (None for all). It may return a list with
         one entry per index; any other value is repeated. A method without this parameter acts on all envs: calling it
-        for some of them is an error.
+        for some envs only is an error.
         """
         method = getattr(self.game, name)
         chosen = self.env_indices(indices)

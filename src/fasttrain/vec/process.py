@@ -1,7 +1,7 @@
 """The trainer's side of a worker process: start it, send requests with a deadline, and end it in any case.
 
 A `Scout` is a worker process that tries an env before training begins, and may become the first worker. An env may
-hang, crash or fill the memory there: the trainer survives this and reports it.
+hang, crash or fill the memory in the scout's process: the trainer goes on and reports it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from fasttrain.vec.worker_start import (
     start_function,
 )
 
-# "fork" can deadlock in a process with threads (torch, CUDA). The server of "forkserver" ends if the process group gets
-# a signal, and then every worker looks dead. It would save only 20 ms of the 1 s that a start takes.
+# "fork" can deadlock in a process with threads (torch, CUDA). "forkserver" would save only 20 ms of the 1 s that a
+# start takes. Its server ends if the process group gets a signal, and then every worker looks dead.
 START_METHOD = "spawn"
 POLL_EVERY_S = 0.1  # how often to check whether a worker is alive while waiting for it
 T = TypeVar("T")
@@ -99,13 +99,13 @@ class WorkerProcess:
         self.first, self.stop = settings.first, settings.first + num_envs
 
     def assign(self, settings: Settings, num_envs: int, keeps: bool, timeout_s: float) -> None:
-        """Assign envs to a process that ran tasks. `keeps`: the env of the tasks becomes the first one."""
+        """Assign envs to a process that ran tasks. `keeps`: the env of the tasks becomes the first env."""
         self._set_envs(settings, num_envs)
         with suppress(DeadlineError, OSError):  # `ready` reports the failure
             self.channel.send(pack(Assignment(settings, keeps)), timeout_s)
 
     def ready(self, timeout_s: float) -> Ready:
-        """Wait until its envs are built. Raises WorkerLostError: building failed, or took too long."""
+        """Wait until the worker's envs are built. Raises WorkerLostError: building failed, or took too long."""
         answer = self.receive(timeout_s, "building its envs")
         forget_name(self.channel.go)
         forget_name(self.channel.done)
@@ -114,7 +114,7 @@ class WorkerProcess:
         return answer  # type: ignore[no-any-return]
 
     def attach(self, layout: Layout, block: SharedBlock, control: Int64Array, timeout_s: float) -> None:
-        """Send it the shared memory. `control` is the worker's row of control words."""
+        """Send the shared memory to the worker. `control` is the worker's row of control words."""
         control[:STEP_NS] = 0  # the words from STEP_NS on keep the sums of a replaced worker
         control[ROW] = NO_ROW
         self.control = control
@@ -173,7 +173,7 @@ class WorkerProcess:
         try:
             answer = self.receive(max(1.0, deadline - time.monotonic()), "answering")
         except UnreadableError as error:
-            if kind == RESULT:  # a class that only the worker can import: the worker itself is not damaged
+            if kind == RESULT:  # it has a class that only the worker can import, but the worker works
                 return Failure(0, str(error), "")
             raise WorkerLostError(str(error)) from error
         if kind == FAILED:
@@ -181,13 +181,13 @@ class WorkerProcess:
         return answer
 
     def ask_to_end(self) -> None:
-        """Ask it to close its envs, unless it is busy or dead."""
+        """Ask the worker to close its envs, unless it is busy or dead."""
         with suppress(OSError, ValueError):
             if hasattr(self, "control") and not self.pending and self.process.is_alive():
                 self.post(CLOSE)
 
     def end(self, timeout_s: float) -> str:
-        """Wait for its end after `ask_to_end`, then kill it. A process that is busy is killed at once.
+        """After `ask_to_end`: wait up to `timeout_s` for the worker's end, then kill it. Kill a busy worker at once.
 
         Returns the error of an env's `close()` as text, or an empty string.
         """
@@ -200,12 +200,12 @@ class WorkerProcess:
         return failure
 
     def kill(self) -> None:
-        """Kill it, and all processes that its envs started."""
+        """Kill the worker, and all processes that its envs started."""
         self._at_exit()
         self.channel.connection.close()
 
     def receive(self, timeout_s: float, doing: str) -> Any:
-        """The worker's next message. Raises WorkerLostError: it died, or sent none in time."""
+        """The worker's next message. Raises WorkerLostError: the worker died, or sent no message in time."""
         try:
             payload = self.channel.receive(timeout_s)
         except DeadlineError:
@@ -286,7 +286,7 @@ def wait_for_end(process: BaseProcess, timeout_s: float) -> bool:
 
 
 def kill_group(process: Any) -> None:
-    """Kill a process that has called `bind_to_trainer`, and all that it started, even if it has ended itself."""
+    """Kill a process that has called `bind_to_trainer`, and all that it started, even if the process has ended."""
     with suppress(ValueError, AttributeError):  # the process object is closed already
         if sys.platform != "win32":
             with suppress(ProcessLookupError, PermissionError):  # the group has ended or does not exist yet
@@ -319,11 +319,11 @@ class Scout:
     def __init__(self, start_method: str | None = None) -> None:
         self.context = multiprocessing.get_context(start_method or START_METHOD)
         self.notify = Bell(self.context)
-        self.keeps = False  # whether its env becomes the first one of the vector env
+        self.keeps = False  # whether the scout's env becomes the first env of the vector env
         self._block = SharedBlock(MEMORY_BYTES)
         self.memory = self._block.memory
         self._worker: WorkerProcess | None = WorkerProcess(self.context, self.notify, None, 0)
-        with suppress(OSError):  # if it has ended already, the first task reports that
+        with suppress(OSError):  # if the process has ended already, the first task reports this
             self._block.send(self._worker.channel.connection)
         self._idle = True
 
@@ -373,7 +373,7 @@ class Scout:
         return lost
 
     def hand_over(self, settings: Settings, num_envs: int) -> WorkerProcess:
-        """Turn the process into a worker, which belongs to the caller from then on."""
+        """Turn the process into a worker. The caller must end this worker."""
         worker, self._worker = self._ours, None
         self._block.close()
         worker.assign(settings, num_envs, self.keeps, SEND_TIMEOUT_S)

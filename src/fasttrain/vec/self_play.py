@@ -1,7 +1,7 @@
 """SelfPlayVecEnv: two-sided envs whose opponents are policies in the trainer's process.
 
 The inner vector env stops at the decisions of both sides. One step of `SelfPlayVecEnv` applies the learner's actions.
-Then the opponent acts in all envs where it is its turn, again and again, until the learner must act in every env. So
+Then the opponent acts in all envs where it must act, again and again, until the learner must act in every env. So
 the opponent's policy gets whole batches, and no worker needs a network.
 """
 
@@ -26,13 +26,13 @@ from fasttrain.vec.native import NativeVecEnv
 
 @runtime_checkable
 class Opponent(Protocol):
-    """Decides for the other side."""
+    """Chooses the actions of the opponent's side."""
 
     def act(self, observations: Any, action_masks: BoolArray | None, envs: Int64Array) -> NDArray[Any]:
         """Actions (M, ...) for these envs (M,), from the opponent's observations (M, ...) and masks (M, A)."""
 
     def episode_over(self, env: int, info: dict[str, Any]) -> None:
-        """Called when an episode has ended with this info and the next one has begun, before the first action."""
+        """Called when an episode has ended with this info and the next episode has begun, before its first action."""
 
 
 class RandomOpponent:
@@ -65,7 +65,7 @@ class OwnTurns:
 
     @property
     def again(self) -> BoolArray | None:
-        """(N,) True where the game refused the last action and asks again; None if games never do that."""
+        """(N,) True where the game refused the last action and asks again; None if games never refuse."""
         return getattr(self.env, "again", None)
 
     @property
@@ -122,8 +122,8 @@ class InfoTurns:
 class SelfPlayVecEnv(SlotVecEnv):
     """A vector env of the learner's decisions: lengths and returns count only the learner's actions and rewards.
 
-    Rewards before the learner's first action of an episode are added to that action's. A truncation counts as a
-    termination: in the last state it may be the opponent's turn, and the learner cannot value the opponent's view.
+    Rewards before the learner's first action of an episode are added to the reward of that action. Truncations count as
+    terminations: in the last state it may be the opponent's turn, and the critic does not know opponents' observations.
 
     Args:
         inner: a `NativeVecEnv` or `ExternalVecEnv` of a two-sided game, or a vector env whose envs have the wrapper
@@ -138,7 +138,7 @@ class SelfPlayVecEnv(SlotVecEnv):
             OwnTurns(inner) if isinstance(inner, (NativeVecEnv, ExternalVecEnv)) else InfoTurns(inner, self.source)
         )
         self.opponent: Opponent = RandomOpponent(inner.action_space)
-        self.empty_masks = EmptyMasks()  # for opponents' masks; a run sets its own, which knows the step
+        self.empty_masks = EmptyMasks()  # for opponents' masks; a run replaces it, to report the env step
         self.opponents_ns = 0  # time of the opponents' actions and of the env steps after them
         self._next_rewards = np.zeros_like(inner_slots.rewards)  # rewards of episodes that began in this step
         own = {name: np.zeros_like(getattr(inner_slots, name)) for name in ("rewards", "terminations", "truncations")}
@@ -166,7 +166,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         self.source.reset()
         self.reset_infos = self.inner.reset_infos
         self.turns.begin()
-        slots.terminations[:] = True  # else rewards before the learner's first action would be dropped
+        slots.terminations[:] = True  # so that rewards before the learner's first action are stored in `_next_rewards`
         self._let_opponents_act([])
         self.clear_slots()
         self._share_state()
@@ -181,7 +181,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         if slots.resets is None:
             self._next_rewards[:] = 0.0
             self._lengths += 1
-        else:  # an engine refused the actions of these rows: their rewards wait for the action that it accepts
+        else:  # engines refused the actions in `resets` rows: rewards wait for actions that are accepted
             slots.rewards[slots.resets] = 0.0
             self._next_rewards[~slots.resets] = 0.0
             self._lengths += ~slots.resets
@@ -220,7 +220,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         return finished
 
     def _learner_acted(self, episode: FinishedEpisode, ended_before: bool) -> bool:
-        """Record the end of an episode. Returns False if the learner did not act in it.
+        """Record the end of an episode. Returns False if the learner did not act in the episode.
 
         `ended_before`: another episode of this env ended since the learner's last action.
         """
@@ -229,7 +229,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         if ended_before and not episode.lost:
             raise EnvError(f"env {index}: two episodes ended between two decisions of the learner")
         self.slots.terminations[index] = True
-        if ended_before:  # its engine failed before the learner's first action: drop the episode
+        if ended_before:  # the env's engine failed before the learner's first action: drop the episode
             self._next_rewards[index] = 0.0
         return not ended_before
 

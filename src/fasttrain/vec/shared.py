@@ -1,6 +1,6 @@
 """SharedMemoryVecEnv: envs in worker processes, several per worker, that write each step into shared memory.
 
-A drop-in for SB3's `SubprocVecEnv` that also offers the slots. A step costs two semaphores per worker. Action masks
+Replaces SB3's `SubprocVecEnv`, and also offers slots. A step costs two semaphore operations per worker. Action masks
 arrive with the step. A worker that dies, hangs or raises is named in the error, or replaced (`on_env_error`).
 """
 
@@ -42,7 +42,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         on_env_error: what happens when an env raises, breaks its contract, or its worker dies. "raise": an `EnvError`.
             "restart": the env or the worker is built again, and unfinished episodes end as truncated and `lost`.
         step_timeout_s: a worker that needs longer for one request counts as hung.
-        start_timeout_s: the same for building the envs.
+        start_timeout_s: a worker that needs longer to build its envs counts as hung.
         use_masks: read action masks, of any of the three conventions, together with each step.
         check_finite: raise an error for NaN or infinity in observations and rewards.
         max_restarts: with more restarts within `restart_window_s` an error is raised even under "restart".
@@ -51,7 +51,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
     Raises:
         EnvSpecError: an env cannot be built, the envs' spaces differ, or shared memory cannot hold them.
 
-    Envs of one worker share Python's and NumPy's global random streams, which a seeded reset seeds per worker.
+    Envs of one worker share the global random streams of Python and NumPy. A seeded reset seeds them per worker.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         self._warned: set[str] = set()
         self._closed = False
         self.lost_steps = 0  # env steps of episodes that a failure ended
-        self.wait_ns = self.slowest_ns = 0  # sums: of the trainer's waiting times, and of each step's slowest worker
+        self.wait_ns = self.slowest_ns = 0  # sums over steps: trainer's waiting time, slowest worker's time
         options = CrewOptions(
             num_workers=num_workers,
             start_method=start_method,
@@ -169,7 +169,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         self.slots.finished = self.close_episodes(slice(0, self.num_envs), self._records)
 
     def close_episodes(self, rows: slice, records: list[Record]) -> list[FinishedEpisode]:
-        """Count the last step of the envs in `rows`. Returns the episodes that ended in it."""
+        """Count the last step of the envs in `rows`. Returns the episodes that ended in this step."""
         slots = self.slots
         self._returns[rows] += slots.rewards[rows]
         self._lengths[rows] += 1
@@ -211,7 +211,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
                 if index not in ended:
                     value = self.crew.arrays.info_values[index, column]
                     infos[index][self._info_keys[column]] = NUMBER_TYPES[int(kinds[row, column])](value)
-        if self._info_keys is None:  # with whole infos SB3's key is set at every step
+        if self._info_keys is None:  # as SB3's classes, which set this key at every step
             for index in range(rows.start, rows.stop):
                 infos[index]["TimeLimit.truncated"] = False
         elapsed_s = round(time.monotonic() - self._started_at, 6)
@@ -219,7 +219,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             infos[episode.env_index] = episode_info(episode, elapsed_s, self.keeps_records)
 
     def _unpack(self, packed: bytes, index: int) -> dict[str, Any]:
-        """Unpickle an info from a worker. Empty, with one warning, if a class in it cannot be imported here."""
+        """Unpickle a worker's info. If a class in the info cannot be imported here, warn once and return {}."""
         try:
             return pickle.loads(packed) if packed else {}
         except Exception as error:
@@ -247,7 +247,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return self._call("get", (attr_name,), indices)
 
     def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        """Set the attribute in the wrapper that has it, or in the env. Raises EnvError if it then has another value."""
+        """Set the attribute in the wrapper that has it, or in the env. Raises EnvError if the value then differs."""
         self._call("set", (attr_name, value), indices)
 
     def env_is_wrapped(
@@ -291,7 +291,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return WorkerGroups(self) if self.num_workers > 1 else None
 
     def times_ns(self) -> dict[str, int]:
-        """Time of the steps since construction, in ns: of all envs, of slowest workers, of waiting, of opponents."""
+        """Time in steps since construction, in ns: sum over workers, slowest workers, waiting trainer, opponents."""
         control = self.crew.control
         return {
             "envs": int(control[:, BUSY_NS].sum()),

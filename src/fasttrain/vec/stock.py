@@ -45,7 +45,7 @@ CLOSE_S = 5.0  # timeout for closing the envs in workers, as with `vec_env=share
 class WorkerFactory:
     """Builds an env in a worker process of SubprocVecEnv, after the process was set up.
 
-    An error of fasttrain in a reset or step ends the process. The folder `notes` gets a file with its message.
+    An error of fasttrain in a reset or step ends the process. The folder `notes` gets a file with the error's message.
     """
 
     def __init__(self, factory: EnvFn, notes: str) -> None:
@@ -76,7 +76,7 @@ class WorkerFactory:
 
 
 def why_worker_ended(env: VecEnv) -> EnvError:
-    """The error for the worker of a SubprocVecEnv that is gone: what it noted, if it noted anything."""
+    """The error for a SubprocVecEnv whose worker is gone, with the worker's message if it wrote one."""
     for note in sorted(Path(getattr(env.unwrapped, "notes", "")).glob("[0-9]*")):
         code, _, text = note.read_text(encoding="utf-8").partition(" ")
         return (EnvSpecError if code == str(EnvSpecError.exit_code) else EnvError)(text)
@@ -84,7 +84,7 @@ def why_worker_ended(env: VecEnv) -> EnvError:
 
 
 class WorkersVecEnv(SubprocVecEnv):
-    """SB3's SubprocVecEnv, whose `close()` has a timeout: an env's `close()` may hang, or leave threads that do."""
+    """SB3's SubprocVecEnv, whose `close()` has a timeout: an env's `close()` may hang, or leave threads that hang."""
 
     close_failed, notes = "", ""
 
@@ -110,7 +110,7 @@ class WorkersVecEnv(SubprocVecEnv):
 def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
     """SB3's SubprocVecEnv with one worker per env.
 
-    Its constructor waits until the first worker has imported torch and built its env. That takes seconds, or for ever.
+    Its constructor waits until the first worker has imported torch and built its env, which may hang.
     So it runs in a thread. Signals are blocked in that thread and in the workers, and Ctrl-C reaches the main thread.
     """
     other_processes, notes = set(multiprocessing.active_children()), TemporaryDirectory()
@@ -138,7 +138,7 @@ def start_subproc(factories: Sequence[EnvFn]) -> SubprocVecEnv:
 def _kill_all(processes: Iterable[Any]) -> None:
     for process in processes:
         with suppress(ValueError):  # the process object is closed already
-            if process.is_alive():  # the pid of an ended process may belong to another one by now
+            if process.is_alive():  # the pid of an ended process may belong to another process by now
                 kill_group(process)
 
 
@@ -155,7 +155,7 @@ def killing_workers(env: VecEnv) -> Iterator[None]:
             _kill_all(env.unwrapped.processes)
 
 
-MIN_ROWS = 1000  # number of rows after which those of finished episodes are dropped
+MIN_ROWS = 1000  # number of rows at which the rows of finished episodes are dropped
 
 
 class ActionLogVecEnv(DummyVecEnv):
@@ -202,7 +202,7 @@ class ActionLogVecEnv(DummyVecEnv):
             answer = super().step_wait()
         except Exception as error:
             raise _with_place(error) from error.__cause__
-        if os.getpid() != self._pid:  # 40 ns. True in a child process that an env forked and that returned from it.
+        if os.getpid() != self._pid:  # takes 40 ns; true in a child that an env forked, once the env returns
             os._exit(EXIT_CRASHED)  # else the child would also train, and write to the parent's files
         return answer
 

@@ -57,7 +57,7 @@ class GymVecEnv(SlotVecEnv):
         what: the env as the user named it, for messages.
         use_masks: read action masks (N, A) if the env has them: from its method `action_masks()`, its infos, or its
             Dict observation.
-        masks: the masks' name, if it is not `action_masks` or `action_mask`.
+        masks: name of the masks, if it is not `action_masks` or `action_mask`.
 
     Raises:
         EnvSpecError: the env cannot be made, or has no valid `autoreset_mode`.
@@ -138,7 +138,7 @@ class GymVecEnv(SlotVecEnv):
         self._call_env("reading the observations", lambda: each_array(_copy_rows, slots.observations, rows))
 
     def _check_step(self, answer: object) -> tuple[Any, ...]:
-        """The answer of `step`. EnvError if it is not one value per env: NumPy would repeat one value."""
+        """The answer of `step`. Raises EnvError unless it has one value per env: NumPy would repeat a single value."""
         if not isinstance(answer, tuple) or len(answer) != 5 or not isinstance(answer[4], Mapping):
             expected = "(observations, rewards, terminations, truncations, infos), the infos a dict"
             raise EnvError(f"{self._what}: step() returned {_type_names(answer)}, expected {expected}")
@@ -228,7 +228,7 @@ class RowMasks:
 
     Args:
         infos: the infos of a reset that was just made.
-        name: the masks' name, as in `find_mask_convention`.
+        name: name of the masks, as in `find_mask_convention`.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], infos: Mapping[str, Any], name: str | None) -> None:
@@ -259,11 +259,11 @@ class RowMasks:
                 return
             for row in np.flatnonzero(rows):
                 into[row] = self._flat(masks[row])
-        except (EnvError, ValueError) as error:  # ValueError: NumPy's, for ragged lists
+        except (EnvError, ValueError) as error:  # NumPy raises ValueError for ragged lists
             raise EnvError(f"{self._place}: {error} (action space {self._space})") from error
 
     def _present(self, masks: Any, infos: Mapping[str, Any], count: int) -> BoolArray:
-        """(count,) whether each env has a mask. In infos, Gymnasium marks this under the key `_KEY`."""
+        """(count,) whether each env has a mask. In infos, Gymnasium marks this under `_` + the mask's key."""
         if isinstance(masks, np.ndarray) and masks.dtype != object:
             present = np.arange(count) < len(masks)
         else:
@@ -306,7 +306,7 @@ def _last_observations(infos: Mapping[str, Any], what: str) -> object:
 
 
 def _has_entry(infos: Mapping[str, Any], key: str, index: int) -> bool:
-    """Whether the entry `key` is valid for this env. Gymnasium stores this under `_KEY`."""
+    """Whether the entry `key` is valid for this env. Gymnasium stores this under `_` + `key`."""
     marks = infos.get(f"_{key}")
     return marks is None or bool(np.asarray(marks).reshape(-1)[index])
 

@@ -1,6 +1,6 @@
 """The worker process of `SharedMemoryVecEnv`: it builds its envs, steps them into shared memory and answers calls.
 
-It does not import torch or SB3, unless the user's envs do.
+It does not import torch or SB3, unless the user's envs import them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fasttrain.vec.worker_start import Bell, Channel, DeadlineError, acquire
 
 Env = gymnasium.Env[Any, Any]
 
-STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: reply without stepping; see `Crew.post_worker`
+STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: reply without stepping; see `Crew._post`
 CLOSE_S = 1.0  # timeout for sending the result of closing
 NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # the kind of message that follows on the pipe
 
@@ -60,7 +60,7 @@ class Assignment(NamedTuple):
     """Turns a process that runs tasks (`process.Scout`) into the worker of some envs."""
 
     settings: Settings
-    keeps: bool  # use the env that the tasks built as the first env, inside the wrappers of its factory
+    keeps: bool  # the env that the tasks built becomes the first env, inside the wrappers of its factory
 
 
 class Worker:
@@ -73,7 +73,7 @@ class Worker:
         self.guard = ForkGuard()
 
     def release_pipes(self) -> None:
-        """Runs in a child process that an env has forked: it may live on, but must not use the worker's pipes."""
+        """Runs in a child that an env has forked: the child may live on, but must not use the worker's pipes."""
         self.guard.forked = True
         self.channel.connection.close()
         self.notify.close()
@@ -144,7 +144,7 @@ class Worker:
                     "masks in all or in none"
                 )
         # The search for masks may have reset the env. Build a new one, so that its first episode is the same as in a
-        # DummyVecEnv. fasttrain's own factories search in every kind of process, so nothing differs there.
+        # DummyVecEnv. fasttrain's own factories search in every vector env, so their first episodes are the same.
         if masks.used_env and not hasattr(factories[0], "around"):
             close_env(envs[0])
             envs[0] = factories[0]()
@@ -242,7 +242,7 @@ def serve(channel: Channel, notify: Bell, settings: Settings | None) -> None:
 
 
 def pack(value: object) -> bytes:
-    """Pickle `value`. Raises TypeError, which names its type: it cannot be pickled."""
+    """Pickle `value`. If it cannot be pickled, raises a TypeError that names its type."""
     try:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception as error:
@@ -270,7 +270,7 @@ def _same(value: Any, expected: Any) -> bool:
     try:
         return bool(np.all(np.asarray(value == expected)))
     except Exception:
-        return True  # the values cannot be compared: that the attribute can be read is enough
+        return True  # the values cannot be compared, but the attribute was read
 
 
 def _is_wrapped(env: object, wrapper: tuple[str, str]) -> bool:

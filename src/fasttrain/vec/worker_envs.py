@@ -120,7 +120,7 @@ class MaskReader:
         return mask_method(env) if self.convention == "method" else None
 
     def read(self, method: Callable[[], Any] | None, observation: Any, info: Mapping[str, Any]) -> Any:
-        """The mask (A,) of the present state. Raises EnvError: there is none, or it does not fit the action space."""
+        """The mask (A,) of the present state. Raises EnvError: there is no mask, or it does not fit the space."""
         if method is not None:
             mask = method()
         else:
@@ -146,7 +146,7 @@ class EnvRows:
         guard: ForkGuard | None = None,
     ) -> None:
         self.settings, self.factories, self.envs, self.masks, self.arrays = settings, factories, envs, masks, arrays
-        self.current = current  # (1,) row of the env that is in its step or reset: for the trainer, after a hang
+        self.current = current  # (1,) row of the env that steps or resets now; the trainer reads it after a hang
         self.opponents_ns = 0
         self._guard = guard or ForkGuard()  # checked whenever an env returns, before anything is written
         count = len(envs)
@@ -217,7 +217,7 @@ class EnvRows:
     def _store_step(self, row: int, env: Env, answer: Any) -> None:
         if self._guard.forked:  # this check takes 20 ns
             self._guard.check()
-        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns, check_step 400
+        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns, check_step 400 ns
             check_step(answer)
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays
@@ -225,7 +225,7 @@ class EnvRows:
         try:
             arrays.terminations[row] = terminated
             arrays.truncations[row] = truncated
-        except ValueError as error:  # if it is an array of several values
+        except ValueError as error:  # `terminated` or `truncated` is an array of several values
             ends = f"terminated={terminated!r:.60} and truncated={truncated!r:.60}"
             raise BadDataError(f"step() returned {ends}; return two bools") from error
         if "perf" in info:
@@ -348,7 +348,7 @@ class EnvRows:
 
 
 def successor_seed(seed: int | None, failures: int = 1) -> int | None:
-    """The seed of the env that replaces a failed one. It differs, because the same seed could fail again."""
+    """The seed of the env that replaces a failed env. It is new, because the old seed could fail again."""
     return None if seed is None else (seed + failures * SEED_STRIDE) % 2**31
 
 

@@ -1,7 +1,7 @@
 """Shared memory of a vector env: one anonymous block of memory, and the arrays of trainer and workers in it.
 
 The block has no name in the file system, so the operating system frees it however the processes end. A named segment
-would stay when the whole process group is killed: Python's resource tracker is killed with it.
+would remain when the whole process group is killed, because Python's resource tracker is killed too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fasttrain.errors import EnvSpecError
 ALIGNMENT = 64  # bytes of a cache line: no two workers write control words in the same line
 CONTROL_WORDS = 16  # int64 words per worker, two cache lines
 
-# A worker's control words. The trainer writes those of the first line, the worker those of the second.
+# A worker's control words. The trainer writes the words of the first cache line, the worker the rest.
 REQUEST, COMMAND, BUFFER, NOTIFY = range(4)
 REPLY, MAIL, STEP_NS, BUSY_NS, OPPONENTS_NS, ROW = range(8, 14)
 NO_ROW = -1  # in ROW: no env of the worker is in its step or reset
@@ -41,7 +41,7 @@ Space = spaces.Space[Any]
 class Arrays(NamedTuple):
     """Views into the block: of all N envs, or of the rows of one worker."""
 
-    observations: tuple[Observations, Observations]  # steps write to them in turn, so the other has the state before
+    observations: tuple[Observations, Observations]  # steps fill them in turn; one has the state before the step
     final_observations: Observations  # row i is valid if env i ended in the last step
     actions: NDArray[Any]
     rewards: Float32Array
@@ -113,7 +113,7 @@ class Layout:
 
 
 def check_spaces(observation_space: Space, action_space: Space) -> None:
-    """Raises EnvSpecError: a space has no fixed shape, or SB3 does not support it."""
+    """Raises EnvSpecError: a space has no fixed shape, or SB3 does not support the space."""
     parts = list(observation_space.spaces.values()) if isinstance(observation_space, spaces.Dict) else []
     for space in (*(parts or [observation_space]), action_space):
         if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):

@@ -4,15 +4,15 @@ This module is the first code of fasttrain that runs in a worker. It imports not
 read their settings on import.
 
 Signals: only the trainer reacts to a signal that is sent to the whole process group or to every process of a job. A
-worker inherits a mask that blocks SIGINT and SIGTERM, and unblocks them once its handlers ignore them. A worker and all
+worker inherits a mask that blocks SIGINT and SIGTERM, and unblocks both once its handlers ignore them. A worker and all
 processes that its env starts form a process group of their own, which is killed as a whole.
 
 Communication: two semaphores for steps, and a pipe for all other data. A step costs two semaphore operations and no
-message. Messages are sent in pieces so small that neither side ever blocks inside one: a worker that is stopped or
+message. Messages are sent in pieces so small that neither side ever blocks inside a piece: a worker that is stopped or
 killed in the middle cannot hang the trainer.
 
 A semaphore of multiprocessing has a name (/dev/shm/sem.mp-…) until its last user ends normally. When a process group is
-killed, as with a container or a job, the name stays for ever. So here the name is removed as soon as both processes
+killed, as with a container or a job, the name is never removed. So here it is removed as soon as both processes
 have opened the semaphore.
 """
 
@@ -61,7 +61,7 @@ def child_environment(values: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         for name, value in before.items():
-            os.environ.pop(name, None)  # `pop`, because an env may have removed it
+            os.environ.pop(name, None)  # `pop`, because an env may have removed the variable
             os.environ.update({} if value is None else {name: value})
 
 
@@ -74,7 +74,7 @@ def hold_signals() -> Any:
 
 
 SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11: files in the working directory cannot hide Python's own modules
-OURS = "fasttrain"  # the value that fasttrain sets, because Python accepts any text
+OURS = "fasttrain"  # fasttrain's value of this variable; Python accepts any text
 
 
 def safe_path() -> AbstractContextManager[None]:
@@ -84,7 +84,7 @@ def safe_path() -> AbstractContextManager[None]:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """No signal reaches processes started inside the block before they call `bind_to_trainer`."""
+    """Processes started inside the block get no signal until they call `bind_to_trainer`."""
     with safe_path():
         before = hold_signals()
         try:
@@ -122,7 +122,7 @@ def bind_to_trainer() -> None:
         del os.environ[SAFE_PATH]  # programs that an env starts shall not inherit it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Not SIG_IGN: a program that an env starts would inherit it, and `terminate()` would not end it. A handler is not
-    # child_environment.
+    # inherited.
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     current_process().daemon = False  # an env may have a pool of processes
     if sys.platform != "win32":
@@ -140,7 +140,7 @@ def skip_shutdown() -> None:
 
 
 def _let_sigterm_end_forks() -> None:
-    """Let SIGTERM end processes that this one forks: a process pool uses `terminate()`.
+    """Let SIGTERM end processes that this process forks: a process pool ends them by `terminate()`.
 
     SIGTERM is blocked during a fork, so that a SIGTERM right after the fork waits until the child's handler is set.
     """
@@ -211,7 +211,7 @@ class NamelessSemaphore:
         self._bind_methods()
         if not forked:
             with safe_path():  # this may start the resource tracker
-                resource_tracker.register(name, "semaphore")  # removes the name if the trainer is killed before
+                resource_tracker.register(name, "semaphore")  # removes the name if the trainer is killed
         self.forget_name: Any = (lambda: None) if forked else Finalize(self, _forget, (name,), exitpriority=0)
 
     def _bind_methods(self) -> None:
@@ -233,7 +233,7 @@ def make_semaphore(context: multiprocessing.context.BaseContext) -> Any:
 
 
 def forget_name(semaphore: Any) -> None:
-    """To be called once the started process has opened the semaphore: then nobody needs to remove its name any more."""
+    """To be called once the started process has opened the semaphore: then its name need not be removed any more."""
     if isinstance(semaphore, NamelessSemaphore):
         semaphore.forget_name()
 
@@ -327,7 +327,7 @@ class Channel(NamedTuple):
         """The next payload.
 
         Raises:
-            DeadlineError: it did not come in time.
+            DeadlineError: no payload came in time.
             EOFError, OSError: the other side has ended.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -1,17 +1,17 @@
 'use strict';
-// Random battles of Pokémon Showdown for programs elsewhere: `node battles.js --port N`, from a folder where
-// `npm install pokemon-showdown@0.11.11` was run. One connection plays one battle at a time, in JSON, a line each:
+// Random battles of Pokémon Showdown for other programs, over TCP: `node battles.js --port N`, from a folder where
+// `npm install pokemon-showdown@0.11.11` was run. One battle at a time per connection, in lines of JSON (→ in, ← out):
 //
 //   → {"hello": 1}                                                     ← {"hello": "0.11.11", "size": S}
 //   → {"new": 1, "seed": [a, b, c, d], "generation": 9, "opponent": "random"}
-//   ← {"ask": 7, "view": base64 of S floats, "legal": [0, 2, 8], "lead": 0.1, "theirs": false}    its 7th decision
+//   ← {"ask": 7, "view": base64 of S floats, "legal": [0, 2, 8], "lead": 0.1, "theirs": false}    the 7th decision
 //   → {"answer": 7, "action": 2}
-//   ← {"refused": 7, "legal": [0, 8], "said": "…"}     it was not possible after all: the same decision again
+//   ← {"refused": 7, "legal": [0, 8], "said": "…"}     the action was not possible: the decision must be made again
 //   ← {"over": 1, "view": …, "turns": 31, "left": [2, 0], "log": [...]}
-//        1 won, -1 lost, 0 a tie; Pokémon left, ours and theirs; the log plays the battle again
-//   ← {"error": "…"}                           the battle is over by a fault
+//        over: 1 won, -1 lost, 0 tie; left: Pokémon left on both sides; log: input that replays the battle
+//   ← {"error": "…"}                           an error ended the battle
 //
-// The simulator is called, never written lines to: no text that comes from outside can reach its `>eval`.
+// The simulator is called as a library, not by lines of text, so that no text from outside can reach its `>eval`.
 
 const net = require('net');
 const path = require('path');
@@ -20,9 +20,9 @@ const {View, tell} = require('./view.js');
 const {SIZE, lead, numbers} = require('./numbers.js');
 
 const OPPONENTS = ['random', 'max_damage', 'self'], GENERATIONS = [1, 2, 3, 4, 5, 9];
-const VERSION = '0.11.11', LONGEST = 65536; // letters of a line
+const VERSION = '0.11.11', LONGEST = 65536; // most characters of a line
 
-/** The simulator, from the folder of the run or above, or from NODE_PATH. Where it is not, a line says so: it ends. */
+/** The simulator, from the working directory, a folder above it or NODE_PATH. Without it: prints an error and exits. */
 function simulator() {
   const inFolder = createRequire(path.join(process.cwd(), 'any.js'));
   const found = (name) => {
@@ -42,10 +42,10 @@ function simulator() {
   return process.exit(1);
 }
 
-/** Any legal action. */
+/** A random legal action. */
 const random = (view, prng) => prng.sample(view.legal());
 
-/** The move that is expected to take most; any legal switch where there is none. */
+/** The move with the largest expected damage; a random legal action if there is no move. */
 function maxDamage(view, prng) {
   const expected = [...view.expected()].filter(([action]) => action < 4);
   if (!expected.length) return random(view, prng);
@@ -77,7 +77,7 @@ class Game {
     this.said = tell(this.views, kind, data) || this.said;
   }
 
-  /** Up to the next decision that is asked for, or the end. */
+  /** Play on to the next decision of the caller or to the end; returns the message about it. */
   next() {
     for (;;) {
       this.battle.sendUpdates();
@@ -98,7 +98,7 @@ class Game {
     return {ask: this.asks, view: coded(numbers(view)), legal: view.legal(), lead: lead(this.views.p1), theirs: side === 'p2'};
   }
 
-  /** Whether the simulator took it; where it did not, the same is asked again with what it said since. */
+  /** Try the action; returns whether the simulator accepted it. If not, the action is no longer legal. */
   chosen(side, action) {
     const view = this.views[side], text = view.choices.get(action);
     if (text === undefined) throw new Error(`${action} is none of ${view.legal()}`);

@@ -1,5 +1,5 @@
 'use strict';
-// What a player sees, as one vector of floats: docs/games/showdown.md has its parts in order.
+// A player's observation, one vector of floats: docs/games/showdown.md lists its parts in order.
 
 const {BOOSTS, CONDITIONS, STATS, STATUSES, TERRAINS, TYPES, VOLATILES, WEATHERS} = require('./view.js');
 
@@ -8,15 +8,15 @@ const POKEMON = 4 + STATUSES.length + TYPES.length + STATS.length + 7;
 const SIDE = BOOSTS.length + VOLATILES.length + Object.keys(CONDITIONS).length + 2;
 const MOVE = 19, FIELD = 4 + WEATHERS.length + TERRAINS.length;
 const SIZE = (2 * TEAM + 2) * POKEMON + 2 * SIDE + 4 * MOVE + FIELD;
-const GUESSED = {exists: true, accuracy: true, basePower: 70}; // a move of its own type, where none was seen
-const SPECIAL = ['Fire', 'Water', 'Electric', 'Grass', 'Ice', 'Psychic', 'Dragon', 'Dark']; // types, up to generation 3
+const GUESSED = {exists: true, accuracy: true, basePower: 70}; // assumed move of a Pokémon whose moves are unknown
+const SPECIAL = ['Fire', 'Water', 'Electric', 'Grass', 'Ice', 'Psychic', 'Dragon', 'Dark']; // generations 1 to 3
 const EFFECTS = [0, 0.25, 0.5, 1, 2, 4];
-const LONGEST = 8; // turns that a duel is thought ahead
+const LONGEST = 8; // most turns of a duel
 
-/** In how many turns so much life is taken by such blows. */
+/** The number of turns, at most LONGEST, in which hits of size `blow` take `life`. */
 const turns = (life, blow) => (blow * LONGEST > life ? Math.ceil(life / blow) : LONGEST);
 
-/** `view` as a Float32Array (SIZE,). */
+/** The observation of `view`, a Float32Array (SIZE,). */
 function numbers(view) {
   const out = new Float32Array(SIZE), {request, mine, theirs} = view;
   let at = 0;
@@ -27,7 +27,7 @@ function numbers(view) {
   const active = own[place], other = theirs.active ? view.about(theirs.active) : null;
   const against = [...theirs.pokemon.values()].map((one) => [view.about(one), one]);
 
-  /** The most that one's known moves take from another, or blows of its types where none is known. */
+  /** Largest expected damage to `to` by a known move of `from`; without known moves, by assumed moves of its types. */
   const most = (from, to, boosts, shields) => {
     if (!from || !to) return 0;
     const known = from.moves.map((name) => view.dex.moves.get(name)).filter((move) => move.category !== 'Status');
@@ -48,7 +48,7 @@ function numbers(view) {
     const given = most(one, foe, boosts, shields), taken = most(foe, one, shields, boosts);
     put(one.most / 500, tera, Math.min(given, 1.5), Math.min(taken, 1.5), one.hp > 0 && taken >= one.hp);
     const faster = !!foe && one.stats.spe > foe.stats.spe;
-    // Who would win if both stayed and struck: what a network of two layers is slow to find by itself.
+    // Who would win if neither switched: a small network learns this slowly by itself.
     const ahead = foe ? turns(one.hp, taken) - turns(foe.hp, given) + (faster ? 0.5 : -0.5) : 0;
     put(faster, ahead / LONGEST);
   };
@@ -77,7 +77,7 @@ function numbers(view) {
     if (!which) { at += MOVE; continue; }
     const {id, pp, maxpp} = told[which[1] - 1], move = view.dex.moves.get(id), begins = at;
     put(1);
-    if (!move.exists) { at = begins + MOVE; continue; } // recharge, fight
+    if (!move.exists) { at = begins + MOVE; continue; } // entries that are no real moves, such as `recharge`
     const taken = expected.get(slot) || 0, open = expected.get(4 + slot) || 0;
     const effect = other && move.category !== 'Status' ? view.effect(move.type, other) : 1;
     put(best > 0 && taken === best);
@@ -96,7 +96,7 @@ function numbers(view) {
   return out;
 }
 
-/** How far ahead the player is: the difference of both teams' shares of life, -1 to 1. */
+/** The player's lead: the difference between both teams' shares of life points left, -1 to 1. */
 function lead(view) {
   const mine = view.request.side.pokemon.map((entry) => view.own(entry).hp);
   const lost = [...view.theirs.pokemon.values()].map((one) => 1 - one.hp);

@@ -1,8 +1,8 @@
 'use strict';
-// What one player knows of a battle: from the lines and requests of that player's own stream, and as numbers.
+// What one player knows of a battle, from the lines and requests that the simulator sends to that player.
 // The protocol: SIM-PROTOCOL.md of pokemon-showdown.
 
-// Actions: 0-3 moves, 4-7 the same with terastallization, 8-13 Pokémon of the team.
+// Actions: 0-3 moves, 4-7 the same moves with terastallization, 8-13 switches to Pokémon of the team.
 const STATUSES = ['brn', 'par', 'slp', 'frz', 'psn', 'tox'];
 const STATS = ['atk', 'def', 'spa', 'spd', 'spe'];
 const BOOSTS = [...STATS, 'accuracy', 'evasion'];
@@ -11,10 +11,10 @@ const TYPES = ['Normal', 'Fire', 'Water', 'Electric', 'Grass', 'Ice', 'Fighting'
 const VOLATILES = ['substitute', 'confusion', 'leechseed', 'taunt', 'encore', 'yawn', 'partiallytrapped', 'mustrecharge',
   'reflect', 'lightscreen'];
 const CONDITIONS = {stealthrock: 1, spikes: 3, toxicspikes: 2, stickyweb: 1, reflect: 1, lightscreen: 1, auroraveil: 1,
-  tailwind: 1, safeguard: 1}; // with how many layers of each there can be
+  tailwind: 1, safeguard: 1}; // most layers of each
 const WEATHERS = [['sunnyday', 'desolateland'], ['raindance', 'primordialsea'], ['sandstorm'], ['snowscape', 'snow', 'hail']];
 const TERRAINS = ['electricterrain', 'grassyterrain', 'mistyterrain', 'psychicterrain'];
-// Abilities that let a type do nothing: where a species has no other ability, one need not have seen it.
+// Ability → type of moves that it makes harmless. If a species has only such abilities, they need not be seen first.
 const ABSORBED = {levitate: 'Ground', eartheater: 'Ground', flashfire: 'Fire', wellbakedbody: 'Fire', waterabsorb: 'Water',
   stormdrain: 'Water', dryskin: 'Water', voltabsorb: 'Electric', lightningrod: 'Electric', motordrive: 'Electric',
   sapsipper: 'Grass'};
@@ -28,7 +28,7 @@ const numberOf = (key, text) => {
   return number;
 };
 
-/** One side as it is seen: Pokémon by name, in the order in which they appeared. */
+/** What is seen of one side. `pokemon`: by name, in the order in which they appeared. */
 class Seen {
   constructor() {
     this.pokemon = new Map();
@@ -38,7 +38,7 @@ class Seen {
     this.leaves();
   }
 
-  /** What goes with the Pokémon that was there. */
+  /** Forget all that ends when the active Pokémon leaves. */
   leaves() {
     this.boosts = Object.fromEntries(BOOSTS.map((name) => [name, 0]));
     this.volatiles = new Set();
@@ -52,7 +52,7 @@ class Seen {
   }
 }
 
-/** `Ditto, L85, tera:Fire` */
+/** Species, level and tera type of a text such as `Ditto, L85, tera:Fire`. */
 function described(details) {
   const [species, ...rest] = details.split(', ');
   const level = rest.find((part) => /^L\d+$/.test(part));
@@ -60,7 +60,7 @@ function described(details) {
   return {species, level: level ? Number(level.slice(1)) : 100, tera: tera ? tera.slice(5) : null};
 }
 
-/** `213/250 par`, `0 fnt` */
+/** Life points and status of a text such as `213/250 par` or `0 fnt`. */
 function conditionOf(text) {
   const [hp, status = ''] = text.split(' ');
   if (status === 'fnt' || hp === '0') return {hp: 0, status: ''};
@@ -70,7 +70,7 @@ function conditionOf(text) {
 }
 
 class View {
-  /** `dex`: of the generation; `me`: p1 or p2. */
+  /** `dex`: the simulator's data of the generation; `me`: p1 or p2. */
   constructor(dex, me) {
     this.dex = dex;
     this.me = me;
@@ -81,12 +81,12 @@ class View {
     this.field = new Set();
     this.weather = '';
     this.request = null;
-    this.team = []; // names of the own Pokémon, in the order of the first request: a switch reorders later ones
-    this.moves = new Map(); // of each of them, the first time it was told
-    this.choices = new Map(); // action → what the simulator is told
+    this.team = []; // own Pokémon by name, in the order of the first request; switches reorder later requests
+    this.moves = new Map(); // own Pokémon → its moves in the first request
+    this.choices = new Map(); // legal action → text for the simulator
   }
 
-  /** Lines of this player's stream. */
+  /** Process lines that the simulator sent to this player. */
   hear(lines) {
     for (const line of lines) {
       const [, kind, ...words] = line.split('|');
@@ -106,7 +106,7 @@ class View {
       if (words.includes('[from] Shed Tail')) side.volatiles.add('substitute');
       side.comes(at[2], what, more);
       break;
-    case 'replace': // an illusion ends; what was raised stays
+    case 'replace': // an illusion ends; boosts stay
       side.comes(at[2], what, more || `${Math.round(side.active.hp * 100)}/100 ${side.active.status}`);
       break;
     case 'detailschange': case '-formechange': if (one) Object.assign(one, {species: described(what).species}); break;
@@ -114,7 +114,7 @@ class View {
       side.terastallized = true;
       if (one) one.tera = what;
       break;
-    case 'move': // what another move calls is none of its own
+    case 'move': // moves called by other moves are not the Pokémon's own
       if (one && !words.some((word) => word.startsWith('[from]')) && !one.copied) one.moves.add(toID(what));
       if (side) side.volatiles.delete('mustrecharge');
       break;
@@ -173,7 +173,7 @@ class View {
     for (const side of sides) for (const name of BOOSTS) if (which(side.boosts[name])) side.boosts[name] = 0;
   }
 
-  /** A request of this player's stream. It comes before the turn's lines on a server, after them from a battle. */
+  /** Process a request to this player. A server sends it before the turn's lines, `sim.Battle` after them. */
   asked(request) {
     this.request = request;
     for (const {ident, moves} of request.side.pokemon) {
@@ -190,11 +190,11 @@ class View {
     const slots = moves.map(({id}) => this.slotOf(pokemon[0].ident, id));
     moves.forEach(({disabled}, index) => {
       if (disabled) return;
-      const slot = slots.includes(-1) ? index : slots[index]; // moves of another Pokémon, or none of its own: in order
+      const slot = slots.includes(-1) ? index : slots[index]; // with unknown moves: all in the request's order
       choices.set(slot, `move ${index + 1}`);
       if (canTerastallize) choices.set(4 + slot, `move ${index + 1} terastallize`);
     });
-    const reviving = forceSwitch && pokemon[0].reviving; // then it is for a fainted one
+    const reviving = forceSwitch && pokemon[0].reviving; // then only fainted Pokémon can be chosen
     pokemon.forEach(({ident, condition, active: here}, index) => {
       if (!here && !trapped && condition.endsWith(' fnt') === !!reviving) {
         choices.set(8 + this.team.indexOf(ident), `switch ${index + 1}`);
@@ -203,13 +203,13 @@ class View {
     return choices.size ? choices : new Map([[0, 'default']]);
   }
 
-  /** Where a move stands among those that a Pokémon began with; -1: nowhere. Some are told with their power or type. */
+  /** Index of a move among a Pokémon's first moves, or -1. Some ids end with the move's power or type. */
   slotOf(ident, id) {
     const powered = /^(hiddenpower|return|frustration)/.exec(id);
     return this.moves.get(ident).findIndex((name) => name === id || (powered && name.startsWith(powered[0])));
   }
 
-  /** The simulator did not take it. */
+  /** The simulator refused `action`: it is no longer legal. */
   refused(action) {
     this.choices.delete(action);
     if (!this.choices.size) this.choices.set(0, 'default');
@@ -219,7 +219,7 @@ class View {
     return [...this.choices.keys()].sort((a, b) => a - b);
   }
 
-  /** What could be known of a Pokémon's types, stats and level: its species tells it. */
+  /** Types, stats and so on of a Pokémon, estimated from its species and level and from what was seen. */
   about(one) {
     const known = one.copied ? {...one.copied, hp: one.hp, most: one.most, status: one.status} : one;
     const species = this.dex.species.get(known.species), old = this.dex.gen < 3;
@@ -233,7 +233,7 @@ class View {
     };
   }
 
-  /** Of an own Pokémon more is known. */
+  /** As `about`, with the exact values that the request has for an own Pokémon. */
   own(entry) {
     const seen = this.mine.pokemon.get(entry.ident.replace(/^p[12]: /, ''));
     const told = {...described(entry.details), moves: new Set(entry.moves)};
@@ -244,7 +244,7 @@ class View {
     return {...about, absorbs, stats, most: one.most || about.most, moves: entry.moves, tera: !!entry.terastallized};
   }
 
-  /** How much a type does to a Pokémon: 0 to 4. */
+  /** The factor on damage of moves of `type` to a Pokémon: 0 to 4. */
   effect(type, to) {
     if (type === '???' || !TYPES.includes(type)) return 1;
     const types = to.types.filter((name) => TYPES.includes(name));
@@ -253,25 +253,25 @@ class View {
     return (1 - share) * 2 ** this.dex.getEffectiveness(type, types);
   }
 
-  /** The share of its life that a move is expected to take from a Pokémon. */
+  /** The expected damage of a move, as a share of all life points of the Pokémon `to`. */
   damage(move, from, to, boosts, against, tera = null) {
-    if (!move.exists || move.category === 'Status') return 0; // recharge, fight
+    if (!move.exists || move.category === 'Status') return 0; // no real move, such as `recharge`
     const accuracy = move.accuracy === true ? 1 : move.accuracy / 100;
     const type = move.id === 'terablast' && tera ? tera : move.type, effect = this.effect(type, to);
     if (move.damage) return effect && (accuracy * (move.damage === 'level' ? from.level : move.damage)) / to.most;
     if (move.ohko) return effect && accuracy;
     const hits = Array.isArray(move.multihit) ? 3 : move.multihit || 1;
-    const power = (move.basePower || 60) * hits; // 60: it depends on something
+    const power = (move.basePower || 60) * hits; // 60: assumed for moves of variable power
     const [attack, defence] = move.category === 'Special' ? ['spa', 'spd'] : ['atk', 'def'];
     const strength = (from.stats[attack] * raised(boosts[attack])) / (to.stats[defence] * raised(against[defence]));
     const born = from.born.includes(type), now = tera ? tera === type : from.types.includes(type);
     const same = born && tera && now ? 2 : born || now ? 1.5 : 1;
     const burnt = from.status === 'brn' && move.category === 'Physical' ? 0.5 : 1;
     const most = (((2 * from.level) / 5 + 2) * power * strength) / 50 + 2;
-    return (accuracy * most * same * effect * burnt * 0.925) / to.most; // 0.925: the mean of the dice
+    return (accuracy * most * same * effect * burnt * 0.925) / to.most; // 0.925: mean of the random factor
   }
 
-  /** What each of the open moves is expected to take from the opponent, by action. */
+  /** Action → expected damage to the opponent's active Pokémon, for each legal move. */
   expected() {
     const found = new Map(), [active] = this.request.active || [];
     if (!active || !this.theirs.active) return found;
@@ -286,7 +286,7 @@ class View {
   }
 }
 
-/** The lines that one player is told: after `|split|p1` comes one that only p1 may know, then what all others are told. */
+/** The lines for one player. After `|split|p1` comes a line for p1 alone, then the same event for everybody else. */
 function told(lines, me) {
   const found = [];
   for (let at = 0; at < lines.length; at++) {
@@ -300,7 +300,7 @@ function told(lines, me) {
   return found;
 }
 
-/** What a battle sends (`update` or `sideupdate`), to each player no more than is its; what it complains of, if it does. */
+/** Give each view the part of a battle's output that is for its player. Returns the text of an error, or ''. */
 function tell(views, kind, data) {
   const lines = Array.isArray(data) ? data : data.split('\n');
   if (kind === 'update') for (const view of Object.values(views)) view.hear(told(lines, view.me));

@@ -143,7 +143,7 @@ def _choose_smokescreen(game: Record, setup: Record, side: int) -> tuple[int, in
 
 @njit
 def _enemies_within(game: Record, setup: Record, side: int, unit: int, inches: int) -> int:
-    """The number of living enemies within `inches` of a unit; with 0, of those whose weapons reach the unit."""
+    """The number of living enemies within `inches` of a unit; with 0: of the enemies whose weapons reach it."""
     count = 0
     for enemy in range(setup.num_units[1 - side]):
         reach = inches if inches else setup.range[1 - side, enemy]
@@ -169,7 +169,7 @@ def _holds_marker(game: Record, setup: Record, side: int, unit: int) -> bool:
 
 @njit
 def _greedy_move(game: Record, setup: Record, side: int, unit: int) -> int:
-    """Stay at a marker that no lower-numbered friend holds, else move to the nearest that the side does not control."""
+    """Stay at a marker that no lower-numbered friend holds, else to the nearest marker that its side does not hold."""
     if is_engaged(game, setup, side, unit) or _holds_marker(game, setup, side, unit):
         return 0
     x, y = game.x[side, unit], game.y[side, unit]

@@ -117,7 +117,7 @@ def _is_free(game: Record, setup: Record, x: int, y: int) -> bool:
 
 @njit
 def fight(game: Record, setup: Record) -> None:
-    """The fight phase. First the active side's units that charged fight, then the other side, then the active rest."""
+    """Fight phase: first the active side's units that charged, then the other side, then the active side's others."""
     side = game.active
     for part in range(3):
         fighting = 1 - side if part == 1 else side

@@ -44,7 +44,7 @@ class SkirmishGame(GameBatch):
         roster, enemy_roster: name of a shipped roster, or the path of a YAML file; 1 to 8 units.
         rounds: length of a game in rounds.
         width, height: size of the board in inches.
-        cache: keep tables of distances, lines of sight and targets (`tables.py`). Results are the same without.
+        cache: keep tables of distances, lines of sight and targets (`tables.py`). Results are the same without them.
         reward_debug: put the sums of the reward's terms into the episode's info, as `reward_terms`.
 
     Raises:

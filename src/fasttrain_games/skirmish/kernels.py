@@ -1,8 +1,8 @@
 """The kernels of one vector step, called in this order: `apply_actions`, `advance`, `write_step`.
 
-For games that ended, the last two are called once more. There are three kernels, so that the time of opponents can be
-measured and no rule is compiled twice. None allocates memory or calls back into Python. Shapes: games (N,) GAME
-records, setups (1,) SETUP, mix (N, 4) float64 cumulative weights, indices (K,) int64, actions (N, heads) int64.
+For games that ended, `advance` and `write_step` are called again. There are three kernels, so that the time of
+opponents can be measured and no rule is compiled twice. None allocates memory or calls back into Python. Shapes: games
+(N,) GAME, setups (1,) SETUP, mix (N, 4) float64 cumulative weights, indices (K,) int64, actions (N, heads) int64.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_MOVES = 25
 
 @njit
 def apply_actions(games: Records, setups: Records, actions: Int64Array, indices: Int64Array) -> int:
-    """Apply the actions of the listed games and return -1. If one is illegal, apply none and return its game."""
+    """Apply the actions of the listed games and return -1. If an action is illegal, apply none and return its game."""
     setup = setups[0]
     for index in indices:
         if games[index].phase >= OVER or not is_legal(games[index], setup, actions[index]):

@@ -24,7 +24,7 @@ class Mission:
     """A mission on a board of width × height cells. Turned by 180 degrees it is the same mission.
 
     Markers are points in half inches from the lower left corner, so that a marker may lie between cells; the centre of
-    cell (x, y) is (2x + 1, 2y + 1). Terrain is rectangles of cells: left, bottom, right, top (these two exclusive).
+    cell (x, y) is (2x + 1, 2y + 1). Terrain is rectangles of cells: left, bottom, right, top (right and top exclusive).
     """
 
     name: str
@@ -87,7 +87,7 @@ def _mission(content: Mapping[str, Any], name: str, where: str, width: int, heig
         box = (left, bottom, right, top)
         turned = (width - right, height - top, width - left, height - bottom)
         terrain += [box, turned] if right > left and top > bottom else []
-    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # images may be equal
+    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # without duplicates from turning
     if not 1 <= len(markers) <= MAX_MARKERS:
         raise ConfigError(f"{where}: markers: 1 to {MAX_MARKERS} with their images, got {len(markers)}")
     if len(terrain) > MAX_TERRAIN:

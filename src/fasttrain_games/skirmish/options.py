@@ -137,7 +137,7 @@ def strip_cells(mission: Mission, num_units: int, unit: int) -> list[tuple[int, 
 
 
 def opponents_for(opponent: OpponentMix, rosters: Sequence[Sequence[Sheet]]) -> tuple[float, ...]:
-    """`cumulative_mix`, but "self" needs equal numbers of units, because else the sides' actions differ in width."""
+    """As `cumulative_mix`. "self" needs equal numbers of units: otherwise the sides' actions differ in width."""
     cumulative = cumulative_mix(opponent)
     own, enemies = len(rosters[0]), len(rosters[1])
     if cumulative[SELF - 1] < 1.0 and own != enemies:
@@ -169,5 +169,5 @@ def cumulative_mix(opponent: OpponentMix) -> tuple[float, ...]:
     if total <= 0:
         raise ConfigError(f"opponent={dict(opponent)!r}: at least one weight must be above 0")
     cumulative = [sum(weights[: index + 1]) / total for index in range(len(weights))]
-    # Rounding must not leave a gap below 1, nor give the last used level's share to an unused one.
+    # Rounding must not leave a gap below 1, nor give the last used level's share to an unused level.
     return tuple(1.0 if value >= 1.0 - 1e-12 else value for value in cumulative)

@@ -1,4 +1,4 @@
-"""The opponent `planner`: scores every cell that any move of a unit can reach. It plays best, slowly.
+"""The opponent `planner`: scores every cell that any move of a unit can reach. It is the best bot, and the slowest.
 
 Scores are integers in 1/216 wounds. `tests/reference/skirmish_python/bots.py` has the same bot in plain Python.
 """
@@ -143,7 +143,7 @@ def _score_cell(game: Record, setup: Record, side: int, unit: int, x: int, y: in
 
 @njit
 def _score_markers(game: Record, setup: Record, side: int, unit: int, x: int, y: int) -> int:
-    """Score for markers that the unit takes or contests in the cell, minus the distance to the nearest not held."""
+    """Score for markers that a unit takes or contests in a cell, minus the distance to the nearest marker not held."""
     score, nearest = 0, -1
     own = control_of(game, setup, side, unit)
     for marker in range(setup.num_markers[game.mission]):

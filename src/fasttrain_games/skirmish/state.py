@@ -80,7 +80,7 @@ GAME = np.dtype(
         ("paid_margin", "i8"),
         ("lead", "i8"),  # VP difference when the last reward was paid
         ("since_paid", "i8"),  # decisions of the learner since secondary terms were paid
-        ("ended", "i8"),  # an episode ended in the last step; the result_ fields are about it
+        ("ended", "i8"),  # 1: an episode ended in the last step; the result_ fields are about that episode
         ("result_outcome", "i8"),  # 1 won, 0 drawn, -1 lost
         ("result_vp", "i8", (2,)),
         ("result_health", "i8", (2,)),

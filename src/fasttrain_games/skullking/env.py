@@ -57,7 +57,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Float32Array, dict[str, Any]]:
-        """Start a game; returns its first observation and an empty info. options={"rounds": [8, 10]} plays these."""
+        """Start a game; returns its observation and an empty info. options={"rounds": [8, 10]}: only rounds 8 to 10."""
         self._before = None
         return super().reset(seed=seed, options=options)
 
@@ -109,7 +109,7 @@ class SkullKingEnv(SingleGame[np.int64, SkullKingGame]):
         return describe_step(self._before, self._game.peek(0), self.player_names)
 
     def render(self) -> str | None:
-        """The table as text with render_mode "ansi", else None. After an episode's end the outcome and the totals."""
+        """The table as text with render_mode "ansi", else None. After an episode: outcome and totals."""
         if self.render_mode is None:
             return None
         view = self._game.peek(0)

@@ -33,7 +33,7 @@ class GameView(NamedTuple):
     dealer: int
     leader: int
     hands: list[list[int]]  # card ids per seat, ascending
-    bids: list[int]  # per seat; before its bid a seat has that of the previous round
+    bids: list[int]  # per seat; a seat that has not bid yet has its previous round's bid
     tricks: list[int]
     totals: list[int]
     bonuses: list[int]  # points at stake this round per seat, without Loot
@@ -53,7 +53,7 @@ class SkullKingGame(GameBatch):
     bid before all are made.
 
     Reward: round score times `reward_round_scale` at each round's end. At the game's end `reward_win` is added if the
-    learner has the best total, also if it shares it; otherwise it is subtracted. Shaping terms, all 0 by default:
+    learner has the best total, alone or with others; otherwise it is subtracted. Shaping terms, all 0 by default:
 
     - `shaping_bid_made`: added at a round's end if the learner made its bid exactly;
     - `shaping_bid_error`: subtracted at a round's end for each trick above or below the bid;

@@ -1,7 +1,7 @@
 """The `hard` bot: bids the number with the best expected score, then plays for exactly that number.
 
-Both use one model: every card in hand wins its trick independently with some chance, so that the number of tricks is
-Poisson-binomial. While playing, the chances depend on the cards not seen yet and on the players who still need tricks.
+Bids and plays use one model: every card in hand wins its trick independently with some chance, so that the number of
+tricks is Poisson-binomial. In play the chances depend on the unseen cards and on the players who still need tricks.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _chance_now(game: Record, code: int, unseen: tuple[int, int]) -> float:
 
 @njit
 def _value_of_play(game: Record, seat: int, place: int, chance: float, scratch: Float64Array) -> float:
-    """Expected points if the card at `place` of the hand wins this trick with `chance`, the others as in the model."""
+    """Expected points if the card at `place` of the hand wins this trick with `chance`, others as in `scratch[1]`."""
     counts = scratch[0]
     chances = scratch[1]
     held = cards_dealt(game.round, game.num_players) - game.trick
@@ -181,7 +181,7 @@ def hard_play(game: Record, seat: int, scratch: Float64Array) -> int:
     specials = game.hand_specials[seat]
     legal = legal_numbers(numbers, game.lead)
     if specials == 0 and legal & (legal - 1) == 0:
-        return lowest_bit(legal)  # there is nothing to decide
+        return lowest_bit(legal)  # only one card is legal
     unseen = _unseen(game, seat)
     _fill_chances(game, seat, unseen, scratch[1])
     winning_numbers, winning_specials = beating_cards(game.codes, game.played)

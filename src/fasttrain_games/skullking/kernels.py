@@ -141,7 +141,7 @@ def write_step(
     me: int,
 ) -> None:
     """Write the results of the step; observation and mask are those of the seat that decides next. A game that ended
-    writes the learner's last observation to `finals` and starts again. `turns` (N,): True where this is an opponent."""
+    writes the learner's last observation to `finals` and starts again. `turns` (N,): True where an opponent decides."""
     count = len(indices)
     begin_work(team, me, -(-count // CHUNK))
     piece = claim(team, me)

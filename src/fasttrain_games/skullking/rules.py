@@ -9,7 +9,7 @@ Where the rules page is not clear, this module decides:
 
 - "Without the Kraken" means: take the Kraken out and evaluate the remaining cards in the order played.
 - With Kraken and White Whale in one trick the earlier counts as an Escape, also for the question who leads next.
-- A Loot alliance holds in a trick that the White Whale decides: it has a winner. A destroyed trick makes no alliance.
+- A Loot alliance holds if the White Whale decides the trick: there is a winner. A destroyed trick makes no alliance.
 - In a trick of only Escapes and Loot, a Loot card that does not win allies its player with the winner.
 - The bonus for 14s counts in a trick that the White Whale decides.
 - A trick may be evaluated before it is full. If it holds only a Kraken, its player leads next.

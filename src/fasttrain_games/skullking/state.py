@@ -2,7 +2,7 @@
 
 One record (about 700 bytes) holds everything of a game, so that a kernel reads few cache lines and has one argument.
 Seats are 0..num_players-1 clockwise; seat 0 is the learner. Seat numbers are absolute here. At each other seat a bot
-decides; with level SELF the caller does. Then the game also stops before the decisions of that seat.
+decides; at a seat with level SELF the caller does, and the game also stops before the decisions of that seat.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ GAME = np.dtype(
         ("num_allied", "i4"),  # valid entries of the two arrays below
         ("ally_player", "i4", (2,)),  # seat that played Loot
         ("ally_winner", "i4", (2,)),  # seat that won that trick
-        ("bids", "i4", (MAX_PLAYERS,)),  # before its bid a seat has that of the previous round
+        ("bids", "i4", (MAX_PLAYERS,)),  # a seat that has not bid yet has its previous round's bid
         ("tricks", "i4", (MAX_PLAYERS,)),
         ("totals", "i4", (MAX_PLAYERS,)),
         ("bonus", "i4", (MAX_PLAYERS,)),  # bonus points at stake this round, without Loot

@@ -75,7 +75,7 @@ def _higher(rank: int) -> int:
 def _beaten_by() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(75,), (75,) int64: the numbered and the special cards that beat each code if they are played after it.
 
-    Both beasts are among them: with a Kraken nobody wins, with a White Whale no special card wins.
+    Both beasts are among these cards: with a Kraken nobody wins, with a White Whale no special card wins.
     """
     numbers, specials = [], []
     by_kind = {

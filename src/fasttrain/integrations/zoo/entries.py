@@ -50,7 +50,7 @@ def zoo_name(spec: AlgorithmSpec) -> str:
 
 
 def algorithm(name: str) -> AlgorithmSpec:
-    """The algorithm of that name, in rl_zoo3 or here. Raises ConfigError if there is none."""
+    """The algorithm with this name, in rl_zoo3 or in fasttrain. Raises ConfigError if there is none."""
     known = {**ALGORITHMS, **{zoo_name(spec): spec for spec in ALGORITHMS.values()}}
     if name not in known:
         raise ConfigError(f"--algo {name}: not one of {', '.join(sorted(known))}{did_you_mean(name, known)}")
@@ -108,7 +108,7 @@ def _told(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec
 
 
 def _settings(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
-    """The settings for one key of an entry as (setting, value); (name, ConfigError) if there is none for a part."""
+    """The settings for one key of an entry as (setting, value); (name, ConfigError) for a part without a setting."""
     if key in PLAIN:
         value = {"frame_stack": 1, "env_kwargs": {}}.get(key) if value is None else value
         yield PLAIN[key], int(value) if isinstance(value, float) and value.is_integer() else value
@@ -186,7 +186,7 @@ def _normalize(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _placed(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
-    """The settings for SB3's HerReplayBuffer. Raises ConfigError for other values under these keys."""
+    """The settings for SB3's HerReplayBuffer. Raises ConfigError if `entry` has another replay buffer under `key`."""
     if not (key in HINDSIGHT and entry.get(HINDSIGHT[0]) == "HerReplayBuffer" and spec.off_policy):
         if value:
             raise ConfigError(NO_PLACE[key])
