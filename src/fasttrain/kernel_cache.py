@@ -285,7 +285,7 @@ def _name(value: object) -> str:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether the code of `value` may change although all versions in a file's name stay the same."""
+    """Whether the code of `value` can change without a new version in the name of the cached file."""
     module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
     return module.partition(".")[0] not in _VERSIONED
 

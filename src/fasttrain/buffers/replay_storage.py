@@ -376,7 +376,7 @@ class ReplayStorage(ReplayBuffer):
             return self._tensor(taken, device)
         return {key: self._tensor(value, device) for key, value in taken.items()}
 
-    def masks_of(self, flat: Int64Array) -> BoolArray | None:  # (B,) of `FlatViews` → (B, A)
+    def masks_of(self, flat: Int64Array) -> BoolArray | None:  # (B,) row × N + env → (B, A)
         """Masks of the next observations of the transitions `flat`; None without masks."""
         if self.next_masks is None:
             return None

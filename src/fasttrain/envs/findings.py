@@ -65,7 +65,7 @@ def without_repetitions(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class _Cases:
-    """All cases of one misfit in one part of the answers: how many there are, and the first (or largest) of them."""
+    """All cases of one error in one part of what the env returns: their number, and the first (or largest)."""
 
     count: int
     text: str

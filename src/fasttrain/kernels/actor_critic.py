@@ -45,7 +45,7 @@ from fasttrain.kernels.recurrent import (
 from fasttrain.kernels.simd import dot_rows
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
-# Results of a step of N envs: choices (N, K) or else (N, 0); continuous actions (N, A) or else (N, 0); values (N,);
+# Results of a step of N envs: choices (N, K), continuous actions (N, A), the unused kind (N, 0); values (N,);
 # log-probabilities (N,). No NamedTuple, because numba takes 15 µs longer to read a NamedTuple from Python.
 Acted = tuple[Int64Array, Float32Array, Float32Array, Float32Array]
 

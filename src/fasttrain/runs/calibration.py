@@ -226,7 +226,7 @@ def updates_per_step(model: Any) -> float:
     if isinstance(model, OffPolicyAlgorithm):
         if model.gradient_steps < 0:  # a gradient step per transition
             return float(model.n_envs)
-        # `train_freq` is a number or a pair until training begins. A number of episodes is read as one of steps.
+        # `train_freq` is a number or a pair until training begins. Episodes are counted as if they were steps.
         frequency: Any = model.train_freq
         count = frequency[0] if isinstance(frequency, tuple) else frequency
         return float(model.gradient_steps / max(1, count))

@@ -30,7 +30,7 @@ from fasttrain.spec.infos import truth
 from fasttrain.vec.base import copy_observations, resets_and_rests
 
 MOST_BYTES = 64 << 30
-UNKNOWN = 0.05  # largest discount of the missing rewards after a truncation with which a return is used
+UNKNOWN = 0.05  # a truncated return is used if its missing rewards are discounted to at most this
 
 
 class Demonstrations(NamedTuple):

@@ -89,7 +89,7 @@ def load_curve(curve: LearningCurve, state: Mapping[str, Any]) -> None:
 
 
 def stopping_state(stopping: Stopping) -> dict[str, Any]:
-    """What a checkpoint stores of the stopping rules: the last returns, and the blocks of the plateau rule."""
+    """What a checkpoint stores of the stopping rules: the last returns, and the plateau rule's blocks of returns."""
     recent, plateau = plain(list(stopping._recent)), stopping._plateau
     if plateau is None:
         return {"recent": recent, "plateau": None}

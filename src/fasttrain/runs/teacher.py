@@ -32,7 +32,7 @@ NORMALIZED = (
 
 
 def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
-    """Add the term to the model's loss, if `algo.teacher` names a run or the zip of a model.
+    """Add the teacher's term to the model's loss, if `algo.teacher` names a run or the zip of a model.
 
     Raises:
         ConfigError: there is no such model, or its policy has other observations or actions.

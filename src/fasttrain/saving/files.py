@@ -178,7 +178,7 @@ def into_place(file: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# The package filelock has no shared lock for `holder`, needs a writable file, and takes 60 ms to import.
+# Not the package filelock: it has no shared lock (`holder` takes one), needs a writable file, imports in 60 ms.
 LOCK = ".lock"
 ENDS = ("done", "stopped", "crashed")  # phases of a run after which nothing follows
 TAKEN = (errno.EAGAIN, errno.EACCES)  # Windows reports EACCES
