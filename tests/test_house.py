@@ -53,7 +53,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 222 and a module for PPO that learns from its last few rollouts.
 # 387 and a module for hindsight: a buffer that draws as SB3's does, in a time that its size does not change.
 CEILINGS = {
-    "fasttrain": {"lines": 46_362, "modules": 202, ": Any": 638},
+    "fasttrain": {"lines": 46_342, "modules": 202, ": Any": 639},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -72,7 +72,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 52_975}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 53_015}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -99,8 +99,8 @@ PATH_CEILINGS = {
     "ppo": {"files": 8, "functions": 86, "lines": 897},
     "kernels": {"files": 12, "functions": 84, "lines": 877},
     "recurrent": {"files": 12, "functions": 87, "lines": 885},
-    "dqn": {"files": 14, "functions": 80, "lines": 884},  # td_loss is the loss only where all batches say so
-    "sac": {"files": 12, "functions": 59, "lines": 678},  # a Box of whole numbers reaches its `high`
+    "dqn": {"files": 14, "functions": 81, "lines": 885},  # a hook of the replay buffer instead of two copies of `put`
+    "sac": {"files": 12, "functions": 60, "lines": 680},  # as for dqn
 }
 
 

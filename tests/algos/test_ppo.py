@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from accelerated import weights
 from fasttrain.algos.ppo import PPO, MaskablePPO, has_stock_buffer, storage_of
 from fasttrain.algos.recurrent import MaskableRecurrentPPO
+from fasttrain.algos.reuse import Reuse
 from fasttrain.buffers.stock import RolloutView
 from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 from fasttrain.perf.clock import PhaseClock
@@ -302,8 +303,11 @@ def test_a_stock_buffer_that_the_user_filled_is_trained_on_as_by_sb3():
         np.random.seed(0)
         model.train()
     assert torch.equal(weights(ours), weights(stock))
-    with pytest.raises(ConfigError, match="OwnLoss.loss with a rollout in a RolloutBuffer: SB3's own update"):
+    with pytest.raises(ConfigError, match="reuse or an own loss with a rollout in a RolloutBuffer: SB3's own update"):
         filled(OwnLoss).train()
+    ours.reuse = Reuse(2)
+    with pytest.raises(ConfigError, match="reuse or an own loss"):
+        ours.train()
 
 
 def test_a_buffer_of_the_users_own_has_no_place_beside_memory_and_masks():

@@ -25,6 +25,7 @@ MASKS = 3
 class Goals(Env[Any, Any]):
     observation_space, action_space = SPACE, spaces.Discrete(9)
     wrong: Any = None
+    scale = 1.0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         return SPACE.sample(), {}
@@ -33,7 +34,10 @@ class Goals(Env[Any, Any]):
         assert infos == [{}] * len(achieved)
         if Goals.wrong:
             return Goals.wrong()
-        return -np.abs(achieved - desired)[..., 0]
+        return -self.scale * np.abs(achieved - desired)[..., 0]
+
+    def set_scale(self, scale: float) -> None:
+        self.scale = scale
 
     def compute_action_masks(self, observation: Any) -> Any:
         return np.repeat(observation["desired_goal"] > 0, MASKS, axis=1)
@@ -180,14 +184,19 @@ def test_priorities_of_episodes_under_way_and_gone_are_zero():
     np.testing.assert_allclose(buffer.priorities[4:, 0], [7.000001**0.6] * 8)
 
 
-def test_an_env_in_a_worker_computes_rewards_in_this_process():
+def test_an_env_in_a_worker_computes_rewards_by_what_it_is_now():
     with_workers = SharedMemoryVecEnv([Goals] * 2, num_workers=1)
     try:
         buffer = made(count=2)
         buffer.set_env(with_workers)
         play(buffer, 20)
-        with_workers.close()
-        assert buffer.sample(10).rewards.shape == (10, 1)
+        np.random.seed(0)
+        before = buffer.sample(10).rewards
+        with_workers.env_method("set_scale", 3.0)
+        np.random.seed(0)
+        after = buffer.sample(10).rewards
+        assert torch.equal(before[2:] * 3, after[2:])
+        assert (before[2:] != 0).any()
     finally:
         with_workers.close()
 
@@ -207,6 +216,18 @@ def test_settings_that_cannot_be(options: dict[str, Any], text: str):
         made(**options)
 
 
+def test_a_vec_env_without_gymnasium_envs_is_asked_too():
+    class Batch(DummyVecEnv):
+        def env_method(self, method_name: str, *arguments: Any, **further: Any) -> list[Any]:
+            assert method_name == "compute_reward", "it has no other method"
+            return [np.full(len(arguments[0]), 7.0)]
+
+    buffer = made(count=2)
+    buffer.set_env(Batch([Goals] * 2))
+    play(buffer, 20)
+    assert buffer.sample(10).rewards[2:].tolist() == [[7.0]] * 8
+
+
 def test_envs_that_are_no_goal_envs():
     plain = spaces.Dict({"observation": SPACE["observation"]})
     with pytest.raises(ConfigError, match="achieved_goal and desired_goal is missing"):
@@ -221,14 +242,16 @@ def test_envs_that_are_no_goal_envs():
     [
         (lambda: np.zeros((3, 1)), r"for each of 3 rows, and it returned the shape \(3, 1\)"),
         (lambda: np.full(3, np.nan), "returned a number that is not finite"),
-        (lambda: 1 / 0, "compute_reward failed for arrays of 3 rows: ZeroDivisionError"),
+        (lambda: 1 / 0, "compute_reward failed for a batch of transitions: ZeroDivisionError"),
     ],
 )
 def test_rewards_that_are_wrong(reward: Any, text: str, monkeypatch: pytest.MonkeyPatch):
-    buffer = made()
+    early, late = made(), made()
+    for buffer in (early, late):
+        play(buffer, 30)
+    late.sample(4)
     monkeypatch.setattr(Goals, "wrong", reward)
-    with pytest.raises(EnvSpecError, match="algo.her.: compute_reward"):
-        made()
-    play(buffer, 30)
-    with pytest.raises(EnvError, match=text):
-        buffer.sample(4)
+    for buffer, kind in ((early, EnvSpecError), (late, EnvError)):
+        with pytest.raises(EnvError, match=text) as told:
+            buffer.sample(4)
+        assert told.type is kind

@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from stable_baselines3.her import HerReplayBuffer
 
 import fasttrain
+from fasttrain.buffers.hindsight import HindsightStorage
 
 PAIRS = {
     "DQN": (fasttrain.DQN, stable_baselines3.DQN),
@@ -149,6 +150,18 @@ def test_settings(algorithm: str, count: int, changes: dict[str, Any]):
 )
 def test_observations(algorithm: str, kind: str, changes: dict[str, Any]):
     assert_equal(algorithm, lambda: tracks(algorithm, 2, kind), batch_size=8, **changes)
+
+
+def test_an_algorithm_of_sb3_learns_the_same_from_our_hindsight():
+    settings: Any = {"learning_starts": 28, "batch_size": 16, "buffer_size": 30, "policy_kwargs": {"net_arch": [8]}}
+    weights = []
+    for kind in (HerReplayBuffer, HindsightStorage):
+        envs = tracks("SAC", 2, "goal")
+        model = stable_baselines3.TD3("MultiInputPolicy", envs, replay_buffer_class=kind, seed=3, **settings)
+        weights.append(model.learn(60, log_interval=None).policy.state_dict())
+    stock, ours = weights
+    for name, value in stock.items():
+        assert torch.equal(ours[name], value), name
 
 
 @pytest.mark.parametrize("algorithm", PAIRS)

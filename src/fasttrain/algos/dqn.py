@@ -274,7 +274,7 @@ class DQN(OffPolicy, stable_baselines3.DQN, AnyDiscrete):
         try:
             return engine.update(self.replay(), self.work(gradient_steps, batch_size))  # type: ignore[no-any-return]
         except EnvError as error:
-            raise EnvError(f"at step {self.num_timesteps:,}: {error}") from error
+            raise type(error)(f"at step {self.num_timesteps:,}: {error}") from error
 
     def work(self, gradient_steps: int, batch_size: int) -> QWork:
         """The settings of a round of updates by compiled kernels."""

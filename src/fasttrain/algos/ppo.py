@@ -78,13 +78,13 @@ class _PPO(Fast, OnPolicyAlgorithm):
 
         Raises:
             DivergedError: too many rounds in a row had no finite update; see `guard.py`.
-            ConfigError: the rollout is in a buffer that only SB3's own update reads, and `loss` is overridden.
+            ConfigError: the rollout is in a buffer that only SB3's update reads, with an own `loss` or with `reuse`.
         """
         if not isinstance(self.rollout_buffer, RolloutView):  # the user's own, or a stock buffer that the user filled
-            if has_own_loss(self):
+            if has_own_loss(self) or self.reuse is not None:
                 raise ConfigError(
-                    f"{type(self).__name__}.loss with a rollout in a {type(self.rollout_buffer).__name__}: SB3's own "
-                    "update, which serves such a buffer, does not call it; remove rollout_buffer_class"
+                    f"reuse or an own loss with a rollout in a {type(self.rollout_buffer).__name__}: SB3's own "
+                    "update, which serves such a buffer, does not use it; remove rollout_buffer_class"
                 )
             return super().train()
         if not len(self.rollout_buffer.storage.rows):

@@ -7,7 +7,6 @@ transitions that can be drawn. So the time of a draw hardly depends on the size 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from fasttrain.batch import BoolArray, Float32Array, Int64Array, Observations
+from fasttrain.batch import BoolArray, Float32Array, Int64Array
 from fasttrain.buffers.frames import Place
 from fasttrain.buffers.n_step import Envs, end_window
 from fasttrain.buffers.prioritized import PrioritizedReplayBuffer
@@ -26,7 +25,8 @@ from fasttrain.errors import ConfigError, EnvError, EnvSpecError
 
 GOALS = ("future", "final", "episode")
 GOAL_KEYS = ("observation", "achieved_goal", "desired_goal")
-RewardOf = Callable[[NDArray[Any], NDArray[Any], Any], Any]  # compute_reward(achieved, desired, infos) for arrays
+NO_EPISODE = ("hindsight (algo.her) learns from finished episodes, and none has ended before the first update: set "
+              "warmup_steps to more than the steps of an episode × num_envs")  # fmt: skip
 
 
 class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
@@ -37,7 +37,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
     reward. Virtual transitions keep the real end, and the real action masks if the env has no `compute_action_masks`.
 
     Args:
-        env: a VecEnv whose first env has `compute_reward`; `set_env` can set it later.
+        env: a VecEnv of Gymnasium envs with `compute_reward`, of which the first is asked; see `set_env`.
         n_sampled_goal: virtual transitions per real one.
         goal_selection_strategy: "future" (this step or a later one), "final" (the last step) or "episode" (any step).
         *arguments, **options: arguments of `ReplayStorage`.
@@ -82,34 +82,22 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         self.under_way_steps: Int64Array = np.zeros(self.n_envs, np.int64)  # stored steps of unfinished episodes
         self.tree = getattr(self, "tree", None) or SumTree(self.buffer_size * self.n_envs)
         self.env: VecEnv | None = None
-        self._reward_of: RewardOf | None = None
-        self._masks_of: Callable[[Any], Any] | None = None
+        self._known_good = self._masks_follow_goals = False
         if env is not None:
             self.set_env(env)
 
     def set_env(self, env: VecEnv) -> None:
-        """Set the env whose `compute_reward` gives the rewards.
-
-        Raises:
-            ConfigError: it has no such method.
-            EnvSpecError: the method does not take arrays.
-        """
-        reward_of = own_method(env, "compute_reward")
-        if reward_of is None:
+        """Set the env whose first copy computes rewards. Raises ConfigError: it has no `compute_reward`."""
+        if has_method(env, "compute_reward") is False:
             raise ConfigError(
                 "hindsight (algo.her) needs a goal env: give it a method compute_reward(achieved_goal, desired_goal, "
                 "info), which takes arrays with one row per transition"
             )
-        self.env, self._reward_of = env, reward_of
-        goals = np.zeros((2, *self._stored["achieved_goal"].shape[2:]), self._stored["achieved_goal"].dtype)
-        try:
-            self._rewards(goals, goals)
-        except EnvError as error:
-            raise EnvSpecError(f"hindsight (algo.her): {error}") from error
-        self._masks_of = None if self.next_masks is None else own_method(env, "compute_action_masks")
+        self.env, self._known_good = env, False
+        self._masks_follow_goals = self.next_masks is not None and has_method(env, "compute_action_masks") is True
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"env": None, "_reward_of": None, "_masks_of": None}
+        return super().__getstate__() | {"env": None}
 
     def reset(self) -> None:
         """Empty the buffer."""
@@ -120,27 +108,16 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
 
     # --- episodes
 
-    def put(
-        self,
-        observations: Observations,
-        next_observations: Observations,
-        actions: NDArray[Any],
-        rewards: NDArray[Any],
-        dones: NDArray[Any],
-        timeouts: NDArray[Any] | None = None,
-        next_masks: BoolArray | None = None,
-    ) -> None:
-        """As in `ReplayStorage`. A finished episode can be drawn until its first row is overwritten."""
-        with self.lock:
-            row = self.pos
-            for env in self.ep_length[row].nonzero()[0]:  # episodes whose first row is overwritten now
-                self._set_episode(int(env), row, int(self.ep_length[row, env]), drawable=False)
-            super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
-            if isinstance(self, PrioritizedReplayBuffer):  # `put` of this class has made the row drawable
-                self._offer(row * self.n_envs + np.arange(self.n_envs), 0.0)
-            self.under_way_steps += 1
-            for env in np.asarray(dones).nonzero()[0]:
-                self._end_episode(int(env))
+    def _row_stored(self, row: int) -> None:
+        """End the episodes that ended in this row, and those whose first row it has overwritten.
+
+        A finished episode can be drawn until its first row is overwritten.
+        """
+        for env in self.ep_length[row].nonzero()[0]:
+            self._set_episode(int(env), row, int(self.ep_length[row, env]), drawable=False)
+        self.under_way_steps += 1
+        for env in self.dones[row].nonzero()[0]:
+            self._end_episode(int(env))
 
     def _end_episode(self, env: int) -> None:
         """Make an episode drawable: the episode of `env` that ended with the row stored last."""
@@ -202,10 +179,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
     def draw(self, batch_size: int, rng: np.random.Generator | None = None) -> tuple[Int64Array, Int64Array]:
         """Rows (B,) and envs (B,) of finished episodes, uniformly. Raises ConfigError: no episode has ended yet."""
         if not (count := int(self.tree.total())):
-            raise ConfigError(
-                "hindsight (algo.her) learns from finished episodes, and none has ended before the first update: set "
-                "warmup_steps to more than the steps of an episode × num_envs"
-            )
+            raise ConfigError(NO_EPISODE)
         integers: Any = np.random.randint if rng is None else rng.integers
         found = np.empty(batch_size, np.int64)
         find_kernel(self.tree.nodes, self.tree.starts, integers(0, count, size=batch_size) + 0.5, found)
@@ -261,8 +235,8 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         goals = self._goals(rows[virtual], envs[virtual], rng)
         seen["desired_goal"][virtual] = following["desired_goal"][virtual] = goals
         rewards[virtual] = self._rewards(following["achieved_goal"][virtual], goals)
-        if masks is not None and self._masks_of is not None:
-            masks[virtual] = self._masks_of({key: part[virtual] for key, part in following.items()})
+        if masks is not None and self._masks_follow_goals:
+            masks[virtual] = self._masks({key: part[virtual] for key, part in following.items()}, masks[virtual].shape)
         return seen, following, rewards, masks
 
     def _goals(self, rows: Int64Array, envs: Int64Array, rng: np.random.Generator | None) -> NDArray[Any]:
@@ -276,19 +250,37 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
         return goals
 
     def _rewards(self, achieved: NDArray[Any], goals: NDArray[Any]) -> Float32Array:
-        if self._reward_of is None:
-            raise EnvError("hindsight has no env that computes rewards: call set_env after loading the buffer")
-        try:
-            rewards: Float32Array = np.asarray(self._reward_of(achieved, goals, [{}] * len(goals)), np.float32)
-        except Exception as error:
-            raise EnvError(f"compute_reward failed for arrays of {len(goals)} rows: {error!r:.300}") from error
+        rewards: Float32Array = np.asarray(
+            self._asked("compute_reward", achieved, goals, [{} for _ in goals]), np.float32
+        )
         if rewards.shape != (len(goals),) or not np.isfinite(rewards).all():
             got = f"the shape {rewards.shape}" if rewards.shape != (len(goals),) else "a number that is not finite"
-            raise EnvError(
+            raise self._wrong(
                 f"compute_reward must return one finite number for each of {len(goals)} rows, and it returned {got}: "
                 "let it take arrays, with np.linalg.norm(achieved_goal - desired_goal, axis=-1) for example"
             )
+        self._known_good = True
         return rewards
+
+    def _masks(self, observations: dict[str, NDArray[Any]], shape: tuple[int, ...]) -> BoolArray:
+        masks: BoolArray = np.array(self._asked("compute_action_masks", observations), np.bool_)
+        if masks.shape != shape:
+            raise self._wrong(f"compute_action_masks must return masks of the shape {shape}, not {masks.shape}")
+        masks[~masks.any(axis=1)] = True  # as `put` does it after an episode's end
+        return masks
+
+    def _asked(self, method: str, *arguments: Any) -> Any:
+        """The answer of the first env. It is asked each time, as in SB3, because its attributes may change."""
+        if self.env is None:
+            raise EnvError("hindsight has no env that computes rewards: call set_env after loading the buffer")
+        try:
+            return self.env.env_method(method, *arguments, indices=[0])[0]
+        except Exception as error:
+            raise self._wrong(f"{method} failed for a batch of transitions: {error!r:.300}") from error
+
+    def _wrong(self, text: str) -> EnvError:
+        """The error about a method of the env; EnvSpecError before the first reward, when nothing is lost."""
+        return EnvError(text) if self._known_good else EnvSpecError(text)
 
 
 class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  # type: ignore[misc]
@@ -307,14 +299,9 @@ class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  #
         return spread
 
 
-def own_method(env: VecEnv, name: str) -> Callable[..., Any] | None:
-    """The method `name` of the first env; None if the env has no such method.
-
-    If the env is in a worker process, the method of a copy of the env is returned, or a function that calls the worker.
-    """
+def has_method(env: VecEnv, name: str) -> bool | None:
+    """Whether the first env or one of its wrappers has this method; None for a VecEnv that does not say it."""
     try:
-        return env.get_attr(name, indices=[0])[0]  # type: ignore[no-any-return]
-    except Exception as error:
-        if isinstance(error, AttributeError) or "AttributeError" in str(error):
-            return None
-        return lambda *arguments: env.env_method(name, *arguments, indices=[0])[0]
+        return bool(env.env_method("has_wrapper_attr", name, indices=[0])[0])
+    except Exception:  # a VecEnv of the user's, without Gymnasium's envs
+        return None

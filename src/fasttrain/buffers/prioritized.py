@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.batch import BoolArray, Float32Array, Float64Array, Int64Array, Observations
+from fasttrain.batch import Float32Array, Float64Array, Int64Array
 from fasttrain.buffers.frames import Place
 from fasttrain.buffers.n_step import Envs
 from fasttrain.buffers.replay_storage import ReplayBatch, ReplayStorage
@@ -176,23 +176,11 @@ class PrioritizedReplayBuffer(ReplayStorage):
             super().reset()
             self.tree.clear()
 
-    def put(
-        self,
-        observations: Observations,
-        next_observations: Observations,
-        actions: NDArray[Any],
-        rewards: NDArray[Any],
-        dones: NDArray[Any],
-        timeouts: NDArray[Any] | None = None,
-        next_masks: BoolArray | None = None,
-    ) -> None:
-        """As in `ReplayStorage`. The row gets the highest priority so far."""
-        with self.lock:
-            slots = self._row + self.pos * self.n_envs
-            super().put(observations, next_observations, actions, rewards, dones, timeouts, next_masks)
-            self._set(slots, self._highest)
-            if self._margin():  # `put` has overwritten the observations of the next row
-                self._set(self._row + self.pos * self.n_envs, 0.0)
+    def _row_stored(self, row: int) -> None:
+        """Give the row the highest priority so far."""
+        self._set(self._row + row * self.n_envs, self._highest)
+        if self._margin():  # the observations of the next row were overwritten
+            self._set(self._row + self.pos * self.n_envs, 0.0)
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
         """As in `ReplayStorage`. Transitions that must not be drawn get priority 0."""

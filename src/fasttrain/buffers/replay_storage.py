@@ -207,9 +207,8 @@ class ReplayStorage(ReplayBuffer):
         next_masks: BoolArray | None = None,  # (N, A)
     ) -> None:
         """Store one vector step, with the arguments of SB3's replay buffers."""
-        timeouts = None
-        if self.handle_timeout_termination:
-            timeouts = np.array([info.get("TimeLimit.truncated", False) for info in infos], np.float32)
+        told = (info.get("TimeLimit.truncated", False) for info in infos)
+        timeouts = np.fromiter(told, np.float32) if self.handle_timeout_termination else None
         self.put(obs, next_obs, action, reward, done, timeouts, next_masks)
 
     def put(
@@ -248,6 +247,10 @@ class ReplayStorage(ReplayBuffer):
             self.generation += 1
             if self.void is not None:
                 self.void[row] = False
+            self._row_stored(row)
+
+    def _row_stored(self, row: int) -> None:
+        """For subclasses: called after a row was stored."""
 
     def discard(self, lost: Envs, resting: Envs = (), waiting: Envs = ()) -> list[Place]:
         """Mark that the row stored last holds no transition of some envs; see `leave_out`."""

@@ -170,9 +170,8 @@ def _arguments(config: Config, action_space: spaces.Space[Any]) -> dict[str, Any
     if spec.off_policy:
         found |= {"learning_starts": config.warmup_steps, "gradient_steps": config.updates_per_step}
         found["train_freq"] = train_frequency(algo.train_freq)
-        if algo.her != "off":
-            ours = config.engine == "fast" and spec.fast is None  # fasttrain's own classes replace SB3's buffer
-            found["replay_buffer_class"] = HindsightStorage if ours else HerReplayBuffer
+        if algo.her != "off":  # fasttrain's own classes replace SB3's buffer
+            found["replay_buffer_class"] = HerReplayBuffer if spec.fast else HindsightStorage
             found["replay_buffer_kwargs"] = {"n_sampled_goal": algo.her_goals, "goal_selection_strategy": algo.her}
     return found
 

@@ -27,6 +27,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from fasttrain import __version__
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import with_prefix, without_prefix
+from fasttrain.buffers.hindsight import NO_EPISODE
 from fasttrain.envs.user_code import blame
 from fasttrain.errors import ConfigError, CrashedError, DivergedError, EnvError, FastTrainError, too_little_memory
 from fasttrain.runs.curriculum import set_tasks
@@ -333,6 +334,8 @@ def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> N
         told = EnvError(f"{who}called sys.exit({error.code!r}): let it raise an error that says why")
     elif isinstance(error, WORKER_ERRORS) and run.config.vec_env == "subproc":
         told = why_worker_ended(run.env)
+    elif isinstance(error, RuntimeError) and "before the end of the first episode" in str(error):  # SB3's hindsight
+        told = ConfigError(NO_EPISODE)
     told.__cause__ = error if told is not error else told.__cause__
     summary = run.folder / "summary.json"
     before = read_json(summary)
