@@ -28,17 +28,19 @@ def patch(patched: pytest.MonkeyPatch) -> None:
     patched.setattr(ConfigLoaderImpl, "_compose_config_from_defaults_list", _config)
 
 
-def _are_ours(repo: Any) -> bool:
-    """Whether these are the files of the package and no folder of a test, where they may change."""
-    return {f"{source.scheme()}://{source.path}" for source in repo.get_sources()} <= OURS
+def _places(repo: Any) -> tuple[str, ...]:
+    """Where its files lie; empty if one place is a folder of a test, whose files may change."""
+    places = tuple(f"{source.scheme()}://{source.path}" for source in repo.get_sources())
+    return places if {*places} <= OURS else ()
 
 
 def _list(repo: Any, config_name: str | None, overrides_list: Sequence[Any], **how: Any) -> DefaultsList:
     """Which files are chosen: the same for the same choices, whatever values are set beside them."""
     asked = Overrides(repo, list(overrides_list))
-    if not _are_ours(repo):
+    if not (places := _places(repo)):
         return listed(repo, config_name, list(overrides_list), **how)
-    key = repr((config_name, sorted(how.items()), asked.override_choices, asked.append_group_defaults, asked.deletions))
+    choices = asked.override_choices, asked.append_group_defaults, asked.deletions
+    key = repr((places, config_name, sorted(how.items()), *choices))
     if key not in _lists:
         _lists[key] = listed(repo, config_name, list(overrides_list), **how)
     kept = _lists[key]
@@ -47,9 +49,9 @@ def _list(repo: Any, config_name: str | None, overrides_list: Sequence[Any], **h
 
 def _config(self: ConfigLoaderImpl, defaults: Sequence[Any], repo: Any) -> DictConfig:
     """What the chosen files say together, the caller's own."""
-    if not _are_ours(repo):
+    if not (places := _places(repo)):
         return joined(self, list(defaults), repo)
-    key = repr(defaults)
+    key = repr((places, defaults))
     if key not in _configs:
         _configs[key] = joined(self, list(defaults), repo), getattr(self, "files", [])
     found, self.files = _configs[key]  # type: ignore[attr-defined]

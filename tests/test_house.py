@@ -51,9 +51,10 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 420 and two modules for a search by Optuna: for reward, win rate and times besides steps/s, with ranges and the usual
 # values of each algorithm, trials that end early, several processes in one study, and a confirmation on fresh seeds.
 # 222 and a module for PPO that learns from its last few rollouts.
+# 290 and a module for envs that go on stepping while PPO updates.
 # 387 and a module for hindsight: a buffer that draws as SB3's does, in a time that its size does not change.
 CEILINGS = {
-    "fasttrain": {"lines": 46_342, "modules": 202, ": Any": 639},
+    "fasttrain": {"lines": 46_693, "modules": 203, ": Any": 649},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -72,7 +73,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 53_015}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 53_313}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
@@ -84,8 +85,8 @@ def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:
 
 
 # Outside `algo.`. Four are the curriculum's, seven of what a training begins with, one `policies`, two what `tune`
-# searches for and how often.
-MOST_SETTINGS = 111
+# searches for and how often, one how old a transition may be when PPO learns from it.
+MOST_SETTINGS = 112
 
 
 def test_settings_are_not_above_their_ceiling() -> None:
@@ -93,12 +94,12 @@ def test_settings_are_not_above_their_ceiling() -> None:
     assert len(names) <= MOST_SETTINGS, names
 
 
-# What one iteration enters of src/fasttrain, without the game and compiled code. 3 lines of PPO are the traces of older
-# rollouts.
+# What one iteration enters of src/fasttrain, without the game and compiled code. 6 lines of PPO are the traces of older
+# rollouts, and envs that go on during an update.
 PATH_CEILINGS = {
-    "ppo": {"files": 8, "functions": 86, "lines": 897},
-    "kernels": {"files": 12, "functions": 84, "lines": 877},
-    "recurrent": {"files": 12, "functions": 87, "lines": 885},
+    "ppo": {"files": 8, "functions": 86, "lines": 900},
+    "kernels": {"files": 12, "functions": 84, "lines": 880},
+    "recurrent": {"files": 12, "functions": 87, "lines": 888},
     "dqn": {"files": 14, "functions": 81, "lines": 885},  # a hook of the replay buffer instead of two copies of `put`
     "sac": {"files": 12, "functions": 60, "lines": 680},  # as for dqn
 }
@@ -113,8 +114,8 @@ def test_the_path_of_a_transition_is_not_above_its_ceilings(path: str) -> None:
 # What `fasttrain env.id=CartPole-v1 algo=ppo` enters of src/fasttrain. plan: from argv until the plan is there, without
 # the look at the env. training: all files of the command, without algorithms; lines: of these files, up to a round 50.
 # 100 of them build, store and load hindsight and earlier rollouts; 50 tell why a worker of SubprocVecEnv ended, and
-# make paths absolute.
-COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 137}, "training": {"files": 73, "lines": 18_500}}
+# make paths absolute; 50 show how old transitions were, and let envs go on during updates.
+COMMAND_CEILINGS = {"plan": {"files": 26, "functions": 137}, "training": {"files": 73, "lines": 18_550}}
 
 
 def test_the_path_of_a_command_is_not_above_its_ceilings() -> None:

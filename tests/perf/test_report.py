@@ -110,6 +110,15 @@ def test_env_step_splits_into_the_slowest_worker_and_the_way_to_it():
     assert "slowest" not in apart
 
 
+def test_how_old_transitions_were_is_a_row_if_any_policy_was_older():
+    window = with_workers(lags=(30, 2, 120, 5))
+    assert ("lag in updates", "mean 0.25", "max 2", "dropped 5") in perf_rows(window)
+    assert " lag 0.25 lag_max 2 update_ratio" in perf_line(window)
+    assert perf_dict(window)["lag"] == {"mean": 0.25, "largest": 2, "dropped": 5}
+    assert "lag" not in perf_dict(with_workers())
+    assert "lag" not in perf_line(with_workers())
+
+
 @pytest.mark.parametrize(
     ("changes", "cores", "advised"),
     [

@@ -52,6 +52,22 @@ def test_a_killed_run_goes_on_in_its_own_folder(stopped: Finished, fasttrain: Ru
     assert "checkpoint_every=256" in summary["overrides"]
 
 
+@pytest.mark.parametrize("reuse", [1, 2])
+def test_a_run_whose_envs_step_during_updates_goes_on(
+    reuse: int, fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "envs"))
+    more = ("env.entry_point=strangers:Own", "algo=ppo", "vec_env=shared", "workers=2", "schedule=continuous")
+    done = fasttrain(*SMALL, *more, f"algo.reuse={reuse}", "fused_update=off", "eval_every=512").ok()
+    lag = done.json("summary.json")["perf"]["lag"]
+    assert 0 < lag["mean"] <= 1
+    assert lag["largest"] <= 2
+    assert done.json("summary.json")["env_steps"] in range(1024, 1024 + 8)
+    resumed = fasttrain("resume", f"run={done.folder}", "total_timesteps=1536").ok()
+    assert "going on from step_" in resumed.out
+    assert json.loads((done.folder / "summary.json").read_text())["env_steps"] in range(1536, 1536 + 256 + 8)
+
+
 def test_rows_of_a_plan_of_before_are_read_by_the_settings_of_today(stopped: Finished):
     """Its configuration: tests/spec/test_removed.py."""
     plan = stopped.json("plan.json")

@@ -105,6 +105,8 @@ def test_workers_of_shared(arguments: list[str], env: EnvFacts, cores: int, work
     [
         ([], WAITS, 2, "lockstep", "the same seed gives the same run"),
         (["schedule=first_ready"], WAITS, 2, "first_ready", "no worker waits"),
+        (["schedule=continuous"], WAITS, 2, "continuous", "envs do not wait for updates"),
+        (["schedule=continuous", "workers=1"], WAITS, 2, "continuous", "envs do not wait for updates"),
         (["workers=1"], SLOW, 4, "lockstep", "only one worker"),
         (["vec_env=dummy"], SLOW, 4, "lockstep", "vec_env=dummy has no workers"),
         (["engine=stock", "fused_update=off"], SLOW, 4, "lockstep", "the stock classes do not have it"),
@@ -118,6 +120,26 @@ def test_schedule(arguments: list[str], env: EnvFacts, cores: int, schedule: str
     row = plan.row("schedule")
     assert reason in row.reason
     assert row.flag_class == ("exact" if schedule == "lockstep" else "trade-off")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed", "text"),
+    [
+        (["schedule=continuous", "algo=recurrent_ppo"], "schedule", "recurrent_ppo has no importance weights"),
+        (["schedule=continuous", "algo.use_sde=true"], "schedule", "one noise for all its steps"),
+        (
+            ["schedule=continuous", "vec_env=dummy"],
+            "schedule",
+            "has no workers .*vec_env=shared has",
+        ),
+        (["max_lag=2"], "max_lag", "max_lag=2 is for schedule=continuous"),
+    ],
+)
+def test_what_cannot_go_on_during_an_update(arguments: list[str], typed: str, text: str):
+    with pytest.raises(ConfigError, match=text):
+        plan_of(fast("num_envs=16", "vec_env=shared", "algo=ppo", *arguments), WAITS, 2, **{typed: TYPED})
+    with pytest.raises(ConfigError, match="max_lag=0: must be at least 1"):
+        fast("max_lag=0")
 
 
 def test_groups_need_workers_and_the_cores_for_them():

@@ -231,7 +231,8 @@ class Collector:
     def __init__(self) -> None:
         self.clock = PhaseClock()
         self.lends_observations = False  # callbacks get `new_obs` as a view of the storage that a later rollout changes
-        self.schedule = "lockstep"  # "lockstep" or "first_ready"
+        self.schedule = "lockstep"  # "lockstep", "first_ready" or "continuous"
+        self.continuous: Any = None  # a `Continuous`; only with schedule=continuous
         self.sampler = Direct()  # draws batches from the replay buffer
         self.empty_masks = EmptyMasks()
         self.watch: Any = None  # an `eligible.Watch`; only DQN and SAC have one
@@ -347,8 +348,7 @@ class Fast(BaseAlgorithm):
         self.engine = self._new_engine(EngineSettings.of(settings), self.engine)
 
     def engine_now(self) -> Engine:
-        """The engine for the next rollout or update. A new one is made if policy, optimizer or device were replaced, or
-        if the answer of `unsupported_reason` has changed."""
+        """The engine for the next rollout or update; a new one if policy, optimizer or device were replaced."""
         engine = self.engine
         supported = engine.settings.kind == "kernels" and not self.unsupported_reason()
         if engine.kind != ("kernels" if supported else "torch") or not engine.fits(self.policy):

@@ -15,7 +15,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from fasttrain.algos.causes import check_actions
 from fasttrain.algos.engine import note_episodes
 from fasttrain.algos.policy_view import clip_actions
-from fasttrain.batch import Int64Array, each_array, select_rows
+from fasttrain.batch import BoolArray, Int64Array, each_array, select_rows
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutStorage
 from fasttrain.vec.base import SlotSource, SlotVecEnv, copy_observations
@@ -23,8 +23,8 @@ from fasttrain.vec.groups import Groups, GroupStep
 
 
 def groups_of(model: Any, source: SlotSource) -> Groups | None:
-    """The groups of envs under schedule=first_ready; None if all envs step together."""
-    if model.collector.schedule != "first_ready" or model.use_sde or not isinstance(source, SlotVecEnv):
+    """The groups of envs that step independently; None if all envs step together."""
+    if model.collector.schedule == "lockstep" or model.use_sde or not isinstance(source, SlotVecEnv):
         return None
     return source.groups()  # type: ignore[no-any-return]
 
@@ -39,7 +39,8 @@ class GroupedRollout:
     """
 
     def __init__(self, model: Any, groups: Groups, masked: bool) -> None:
-        self.model, self.engine, self.groups, self.masked = model, model.engine, groups, masked
+        self.model, self.groups, self.masked = model, groups, masked
+        self.actor = self._actor()  # acts, and gives the values of truncated episodes
         self.storage: RolloutStorage = model.rollout_buffer.storage
         self.clock = model.collector.clock
         self.first_step = model.num_timesteps
@@ -56,6 +57,9 @@ class GroupedRollout:
         # LSTM states after the steps that are under way. They are written to `memory` when these steps are finished.
         self.next_memory: Any = None if memory is None else memory.copied()
         self.storage.episode_starts[0] = model._last_episode_starts
+
+    def _actor(self) -> Any:
+        return self.model
 
     def collect(self, callback: BaseCallback) -> bool:
         """Collect until every env has T steps. False: the callback asked to stop."""
@@ -88,13 +92,13 @@ class GroupedRollout:
             self.model.collector.empty_masks.check(masks, self.model.dims, step, self.every[rows])
         self.clock.enter("action")
         memory = None if self.memory is None else self.memory.of(rows)
-        acted = self.engine.act(select_rows(self.observations, rows), masks, memory)
+        acted = self.actor.engine.act(select_rows(self.observations, rows), masks, memory)
         if memory is not None:
             self.next_memory.put(rows, acted.lstm_states)
         stored: Any = acted.stored
         actions = clip_actions(self.model, acted.actions)
         self.clock.enter("env_step")
-        if self.engine.guard is not None:
+        if self.actor.engine.guard is not None:
             check_actions(actions, self.model.policy, stored.observations, now, rows)
         self.groups.send_all(groups, actions)
         self.under_way += groups
@@ -114,7 +118,6 @@ class GroupedRollout:
         slots, storage, steps = self.groups.env.slots, self.storage, self.taken[rows]
         storage.rewards[steps, rows] = slots.rewards[rows]
         dones = slots.terminations[rows] | slots.truncations[rows]
-        self.dones[steps, rows] = dones
         within = steps + 1 < storage.num_steps
         storage.episode_starts[steps[within] + 1, rows[within]] = dones[within]
         for step in {int(self.taken[episode.env_index]) for episode in outcome.finished}:
@@ -122,17 +125,18 @@ class GroupedRollout:
             if any(episode.truncated or episode.lost for episode in finished):  # reading values makes the host wait
                 after = None if self.next_memory is None else self.next_memory.states
                 values = storage.row("values", step)
-                self.model.bootstrap_truncated(finished, storage.rewards[step], values, step, after)
+                self.actor.bootstrap_truncated(finished, storage.rewards[step], values, step, after)
         each_array(lambda seen, now: seen.__setitem__(rows, now), self.observations, outcome.observations)
         if self.memory is not None:
             self.memory.put(rows, self.next_memory.of(rows).states)
             self.memory.episode_starts[rows] = dones
-        self._note(outcome, steps)
+        self._note(outcome, steps, rows, dones)
         self.taken[rows] += 1
-        np.subtract.at(self.missing, steps, 1)
 
-    def _note(self, outcome: GroupStep, steps: Int64Array) -> None:
+    def _note(self, outcome: GroupStep, steps: Int64Array, rows: Int64Array, dones: BoolArray) -> None:
         """Store the infos by step. If there are records, all these envs have one worker and are at the same step."""
+        self.dones[steps, rows] = dones
+        np.subtract.at(self.missing, steps, 1)
         for step in {*steps.tolist()}:
             if step not in self.infos:
                 self.infos[step] = [{} for _ in range(self.storage.num_envs)]

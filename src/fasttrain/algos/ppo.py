@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import warnings
+from contextlib import nullcontext
 from functools import reduce
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fasttrain.algos.causes import check_actions, check_rollout, check_step, why_rollout
+from fasttrain.algos.continuous import LONGEST, continued, going_on
 from fasttrain.algos.engine import Fast, Statistics, TorchEngine, note_episodes
 from fasttrain.algos.grouped import GroupedRollout, groups_of
 from fasttrain.algos.policy_view import Evaluated, action_dims, clip_actions
@@ -91,7 +93,8 @@ class _PPO(Fast, OnPolicyAlgorithm):
             warnings.warn("a rollout without a transition: in each of its steps every env only began an episode or did "
                           "not decide. Its update is skipped; use a larger n_steps", stacklevel=2)  # fmt: skip
             return None
-        with self.collector.clock.phase("buffer"):
+        envs_go_on = nullcontext() if self.collector.continuous is None else going_on(self)
+        with self.collector.clock.phase("buffer"), envs_go_on:
             self.policy.set_training_mode(True)
             self._update_learning_rate(self.policy.optimizer)
             _log(self, self.update())
@@ -256,7 +259,8 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     clock, policy = model.collector.clock, model.policy
     if model._last_obs is None or model._last_episode_starts is None:
         raise RuntimeError("there is no observation to start from: call learn(), which resets the env first")
-    rollout = storage_of(model, n_rollout_steps, env.num_envs)
+    continuous = model.collector.schedule == "continuous"
+    rollout = storage_of(model, n_rollout_steps * (LONGEST if continuous else 1), env.num_envs)
     if model.engine.settings.compile_mode is not None and (failure := model.prepare(env)):
         warnings.warn(f"{failure}; training goes on without it", stacklevel=4)
     source = model.collector.source_of(env)
@@ -278,12 +282,14 @@ def collect(model: _PPO, env: VecEnv, callback: BaseCallback, n_rollout_steps: i
     with clock.phase("log"):
         callback.on_rollout_start()  # checkpoints are taken here, before the rollout's random numbers are drawn
     engine: Any = model.engine_now()
-    groups = groups_of(model, source) if model.collector.schedule == "first_ready" else None
+    groups = None if model.collector.schedule == "lockstep" else groups_of(model, source)
     engine.begin(None if groups else rollout)
     if groups is None:
         complete = _in_lockstep(model, engine, source, rollout, use_masking, callback)
     else:
-        complete = GroupedRollout(model, groups, use_masking).collect(callback)
+        grouped = continued(model, groups, use_masking) if continuous else GroupedRollout(model, groups, use_masking)
+        complete = grouped.collect(callback)
+        rollout = model.rollout_buffer.storage
     if not complete:
         return False
     clock.enter("buffer")

@@ -51,16 +51,20 @@ class Reuse:
         for key, part in newest._observations.items():
             storage._observations[key][:, here].copy_(part)
         storage.rewards[:, here], storage.episode_starts[:, here] = newest.rewards, newest.episode_starts
-        storage._left_out[:, here] = False if newest._left_out is None else newest._left_out
+        self.absent[:, here] = False if newest._left_out is None else newest._left_out
+        continuous = model.collector.continuous if model.collector.schedule == "continuous" else None
+        dropped = None if continuous is None else continuous.dropped
+        self.dropped[:, here] = False if dropped is None else dropped
         self.behaviour[:, here], self.weights[:, here] = newest.log_probs, 1.0
         self._keep_last(model, here)
         self.stored += 1
         training = model.policy.training
         model.policy.set_training_mode(False)  # as when the rollouts were collected
         for older in range(min(self.stored, self.count)):
-            if older != block:
+            if older != block or dropped is not None:
                 self._rate(model, self._columns(older))
         model.policy.set_training_mode(training)
+        storage._left_out[...] = self.absent | self.dropped
         self._weigh(model.normalize_advantage)
         return storage  # type: ignore[no-any-return]
 
@@ -72,6 +76,7 @@ class Reuse:
         )  # fmt: skip
         storage.complete()
         storage._left_out = np.ones(storage.rewards.shape, np.bool_)
+        self.absent, self.dropped = np.ones((2, *storage.rewards.shape), np.bool_)
         self.behaviour, self.weights = np.zeros((2, *storage.rewards.shape), np.float32)
         self.last_dones, self.rests = np.zeros((2, storage.num_envs), np.bool_)
         repeated = lambda part: np.repeat(np.asarray(part)[:1], storage.num_envs, axis=0)  # noqa: E731
@@ -91,11 +96,11 @@ class Reuse:
     def _rate(self, model: Any, here: slice) -> None:
         """Compute values, log-probabilities, advantages and weights of these columns by the present policy."""
         storage: Any = self.storage
-        shape = storage.rewards[:, here].shape
-        seen = {key: part[:, here].flatten(0, 1) for key, part in storage._observations.items()}
-        actions = storage._actions[:, here].flatten(0, 1)
+        kept = torch.as_tensor(~self.absent[:, here]).to(storage.device)
+        seen = {key: part[:, here][kept] for key, part in storage._observations.items()}
+        actions = storage._actions[:, here][kept]
         actions = actions[:, 0] if storage._discrete else actions
-        masks = None if storage._masks is None else storage._masks[:, here].flatten(0, 1)
+        masks = None if storage._masks is None else storage._masks[:, here][kept]
         values, log_probs = [], []
         for rows in torch.split(torch.arange(len(actions), device=storage.device), CHUNK):
             given = {key: part[rows] for key, part in seen.items()}
@@ -103,10 +108,10 @@ class Reuse:
             rated = model.policy.evaluate_actions(given if storage._keyed else given[""], actions[rows], **more)
             values.append(rated[0].reshape(-1))
             log_probs.append(rated[1])
-        storage._values[:, here] = torch.cat(values).view(shape)
-        storage._log_probs[:, here] = torch.cat(log_probs).view(shape)
+        storage._values[:, here][kept] = torch.cat(values)
+        storage._log_probs[:, here][kept] = torch.cat(log_probs)
         now, log_ratio = storage.values[:, here], storage.log_probs[:, here] - self.behaviour[:, here]
-        left_out: BoolArray = storage._left_out[:, here].copy()
+        left_out: BoolArray = self.absent[:, here].copy()
         log_ratio[left_out] = 0.0
         ratio = np.exp(log_ratio)
         last, _ = model.policy.obs_to_tensor(each_array(lambda part: part[here], self.last_observations))
@@ -134,7 +139,9 @@ class Reuse:
     # --- checkpoints
 
     def state(self) -> tuple[int, dict[str, NDArray[Any]]]:
-        """Rollouts stored so far, and all arrays that the next update needs."""
+        """Rollouts stored so far, and all arrays that the next update needs; none if it needs only the next rollout."""
+        if self.count == 1:
+            return 0, {}
         tensors = {name: tensor.cpu().numpy() for name, tensor in self._tensors().items()}
         return self.stored, self._arrays() | tensors
 
@@ -157,8 +164,8 @@ class Reuse:
             return {}
         last = self.last_observations if isinstance(self.last_observations, dict) else {"": self.last_observations}
         return {
-            "rewards": storage.rewards, "episode_starts": storage.episode_starts, "left_out": storage._left_out,
-            "behaviour": self.behaviour, "last_dones": self.last_dones, "rests": self.rests,
+            "rewards": storage.rewards, "episode_starts": storage.episode_starts, "behaviour": self.behaviour,
+            "left_out": self.absent, "dropped": self.dropped, "last_dones": self.last_dones, "rests": self.rests,
             **with_prefix("last", last),
         }  # fmt: skip
 

@@ -263,6 +263,15 @@ class RolloutStorage:
         for stored, values in self._parts(row):
             _scatter(stored, steps, envs, values)
 
+    def rows_at(self, steps: Int64Array, envs: Int64Array) -> RolloutRow:
+        """What `put` has stored of n envs; env envs[i] at step steps[i]."""
+        at = torch.as_tensor(steps), torch.as_tensor(envs)
+        seen: Any = {key: stored[at] for key, stored in self._observations.items()}
+        masks = None if self._masks is None else self._masks[at]
+        return RolloutRow(
+            seen if self._keyed else seen[""], self._actions[at], self._values[at], self._log_probs[at], masks
+        )
+
     def _parts(self, row: RolloutRow) -> Iterator[tuple[Tensor, Tensor]]:
         """Pairs of a stored tensor (T, N, ...) and the values (n, ...) for it."""
         for key, stored in self._observations.items():
@@ -272,11 +281,14 @@ class RolloutStorage:
             masks, width = row.action_masks, self._masks.shape[2]
             yield self._masks, self._masks.new_ones(len(row.log_probs), width) if masks is None else masks
 
-    def leave_out(self, step: int, envs: BoolArray | list[int]) -> None:
-        """Mark `step` of these envs, a mask (N,) or indices, as no transition. No minibatch contains these rows."""
+    def leave_out(self, step: int | slice, envs: BoolArray | list[int]) -> None:
+        """Mark `step` of these envs, a mask (N,) or indices, as no transition. No minibatch contains these rows.
+
+        With a slice, `envs` is a mask (steps, N).
+        """
         if self._left_out is None:
             self._left_out = np.zeros((self.num_steps, self.num_envs), np.bool_)
-        self._left_out[step, envs] = True
+        self._left_out[step][envs] = True
 
     @property
     def rows(self) -> Int64Array:

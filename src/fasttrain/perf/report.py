@@ -31,10 +31,11 @@ class EnvTimes(NamedTuple):
     games: tuple[tuple[str, int], ...] = ()  # (part of a game's time, ns), means over games
     episodes: int = 0  # episodes that ended
     ticks: float = 0  # ticks of the games' own clocks, if the env reports them
+    lags: tuple[int, int, int, int] = (0, 0, 0, 0)  # schedule=continuous: sum, largest, transitions, dropped so far
 
     def since(self, before: EnvTimes) -> EnvTimes:
         """The times and counts since an earlier reading."""
-        counters = {*self._fields} - {"num_workers", "in_step", "games"}
+        counters = {*self._fields} - {"num_workers", "in_step", "games", "lags"}
         then = dict(before.games)
         games = tuple((name, ns - then.get(name, 0)) for name, ns in self.games)
         return self._replace(games=games, **{name: getattr(self, name) - getattr(before, name) for name in counters})
@@ -115,6 +116,8 @@ def perf_line(window: PerfWindow) -> str:
         text = f"{name}_ms {window.ms(ns):.3f}"
         parts.append(f"({text})" if inside else text)
     parts += [f"({name}_ms {window.ms(ns):.3f})" for name, ns in window.envs.games]
+    if lag := lag_dict(window):
+        parts.append(f"lag {lag['mean']:g} lag_max {lag['largest']}")
     parts.append(f"update_ratio {window.update_ratio:.5f}")
     for name, share in (("cpu", window.cpu_share), ("gpu", window.gpu_share)):
         parts.append(f"{name} -" if share is None else f"{name} {100 * share:.0f}%")
@@ -127,6 +130,8 @@ def perf_rows(window: PerfWindow) -> list[tuple[str, str, str, str]]:
     times = window.shown_times()
     rows = [_row(f"  of it {name}_ms" if inside else f"{name}_ms", ns, window) for name, ns, inside in times]
     rows.append(_row("total", window.wall_ns, window))
+    if lag := lag_dict(window):
+        rows.append(("lag in updates", f"mean {lag['mean']:g}", f"max {lag['largest']}", f"dropped {lag['dropped']:,}"))
     return rows + [_row(f"of a game's time {name}_ms", ns, window) for name, ns in window.envs.games]
 
 
@@ -150,6 +155,7 @@ def perf_dict(window: PerfWindow) -> dict[str, Any]:
         **phases_dict(window),
         **(_workers(window) if window.envs.num_workers else {}),
         **({"of_a_game": window.rounded(window.envs.games)} if window.envs.games else {}),
+        **({"lag": lag} if (lag := lag_dict(window)) else {}),
         "covered_share": round(1.0 - window.phases_ns.get("other", 0) / (window.wall_ns or 1), 6),
     }
 
@@ -171,6 +177,12 @@ def _workers(window: PerfWindow) -> dict[str, Any]:
         "lost_steps": envs.lost_steps,
     }
     return {**window.rounded(window.worker_parts_ns.items()), "workers": workers}
+
+
+def lag_dict(window: PerfWindow) -> dict[str, Any]:
+    """How many updates lay between acting and learning since the run began; empty unless schedule=continuous."""
+    total, largest, count, dropped = window.envs.lags
+    return {"mean": round(total / count, 3), "largest": largest, "dropped": dropped} if count else {}
 
 
 def limits_dict(window: PerfWindow) -> dict[str, float | None]:

@@ -173,7 +173,7 @@ def _threads(plan: RunSpec, model: Fast) -> list[Any]:
     if asked != "auto":
         return [asked]
     wide = max(max(parameter.shape[:1], default=0) for parameter in model.policy.parameters()) > 128
-    free = wide and config.vec_env != "subproc" and config.schedule != "first_ready"
+    free = wide and config.vec_env != "subproc" and config.schedule == "lockstep"
     return sorted({1, min(usable_cores(), MAX_TORCH_THREADS) if free else 1})
 
 

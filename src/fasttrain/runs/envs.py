@@ -299,7 +299,7 @@ def game_calls(config: Config) -> list[KernelCall]:
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
     """The times of the envs, for [PERF]. `opponents_ns`: opponents' time in info["perf"]; `counted`: envs count it."""
-    self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule != "first_ready"
+    self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule == "lockstep"
     stepping = env.unwrapped if self_play is None else self_play.inner
     if self_play is not None:  # opponents act in the trainer; its time includes what envs count
         opponents_ns = self_play.opponents_ns

@@ -24,10 +24,12 @@ from stable_baselines3.common.noise import ActionNoise, NormalActionNoise, Ornst
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from fasttrain.algos.continuous import LONGEST, use_continuous
 from fasttrain.algos.engine import Fast
 from fasttrain.algos.joint import JointMaskablePPO, JointPPO
 from fasttrain.algos.joint_recurrent import JointMaskableRecurrentPPO, JointRecurrentPPO
 from fasttrain.algos.owners import Owners, Viewed, view_of, view_of_seats
+from fasttrain.algos.ppo import storage_of
 from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.algos.reuse import Reuse
 from fasttrain.buffers.hindsight import HindsightStorage
@@ -79,6 +81,9 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
     if spec.on_policy:
         ours.collector.schedule = config.schedule
         ours.reuse = Reuse(algo.reuse) if getattr(algo, "reuse", 1) > 1 else None
+        if config.schedule == "continuous":
+            use_continuous(ours, config.max_lag)
+            storage_of(ours, LONGEST * ours.n_steps, ours.n_envs)
     if spec.off_policy and config.prefetch == "on":
         ours.prefetch_batches(config.deterministic)
     return ours  # type: ignore[no-any-return]

@@ -25,6 +25,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 
 from fasttrain import __version__
+from fasttrain.algos.continuous import settle
 from fasttrain.algos.self_play import SnapshotPool
 from fasttrain.batch import with_prefix, without_prefix
 from fasttrain.buffers.hindsight import NO_EPISODE
@@ -162,6 +163,8 @@ def is_retraced(config: Config) -> bool:
 def snapshot(run: Parts, broken: bool = False) -> Snapshot:
     """The snapshot of a run between two rollouts. `broken`: an error ended a rollout; states of envs are left out."""
     model, normalizer = run.model, run.model.get_vec_normalize_env()
+    if not broken:
+        settle(model)
     found: dict[str, Any] = {}
     arrays: dict[str, NDArray[Any]] = {}
     parts = {

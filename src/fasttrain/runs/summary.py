@@ -17,6 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from fasttrain import __version__
+from fasttrain.algos.continuous import settle
 from fasttrain.algos.engine import Fast
 from fasttrain.algos.joint import Joint
 from fasttrain.errors import FastTrainError
@@ -174,6 +175,7 @@ def env_for_evaluation(model: BaseAlgorithm, env: VecEnv, config: Config, return
     """Lend the training's env or engines to an evaluation, with the present statistics of `env.normalize`.
     `returned`: the training continues afterwards, so its episodes are restored.
     """
+    settle(model)
     whole: Any = model.get_env()
     games = None if evaluates_in_training_games(config) and not returned else engines_of(env)
     with own_random_state(config.eval.seed):

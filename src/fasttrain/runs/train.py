@@ -240,7 +240,9 @@ def _complete(run: Parts, config: Config) -> None:
 
     def times() -> EnvTimes:
         told = env_times(run.env, config, int(run.course.enemy_turn_ms * 1e6), counted)
-        return told._replace(episodes=run.progress.episodes, ticks=run.progress.ticks)
+        told = told._replace(episodes=run.progress.episodes, ticks=run.progress.ticks)
+        ours = getattr(getattr(run.model, "collector", None), "continuous", None)
+        return told if ours is None else told._replace(lags=ours.lags())
 
     run.evaluator = Evaluator(
         config, run.folder, lambda: evaluate_run(run, final=False)["greedy"], run.save, run.say, run.saving,

@@ -41,7 +41,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
                      "exploration_initial_eps", "exploration_final_eps"), SHARE),
     **dict.fromkeys(("n_epochs", "lstm_hidden_size", "n_lstm_layers", "buffer_size", "n_steps", "policy_delay",
                      "target_update_interval", "cg_max_steps", "line_search_max_iter", "n_critic_updates",
-                     "sub_sampling_factor", "her_goals", "reuse"), POSITIVE),
+                     "sub_sampling_factor", "her_goals", "reuse", "n_top", "n_delta"), POSITIVE),
     **dict.fromkeys(("per_alpha", "target_kl", "target_policy_noise", "target_noise_clip", "cg_damping", "rms_prop_eps",
                      "top_quantiles_to_drop_per_net"), NOT_NEGATIVE),
     **dict.fromkeys(("max_grad_norm", "ent_coef", "vf_coef"), BOUNDED),

@@ -172,15 +172,19 @@ class Config:
         stock=None,
         least=0,
     )
-    schedule: Literal["auto", "lockstep", "first_ready"] = setting(
+    schedule: Literal["auto", "lockstep", "first_ready", "continuous"] = setting(
         "lockstep",
-        "lockstep: all environments step together. first_ready: the policy acts for each worker as soon as "
-        "it is ready; runs are then not repeatable.",
+        "lockstep: all environments step together. first_ready: the policy acts for each worker as soon as it is "
+        "ready. continuous: they step during updates too. The last two are not repeatable.",
         "trade-off",
         classes={"lockstep": "exact"},
         needs="on_policy",
         ours=True,
     )
+    max_lag: int = setting(
+        4, "With schedule=continuous, transitions older than this number of updates are not learned from.", "trade-off",
+        needs="on_policy", ours=True, least=1,
+    )  # fmt: skip
     updates_per_step: int = setting(
         1,
         "Gradient updates after each vector step (after algo.train_freq of them). -1 makes one update per "

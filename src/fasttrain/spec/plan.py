@@ -180,7 +180,7 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     if requested != "auto":
         return requested, ""
     effective = context.effective
-    in_groups = effective["schedule"] == "first_ready"  # the policy acts while envs step
+    in_groups = effective["schedule"] in ("first_ready", "continuous")  # the policy acts while envs step
     if effective["vec_env"] == "subproc" or in_groups:
         return 1, "the workers need the cores"
     if context.env.images:
@@ -313,6 +313,7 @@ _RESOLVERS: dict[str, Callable[[Any, Context], Resolved]] = {
     "num_envs": stepping.resolve_num_envs,
     "workers": stepping.resolve_workers,
     "schedule": stepping.resolve_schedule,
+    "max_lag": stepping.resolve_max_lag,
     "updates_per_step": computing.resolve_updates_per_step,
     "batch_size": _batch_size,
     "use_amp": computing.resolve_use_amp,

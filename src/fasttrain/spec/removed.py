@@ -62,7 +62,7 @@ REMOVED = {  # removed setting → what to use now
     "guard.at_limit": "use nan_guard=stop or nan_guard=rollback",
     "local_random_actions": "random actions of all envs are always drawn at once, with stock's numbers; remove it",
     "inference_batch_size": "one forward pass always serves all envs; remove it",
-    "overlap": "an update ends before the next rollout begins; fused_update=auto makes it short on a CPU; remove it",
+    "overlap": "use schedule=continuous, which lets envs step during updates",
     "algo.chunk_steps": "rollouts are split into minibatches of batch_size transitions as in sb3-contrib; remove it",
     "algo.burn_in": "sequences begin with the states stored in the rollout, as in sb3-contrib; remove it",
     **{key: DECLARED.format(example) for key, example in OF_GAMES.items()},

@@ -181,8 +181,10 @@ def _shared_workers(requested: int | str, num_envs: int, context: Context) -> Re
 
 def resolve_schedule(requested: str, context: Context) -> Resolved:
     """`auto` is first_ready for games with engines, else lockstep, because results of first_ready depend on timing."""
-    if why := _why_no_groups(context):
+    if why := _why_no_groups(context, requested) or (requested == "continuous" and _why_not_continuous(context.config)):
         return context.instead("schedule", "lockstep", why, f"schedule={requested}: {why}; use schedule=lockstep")
+    if requested == "continuous":
+        return requested, "envs do not wait for updates; older transitions count by importance weights"
     if requested == "first_ready":
         return requested, "within a rollout no worker waits for another"
     if context.effective["vec_env"] == "daemons":
@@ -190,13 +192,28 @@ def resolve_schedule(requested: str, context: Context) -> Resolved:
     return "lockstep", "the same seed gives the same run; schedule=first_ready does not wait for slow workers"
 
 
-def _why_no_groups(context: Context) -> str:
+def resolve_max_lag(requested: int, context: Context) -> Resolved:
+    if context.effective["schedule"] == "continuous":
+        return requested, "older transitions are dropped"
+    error = f"max_lag={requested} is for schedule=continuous: set that too, or remove max_lag"
+    return context.instead("max_lag", NOT_APPLICABLE, "all transitions are of the present policy", error)
+
+
+def _why_not_continuous(config: Config) -> str:
+    if not hasattr(config.algo, "reuse"):
+        return f"{config.algo.name} has no importance weights for transitions of an older policy"
+    if config.policies:
+        return "policies learn from the newest rollout alone"
+    return "with algo.use_sde=true a rollout has one noise for all its steps" if config.algo.use_sde else ""
+
+
+def _why_no_groups(context: Context, requested: str) -> str:
     effective, env = context.effective, context.config.env
     if effective["vec_env"] not in ("shared", "daemons"):
-        return f"vec_env={effective['vec_env']} has no workers that step independently"
+        return f"vec_env={effective['vec_env']} has no workers that step independently (vec_env=shared has)"
     if is_self_play(context.config):
         return "opponent=self lets the opponents act in all envs together"
-    if effective["vec_env"] == "shared" and effective["workers"] < 2:
+    if effective["vec_env"] == "shared" and effective["workers"] < 2 and requested != "continuous":
         return "there is only one worker"
     if env.frame_stack > 1 or env.normalize:
         option = "env.frame_stack" if env.frame_stack > 1 else "env.normalize"

@@ -194,7 +194,7 @@ class Rig:
 
     def flow(self, facts: EnvFacts, machine: Machine) -> Flow:
         shared = self.shared
-        groups = shared is not None and self.config.schedule == "first_ready"
+        groups = shared is not None and self.config.schedule != "lockstep"
         # On a busy machine the measured share contains waiting for a core. Therefore short waits are ignored.
         computing = facts.cpu_share if facts.cpu_share < WAITS_BELOW else 1.0
         env_cores = 1.0 if shared is None else min(machine.cores, shared.num_workers) * computing
@@ -221,7 +221,7 @@ def collect_window(rig: Rig, seconds: float) -> Window:
         return found
     spent = {name: (count - times[name]) / 1e9 / env_steps for name, count in shared.times_ns().items()}
     transport = max(0.0, found["env"] - spent["slowest"])
-    if rig.config.schedule == "first_ready":
+    if rig.config.schedule != "lockstep":
         return {**found, "env": transport + spent["envs"] / shared.num_workers}
     return {**found, "transport": transport}
 

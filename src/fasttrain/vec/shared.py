@@ -287,8 +287,8 @@ class SharedMemoryVecEnv(SlotVecEnv):
                 answers[place] = value
         return answers
 
-    def groups(self) -> WorkerGroups | None:
-        return WorkerGroups(self) if self.num_workers > 1 else None
+    def groups(self) -> WorkerGroups:
+        return WorkerGroups(self)
 
     def times_ns(self) -> dict[str, int]:
         """Time in steps since construction, in ns: sum over workers, slowest workers, waiting trainer, opponents."""
