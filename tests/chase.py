@@ -17,7 +17,7 @@ SIZES = {"hound_0": 3, "hare": 5, "hound_1": 3}
 class Chase:
     metadata = {"render_modes": []}  # noqa: RUF012
 
-    def __init__(self, numbers: bool = False, masked: bool = False) -> None:
+    def __init__(self, numbers: bool = False, masked: bool | str = False) -> None:
         self.possible_agents, self.agents = [*SIZES], list[str]()
         self.numbers, self.masked = numbers, masked
         self.acted: list[dict[str, Any]] = []
@@ -25,7 +25,7 @@ class Chase:
     def observation_space(self, agent: str) -> Any:
         seen = spaces.Box(0.0, 1.0, (SIZES[agent],), np.float64)
         mask = spaces.Box(0, 1, (SIZES[agent],), np.int8)
-        return spaces.Dict({"observation": seen, "action_mask": mask}) if self.masked else seen
+        return spaces.Dict({"observation": seen, "action_mask": mask}) if self._has_mask(agent) else seen
 
     def action_space(self, agent: str) -> Any:
         size = SIZES[agent]
@@ -39,9 +39,13 @@ class Chase:
 
     def _seen(self) -> Any:
         self.drawn = {agent: np.eye(size)[self.random.integers(size)] for agent, size in SIZES.items()}
-        if not self.masked:
-            return dict(self.drawn)
-        return {agent: {"observation": drawn, "action_mask": drawn} for agent, drawn in self.drawn.items()}
+        return {
+            agent: {"observation": drawn, "action_mask": drawn} if self._has_mask(agent) else drawn
+            for agent, drawn in self.drawn.items()
+        }
+
+    def _has_mask(self, agent: str) -> bool:
+        return self.masked is True or (self.masked == "hounds" and agent != "hare")
 
     def step(self, actions: dict[str, Any]) -> Any:
         self.acted.append(actions)

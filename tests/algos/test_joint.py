@@ -172,6 +172,11 @@ def test_gamma_can_discount_env_steps() -> None:
     made.episode_starts[3] = 1.0
     made.finals.append((2, 0, A, np.float32(8.0)))
     assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 3 + 0.125 * 8 - 10
+    made, _ = storage([A, B, A], returns={"a": "steps", "b": "decisions"})
+    made.rewards[2] = 0.0
+    made.leave_out(2, [0])  # a fault ended the episode
+    made.finals.append((2, 0, None, np.float32(30.0)))
+    assert finished(made, last_done=True)[0] == 1 + 0.5 * 2 + 0.25 * 30 - 10
     rewards, gammas = by_env_steps(np.ones((4, 1), np.float32), np.array([[False], [True], [True], [False]]), 0.5)
     assert rewards[:, 0].tolist() == [1.0, 0.5, 0.25, 1.0]
     assert gammas[:, 0].tolist() == [0.125, 0.25, 0.5, 0.5]
@@ -292,6 +297,11 @@ def test_a_policy_can_have_a_reward_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(RandomEnv, "step", lambda env, action: (*step(env, action)[:4], {"points": "many"}))
     with pytest.raises(EnvError, match=r"policies\.worker\.reward_key=points: an info has .*'many'"):
         goal_model(reward_keys={"worker": "points"}).learn(96)
+    state = model.engine.state()
+    resumed = goal_model(reward_keys={"manager": "points"})
+    resumed.engine.load(*state, resumed)
+    monkeypatch.setattr(RandomEnv, "step", step)  # no info has the entry any more
+    resumed.learn(960)
     with pytest.raises(ConfigError, match=r"policies\.worker\.reward_key=point: no info has had such an entry in"):
         goal_model(reward_keys={"worker": "point"}).learn(960)
 

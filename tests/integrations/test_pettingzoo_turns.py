@@ -286,6 +286,9 @@ def test_rows_of_seats_with_different_spaces_are_padded():
     np.testing.assert_array_equal(env.slots.action_masks, drawn > 0)
     env.step_slots(drawn.argmax(axis=1))
     assert env.slots.rewards.tolist() == [1.0] * 6
+    some = made(3, "chase", roles=ROLES, masked="hounds")
+    some.reset()
+    assert some.slots.action_masks[1].all(), "an agent without a mask can do everything"
     numbers = made(3, "chase", roles=ROLES, numbers=True)
     numbers.reset()
     numbers.step_slots(np.full((3, 5), 0.4, np.float32))
@@ -325,6 +328,10 @@ def test_seats_with_different_spaces_have_policies_of_their_own(
         (
             "{a: {decides: [hound_0, hare]}, b: {decides: hound_1}}",
             "policies.a: the seats for which it decides have diff",
+        ),
+        (
+            "{a: {decides: [hound_0, hound_1], observation: ['0:4']}, b: {decides: hare}}",
+            "policies.a.observation: there is no column 3; there are 0 to 2",
         ),
         ("{}", "seats differ in their observation_space; one policy plays all seats"),
     ],

@@ -83,6 +83,14 @@ def test_what_cannot_take_a_run_of_several_policies_says_so(run: Finished, fastt
     assert (played.exit_code, "agent bids" in played.out, "probability: bids" in played.out) == (0, True, True)
 
 
+@pytest.mark.parametrize("key", ["init_from", "algo.teacher"])
+def test_a_run_of_several_policies_is_no_single_model(key: str, run: Finished, fasttrain: RunCommand) -> None:
+    way_out = f"it has several policies; name one of them: {run.folder / 'manager.zip'}"
+    fasttrain(*SMALL, f"{key}={run.folder}").refused(way_out)
+    done = fasttrain(*SMALL, f"policies={{a: {{decides: bid, {key}: '{run.folder}'}}, b: {{decides: play}}}}")
+    done.refused(f"policies.a: {key}", way_out)
+
+
 def test_a_policy_can_begin_with_a_model_and_follow_a_teacher(run: Finished, fasttrain: RunCommand) -> None:
     flat = fasttrain(*SMALL)
     own = f"worker: {{decides: play, init_from: '{flat.folder}', algo.teacher: '{flat.folder}'}}"
@@ -91,7 +99,7 @@ def test_a_policy_can_begin_with_a_model_and_follow_a_teacher(run: Finished, fas
     )
     begun = fasttrain(*SMALL, text, "algo.learning_rate=1e-12", "loggers=[csv]")
     assert begun.exit_code == 0, begun.err
-    assert f"come from {flat.folder}" in begun.out
+    assert "policies.worker: init_from: 8 of the 8 tensors of the policy come from" in begun.out
     whole = weights_of(begun.folder / "model.zip")
     for name, source in (("worker", flat.folder / "model.zip"), ("manager", run.folder / "manager.zip")):
         for key, value in weights_of(source).items():

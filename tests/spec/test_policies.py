@@ -12,6 +12,7 @@ from fasttrain.spec.policies import columns_of, goals_of, member_file, own_confi
 from fasttrain_games.skullking.observation import IS_BIDDING
 
 FAST = "engine=fast"
+SHARING = (FAST, "algo=ppo", "env.backend=pettingzoo", "env.id=herd", "env.kwargs.sharing=true")
 CART = ("env.id=CartPole-v1", "algo=ppo", FAST)
 TWO = "policies={manager: {decides: bid, algo.n_epochs: 25, algo: {net_arch: [8]}}, worker: {decides: play}}"
 
@@ -43,6 +44,11 @@ def test_without_columns_the_info_says_whose_decision_it_is() -> None:
     assert configured(*CART).env.wrappers == ()
 
 
+def test_a_phase_that_is_named_twice_counts_once() -> None:
+    config = configured(*CART, "policies={a: {decides: [x, x]}, b: {decides: 7}}")
+    assert config.env.wrappers[0]["values"] == ["x", "7"]
+
+
 def test_files_of_the_policies_stand_beside_the_models() -> None:
     assert [member_file(stem, "worker") for stem in ("model", "best_model")] == ["worker.zip", "best_model_worker.zip"]
 
@@ -67,7 +73,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid, returns: far}, b: {decides: play}"), "returns=far: not one of joint, decisions"),
     (policies("a: {decides: bid, algo.gamma: 0.9}, b: {decides: play}"), "have no joint returns"),
     (policies("a: {decides: bid, reward_key: x, returns: joint}, b: {decides: play}"), "have no joint returns"),
-    (policies("model: {decides: bid}, b: {decides: play}"), "'model' cannot name a policy"),
+    (policies("model: {decides: bid}, b: {decides: play}"), "'model' cannot name a policy: its file model.zip is"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=dqn"), "policies need one of ppo, maskable_ppo, recu"),
     (policies("a: {decides: bid}, b: {decides: play}", "algo=maskable_recurrent_ppo", "algo.memory_inputs=[action]"),
      "and algo.memory_inputs appends others"),
@@ -84,6 +90,14 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {goal_every: 3, goals: 2}, b: {}", "opponent=self"), "goal_every need fixed opponents"),
     (policies("a: {decides: bid, reward_key: x}, b: {decides: play}", "opponent=self"), "reward_key need fixed"),
     ((*CART, "policies={a: {decides: x}, b: {decides: others}}"), 'name the value of info\\["policy"\\]'),
+    (policies("a: {decides: null}, b: {decides: play}"), r"a\.decides=None: expected a phase, or a list of phases"),
+    (policies("a: {decides: {x: 1}}, b: {decides: play}"), "expected a phase, or a list of phases"),
+    (policies("a: {decides: 1}, b: {decides: play}"), r"a\.decides=1: this game has no such phase"),
+    (policies("a: {decides: bid, algo: 3}, b: {decides: play}"), r"policies\.a\.algo=3: expected a mapping"),
+    (policies("a: {decides: bid, batch_size: 1}, b: {decides: play}"), r"a\.batch_size=1: must be at least 2"),
+    (policies("a: {decides: bid}, A: {decides: play}"), "'A' cannot name a policy"),
+    (policies("best_model_a: {decides: bid}, a: {decides: play}"), "its file best_model_a.zip is another"),
+    ((*SHARING, "policies={a: {decides: x, reward_key: y}, b: {decides: z}}"), r"a\.reward_key: .*has no infos"),
     ((FAST, TWO, "algo.reuse=2"), "policies learn from the newest rollout alone; use algo.reuse=1"),
 ]  # fmt: skip
 
@@ -113,6 +127,8 @@ def test_a_manager_sets_goals_and_the_worker_decides_where_there_is_one() -> Non
     [
         ("[9]", "there is no column 9; there are 0 to 3"),
         ("['2:6']", "no column 4"),
+        ("[]", "names no column"),
+        ("['2:1']", "'2:1' is neither a column nor"),
         ("[x]", "'x' is neither a column nor"),
     ],
 )

@@ -86,6 +86,7 @@ class JointEngine(Engine):
         super().__init__(policy, settings, previous)
         self.models = members or {}
         self.decisions: dict[str, int] = getattr(previous, "decisions", dict.fromkeys(self.models, 0))
+        self.told: set[str] = getattr(previous, "told", set())  # policies whose `reward_key` has been in an info
         self.engines: list[Any] = [each.engine for each in self.models.values()]
         for own in () if members else policy.members.children():
             eligible: Any = find_kernels()[0] if settings.kind == "kernels" else None
@@ -127,7 +128,7 @@ class JointEngine(Engine):
 
     def state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         state, arrays = super().state()
-        state |= {"decisions": dict(self.decisions), "members": {}}
+        state |= {"decisions": dict(self.decisions), "told": sorted(self.told), "members": {}}
         for name, model in self.models.items():
             own, copies = model.engine.state()
             state["members"][name] = {**own, "n_updates": model._n_updates}
@@ -137,6 +138,7 @@ class JointEngine(Engine):
     def load(self, state: Mapping[str, Any], arrays: Mapping[str, Any], model: Any) -> None:
         super().load(state, {}, model)
         self.decisions.update(state["decisions"])
+        self.told.update(state.get("told", model.reward_keys))
         for name, member in self.models.items():
             member.engine.load(state["members"][name], without_prefix(arrays, f"member/{name}"), member)
             member._n_updates = int(state["members"][name]["n_updates"])
@@ -187,7 +189,8 @@ class JointStorage(RolloutStorage):
             model.engine.decisions[name] += int(np.count_nonzero(~absent & (owners == number)))
             for step, env, policy, value in self.finals:
                 if kind == JOINT or number == (owners[step, env] if policy is None else policy):
-                    rewards[step, env] += np.float32(gamma) * value
+                    # With STEPS the rewards are discounted below; a lost step (None) discounts nothing of its own.
+                    rewards[step, env] += np.float32(1.0 if kind == STEPS and policy is None else gamma) * value
                 else:
                     unknown[step, env] = True
             if kind == STEPS:
@@ -231,7 +234,7 @@ class _NotesRewards:
     def update_locals(self, given: dict[str, Any]) -> None:
         for name, key in self._model.reward_keys.items() if "infos" in given else ():
             told = [info.get(key, 0.0) for info in given["infos"]]
-            self._model.untold -= {name} if any(key in info for info in given["infos"]) else set()
+            self._model.engine.told.update([name] if any(key in info for info in given["infos"]) else [])
             own = self._model.rollout_buffer.storage.own_rewards[name][given["n_steps"]]
             try:
                 own[:] = told
@@ -275,7 +278,7 @@ class Joint:
         returns: Mapping[str, str] | None = None, reward_keys: Mapping[str, str] | None = None, **further: Any,
     ) -> None:  # fmt: skip
         self.make, self.owners, self.returns, self.rollouts = make, owners, returns or {}, 0
-        self.reward_keys, self.untold = reward_keys or {}, {*(reward_keys or {})}
+        self.reward_keys = reward_keys or {}
         self.update_s = dict.fromkeys(owners.names, 0.0)  # seconds of updates in this process, by policy
         super().__init__(JointPolicy, *args, **further)  # type: ignore[call-arg]
 
@@ -338,8 +341,9 @@ class Joint:
         if idle and (self.rollouts >= ENOUGH_ROLLOUTS or len(self.ep_info_buffer) >= ENOUGH_EPISODES):
             raise ConfigError(f"policies.{idle[0]} has decided nothing in {self.num_timesteps:,} env steps; look at "
                               "its decides, or remove it")  # fmt: skip
-        if self.untold and len(self.ep_info_buffer) >= ENOUGH_EPISODES:
-            name = min(self.untold)
+        untold = sorted({*self.reward_keys} - self.engine.told)
+        if untold and len(self.ep_info_buffer) >= ENOUGH_EPISODES:
+            name = untold[0]
             raise ConfigError(f"policies.{name}.reward_key={self.reward_keys[name]}: no info has had such an entry in "
                               f"{self.num_timesteps:,} env steps; name one that `step` returns")  # fmt: skip
         self.engine_now()
@@ -363,7 +367,7 @@ class Joint:
         }  # fmt: skip
 
     def _excluded_save_params(self: Any) -> list[str]:
-        return [*super()._excluded_save_params(), "make", "members", "owners", "untold"]  # type: ignore[misc]
+        return [*super()._excluded_save_params(), "make", "members", "owners"]  # type: ignore[misc]
 
     def _get_torch_save_params(self: Any) -> tuple[list[str], list[str]]:
         return ["policy", *(f"policy.members.{name}.optimizer" for name in self.members)], []

@@ -382,8 +382,10 @@ class Rows(VectorEnv[Any, Any, Any]):
         for number, copy in enumerate(self.copies):
             rests[[self._rows[number, agent] for agent in getattr(copy, "movers", copy.agents)]] = False
         infos["rests"] = rests[: self.num_envs]
-        none = next((np.zeros_like(mask) for mask in masks if mask is not None), None)
-        return infos if none is None else {**infos, MASK: np.stack([none if mask is None else mask for mask in masks])}
+        every = next((np.ones_like(mask) for mask in masks if mask is not None), None)
+        if every is not None:
+            infos[MASK] = np.stack([every if mask is None else mask for mask in masks])
+        return infos
 
     def close_extras(self, **_: object) -> None:
         for copy in self.copies:

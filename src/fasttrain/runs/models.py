@@ -111,11 +111,10 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
         for name, each in config.policies.items()
     ]
     if seats := getattr(getattr(env.unwrapped, "venv", None), "seat_spaces", None):  # PettingZoo's agents
+        each_seats = {name: [seats[agent] for agent in decides_of(config, name)] for name in own}
         views = [
-            view_of_seats(
-                [seats[agent] for agent in decides_of(config, name)], seen_of(config, name, width), f"policies.{name}"
-            )
-            for name in own
+            view_of_seats(its, seen_of(config, name, its[0][0].shape[0]), f"policies.{name}")
+            for name, its in each_seats.items()
         ]
     return kind(  # type: ignore[no-any-return]
         env, owners=Owners([*own], columns_of(config, width), views), **given,

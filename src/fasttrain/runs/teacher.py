@@ -21,10 +21,10 @@ from fasttrain.buffers.rollout import RolloutBatch
 from fasttrain.errors import ConfigError
 from fasttrain.runs.evaluate import load_run
 from fasttrain.runs.models import read_model_file
-from fasttrain.runs.warm_start import differences
+from fasttrain.runs.warm_start import MODEL, differences
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import Config
-from fasttrain.spec.policies import own_config
+from fasttrain.spec.policies import naming, one_of, own_config
 
 NORMALIZED = (
     "the two policies would see observations normalized by different statistics; train both without env.normalize=[obs]"
@@ -38,7 +38,8 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
         ConfigError: there is no such model, or its policy has other observations or actions.
     """
     for name, member in getattr(model, "members", {}).items():
-        follow_teacher(own_config(config, name), member)
+        with naming(name):
+            follow_teacher(own_config(config, name), member)
     source = None if config.policies else getattr(config.algo, "teacher", None)
     if source is None:
         return
@@ -67,6 +68,8 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
 def _policy_of(folder: Path, model: BaseAlgorithm) -> Any:
     """The policy of a finished run."""
     finished = load_run(folder)
+    if finished.config.policies:
+        raise ConfigError(one_of(folder / MODEL, finished.config.policies))
     if "obs" in finished.config.env.normalize:
         raise ConfigError(NORMALIZED)
     for name in ("observation_space", "action_space"):

@@ -20,7 +20,7 @@ from fasttrain.saving.archives import open_archive, read_arrays, read_member, re
 from fasttrain.saving.env_state import load_moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.policies import own_config
+from fasttrain.spec.policies import naming, one_of, own_config
 
 MODEL = "model.zip"  # the file in a run's folder
 MOST_NAMED = 4  # most tensors that a message names
@@ -44,17 +44,23 @@ def with_absolute_paths(config: Config) -> Config:
 
 def check_init_from(config: Config) -> None:
     """Raises ConfigError if a model cannot be read. Called before environments start, because starting takes longer."""
-    for one in (config, *(own_config(config, name) for name in config.policies)):
-        if one.init_from is not None:
-            _read(one.init_from)
+    for name in config.policies:
+        with naming(name):
+            check_init_from(own_config(config, name))
+    if config.init_from is not None:
+        _read(config, config.init_from)
 
 
-def _read(init_from: str) -> tuple[Path, Mapping[str, Any], Mapping[str, torch.Tensor]]:
+def _read(config: Config, init_from: str) -> tuple[Path, Mapping[str, Any], Mapping[str, torch.Tensor]]:
     file = Path(init_from)
     file = file / MODEL if file.is_dir() else file
     if not file.is_file():
         raise ConfigError(f"init_from={init_from}: there is no file {file}; name a run's folder or a zip")
-    return file, *read_model_file(file)
+    facts, stored = read_model_file(file)
+    members = dict.fromkeys(name.split(".")[1] for name in stored if name.startswith("members."))
+    if members and not config.policies:
+        raise ConfigError(f"init_from={init_from}: {one_of(file, members)}")
+    return file, facts, stored
 
 
 def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object]) -> None:
@@ -65,10 +71,11 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
             `init_from_strict` is on.
     """
     for name, member in getattr(model, "members", {}).items():
-        warm_start(own_config(config, name), member, say)
+        with naming(name):
+            warm_start(own_config(config, name), member, lambda text, name=name: say(f"policies.{name}: {text}"))  # type: ignore[misc]
     if config.init_from is None:
         return
-    file, facts, stored = _read(config.init_from)
+    file, facts, stored = _read(config, config.init_from)
     _check_spaces(facts, model, file)
     own = model.policy.state_dict()
     taken = {name: tensor for name, tensor in stored.items() if name in own and own[name].shape == tensor.shape}

@@ -16,7 +16,7 @@ from fasttrain.spec.algorithms import MOST_RATE
 from fasttrain.spec.backends import backend_of, check_backend
 from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
-from fasttrain.spec.policies import check_policies, own_config
+from fasttrain.spec.policies import check_policies, naming, own_config
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of
 
@@ -70,10 +70,8 @@ def check(config: Config) -> None:
         check_policies(config)
     for name in config.policies:
         own = own_config(config, name)
-        try:
+        with naming(name):
             check(own)
-        except ConfigError as error:
-            raise ConfigError(f"policies.{name}: {error}") from error
     _ = config.checkpoint_interval  # raises if the format is wrong
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_type_hints
 
 from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
-from fasttrain.spec.setting import build, convert, did_you_mean
+from fasttrain.spec.setting import build, convert, declared, did_you_mean
 
 OTHERS = "others"  # as a value of `decides`: every decision that no other policy takes
 ALGORITHMS = ("ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo")
@@ -56,7 +58,10 @@ def returns_of(config: Config, name: str) -> str:
 def decides_of(config: Config, name: str) -> tuple[str, ...]:
     """The phases in which the policy decides."""
     decides = config.policies[name].get("decides", ())
-    return (decides,) if isinstance(decides, str) else tuple(map(str, decides))
+    phases = decides if isinstance(decides, (list, tuple)) else [decides]
+    if not all(isinstance(phase, (str, int)) for phase in phases):
+        raise ConfigError(f"policies.{name}.decides={decides}: expected a phase, or a list of phases")
+    return tuple(dict.fromkeys(map(str, phases)))
 
 
 def columns_of(config: Config, width: int) -> list[list[int] | None]:
@@ -86,9 +91,11 @@ def seen_of(config: Config, name: str, width: int) -> list[int] | None:
     columns = list[int]()
     for part in own.get("observation", [f"0:{shown}"]):
         first, colon, end = str(part).partition(":")
-        if not (first.isdigit() and (end.isdigit() or not colon)):
+        if not (first.isdigit() and ((end.isdigit() and int(first) < int(end)) or not colon)):
             raise ConfigError(f"policies.{name}.observation: {part!r} is neither a column nor a range such as 0:8")
         columns += range(int(first), int(end) if colon else int(first) + 1)
+    if not columns:
+        raise ConfigError(f"policies.{name}.observation: it names no column; leave it out, and all columns are seen")
     if wrong := [column for column in columns if column >= shown]:
         raise ConfigError(f"policies.{name}.observation: there is no column {wrong[0]}; there are 0 to {shown - 1}")
     return columns if "goal_every" in own else [*columns, *range(shown, width)]
@@ -97,6 +104,12 @@ def seen_of(config: Config, name: str, width: int) -> list[int] | None:
 def member_file(stem: str, name: str) -> str:
     """The file name of one of several policies, in the folder of `stem`.zip."""
     return f"{name}.zip" if stem == "model" else f"{stem}_{name}.zip"
+
+
+def one_of(file: Path, names: Iterable[str]) -> str:
+    """For messages: which files have one policy each, where `file` has several."""
+    files = " or ".join(str(file.with_name(member_file(file.stem, name))) for name in names)
+    return f"it has several policies; name one of them: {files}"
 
 
 def with_told(config: Config) -> Config:
@@ -116,8 +129,8 @@ def with_told(config: Config) -> Config:
 def own_config(config: Config, name: str) -> Config:
     """The configuration of one policy. Raises ConfigError: a key of this policy is unknown, or a value is wrong."""
     where, own = f"policies.{name}", dict(config.policies[name])
-    if isinstance(nested := own.pop("algo", {}), Mapping):
-        own |= {f"algo.{key}": value for key, value in nested.items()}
+    nested = convert(own.pop("algo", {}), dict[str, Any], f"{where}.algo")
+    own |= {f"algo.{key}": value for key, value in nested.items()}
     hints = OWN | {f"algo.{key}": hint for key, hint in get_type_hints(type(config.algo)).items()}
     for key in own:
         if key.removeprefix("algo.") in SHARED:
@@ -128,9 +141,21 @@ def own_config(config: Config, name: str) -> Config:
     algo |= {key.removeprefix("algo."): value for key, value in own.items() if key.startswith("algo.")}
     values = {key: convert(value, OWN[key], f"{where}.{key}") for key, value in own.items() if key in OWN}
     further: dict[str, Any] = {key: values[key] for key in ("init_from", "batch_size") if key in own}
+    for one in fields(config):
+        if one.name in further:
+            declared(one).check(f"{where}.{one.name}", further[one.name])
     if "init_from" not in own:
         further |= {"init_from": None, "init_from_strict": False, "init_from_also": ()}
     return replace(config, policies={}, algo=build(type(config.algo), algo, f"{where}.algo."), **further)
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """A ConfigError that is raised in this context names the policy."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"policies.{name}: {error}") from error
 
 
 def check_policies(config: Config) -> None:
@@ -150,13 +175,19 @@ def check_policies(config: Config) -> None:
     if "obs" in config.env.normalize:
         raise ConfigError("policies read columns of the observation, which env.normalize=[obs] changes; remove one")
     _check_goals(config)
-    claimed, gammas = dict[str, str](), set[float]()
-    for name in config.policies:
+    claimed, gammas, files = dict[str, str](), set[float](), {f"{stem}.zip" for stem in TAKEN}
+    for name, own in config.policies.items():
         gammas.add(own_config(config, name).algo.gamma)
-        if not name.isidentifier() or name in TAKEN:
-            raise ConfigError(f"policies: {name!r} cannot name a policy: use letters, and not {', '.join(TAKEN)}")
+        its = {member_file(stem, name).casefold() for stem in TAKEN}
+        if not name.isidentifier() or its & files:
+            why = f"its file {min(its & files)} is another one's" if its & files else "use letters"
+            raise ConfigError(f"policies: {name!r} cannot name a policy: {why}; use another name")
+        files |= its
+        if "reward_key" in own and config.env.entry_point == ROWS:
+            raise ConfigError(f"policies.{name}.reward_key: a PettingZoo game with a row for every agent has no infos; "
+                              "remove it")  # fmt: skip
         for phase in () if goals_of(config) else _phases_of(config, name):
-            if phase in claimed:
+            if claimed.get(phase, name) != name:
                 raise ConfigError(f"policies.{name} and policies.{claimed[phase]} both decide in {phase}; let one do "
                                   "so")  # fmt: skip
             claimed[phase] = name
