@@ -382,3 +382,14 @@ def test_guards_of_all_policies_follow_the_models() -> None:
     model = joint_model()
     model.engine.guard = None
     assert [engine.guard for engine in model.engine_now().engines] == [None, None]
+
+
+def test_errors_and_lines_of_the_guard_name_the_policy() -> None:
+    model, lines = joint_model(), list[str]()
+    model.engine.guard.say = lines.append
+    model.engine_now().engines[B].guard.say("[GUARD] step 3: one")
+    assert lines == ["[GUARD] policies.b: step 3: one"]
+    with torch.no_grad():
+        model.members["b"].policy.action_net.weight.fill_(torch.nan)
+    with pytest.raises(EnvError, match=r"^policies\.b: .*not finite"):
+        model.learn(48)

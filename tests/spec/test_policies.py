@@ -98,6 +98,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (policies("a: {decides: bid}, A: {decides: play}"), "'A' cannot name a policy"),
     (policies("best_model_a: {decides: bid}, a: {decides: play}"), "its file best_model_a.zip is another"),
     ((*SHARING, "policies={a: {decides: x, reward_key: y}, b: {decides: z}}"), r"a\.reward_key: .*has no infos"),
+    ((*SHARING[:-1], "policies={a: {decides: x}, b: {decides: y}}"), "of every agent, set env.kwargs.sharing=true"),
     ((FAST, TWO, "algo.reuse=2"), "policies learn from the newest rollout alone; use algo.reuse=1"),
 ]  # fmt: skip
 

@@ -50,6 +50,8 @@ KINDS = {
     "async": (SPEED, *PPO, *WORKERS, "schedule=first_ready"),
     "normalised": (SPEED, *DQN, "env.normalize=[obs]"),
     "native": (SPEED, "num_envs=8", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1"),
+    "policies": (SPEED, "num_envs=8", "algo.rollout_size=64", "batch_size=32", "algo.n_epochs=1", "policies="
+                 "{manager: {decides: bid}, worker: {decides: play}}"),
     "engines": (SPEED, *overrides("--think-ms", "50"), "num_envs=4", "algo.rollout_size=64", "batch_size=32",
                 "algo.n_epochs=1"),
 }  # fmt: skip

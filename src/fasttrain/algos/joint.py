@@ -24,6 +24,7 @@ from fasttrain.batch import BoolArray, Float32Array, with_prefix, without_prefix
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
 from fasttrain.errors import ConfigError, EnvError
+from fasttrain.spec.policies import naming
 
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
 ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # a policy that never decided until then is an error
@@ -102,7 +103,8 @@ class JointEngine(Engine):
         for number, rows in parts:
             view = self.policy.owners.views[number]
             masks = None if action_masks is None else action_masks[rows, view.masks]
-            step = self.engines[number].act(view.seen(observations[rows]), masks, self.own(memory, number, rows))
+            with naming(self.policy.owners.names[number]):
+                step = self.engines[number].act(view.seen(observations[rows]), masks, self.own(memory, number, rows))
             if len(parts) == 1 and view.is_whole and memory is None:
                 return step  # type: ignore[no-any-return]
             changed.append((number, rows, step.lstm_states))
@@ -308,10 +310,11 @@ class Joint:
     def engine_now(self: Any) -> Engine:
         engine, guard = self.engine, self.engine.guard
         engine.engines = [member.engine_now() for member in self.members.values()]
-        for each in engine.engines:
+        for name, each in zip(self.members, engine.engines, strict=True):
             each.guard = None if guard is None else each.guard
             if each.guard is not None:
-                each.guard.at_limit, each.guard.say = guard.at_limit, guard.say
+                each.guard.at_limit = guard.at_limit
+                each.guard.say = lambda text, name=name: guard.say(text.replace("]", f"] policies.{name}:", 1))
         return engine  # type: ignore[no-any-return]
 
     def bootstrap_truncated(
@@ -352,7 +355,8 @@ class Joint:
             member._current_progress_remaining = self._current_progress_remaining
             begun = time.perf_counter()
             if len(member.rollout_buffer.storage.rows):
-                member.train()
+                with naming(name):
+                    member.train()
             self.update_s[name] += time.perf_counter() - begun
         for counter in ("gradient_updates", "skipped_steps"):
             setattr(self.engine, counter, sum(getattr(each, counter) for each in self.engine.engines))

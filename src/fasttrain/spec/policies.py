@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_type_hints
 
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, FastTrainError
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import build, convert, declared, did_you_mean
 
@@ -23,6 +23,7 @@ OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_
 # Keys of `algo.` about the rollout that all policies share.
 SHARED = ("name", "reuse", "rollout_size", "n_steps", "use_sde", "sde_sample_freq", "entry_point", "kwargs")
 ROWS = "fasttrain.integrations.pettingzoo:Rows"  # this env itself appends a one-hot of the agent
+SEAT = "fasttrain.integrations.pettingzoo:Seat"
 WRAPPER = "fasttrain.envs.wrappers:InfoOneHot"
 TAKEN = ("model", "best_model", "last_good")  # names of files in a run's folder; no policy may have such a name
 
@@ -151,11 +152,11 @@ def own_config(config: Config, name: str) -> Config:
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """A ConfigError that is raised in this context names the policy."""
+    """An error of fasttrain that is raised in this context names the policy."""
     try:
         yield
-    except ConfigError as error:
-        raise ConfigError(f"policies.{name}: {error}") from error
+    except FastTrainError as error:
+        raise type(error)(f"policies.{name}: {error}") from error
 
 
 def check_policies(config: Config) -> None:
@@ -174,6 +175,9 @@ def check_policies(config: Config) -> None:
         raise ConfigError("policies with engine=stock: SB3 has no such training; use engine=fast, or +profile=speed")
     if "obs" in config.env.normalize:
         raise ConfigError("policies read columns of the observation, which env.normalize=[obs] changes; remove one")
+    if config.env.entry_point == SEAT and not goals_of(config) and not phases_of(config):
+        raise ConfigError("policies with env.backend=pettingzoo: for a row, and so a policy, of every agent, set "
+                          "env.kwargs.sharing=true")  # fmt: skip
     _check_goals(config)
     claimed, gammas, files = dict[str, str](), set[float](), {f"{stem}.zip" for stem in TAKEN}
     for name, own in config.policies.items():

@@ -254,21 +254,26 @@ def _dqn_updates(rig: Rig) -> float:
 
 
 def _ppo_update(rig: Rig, seconds: float) -> float:
-    """Seconds of one PPO update. If it takes longer than `seconds`, later calls time one epoch and multiply it."""
-    model, epochs = rig.model, rig.model.n_epochs
-    with untouched(model.policy):
-        try:
-            model.n_epochs = 1 if rig.slow_update else epochs
-            begun = time.perf_counter()
-            if rig.stock:
-                model.train()
-            else:
-                model.update()
-            took: float = (time.perf_counter() - begun) * epochs / model.n_epochs
-            rig.slow_update = took > seconds and model.target_kl is None
-            return took
-        finally:
-            model.n_epochs = epochs
+    """Seconds of one PPO update of all policies. If it takes longer than `seconds`, later calls time one epoch and
+    multiply it."""
+    with untouched(rig.model.policy):
+        took = sum(_one_update(rig, model) for model in getattr(rig.model, "members", {"": rig.model}).values())
+    rig.slow_update = took > seconds and rig.model.target_kl is None
+    return took
+
+
+def _one_update(rig: Rig, model: Any) -> float:
+    epochs = model.n_epochs
+    try:
+        model.n_epochs = 1 if rig.slow_update else epochs
+        begun = time.perf_counter()
+        if rig.stock:
+            model.train()
+        elif len(model.rollout_buffer.storage.rows):  # a policy may have decided nothing
+            model.update()
+        return (time.perf_counter() - begun) * epochs / model.n_epochs  # type: ignore[no-any-return]
+    finally:
+        model.n_epochs = epochs
 
 
 def replay_window(rig: Rig, seconds: float) -> Window:
