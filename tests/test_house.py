@@ -44,7 +44,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # they act together, and their files.
 # 330 and two modules for goals that one policy sets for another, and for a policy's own reward and view of the game;
 # 110 and a module for policies that remember; 75 for agents of PettingZoo with different roles and spaces.
-# 65 for wrong settings of policies, models of several policies in place of one, errors that name the policy, and the
+# 57 for wrong settings of policies, models of several policies in place of one, errors that name the policy, and the
 # update of several policies in doctor.
 # 90 for truncated episodes in clone, curves of tasks, errors in workers of SubprocVecEnv, states of curricula that JSON
 # does not hold, and absolute paths of other models.
