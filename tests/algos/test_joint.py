@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 import fasttrain
 from fasttrain.algos.joint import JointMaskablePPO, JointPPO, JointStorage, by_env_steps
-from fasttrain.algos.owners import Owners, View, Viewed, view_of
+from fasttrain.algos.owners import NOBODY, Owners, View, Viewed, view_of
 from fasttrain.algos.self_play import Player, weights_of
 from fasttrain.batch import FinishedEpisode
 from fasttrain.buffers.rollout import RolloutStorage, advantages_of
@@ -190,6 +190,11 @@ def test_a_joint_return_goes_to_the_next_decision_of_any_policy() -> None:
     assert finished(made)[0] == -6.25
     assert made.advantages[3, 0] == -23.25
     assert rows_of(model, "a") == [0, 3]
+    made, model = storage(returns={})
+    made.episode_starts[3] = 1.0
+    made.finals.append((2, 0, NOBODY, np.float32(8.0)))  # no policy has learned the value of such a state
+    assert finished(made)[0] == 1 + 0.5 * 2 + 0.25 * 30 - 10
+    assert rows_of(model, "b") == [1, 4, 5]
     both, _ = storage(returns={})
     vars(both.model.members["b"]).update(gamma=0.5, gae_lambda=1.0)
     both.model.members["b"].rollout_buffer.storage.gamma = 0.5

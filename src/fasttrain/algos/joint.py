@@ -173,8 +173,9 @@ class JointStorage(RolloutStorage):
     ) -> None:
         """Fill `advantages` and `returns`. Each row gets the numbers of the policy that decided in it.
 
-        A transition is left out if the rollout or a truncated episode ends at a decision of another policy. Its outcome
-        is then unknown, because a policy's value network has not learned the states in which other policies decide.
+        A transition is left out if the rollout or a truncated episode ends at a decision of another policy (JOINT: a
+        truncated episode at a decision of no policy). Its outcome is then unknown, because a policy's value network has
+        not learned the states in which other policies decide.
         """
         model, values, owners = self.model, self.values, self.model.policy.owners(self.observations)
         absent = np.zeros_like(owners, np.bool_) if self._left_out is None else self._left_out
@@ -190,7 +191,8 @@ class JointStorage(RolloutStorage):
                 left_out, away = absent.copy(), np.zeros_like(away)
             model.engine.decisions[name] += int(np.count_nonzero(~absent & (owners == number)))
             for step, env, policy, value in self.finals:
-                if kind == JOINT or number == (owners[step, env] if policy is None else policy):
+                owner = owners[step, env] if policy is None else policy
+                if number == owner or (kind == JOINT and owner >= 0):
                     # With STEPS the rewards are discounted below; a lost step (None) discounts nothing of its own.
                     rewards[step, env] += np.float32(1.0 if kind == STEPS and policy is None else gamma) * value
                 else:

@@ -83,14 +83,13 @@ class Viewed(VecEnvWrapper):
         if view.columns is not None:
             low, high = seen.low[view.columns], seen.high[view.columns]
             seen = spaces.Box(low, high, dtype=seen.dtype.type)
-        if view.seat is not None:
-            pass
-        elif view.actions is not None and isinstance(actions, spaces.MultiDiscrete):
-            sizes = actions.nvec[view.actions]
+        chosen = view.actions if view.seat is None else None
+        if chosen is not None and isinstance(actions, spaces.MultiDiscrete):
+            sizes = actions.nvec[chosen]
             actions = spaces.Discrete(sizes[0]) if len(sizes) == 1 else spaces.MultiDiscrete(sizes)
-        elif view.actions is not None and isinstance(actions, spaces.Box):
-            low, high = actions.low[view.actions], actions.high[view.actions]
-            sets_goals = view.actions.start is not None
+        elif chosen is not None:  # of a Box
+            low, high = actions.low[chosen], actions.high[chosen]
+            sets_goals = chosen.start is not None
             actions = spaces.Discrete(int(high[0]) + 1) if sets_goals else spaces.Box(low, high, dtype=np.float32)
         super().__init__(venv, seen, actions)
 

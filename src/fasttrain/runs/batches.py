@@ -23,6 +23,7 @@ from fasttrain.envs.names import arguments, callable_at
 from fasttrain.errors import ConfigError
 from fasttrain.spec.backends import OF_VECTORS, SINGLE, VECTOR, Backend, backend_of
 from fasttrain.spec.config import Config
+from fasttrain.spec.policies import WRAPPER
 from fasttrain.spec.reading import env_kwargs, is_self_play, memory_inputs, uses_masks
 from fasttrain.vec.base import SlotVecEnv, copy_observations
 from fasttrain.vec.vector import GymVecEnv, registered
@@ -31,7 +32,11 @@ from fasttrain.vec.vector import GymVecEnv, registered
 def check_native_options(config: Config) -> None:
     """Raises ConfigError for an option that a batch of envs does not support. The message says what to do."""
     env = config.env
+    # `policies` has added a wrapper, if the info says who decides.
+    entries = [one for one in env.wrappers if isinstance(one, dict)]
+    told = any((one.get("wrapper"), one.get("key")) == (WRAPPER, "policy") for one in entries)
     asked: dict[str, Any] = {
+        **{f"policies.{name}.decides": told and own.get("decides") for name, own in config.policies.items()},
         "env.wrappers": list(env.wrappers),
         "algo.memory_inputs": list(memory_inputs(config)),
         "action_repeat": config.action_repeat if config.action_repeat > 1 else None,
