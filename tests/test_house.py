@@ -44,7 +44,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # they act together, and their files.
 # 330 and two modules for goals that one policy sets for another, and for a policy's own reward and view of the game;
 # 110 and a module for policies that remember; 75 for agents of PettingZoo with different roles and spaces.
-# 60 for wrong settings of policies, models of several policies in place of one, errors that name the policy, and the
+# 65 for wrong settings of policies, models of several policies in place of one, errors that name the policy, and the
 # update of several policies in doctor.
 # 90 for truncated episodes in clone, curves of tasks, errors in workers of SubprocVecEnv, states of curricula that JSON
 # does not hold, and absolute paths of other models.
@@ -56,7 +56,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 290 and a module for envs that go on stepping while PPO updates.
 # 387 and a module for hindsight: a buffer that draws as SB3's does, in a time that its size does not change.
 CEILINGS = {
-    "fasttrain": {"lines": 46_756, "modules": 203, ": Any": 650},
+    "fasttrain": {"lines": 46_758, "modules": 203, ": Any": 650},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -75,7 +75,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # every integration; 2 of benchmarks set what doctor tries, which is no setting any more. Hardly any test repeats
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 53_380}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 53_381}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

@@ -8,6 +8,9 @@ The command line prints the message and exits with `exit_code`; with `FASTTRAIN_
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 # Exit codes: done; crashed, or an env failed; wrong input; a quality gate failed; stopped by a signal.
 EXIT_DONE, EXIT_CRASHED, EXIT_WRONG_INPUT, EXIT_GATE_FAILED, EXIT_STOPPED = range(5)
 
@@ -44,6 +47,16 @@ class DivergedError(FastTrainError):
 
 class CrashedError(FastTrainError):
     """An error ended a training of which something was saved; `__cause__` is the error."""
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """The message of an error of fasttrain that is raised in this context begins with `what`."""
+    try:
+        yield
+    except FastTrainError as error:
+        error.args = (f"{what}: {error}",)
+        raise
 
 
 def too_little_memory(error: MemoryError) -> str:

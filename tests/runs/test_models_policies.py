@@ -140,6 +140,7 @@ REFUSED = {
     "belongs to several of a, b": (*MINE, BOTH, "env.phases={one: 0, two: 1}"),
     "policies.a.goal_every=3 does not go with the native batch": ("policies={a: {goal_every: 3, goals: 2}, b: {}}",),
     "policies.a.decides=one does not go with the native batch": ("env=skirmish", BOTH),
+    "policies.b: algo.policy=no:Net": ("policies={a: {decides: bid}, b: {decides: play, algo.policy: no:Net}}",),
     "use_compile=default with policies": (TWO, "use_compile=default", "fused_update=off"),
     "torch takes no network of the name": ("policies={keys: {decides: bid}, b: {decides: play}}",),
     "this one is Discrete": ("algo=ppo", "env.id=FrozenLake-v1", BOTH, "env.phases={one: 0, two: 1}"),

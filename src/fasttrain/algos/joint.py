@@ -23,8 +23,7 @@ from fasttrain.algos.ppo import PPO, MaskablePPO, storage_of
 from fasttrain.batch import BoolArray, Float32Array, with_prefix, without_prefix
 from fasttrain.buffers.recurrent import Memory
 from fasttrain.buffers.rollout import RolloutRow, RolloutStorage, advantages_of
-from fasttrain.errors import ConfigError, EnvError
-from fasttrain.spec.policies import naming
+from fasttrain.errors import ConfigError, EnvError, naming
 
 JOINT, DECISIONS, STEPS = "joint", "decisions", "steps"  # kinds of returns
 ENOUGH_ROLLOUTS, ENOUGH_EPISODES = 10, 10  # a policy that never decided until then is an error
@@ -103,7 +102,7 @@ class JointEngine(Engine):
         for number, rows in parts:
             view = self.policy.owners.views[number]
             masks = None if action_masks is None else action_masks[rows, view.masks]
-            with naming(self.policy.owners.names[number]):
+            with naming(f"policies.{self.policy.owners.names[number]}"):
                 step = self.engines[number].act(view.seen(observations[rows]), masks, self.own(memory, number, rows))
             if len(parts) == 1 and view.is_whole and memory is None:
                 return step  # type: ignore[no-any-return]
@@ -357,7 +356,7 @@ class Joint:
             member._current_progress_remaining = self._current_progress_remaining
             begun = time.perf_counter()
             if len(member.rollout_buffer.storage.rows):
-                with naming(name):
+                with naming(f"policies.{name}"):
                     member.train()
             self.update_s[name] += time.perf_counter() - begun
         for counter in ("gradient_updates", "skipped_steps"):

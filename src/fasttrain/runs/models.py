@@ -28,14 +28,14 @@ from fasttrain.algos.continuous import LONGEST, use_continuous
 from fasttrain.algos.engine import Fast
 from fasttrain.algos.joint import JointMaskablePPO, JointPPO
 from fasttrain.algos.joint_recurrent import JointMaskableRecurrentPPO, JointRecurrentPPO
-from fasttrain.algos.owners import Owners, Viewed, view_of, view_of_seats
+from fasttrain.algos.owners import Owners, View, Viewed, view_of, view_of_seats
 from fasttrain.algos.ppo import storage_of
 from fasttrain.algos.q_networks import DUELING_POLICIES
 from fasttrain.algos.reuse import Reuse
 from fasttrain.buffers.hindsight import HindsightStorage
 from fasttrain.envs.names import arguments, callable_at
 from fasttrain.envs.user_code import blame
-from fasttrain.errors import ConfigError, FastTrainError
+from fasttrain.errors import ConfigError, FastTrainError, naming
 from fasttrain.perf.clock import PhaseClock
 from fasttrain.perf.stock import TimedVecEnv
 from fasttrain.runs.engine import pick_device
@@ -104,24 +104,24 @@ def _joint(config: Config, env: VecEnv, clock: PhaseClock, given: dict[str, Any]
     own = {name: dataclasses.replace(own_config(config, name), **unseeded) for name in config.policies}
     kind: Any = JOINT[config.algo.name]
     width, goals = space.shape[0], goals_of(config)
-    views = [
-        view_of(
-            seen_of(config, name, width), width, config.env.frame_stack, goals.number if goals else 0, "goals" in each
-        )
-        for name, each in config.policies.items()
-    ]
-    if seats := getattr(getattr(env.unwrapped, "venv", None), "seat_spaces", None):  # PettingZoo's agents
-        each_seats = {name: [seats[agent] for agent in decides_of(config, name)] for name in own}
-        views = [
-            view_of_seats(its, seen_of(config, name, its[0][0].shape[0]), f"policies.{name}")
-            for name, its in each_seats.items()
-        ]
+    seats = getattr(getattr(env.unwrapped, "venv", None), "seat_spaces", None)  # of PettingZoo's agents
+
+    def view(name: str) -> View:
+        if seats:
+            its = [seats[agent] for agent in decides_of(config, name)]
+            return view_of_seats(its, seen_of(config, name, its[0][0].shape[0]), f"policies.{name}")
+        seen, sets_goals = seen_of(config, name, width), "goals" in config.policies[name]
+        return view_of(seen, width, config.env.frame_stack, goals.number if goals else 0, sets_goals)
+
+    views = {name: view(name) for name in own}
+
+    def build(name: str, env: VecEnv) -> BaseAlgorithm:
+        with naming(f"policies.{name}"):
+            return build_algorithm(own[name], Viewed(env, views[name]), clock)
+
     return kind(  # type: ignore[no-any-return]
-        env, owners=Owners([*own], columns_of(config, width), views), **given,
-        make=lambda env: {
-            name: build_algorithm(each, Viewed(env, view), clock)
-            for view, (name, each) in zip(views, own.items(), strict=True)
-        },
+        env, owners=Owners([*own], columns_of(config, width), [*views.values()]), **given,
+        make=lambda env: {name: build(name, env) for name in own},
         returns={name: returns_of(config, name) for name in own},
         reward_keys={name: each["reward_key"] for name, each in config.policies.items() if "reward_key" in each},
     )  # fmt: skip

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from fasttrain.algos.policy_view import ILLEGAL_LOGIT, Evaluated, action_dims, networks_of
 from fasttrain.buffers.rollout import RolloutBatch
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, naming
 from fasttrain.runs.evaluate import load_run
 from fasttrain.runs.models import read_model_file
 from fasttrain.runs.warm_start import MODEL, differences
 from fasttrain.spec.checks import parse_schedule
 from fasttrain.spec.config import Config
-from fasttrain.spec.policies import naming, one_of, own_config
+from fasttrain.spec.policies import one_of, own_config
 
 NORMALIZED = (
     "the two policies would see observations normalized by different statistics; train both without env.normalize=[obs]"
@@ -38,7 +38,7 @@ def follow_teacher(config: Config, model: BaseAlgorithm) -> None:
         ConfigError: there is no such model, or its policy has other observations or actions.
     """
     for name, member in getattr(model, "members", {}).items():
-        with naming(name):
+        with naming(f"policies.{name}"):
             follow_teacher(own_config(config, name), member)
     source = None if config.policies else getattr(config.algo, "teacher", None)
     if source is None:

@@ -13,14 +13,14 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.save_util import data_to_json, recursive_getattr
 from stable_baselines3.common.vec_env import VecNormalize
 
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, naming
 from fasttrain.runs.envs import MOST_STATISTICS_BYTES
 from fasttrain.runs.models import MOST_MEMBERS, MOST_WEIGHT_BYTES, read_model_file, statistics_of
 from fasttrain.saving.archives import open_archive, read_arrays, read_member, read_tensors
 from fasttrain.saving.env_state import load_moments
 from fasttrain.saving.files import parse_json
 from fasttrain.spec.config import Config
-from fasttrain.spec.policies import naming, one_of, own_config
+from fasttrain.spec.policies import one_of, own_config
 
 MODEL = "model.zip"  # the file in a run's folder
 MOST_NAMED = 4  # most tensors that a message names
@@ -45,7 +45,7 @@ def with_absolute_paths(config: Config) -> Config:
 def check_init_from(config: Config) -> None:
     """Raises ConfigError if a model cannot be read. Called before environments start, because starting takes longer."""
     for name in config.policies:
-        with naming(name):
+        with naming(f"policies.{name}"):
             check_init_from(own_config(config, name))
     if config.init_from is not None:
         _read(config, config.init_from)
@@ -71,7 +71,7 @@ def warm_start(config: Config, model: BaseAlgorithm, say: Callable[[str], object
             `init_from_strict` is on.
     """
     for name, member in getattr(model, "members", {}).items():
-        with naming(name):
+        with naming(f"policies.{name}"):
             warm_start(own_config(config, name), member, lambda text, name=name: say(f"policies.{name}: {text}"))  # type: ignore[misc]
     if config.init_from is None:
         return

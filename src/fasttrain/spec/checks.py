@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fasttrain.errors import ConfigError
+from fasttrain.errors import ConfigError, naming
 from fasttrain.spec.algorithms import MOST_RATE
 from fasttrain.spec.backends import backend_of, check_backend
 from fasttrain.spec.config import Config
 from fasttrain.spec.curriculum import CurriculumConfig, check_curriculum
-from fasttrain.spec.policies import check_policies, naming, own_config
+from fasttrain.spec.policies import check_policies, own_config
 from fasttrain.spec.removed import lookup
 from fasttrain.spec.setting import did_you_mean, flags_of
 
@@ -70,7 +70,7 @@ def check(config: Config) -> None:
         check_policies(config)
     for name in config.policies:
         own = own_config(config, name)
-        with naming(name):
+        with naming(f"policies.{name}"):
             check(own)
     _ = config.checkpoint_interval  # raises if the format is wrong
 

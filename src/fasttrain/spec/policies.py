@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_type_hints
 
-from fasttrain.errors import ConfigError, FastTrainError
+from fasttrain.errors import ConfigError
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import build, convert, declared, did_you_mean
 
@@ -148,15 +147,6 @@ def own_config(config: Config, name: str) -> Config:
     if "init_from" not in own:
         further |= {"init_from": None, "init_from_strict": False, "init_from_also": ()}
     return replace(config, policies={}, algo=build(type(config.algo), algo, f"{where}.algo."), **further)
-
-
-@contextmanager
-def naming(name: str) -> Iterator[None]:
-    """An error of fasttrain that is raised in this context names the policy."""
-    try:
-        yield
-    except FastTrainError as error:
-        raise type(error)(f"policies.{name}: {error}") from error
 
 
 def check_policies(config: Config) -> None:
