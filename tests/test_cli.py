@@ -74,8 +74,7 @@ CHDIR = (
     [
         (["tier=xyz"], "tier=xyz: not one of baseline, balance, speed, debug"),
         (["+tune.sampler=optuna"],
-         "tune.sampler is no setting any more: settings are drawn at random, and the best are trained longer; remove "
-         "it"),
+         "tune.sampler is no setting any more: Optuna's TPE draws the settings; remove it"),
         (["hydra.job.chdir=true"], CHDIR),
         (["num_envs=4", ""], "an argument is empty: remove it; perhaps a variable of the shell is empty"),
         (["num_envs=4,8"], "num_envs=4,8: several values need a sweep: add -m"),

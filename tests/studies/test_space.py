@@ -71,8 +71,11 @@ def test_a_space_of_the_user(tmp_path: Path):
     assert space == {"num_envs": [8, 16], "algo.n_epochs": Range(2, 20), "algo.learning_rate": Range(1e-4, 1e-2, True)}
     assert space["algo.n_epochs"].whole
     assert [text_of(own) for own in space.values()] == ["8/16", "2–20", "0.0001–0.01"]
-    config = configured("+profile=speed", "tune.space={log_every:null}")
-    with pytest.raises(ConfigError, match="tune.space: log_every has no usual values here"):
+    config = configured("+profile=speed", "tune.space={algo.ent_coef:{low:0.0,high:1.0}}")
+    space = space_of(config, start(tmp_path, config, PPO), 4, (), speed=False, learning=True)
+    assert not space["algo.ent_coef"].whole, "the setting has numbers with fractions"
+    config = configured("+profile=speed", "tune.space={workers:null}")
+    with pytest.raises(ConfigError, match="tune.space: workers has no usual values here"):
         space_of(config, start(tmp_path, config, PPO), 4, (), speed=True, learning=True)
 
 
@@ -80,6 +83,9 @@ def test_a_space_of_the_user(tmp_path: Path):
     ("typed", "message"),
     [
         ("{num_env:[1,2]}", "tune.space: unknown key 'num_env'; did you mean 'num_envs'"),
+        ("{seed:[1,2]}", "tune.space: seed is no setting of a training"),
+        ("{tune.trials:[1,2]}", "tune.space: tune.trials is no setting of a training"),
+        ("{log_every:null}", "tune.space: log_every has no usual values"),
         ("{num_envs:[]}", "tune.space: num_envs has no values to try"),
         ("{num_envs:[abc]}", "tune.space: num_envs=abc: expected a whole number"),
         ("{num_envs:[4,0]}", "tune.space: num_envs=0: must be at least 1"),
@@ -110,6 +116,18 @@ def test_update_ratios(tmp_path: Path):
     rounds = configured("+profile=speed", "algo=dqn", "algo.train_freq=4")
     assert update_ratio(rounds, {"num_envs": 20}, of_dqn) == 0.125
     assert update_ratio(rounds, {"updates_per_step": -1}, of_dqn) == 1.0
+
+
+def test_algorithms_without_minibatches(tmp_path: Path):
+    none = {**PPO, "num_envs": 8, "batch_size": "not applicable"}
+    a2c, ars = configured("algo=a2c", "env.id=CartPole-v1"), configured("algo=ars", "env.id=CartPole-v1")
+    own = start(tmp_path, a2c, none)
+    assert update_ratio(a2c, {}, own) == 1 / own["algo.rollout_size"]
+    assert not_worth(a2c, {}, own, update_ratio(a2c, {}, own)) == ""
+    own = start(tmp_path, ars, none)
+    assert not_worth(ars, {"num_envs": 512}, own, update_ratio(ars, {}, own)) == ""
+    space = space_of(ars, own, 4, (), speed=True, learning=False)
+    assert "fused_update" not in space, "there are no kernels"
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def test_settings_come_back_as_they_are_typed_and_the_start_comes_first(tmp_path
     other = trials.point(trials.ask().params)
     assert other["num_envs"] in (8, 16)
     assert isinstance(other["algo.n_epochs"], int)
-    assert other["algo.gamma"] == round(other["algo.gamma"], 3)
+    assert other["algo.gamma"] == round(other["algo.gamma"], 5)
     assert other["algo.net_arch"] in ([64, 64], None)
 
 
@@ -39,6 +39,15 @@ def test_a_start_outside_of_the_space_is_taken_as_far_as_it_lies_inside(tmp_path
     point = trials.point(trials.ask().params)
     assert point["num_envs"] == 16
     assert 0.9 <= point["algo.gamma"] <= 0.99
+
+
+def test_a_rounded_value_stays_in_its_range(tmp_path: Path):
+    trials = trials_in(tmp_path, {"algo.gamma": Range(0.99, 0.9999)})
+    found = {trials.point(trials.ask().params)["algo.gamma"] for _ in range(12)}
+    assert len(found) == 12
+    assert all(0.99 <= gamma <= 0.9999 for gamma in found)
+    edge = trials_in(tmp_path, {"algo.gamma": Range(0.99, 0.9999991)})
+    assert edge.point({"algo.gamma": 0.999999}) == {"algo.gamma": 0.9999991}
 
 
 def test_processes_share_the_trials_of_the_same_objective_and_space(tmp_path: Path):

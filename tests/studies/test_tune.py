@@ -155,6 +155,49 @@ def test_a_stopped_search_goes_on_with_the_trial_that_was_killed(fasttrain, monk
     assert len(stopped.json("study.json")["rows"]) == 4
 
 
+def test_the_last_trial_is_also_tried_again_after_it_was_killed(fasttrain, monkeypatch):
+    Fakes(reward, PLAN, stop_at=5).use(monkeypatch)
+    stopped = fasttrain(*REWARD, "tune.trials=2")
+    assert stopped.exit_code == 4
+    monkeypatch.setattr(trials, "lived_at", lambda pid, at_s: False)
+    monkeypatch.setattr(trials.os, "getpid", lambda: -1)
+    with lock_folder(stopped.folder):
+        guest = Fakes(reward, PLAN).use(monkeypatch)
+        assert main(["tune", f"run={stopped.folder}"]) == 0
+    assert [seed for _, seed in guest.ran] == [1]
+    assert len(stopped.json("study.json")["rows"]) == 2
+
+
+def test_with_other_settings_the_search_begins_again(fasttrain, monkeypatch):
+    Fakes(reward, PLAN).use(monkeypatch)
+    done = fasttrain(*REWARD, "tune.trials=2").ok()
+    other = Fakes(reward, PLAN).use(monkeypatch)
+    assert main(["tune", f"run={done.folder}", "total_timesteps=20000"]) == 0
+    assert len({label for label, seed in other.ran if seed == 0}) == 3, "the profile and two trials"
+
+
+def test_a_profile_of_which_one_seed_fails_ends_it(fasttrain, monkeypatch):
+    Fakes(lambda typed, seed: {"exit_code": 1, "error": "no"} if seed else summary(), PLAN).use(monkeypatch)
+    done = fasttrain(*REWARD)
+    assert done.exit_code == 1
+    assert "the profile itself could not be run; see above" in done.out
+
+
+def test_seeds_count_for_the_speed_too(fasttrain, monkeypatch):
+    fakes = Fakes(rate, PLAN).use(monkeypatch)
+    fasttrain(*TWO, "seeds=2").ok()
+    assert [seed for label, seed in fakes.ran if label == "num_envs=512"][:2] == [0, 1]
+
+
+def test_the_mean_of_a_seed_is_judged_after_more_than_ten_evaluations(fasttrain, monkeypatch):
+    def flat(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
+        return {**reward(typed, seed), "evaluations": [0.0] * 12}
+
+    Fakes(flat, PLAN).use(monkeypatch)
+    done = fasttrain(*REWARD, "tune.trials=12").ok()
+    assert any(row["note"].startswith("ended early") for row in done.json("study.json")["rows"])
+
+
 def test_cells_of_another_process_in_the_same_study_stay(fasttrain, monkeypatch, tmp_path):
     def beside(typed: Mapping[str, str], seed: int) -> dict[str, Any]:
         path = next(tmp_path.glob("*/study.json"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import fields
 from functools import reduce
 from pathlib import Path
@@ -16,6 +16,7 @@ from fasttrain.spec.checks import BY_NAME, NOT_APPLICABLE, train_frequency
 from fasttrain.spec.config import Config
 from fasttrain.spec.reading import all_keys
 from fasttrain.spec.setting import convert, declared, did_you_mean
+from fasttrain.studies.study import OWN_KEYS
 
 
 class Range(NamedTuple):
@@ -56,6 +57,7 @@ Space = dict[str, "list[Any] | Range"]
 Point = dict[str, Any]
 PROFILE = "profile"
 ROLLOUTS = 10  # longer rollouts are tried only if a training still has 10 of them
+COMPUTING = ("workers", "torch_threads", "fused_update", "use_amp", "use_compile")  # change only the speed
 BOTH = ("num_envs", "batch_size", "updates_per_step")  # these settings change the speed and the learning
 
 
@@ -66,6 +68,8 @@ def check_space(config: Config) -> None:
         where, example = f"tune.space: {key}", "{low: 1e-4, high: 1e-2, log: true}"
         if key not in known:
             raise ConfigError(f"tune.space: unknown key '{key}'{did_you_mean(key, known)}")
+        if key.split(".")[0] in OWN_KEYS:
+            raise ConfigError(f"{where} is no setting of a training; remove it")
         if isinstance(values, dict):
             low, high, log = (values.get(name) for name in ("low", "high", "log"))
             rest, least = {*values} - {"low", "high", "log"}, 0 if log else -math.inf
@@ -74,13 +78,22 @@ def check_space(config: Config) -> None:
             values = (low, high)
         elif values is not None and not values:
             raise ConfigError(f"{where} has no values to try")
-        *groups, name = key.split(".")
-        group = type(reduce(getattr, groups, config))
-        one = {each.name: each for each in fields(group)}.get(name)
-        if one is None:
-            raise ConfigError(f"{where} is no setting of {config.algo.name}")
-        for value in values or ():
-            declared(one).check(where, convert(value, get_type_hints(group)[name], where))
+        if values is None and key.split(".")[-1] not in (*SEARCHED, *COMPUTING):
+            raise ConfigError(f"tune.space: {key} has no usual values; write {{{key}: [first, second]}}")
+        _converted(config, key, values or ())
+
+
+def _converted(config: Config, key: str, values: Iterable[object]) -> list[Any]:
+    """The values in the type of their setting. Raises ConfigError: the setting cannot have such a value."""
+    *groups, name = key.split(".")
+    group, where = type(reduce(getattr, groups, config)), f"tune.space: {key}"
+    one = {each.name: each for each in fields(group)}.get(name)
+    if one is None:
+        raise ConfigError(f"{where} is no setting of {config.algo.name}")
+    found = [convert(value, get_type_hints(group)[name], where) for value in values]
+    for value in found:
+        declared(one).check(where, value)
+    return found
 
 
 def start_of(config: Config, folder: Path) -> Point:
@@ -105,7 +118,8 @@ def space_of(config: Config, start: Point, cores: int, typed: Container[str], sp
         if wanted is None and key not in every:
             raise ConfigError(f"tune.space: {key} has no usual values here; write {{{key}: [first, second]}}")
         if isinstance(wanted, dict):
-            space[key] = Range(wanted["low"], wanted["high"], bool(wanted.get("log")))
+            low, high = _converted(config, key, (wanted["low"], wanted["high"]))
+            space[key] = Range(low, high, bool(wanted.get("log")))
         else:
             space[key] = every[key] if wanted is None else [*wanted]
     return space
@@ -144,9 +158,9 @@ def _computing(config: Config, start: Point, cores: int) -> Space:
         space["workers"] = sorted({int(start["workers"]), max(1, cores // 2), cores, 2 * cores})
     if start["torch_threads"] not in ("default", NOT_APPLICABLE):
         space["torch_threads"] = sorted({1, cores, int(start["torch_threads"])})
-    if start["fused_update"] != NOT_APPLICABLE and config.engine == "fast":
+    if start["fused_update"] != NOT_APPLICABLE and config.engine == "fast" and config.algo.spec.fast:
         space["fused_update"] = ["on", "off"]
-    for switch in ("use_amp", "use_compile") if config.device.startswith("cuda") else ():
+    for switch in COMPUTING[-2:] if config.device.startswith("cuda") else ():
         if start[switch] != NOT_APPLICABLE:
             space[switch] = ["on" if start[switch] == "off" else start[switch], "off"]
     return {key: values for key, values in space.items() if len(values) > 1}
@@ -160,8 +174,11 @@ def update_ratio(config: Config, point: Point, start: Point) -> float:
         if value["updates_per_step"] < 0:
             return 1.0
         return float(value["updates_per_step"]) / float(value["num_envs"]) / (count if unit == "step" else 1)
+    if not config.algo.spec.on_policy:  # ARS: the environments' number does not change its updates
+        return 1.0
     rollout, epochs = _rollout(value), value.get("algo.n_epochs") or 1
-    return float(epochs * math.ceil(rollout / (value.get("batch_size") or rollout)) / rollout)
+    batch_size = (config.algo.spec.minibatches and value.get("batch_size")) or rollout
+    return float(epochs * math.ceil(rollout / batch_size) / rollout)
 
 
 def _rollout(value: Point) -> int:
@@ -174,7 +191,8 @@ def not_worth(config: Config, point: Point, start: Point, least_ratio: float) ->
     """Why a point is not tried; empty if it is. 2 % below `least_ratio` is allowed, because rollouts are rounded."""
     value = {**start, **point}
     rollout = config.algo.spec.on_policy and (_rollout(value) if value["algo.n_steps"] else value["algo.rollout_size"])
-    if rollout and rollout < max(value["num_envs"], value.get("batch_size") or 1):
+    batch_size = (config.algo.spec.minibatches and value.get("batch_size")) or 1
+    if rollout and rollout < max(value["num_envs"], batch_size):
         return "a rollout is smaller than the minibatch"
     if "workers" in point and point["workers"] > value["num_envs"]:
         return "more workers than environments"

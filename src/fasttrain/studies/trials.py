@@ -46,6 +46,7 @@ class Trials:
     """The trials of one objective and one space.
 
     Args:
+        objective: a text that differs if values cannot be compared: the objective and the trainings' settings.
         lock: as `lock_of` returns it.
         seed: of Optuna's sampler. None for processes that join a search, so that they draw other settings.
     """
@@ -64,11 +65,11 @@ class Trials:
             else kinds.FloatDistribution(own.low, own.high, own.log)
             for key, own in space.items()
         }  # fmt: skip
-        mark = hashlib.sha256(repr(sorted(space.items())).encode()).hexdigest()[:8]
+        mark = hashlib.sha256(repr((objective, sorted(space.items()))).encode()).hexdigest()[:8]
         try:
             self._study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(JournalFileBackend(str(folder / JOURNAL), lock_obj=lock)),
-                study_name=f"{objective} {mark}",  # trials of another objective or space cannot be compared
+                study_name=mark,  # trials of another objective or space cannot be compared
                 load_if_exists=True,
                 direction="maximize",
                 sampler=optuna.samplers.TPESampler(n_startup_trials=RANDOM, seed=seed),
@@ -97,7 +98,7 @@ class Trials:
         """The settings of a trial's parameters."""
         return {
             key: self._texts[key][params[key]] if isinstance(own, list)
-            else params[key] if own.whole else float(f"{params[key]:.3g}")
+            else params[key] if own.whole else min(max(float(f"{params[key]:.5g}"), own.low), own.high)
             for key, own in self._space.items()
         }  # fmt: skip
 

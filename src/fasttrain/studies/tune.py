@@ -107,7 +107,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     objective = Objective.of(config.tune.objective)
     space.check_space(config)
     check_installed()
-    number = 1 if objective.speed else config.seeds if "seeds" in sources else SEEDS
+    number = config.seeds if "seeds" in sources else 1 if objective.speed else SEEDS
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna's warnings name options that users of fasttrain cannot set
         study = Study("tune", folder, overrides, make_console(), config.on_existing == "overwrite", lock_of(folder))
@@ -127,7 +127,7 @@ class Search:
     ) -> None:
         self.study, self.config, self.base, self.compose = study, config, list(base), compose
         self.objective, self.seeds = objective, range(config.seed, config.seed + number)
-        self.pairs = TURNS if objective.speed else max(MIN_PAIRS, number)  # in the confirmation
+        self.pairs = max(TURNS if objective.speed else MIN_PAIRS, number)  # in the confirmation
         timed = config.minutes is not None or config.tune.trials is None
         self.budget_s = 60 * (config.minutes or MINUTES) if timed else math.inf
         self.memory_bytes = FREE_SHARE * free_memory()
@@ -141,8 +141,9 @@ class Search:
             time.sleep(0.5)  # the first process runs the profile
             self.study.read_others()
         cells = [*self.study.run(wanted)[PROFILE].values()]
-        if len(cells) < len(wanted) or any(why := self._refusal(cell) for cell in cells):
-            self.study.say(f"tune: the profile itself could not be run{f': {why}' if cells else '; see above'}")
+        why = next(filter(None, map(self._refusal, cells)), "")
+        if len(cells) < len(wanted) or why:
+            self.study.say(f"tune: the profile itself could not be run{f': {why}' if why else '; see above'}")
             return EXIT_CRASHED
         values = [value for cell in cells if (value := self.objective.value(cell)) is not None]
         if len(values) < len(cells):
@@ -156,7 +157,8 @@ class Search:
         searched = space.space_of(self.config, self.start, usable_cores(), {*map(key_of, self.base)}, *kinds)
         self.study.say("space: " + ", ".join(f"{key} {space.text_of(own)}" for key, own in searched.items()))
         seed = self.config.seed if leads else None
-        self.trials = Trials(self.study.folder, self.study.lock, self.objective.name, searched, seed)
+        runs = [each.overrides for each in wanted]  # trials of other trainings cannot be compared
+        self.trials = Trials(self.study.folder, self.study.lock, f"{self.objective.name} {runs}", searched, seed)
         if leads:
             self.trials.add_start(self.start)
         repeats = 0
@@ -170,7 +172,7 @@ class Search:
         return holder(self.study.folder) in ("", str(os.getpid()))
 
     def _over(self, trials: Trials) -> bool:
-        ran, most = len(trials.known()), self.config.tune.trials
+        ran, most = len(trials.known()) - len(trials.running(alive=False)), self.config.tune.trials
         longer = FINAL_S / TRIAL_S if self.objective.speed else 1.0
         confirmation_s = 2 * self.pairs * longer * fmean(cell.seconds for cell in self.study.cells)
         late = self.study.spent_s() + confirmation_s > self.budget_s
@@ -183,9 +185,14 @@ class Search:
             minutes = (FINAL_S if final else TRIAL_S) / 60
             usual = ["checkup=off", "eval.episodes=2", *endless, f"stop.max_minutes={minutes:.4f}"]
         elif self.objective.evaluated and not final:
-            usual.append(f"eval_every={max(1, self.config.total_timesteps // EVALUATIONS)}")
+            usual.append(f"eval_every={self._eval_every()}")
         typed = [f"{key}={spelt(value)}" for key, value in point.items()]
         return Wanted(label_of(point), seed, tuple(merged(merged(usual, self.base), typed)))
+
+    def _eval_every(self) -> int:
+        """Env steps between two evaluations of a trial: ten in a training, if none is typed."""
+        typed = self.config.eval_every if "eval_every" in map(key_of, self.base) else None
+        return typed or max(1, self.config.total_timesteps // EVALUATIONS)
 
     def _trial(self, trials: Trials) -> bool:
         """Run a trial. False: nothing was run, because the settings are known or refused, or the search is over."""
@@ -228,14 +235,14 @@ class Search:
                 return None, f"refused: {why or 'it reports no value'}"
             values.append(value)
             if self.objective.evaluated and number < len(wanted):
-                trial.report(fmean(values), EVALUATIONS + number)
+                trial.report(fmean(values), ENDLESS + number)  # after every evaluation
                 if trial.should_prune():
                     return None, LATE
         return fmean(values), ""
 
     def _judge(self, trial: Trial) -> Callable[[Path], str]:
         """A function that reports a running cell's evaluations to Optuna. It returns why the cell ends early, or ""."""
-        every, seen = self.config.eval_every or max(1, self.config.total_timesteps // EVALUATIONS), set[int]()
+        every, seen = self._eval_every(), set[int]()
 
         def ended(folder: Path) -> str:
             for row in EvaluationLog(folder / "evaluations.csv").known(sys.maxsize):
