@@ -84,7 +84,7 @@ def test_more_reward_is_confirmed_on_fresh_seeds(fasttrain: RunCommand, monkeypa
     assert study["result"]["difference"] == pytest.approx(1000 * (best - 1e-3))
     assert study["result"]["low"] > 0
     assert profile_of(done.folder)["algo"]["learning_rate"] == best
-    assert f"--config-dir {done.folder / 'conf'} +profile=tuned" in done.out
+    assert f"--config-dir {done.folder / 'conf'} +profile=tuned total_timesteps=10000" in done.out
 
 
 def test_luck_is_not_written(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

@@ -344,10 +344,11 @@ class Study:
         place = str(self.folder / "conf").replace("\\", "/").replace("'", "\\'")
         return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
 
-    def say_profile(self, name: str, path: Path) -> None:
-        """Print where a profile is, and the command that trains with it."""
+    def say_profile(self, name: str, path: Path, typed: Sequence[str] = ()) -> None:
+        """Print where a profile is, and the command that trains with it and with the settings `typed`."""
         config_dir = shlex.quote(str(self.folder / "conf"))
-        self.say(f"written to {path}: {command()} --config-dir {config_dir} +profile={name}")
+        more = "".join(f" {shlex.quote(text)}" for text in typed)
+        self.say(f"written to {path}: {command()} --config-dir {config_dir} +profile={name}{more}")
 
 
 def settings(config: Config) -> dict[str, Any]:

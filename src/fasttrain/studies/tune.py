@@ -334,4 +334,5 @@ class Search:
         if changed and self.objective.speed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
             self.study.say(f"{said}: check the learning by {command()} compare before you rely on it")
-        self.study.say_profile("tuned", path)
+        typed = [text for text in self.base if key_of(text) not in {*point, "profile", ""}]  # the env and the algorithm
+        self.study.say_profile("tuned", path, typed)
