@@ -255,9 +255,11 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
         if before is not None and sorted(texts_without_removed(before)) != sorted(without_folder(arguments)):
             raise ConfigError(f"{found.about()} of other arguments ({' '.join(before)}): use another folder")
     with activity(make_console(), "loading fasttrain"):
+        from fasttrain.studies.launched import USUAL
         from fasttrain.studies.sweep import Sweep
     gc.enable()  # __main__ disabled it, and a sweep may last for days
-    sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way)
+    limits = hydra.configured(given, job)[0].sweep
+    sweep = Sweep(command, arguments, make_console(), given.overrides, hydra.files, way, limits)
 
     def cell(_: object) -> int:
         try:
@@ -266,7 +268,10 @@ def _sweep(command: str, hydra: Composer, given: UserInput, job: DictConfig, arg
             raise KeyboardInterrupt from error
 
     try:
-        hydra.sweep(given, cell)
+        if job.hydra.launcher._target_ == USUAL:
+            hydra.sweep(given, cell)
+        else:
+            sweep.launch(job.hydra, lambda task: hydra.sweep(given, task))
     except KeyboardInterrupt as stop:
         if stop.__cause__ is not None:
             raise stop.__cause__ from None

@@ -367,6 +367,10 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
             return f"{group}= is empty; choose from {', '.join(choices)}"
         if message := missing_engine_text(f"{group}={name}") or missing_engine_text(group):
             return message
+        if group == "hydra/launcher":
+            return (
+                f"{group}={name}: no such launcher; pip install hydra-{name.partition('_')[0]}-launcher adds its plugin"
+            )
         hint = plugins.hint(name, choices) + broken_engines_text()
         return f"{group}={name}: no such {group}, choose from {', '.join(choices)}{hint}"
     return ""

@@ -24,6 +24,7 @@ from fasttrain.spec.groups import (
     PlayConfig,
     SelfPlayConfig,
     StopConfig,
+    SweepConfig,
     TuneConfig,
     VideoConfig,
 )  # fmt: skip
@@ -370,6 +371,7 @@ class Config:
     warmup: Literal["off", "only"] = setting("off", "only compiles the kernels of such a run and trains nothing.")
     gate: GateConfig = GateConfig()
     tune: TuneConfig = TuneConfig()
+    sweep: SweepConfig = SweepConfig()
     doctor: DoctorConfig = DoctorConfig()
 
     @property

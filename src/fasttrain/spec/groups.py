@@ -49,6 +49,20 @@ class TuneConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SweepConfig:
+    """The limits of a sweep (`fasttrain -m`)."""
+
+    max_parallel: int | Literal["auto"] = setting(
+        "auto",
+        "With a launcher plugin of Hydra: cells side by side on one machine, each on cores of its own. auto is n_jobs "
+        "of joblib, or the cores divided by cpus_per_task of submitit.",
+        least=1,
+    )
+    minutes: float | None = setting(None, "After this time no further cell of a sweep begins.", least=0)
+    stop_on_error: bool = setting(False, "After a failed cell no further cell of a sweep begins.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DoctorConfig:
     """The settings of `fasttrain doctor`: what it measures."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import math
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from fasttrain.runs.logs import csv_cell
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import FittingTable, activity, figure_text, say
 from fasttrain.saving.files import lock_folder, read_json, write_json
+from fasttrain.spec.groups import SweepConfig
 from fasttrain.spec.precedence import key_of, without_folder
 from fasttrain.spec.removed import texts_without_removed
+from fasttrain.studies.launched import CellTask, cells_in, forget_unfinished, has_failed, parallel_cells, watching
 from fasttrain.studies.study import Cell, last_line, run_cell
 from fasttrain.terminal import command, near, one_line, with_interval
 
@@ -48,13 +51,14 @@ class Sweep:
         overrides: the typed arguments as Hydra's overrides, and the overrides from environment variables.
         files: options with which a cell finds the user's configuration files.
         way: value of `on_existing`.
+        limits: when no further cell begins.
     """
 
     def __init__(
         self, command: str, arguments: Sequence[str], console: Console, overrides: Sequence[str] = (),
-        files: Sequence[str] = (), way: str = "refuse",
+        files: Sequence[str] = (), way: str = "refuse", limits: SweepConfig | None = None,
     ) -> None:  # fmt: skip
-        self.command = command
+        self.command, self.limits = command, limits or SweepConfig()
         self.arguments, self.overrides, self.files, self.way = list(arguments), list(overrides), list(files), way
         self.console = console
         self.cells: list[Cell] = []
@@ -63,20 +67,47 @@ class Sweep:
         self._stored: list[dict[str, Any]] = []  # cells of the sweep that this one continues
         self._lock = ExitStack()
         self._swept: dict[str, int] = {}
-        self._total = 1
+        self._total = self._parallel = 1
+        self._until = None if self.limits.minutes is None else time.time() + 60.0 * self.limits.minutes
+
+    def launch(self, job: Any, start: Callable[[CellTask], None]) -> None:
+        """Let a launcher plugin of Hydra run all cells. `start(task)` ends when they have ended."""
+        self._begin(job)
+        parallel = parallel_cells(self.limits.max_parallel, job.launcher)
+        self._parallel = max(1, parallel)
+        further = *self._without_report(), *self.files, *_search_path(job)
+        forget_unfinished(self.folder or Path())
+        task = CellTask(self.command, further, parallel, self._until, self.limits.stop_on_error)
+        side_by_side = f", {parallel} side by side, each on its own cores" if parallel else ""
+        say(self.console, f"{self._total} cells by {job.launcher._target_.rpartition('.')[2]}{side_by_side}")
+        try:
+            with watching(self.folder or Path(), self._tell_ended):
+                start(task)
+        finally:
+            self.cells = cells_in(self.folder or Path())
+
+    def _tell_ended(self, cells: list[Cell], cell: Cell) -> None:
+        self.cells = cells
+        say(self.console, f"{self._place(len(cells), cell.overrides)}: {cell.described()}{self._eta()}")
+
+    def _begin(self, job: Any) -> None:
+        self._open(Path(job.sweep.dir).absolute())
+        of_files = [f"{key}={value}" for key, value in (job.sweeper.get("params") or {}).items()]
+        self._swept = {**_swept_keys(of_files), **_swept_keys(self.overrides)}
+        self._total = math.prod(self._swept.values())
 
     def run_cell(self, job: Any) -> int:
         """Run one composed cell in a process of its own; returns the exit code. KeyboardInterrupt after a signal."""
         if self.folder is None:
-            self._open(Path(job.sweep.dir).absolute())
-            of_files = [f"{key}={value}" for key, value in (job.sweeper.get("params") or {}).items()]
-            self._swept = {**_swept_keys(of_files), **_swept_keys(self.overrides)}
-            self._total = math.prod(self._swept.values())
+            self._begin(job)
+        if self._until is not None and time.time() > self._until:
+            say(self.console, "sweep.minutes are over: no further cell begins")
+            raise KeyboardInterrupt
         folder = Path(job.runtime.output_dir).absolute()
         label, own = str(len(self.cells)), without_folder(job.overrides.task)
         cell, interrupted = self._known(label, own, folder), False
         if cell is None:
-            overrides = [*job.overrides.task, *self._without_report(), *self.files]
+            overrides = [*job.overrides.task, *self._without_report(), *self.files, *_search_path(job)]
             title = self._place(len(self.cells) + 1, job.overrides.task) + self._eta()
             with activity(self.console, title, lambda: last_line(folder)):
                 cell, interrupted = run_cell(self.command, overrides, folder, label)
@@ -85,7 +116,7 @@ class Sweep:
         self._write(*self._rows())
         place = self._place(len(self.cells), cell.overrides)
         say(self.console, f"{place}: {cell.described()} · {cell.seconds:.0f} s{self._eta()}")
-        if interrupted or cell.exit_code == EXIT_STOPPED:
+        if interrupted or cell.exit_code == EXIT_STOPPED or (self.limits.stop_on_error and has_failed(cell)):
             raise KeyboardInterrupt
         return cell.exit_code
 
@@ -118,7 +149,7 @@ class Sweep:
 
     def _eta(self) -> str:
         done, left = [cell.seconds for cell in self.cells], self._total - len(self.cells)
-        return f" · ETA {clock_text(left * sum(done) / len(done))}" if done and left > 0 else ""
+        return f" · ETA {clock_text(left * sum(done) / len(done) / self._parallel)}" if done and left > 0 else ""
 
     def finish(self) -> int:
         """Print the table, write sweep.csv and sweep.json, return the exit code: 0 if every cell is done, 4 if the
@@ -131,9 +162,14 @@ class Sweep:
         self._write(*found)
         self._lock.close()
         codes = {cell.exit_code for cell in self.cells}
-        if self.stopped or EXIT_STOPPED in codes:
+        stopped = self.stopped or EXIT_STOPPED in codes
+        if stopped and not (self.limits.stop_on_error and any(map(has_failed, self.cells))):
             return EXIT_STOPPED
-        return EXIT_CRASHED if codes - {EXIT_DONE, EXIT_WRONG_INPUT} else max(codes, default=EXIT_WRONG_INPUT)
+        return (
+            EXIT_CRASHED
+            if codes - {EXIT_DONE, EXIT_WRONG_INPUT, EXIT_STOPPED}
+            else max(codes, default=EXIT_WRONG_INPUT)
+        )
 
     def way_on(self) -> str:
         """How many cells of a stopped sweep are done, and the command that continues it."""
@@ -203,6 +239,11 @@ def _swept_keys(given: Sequence[str]) -> dict[str, int]:
         return {o.key_or_group: len(list(o.sweep_string_iterator())) for o in overrides if o.is_sweep_override()}
     except HydraException:  # Hydra reports this error itself, later
         return {}
+
+
+def _search_path(job: Any) -> list[str]:
+    """The typed folders in which a cell looks for configuration files."""
+    return [text for text in job.overrides.hydra if key_of(text) == "hydra.searchpath"]
 
 
 def _values(overrides: Sequence[str]) -> dict[str, str]:
