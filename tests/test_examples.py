@@ -117,7 +117,7 @@ LOGGERS = (
         (
             CART[:1],
             ["algo=sac", "algo.ent_coef=abc"],
-            "ent_coef=abc: expected a number, auto, or auto_0.1, an auto that begins with 0.1",
+            "ent_coef=abc: expected a number, auto, or auto_0.1 (auto that starts at 0.1)",
         ),
         (CART[:1], ["algo=td3", "algo.policy_delay=0"], "algo.policy_delay=0: must be at least 1"),
         (CART, ["algo.policy_kwargs.net_arch=[8]"], "net_arch: use algo.net_arch=… instead"),

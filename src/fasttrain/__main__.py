@@ -12,13 +12,13 @@ from contextlib import suppress
 from fasttrain import put_behind_python
 from fasttrain.terminal import let_output_end
 
-THREADS_S = 5.0  # seconds that threads of an env have to end when the command is done
+THREADS_S = 5.0  # seconds that an env's threads get to end after the command is done
 
 
 def main() -> int:
     """The command line; returns the exit code."""
-    gc.disable()  # this saves a second; commands.implementation enables it after all imports
-    with suppress(OSError):  # the working directory does not exist, which the command reports
+    gc.disable()  # saves a second of imports; commands.implementation enables it afterwards
+    with suppress(OSError):  # the working directory was deleted; the command reports this later
         if sys.path[0] in ("", os.getcwd()):  # started by `python -m`
             put_behind_python(os.getcwd())
     let_output_end()
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _leave_threads(ended: list[int], leaving: threading.Event) -> None:
-    """End the process if threads of an env do not end. The interpreter waits for threads before it calls `_leave`."""
+    """End the process if an env's threads do not end: the interpreter waits for them before it calls `_leave`."""
     threading.main_thread().join()
     if not leaving.wait(THREADS_S):
         _leave(ended)

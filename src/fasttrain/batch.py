@@ -23,7 +23,7 @@ Int64Array = NDArray[np.int64]
 Observations = NDArray[Any] | dict[str, NDArray[Any]]
 Records = NDArray[np.void]  # (N,) states of games, with a structured dtype
 OPPONENTS_TURN = "opponents_turn"  # a property of a two-sided env, and a key in its infos
-LAST_MASKS = "terminal_action_masks"  # key in the info of a truncated step: (A,) bool, legal in the last state
+LAST_MASKS = "terminal_action_masks"  # key in the info of a truncated step: (A,) bool, True = legal in the last state
 
 
 class Record(Protocol):
@@ -41,20 +41,20 @@ class FinishedEpisode(NamedTuple):
     episode_return: float  # undiscounted sum of rewards
     length: int  # env steps
     final_observation: Any  # observation before the autoreset; a dict for Dict spaces
-    truncated: bool  # True if a limit cut the episode and it did not terminate in the same step
+    truncated: bool  # True if a limit ended the episode and the rules did not end it in the same step
     info: dict[str, Any]  # info of the env's last step
-    lost: bool = False  # True if a fault of the env or its worker ended it, not a rule of the game
+    lost: bool = False  # True if a fault of the env or of its worker ended the episode
 
 
 class QBatches(NamedTuple):
     """U minibatches of B rows out of M stored transitions, for kernels. Arrays that are not needed are empty."""
 
     observations: Float32Array  # (M, O)
-    next_observations: Float32Array  # (L, O), may be the same array as `observations`
+    next_observations: Float32Array  # (L, O), L rows; may be the same array as `observations`
     actions: Int64Array  # (M, K), K sub-actions; a Discrete action has 1
-    rows: Int64Array  # (U, B) of `observations` and `actions`
-    next_rows: Int64Array  # (U, B) of `next_observations`
-    rewards: Float32Array  # (U, B) discounted sums of rewards over the steps in between
+    rows: Int64Array  # (U, B) row indices into `observations` and `actions`
+    next_rows: Int64Array  # (U, B) row indices into `next_observations`
+    rewards: Float32Array  # (U, B) sums of discounted rewards over the n steps of a transition
     discounts: Float32Array  # (U, B) gamma to the power of the number of steps; shape (0, 0): the algorithm's gamma
     dones: Float32Array  # (U, B) 1 where the episode ended by the rules
     next_masks: BoolArray  # (U, B, A) True = legal in the next observations; shape (0, 0, 0): all are legal
@@ -66,7 +66,7 @@ def each_array(function: Callable[..., Any], value: Any, *others: Any) -> Any:
 
     Args:
         value: an array, None (which stays None), or a dict or tuple of such values.
-        others: values of the same form, whose arrays in the same place are further arguments.
+        others: values of the same form; their arrays in the same place are further arguments of `function`.
     """
     if value is None:
         return None
@@ -102,7 +102,7 @@ NO_LEGAL_ACTION = "End the episode in such a state, offer a pass action, or use 
 
 
 def load_into(target: NDArray[Any], arrays: Mapping[str, NDArray[Any]], name: str) -> None:
-    """Copy a checkpoint's array of that name into `target`.
+    """Copy a checkpoint's array `name` into `target`.
 
     Raises:
         ConfigError: there is no such array, or it has another shape or dtype.
@@ -127,7 +127,7 @@ def flat_rows(observations: Any, keys: Iterable[str] = ()) -> Float32Array:  # (
 
 
 class without_prefix(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a function
-    """The arrays named `prefix/…`, by their names without the prefix. Arrays are read on access."""
+    """The arrays named `prefix/NAME`, with NAME as the key. Arrays are read on access."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]], prefix: str) -> None:
         self._arrays, self._start = arrays, f"{prefix}/"
@@ -143,7 +143,7 @@ class without_prefix(Mapping[str, NDArray[Any]]):  # noqa: N801 - reads as a fun
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays under the names `prefix/NAME`."""
+    """`arrays` with `prefix/` before each name."""
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
@@ -163,7 +163,7 @@ class Slots:
     truncations: BoolArray  # (N,)
     action_masks: BoolArray | None = None  # (N, A), None for an env without masks
     finished: list[FinishedEpisode] = field(default_factory=list)  # one for each env whose episode ended
-    resets: BoolArray | None = None  # (N,) True where the step was no transition: only a reset, or `rests` was True
+    resets: BoolArray | None = None  # (N,) True where the step was no transition but only a reset, or `rests` was True
     rests: BoolArray | None = None  # (N,) True where the next step will be no transition; None: in no env
 
     @property

@@ -11,7 +11,7 @@ Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 
 def student(values: NDArray[np.float64]) -> tuple[Any, Any]:
-    """Mean over the first axis, and half the width of its interval, which is infinite for a single value."""
+    """Mean over the first axis, and half the width of the mean's interval, which is infinite for a single value."""
     from scipy.special import stdtrit  # imported here, because this takes 0.3 s
 
     count, mean = len(values), values.mean(axis=0)

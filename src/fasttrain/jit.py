@@ -84,7 +84,7 @@ def njit_bare(function: F) -> F:
 
 
 def njit_inner(function: F) -> F:
-    """As `njit_bare`, for functions that only kernels call. Without a wrapper they compile in an eighth less time."""
+    """As `njit_bare`, for functions that only kernels call. Without Python wrappers they compile in 7/8 of the time."""
     return _kernel(function, no_cpython_wrapper=True, **_BARE)
 
 
@@ -95,13 +95,13 @@ def njit_inline(function: F) -> F:
 
 
 def intrinsic(function: Callable[..., Code]) -> Any:
-    """numba's `intrinsic`: a function of types that returns a signature and the LLVM code of a call."""
+    """numba's `intrinsic`: `function` gets the types of a call, and returns its signature and a writer of LLVM code."""
     return numba.extending.intrinsic(function)
 
 
 @intrinsic
 def fetch(typing: Any, x: types.Type, begin: types.Type, end: types.Type) -> Code:
-    """Bring x[begin:end] into the cache, a line of 16 entries of 4 bytes at a time, without waiting for it."""
+    """Prefetch x[begin:end] into the cache, in lines of 16 entries of 4 bytes, without waiting for the data."""
 
     def write(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
@@ -111,7 +111,7 @@ def fetch(typing: Any, x: types.Type, begin: types.Type, end: types.Type) -> Cod
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
         with cgutils.for_range_slice(builder, begin, end, ir.Constant(ir.IntType(64), 16)) as (index, _):
             address = builder.bitcast(builder.gep(data, [index]), byte)
-            builder.call(function, [address, number(0), number(3), number(1)])  # for reading data, into all caches
+            builder.call(function, [address, number(0), number(3), number(1)])  # read, all caches, data
         return context.get_dummy_value()
 
     return types.void(x, types.int64, types.int64), write

@@ -33,7 +33,7 @@ import llvmlite
 import numba
 import numpy as np
 
-try:  # private parts of numba: pyproject.toml has a ceiling on its version because of them
+try:  # private parts of numba: because of them pyproject.toml limits numba's version
     from numba.core import compiler, serialize, sigutils
     from numba.core.caching import NullCache
     from numba.misc import appdirs
@@ -47,9 +47,9 @@ except (ImportError, AttributeError):  # another version of numba: there is no c
     KEEPS = False
     NullCache: Any = object  # type: ignore[no-redef]
 
-logging.getLogger("numba").setLevel(logging.WARNING)  # otherwise 61,255 records if an env sets DEBUG for all loggers
+logging.getLogger("numba").setLevel(logging.WARNING)  # else 61,255 log records if an env sets DEBUG for all loggers
 
-KEPT = 2  # versions of one kernel for one processor, so that changing the branch and back compiles nothing
+KEPT = 2  # files kept per kernel and processor: switching a git branch and back compiles nothing
 DEAD_S = 3600  # seconds after which an unfinished file counts as abandoned
 _DIGEST_SIZE = 32  # bytes
 _CHOICES = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "BOUNDSCHECK", "DEBUGINFO_DEFAULT")  # variables NUMBA_…
@@ -66,7 +66,7 @@ def folders() -> list[Path]:
         return [Path(chosen) / "fasttrain"]
     users = Path(_AppDirs(appname="fasttrain", appauthor=False).user_cache_dir if KEEPS else "")
     own = Path(__file__).parent / "__pycache__"
-    return [folder / "kernels" for folder in (users, own) if folder.is_absolute()]  # no home: "~/.cache"
+    return [folder / "kernels" for folder in (users, own) if folder.is_absolute()]  # relative if there is no home
 
 
 class KernelCache(NullCache):
@@ -92,7 +92,7 @@ class KernelCache(NullCache):
     def save_overload(self, sig: object, data: Any) -> None:
         """Store the compiled kernel. If no folder can be written to, one warning is printed."""
         if data.library.has_dynamic_globals or any(not loop.can_cache for loop in data.lifted):
-            return  # such machine code has addresses of this process
+            return  # the machine code has addresses that are valid only in this process
         if not remember(*self._name(sig, self._dispatcher.targetctx), _dumps(data._reduce())):
             _cannot_keep(folders()[0])
 
@@ -105,7 +105,7 @@ class KernelCache(NullCache):
         return any((folder / self.file(sig)).is_file() for folder in folders())
 
     def _name(self, sig: object, target_context: Any) -> tuple[str, str]:
-        """The parts of the name: which kernel for which processor, and which version of it."""
+        """Both parts of the file's name: one for kernel and processor, one for the version of the kernel's code."""
         chosen = [repr(getattr(numba.config, name, None)) for name in _CHOICES]
         key = digest_of((_normalised(sig), target_context.codegen().magic_tuple(), _VERSIONS, chosen))
         kernel = _name(self._dispatcher.py_func).replace("<", "").replace(">", "")
@@ -171,16 +171,16 @@ def _cannot_keep(folder: Path) -> None:
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, range, slice, type(...))
 _CODE = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_argcount", "co_exceptiontable")
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # their versions are hashed, not their code
+_VERSIONED = {"numba", "llvmlite", "numpy", *sys.stdlib_module_names}  # hashed by version, not by code
 
 
 def digest_of(value: object) -> bytes:
     """A digest of a kernel, or of anything that a kernel may refer to.
 
-    A function enters with its bytecode and all that the bytecode names: constants with their values, other kernels and
-    functions with their code, and so on. So a change of a comment or of another function in the file changes nothing; a
-    change of something that it calls or of a constant, in whatever file, changes the digest. All other things enter
-    with the whole file that they come from. Code is read from memory, because files may have changed since the import.
+    Of a function, the bytecode and all that it names are hashed: constants with their values, other kernels and
+    functions with their code, and so on. So the digest does not depend on comments or on functions that are not called,
+    but on everything that is called and on constants, in whatever file. Of all other objects the whole file from which
+    they come is hashed. Code is read from memory, because files may have changed since the import.
     """
     hasher = hashlib.sha256()
     for part in _Walk().of(value):
@@ -194,10 +194,10 @@ class _Walk:
     """Visits all parts of a value once, in an order that depends only on the code."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[int, Any]] = {}  # id → number, and the object, so that no other gets its id
+        self._seen: dict[int, tuple[int, Any]] = {}  # id → (number, object): keeping the object keeps its id unique
 
     def of(self, value: object, names: Iterable[str] = ()) -> Iterator[str | bytes]:
-        """The parts of a value; of a module only the attributes `names`, which are all that the code may read."""
+        """What is hashed of a value; of a module only the attributes `names`: the names that the calling code uses."""
         yield type(value).__name__
         if isinstance(value, Enum):
             yield f"{_name(type(value))}.{value.name}"
@@ -231,7 +231,7 @@ class _Walk:
             yield from self._once(value)
 
     def _once(self, value: object) -> Iterator[str | bytes]:
-        """The parts of things that may refer to themselves."""
+        """What is hashed of a function, class or other object: it may refer to itself, for example by recursion."""
         if isinstance(value, FunctionType):
             yield from self._function(value)
         elif hasattr(value, "py_func"):  # a kernel
@@ -291,13 +291,13 @@ def _is_ours(value: object) -> bool:
 
 
 def _source(value: object) -> bytes:
-    """The content of the file from which `value` comes; empty for versioned packages."""
+    """The content of the file from which `value` comes; empty for a package whose version is hashed."""
     holder = value if hasattr(value, "__module__") else type(value)
     file = getattr(sys.modules.get(str(holder.__module__)), "__file__", None)
     return Path(file).read_bytes() if file and _is_ours(holder) else b""
 
 
-# --- compiling kernels before they are called: in this process, or in another one beside training, which imports numba
+# --- compiling kernels before they are called: in this process, or in a second one during training, which imports numba
 # and the kernels' modules but not torch.
 
 _START = "from fasttrain.kernel_cache import compile_asked; compile_asked()"
@@ -337,7 +337,7 @@ def compile_all(calls: Sequence[KernelCall], now: Callable[[str], None] = lambda
 
 
 class Compiler:
-    """A process that compiles kernels into the cache. That process ends when this one ends.
+    """A process that compiles kernels into the cache. It ends when the process that started it ends.
 
     Its priority is normal: with two busy cores a million steps of CartPole took 84 s, and 133 s with niceness 5,
     because compiling then took 85 s instead of 29. On idle cores there was no difference.

@@ -53,7 +53,7 @@ def stop_after(parent: int, look_every_s: float = 2.0) -> None:
 def outgrows(pid: int) -> int:
     """Bytes that the process `pid` and its children use, if they are about to exhaust the memory; else 0.
 
-    They are about to do so if less than a sixteenth of the memory that they can have at most is free.
+    That is the case if the free memory is less than a sixteenth of (their memory + free memory).
     """
     free = free_memory()
     if free > 2**31:
@@ -80,7 +80,7 @@ def _cpu_quota() -> float:
 
 
 def _own_folders(controller: str) -> Iterator[Path]:
-    """The folders of this process's control group and of those above it, of versions 2 and 1 (Linux).
+    """The folders of this process's control group and of its parent groups, in cgroup versions 2 and 1 (Linux).
 
     Inside a container the group is the root of the mounted folder, whatever path /proc names.
     """

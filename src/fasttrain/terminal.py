@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-COMMAND_VARIABLE = "FASTTRAIN_COMMAND"  # set by scripts/run.py, without which there is no `fasttrain` on the PATH
+COMMAND_VARIABLE = "FASTTRAIN_COMMAND"  # set by scripts/run.py, which users call if `fasttrain` is not on the PATH
 PLAIN = str.maketrans({
     "·": "|", "…": "...", "→": "->", "×": "x", "±": "+-", "µ": "u", "–": "-", "█": "#", "’": "'", "“": '"', "”": '"',
 })  # fmt: skip
@@ -42,7 +42,7 @@ def with_own_pip(text: str) -> str:
 
 
 def near(path: Path) -> Path:
-    """`path` relative to the working directory if it lies below; unchanged if stdout is no terminal."""
+    """`path` relative to the working directory if it is inside; unchanged if stdout is no terminal."""
     here = Path.cwd()
     return path.relative_to(here) if sys.stdout.isatty() and path != here and path.is_relative_to(here) else path
 
@@ -117,7 +117,7 @@ class Output:
     @classmethod
     def end(cls, error: OSError, file: int) -> None:
         """Throw away everything that is written to `file` from now on."""
-        if error.errno not in (errno.EPIPE, errno.EIO):  # these mean: closed; a terminal's SIGHUP may come later
+        if error.errno not in (errno.EPIPE, errno.EIO):  # not if it was closed (a terminal's SIGHUP may come later)
             cls.lost = str(error)
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), file)

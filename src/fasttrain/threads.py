@@ -5,7 +5,7 @@ thread's number. Python calls it once, as thread 0. `begin_work` in the kernel t
 threads. They wait for it in compiled code (`follow`), because waking a sleeping thread takes 10 to 80 µs, and a step of
 256 games takes only 90 µs. They run the kernel's own machine code with the arguments of thread 0, so that the kernel is
 compiled only once. numba's `prange` would compile every function below it a second time, and has threads of its own.
-Work is cut into pieces, and a thread takes the next one when it is free, so that no thread waits for a late one. A
+Work is cut into pieces, and a thread takes the next one when it is free, so that no thread waits for a slow one. A
 kernel on threads must not raise, because it would then not wait for the other threads.
 """
 
@@ -110,7 +110,7 @@ def publish(typing: Context, team: types.Type) -> Code:
 
     def generate(context: BaseContext, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         kernel = builder.function
-        result, error, *own_arguments, _ = kernel.args  # in numba's calling convention; the thread's number is replaced
+        result, error, *own_arguments, _ = kernel.args  # numba's calling convention; `_` is the number of thread 0
         stored = cgutils.alloca_once(builder, ir.LiteralStructType([value.type for value in own_arguments]))
         for number, value in enumerate(own_arguments):
             builder.store(value, cgutils.gep_inbounds(builder, stored, 0, number))
@@ -229,7 +229,7 @@ def claim(team: Int64Array, me: int) -> int:
 
 @njit_inner
 def end_work(team: Int64Array, me: int) -> None:
-    """Thread 0 waits until all others have left the kernel, because its arguments exist only until it returns."""
+    """Thread 0 waits until all others have left the kernel, because the arguments exist only until thread 0 returns."""
     if me == 0 and team[SIZE] > 1:
         fetch_add(team, CALL, 1)
         checks = 0

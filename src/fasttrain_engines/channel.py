@@ -98,7 +98,7 @@ class Channel(asyncio.Protocol):
         return False  # this closes the connection in both directions
 
     def fail(self, error: GameLostError) -> None:
-        """Close for good. All waiting calls raise `error`."""
+        """Close the channel for good. All waiting calls raise `error`."""
         if self.failure is not None:
             return
         self.failure = error
@@ -174,7 +174,7 @@ async def connect(make: Callable[[], Channel], address: str | tuple[str, int], t
 
 
 async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for them. Before Python 3.12 `wait_for` may swallow a cancellation, so it is repeated."""
+    """Cancel tasks and wait for them. Repeats `cancel`, because before Python 3.12 `wait_for` may swallow it."""
     running = {*tasks}
     while running:
         for task in running:

@@ -58,7 +58,7 @@ class Daemon:
         self.address: str | tuple[str, int] | None = None  # None: connected by pipes
         self.ready = False
         self.draining = False  # True: it gets no new games and is not restarted
-        self.over: asyncio.Future[str] | None = None  # done when the process must be restarted; its result says why
+        self.over: asyncio.Future[str] | None = None  # done when the process must be restarted; result: the reason
         self.seats = self.games = self.finished = 0  # seats in use; games begun since the start; finished games
         self.served: dict[Channel, int] = {}  # open connection → games begun on it
         self.turned_away = 0  # number of refused connections in a row
@@ -273,7 +273,7 @@ def spawn(
     """Start a program.
 
     Raises:
-        EnvSpecError: it does not exist or cannot be run. The message names its package if that is known.
+        EnvSpecError: the program does not exist or cannot be run. The message names its package if that is known.
         GameLostError: the system has no memory or file descriptors left now.
     """
     folder = settings.cwd
@@ -311,7 +311,7 @@ def check_jvm_flags(settings: DaemonsConfig) -> None:
 
 
 def refused_flags(java: str, flags: Sequence[str]) -> dict[str, str]:
-    """Flag with which this JVM does not start → the JVM's message. If each flag works alone, the key is all flags."""
+    """Flag with which this JVM does not start → the JVM's message. If only all together fail, the key is all flags."""
     if not flags or not _jvm_error(java, flags):
         return {}
     each = {flag: _jvm_error(java, [flag]) for flag in flags}

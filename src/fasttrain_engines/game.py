@@ -180,11 +180,11 @@ class DecisionServer(MessageGame):
                 self.decision = outcome
             if outcome is not None:
                 return outcome
-        raise GameLostError("flood", f"{MOST_NOTES:,} messages and no decision")
+        raise GameLostError("flood", f"{MOST_NOTES:,} messages in a row without a decision")
 
 
 def read_message(game: MessageGame, message: object) -> Outcome | None:
-    """The result of `game.read`, of which any exception becomes a GameLostError."""
+    """The result of `game.read`. Any exception that `read` raises becomes a GameLostError."""
     try:
         return game.read(message)
     except GameLostError:
@@ -237,9 +237,9 @@ def mask_of(legal: Legal, width: int) -> BoolArray:
     else:
         mask = np.zeros(width, np.bool_)
         if array.size and array.dtype.kind not in "iu":
-            raise GameLostError("bad decision", f"legal actions {legal!s:.80}, there are 0 to {width - 1}")
+            raise GameLostError("bad decision", f"legal actions {legal!s:.80}: expected numbers from 0 to {width - 1}")
         if array.shape == (width,) and len({*array.tolist()}) < width and np.isin(array, (0, 1)).all():
-            mask = array == 1  # as a list of action numbers it would have duplicates
+            mask = array == 1  # 0 or 1 comes twice, so these are no action numbers but a mask
         elif array.size and (array.min() < 0 or array.max() >= width or len({*array.ravel().tolist()}) < array.size):
             why = f"each of 0 to {width - 1} may come once; or give a mask of {width} entries, 1 = legal"
             raise GameLostError("bad decision", f"legal actions {legal!s:.80}: {why}")
@@ -269,5 +269,5 @@ def row_of(observation: object, space: spaces.Space[Any]) -> Any:
     if row.dtype.kind == "f" and not np.isfinite(row).all():
         raise GameLostError("bad decision", f"observation {observation!s:.80} is not finite")
     if isinstance(space, COUNTED) and not space.contains(row):  # numbers of these spaces become indices
-        raise GameLostError("bad decision", f"observation {observation!s:.80} is not of {space}")
+        raise GameLostError("bad decision", f"observation {observation!s:.80} is not in {space}")
     return row

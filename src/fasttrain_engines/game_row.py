@@ -1,4 +1,4 @@
-"""Row: the games of one env with an engine, one after another.
+"""Row: plays the games of one env with an engine, one after another.
 
 A row waits for an action, sends it to the engine, waits for the next decision, writes it into the shared memory and
 tells the trainer. A fault of the engine ends only that game: the row begins another one, and the game is marked as
@@ -46,7 +46,7 @@ MOST_REFUSED = 100  # most refused actions at one decision
 KEPT_MB = 64.0  # a file of records that reaches this size is emptied
 SPENT = {name: index for index, name in enumerate(GameTimes._fields)}  # name of a time or count → its index in `words`
 
-READY, STEP, AGAIN = range(3)  # kinds of news of a row: first decision, result of an action, the same decision again
+READY, STEP, AGAIN = range(3)  # news from a row: first decision, result of an action, the same decision again
 
 
 class Records:
@@ -89,7 +89,7 @@ class Table:
     two_sided: bool = False  # True: the trainer decides also for the opponent
     empty_raises: bool = False  # True: a decision without a legal action is an error, not a lost game
     guest: bool = False  # True: the games are those of an evaluation
-    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # row → future that an action ends
+    actions: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # row → future, done once the action arrived
 
 
 class Row:
@@ -150,7 +150,7 @@ class Row:
         self.table.tell(row, STEP)
 
     async def _played(self, asked: Awaitable[Outcome]) -> Outcome:
-        """The engine's next decision for the policy, checked. Forced decisions before it are made here."""
+        """The engine's next decision for the policy, checked. Takes the forced decisions that come before it."""
         reward = 0.0
         decision: Any = None  # the last forced decision
         for _ in range(MOST_FORCED):
@@ -188,7 +188,7 @@ class Row:
         return int(self.mask.argmax()) if one_only and self.mask.sum() == 1 else None
 
     async def _opened(self) -> Decision:
-        """The first decision of the next game that can be begun."""
+        """Begin games until one starts and has a decision for the policy. Returns this decision."""
         pause_s, without = PAUSE_S, 0
         while True:
             try:
@@ -213,7 +213,7 @@ class Row:
             self._note_game(outcome, outcome.reward)  # the game had no decision for the policy
             without += 1
             if without >= MOST_WITHOUT:
-                raise EnvError(f"{without:,} games with the engine in a row had no decision for the policy")
+                raise EnvError(f"{without:,} games in a row with the engine had no decision for the policy")
 
     async def _begun(self) -> Decision | Over:
         """Take a seat and begin a new game. Returns its first decision, or its end."""
@@ -231,7 +231,7 @@ class Row:
         begun = self.game.begin(self.seat.channel, next(self.table.names), self.game_seed)
         outcome = await self._played(begun)
         if isinstance(outcome, Refused):
-            raise GameLostError("bad message", "the engine refuses an answer before there was a decision")
+            raise GameLostError("bad message", "the engine refused an action before it asked for a decision")
         self.pool.begun(self.seat)
         return outcome
 
@@ -315,7 +315,7 @@ class Row:
         words, seat = self.table.words, self.seat
         if error.cause == NO_ACTION and self.table.empty_raises:
             where = f"in env {self.row}, game {self.number}, after {self.length:,} decisions"
-            raise EnvError(f"{NO_ACTION} {where}: {error}. {NO_LEGAL_ACTION}: then such a game is lost") from error
+            raise EnvError(f"{NO_ACTION} {where}: {error}. {NO_LEGAL_ACTION}: then the game counts as lost") from error
         words[SPENT["lost"]] += 1
         words[SPENT["lost_decisions"]] += self.length
         self.table.tally.lost[error.cause] += 1

@@ -79,7 +79,7 @@ def serve(connection: Connection, settings: GamesSettings) -> None:
         for mine, its in ((game.observation_space, guest.observation_space), (game.action_space, guest.action_space)):
             if mine != its:
                 what = f"eval.env_kwargs: a game made with {settings.guest_kwargs} has {its}"
-                raise ConfigError(f"{what}, the training's has {mine}")
+                raise ConfigError(f"{what}, a game of the training has {mine}")
         width = mask_width(game.action_space) if game.masked else 0
         connection.send(Ready(game.observation_space, game.action_space, bool(width)))
     except FastTrainError as error:
@@ -124,7 +124,7 @@ class Worker(asyncio.Protocol):
         self._news: list[tuple[Any, ...]] = []
         self.wait_s = 0.0  # `wait_ms` of the game's class
         self._later: asyncio.TimerHandle | None = None  # a timer that sends collected news to the trainer
-        self._under_way = set[int]()  # rows that are acting and have no news yet
+        self._under_way = set[int]()  # rows that were sent a reset or an action, without news yet
         self._frames = Lengths(1 << 30)
         self.pool = Pool(
             settings.daemons, lambda: made(settings), settings.count, settings.per_daemon, folder, settings.cores,
@@ -194,7 +194,7 @@ class Worker(asyncio.Protocol):
         self._line.write(self._frames.pack(pickle.dumps((kind, content))))
 
     def _tell(self, row: int, kind: int, info: dict[str, Any] | None = None) -> None:
-        """Send news of a row, together with others of this round of the loop, or of the next `wait_ms`."""
+        """Send news of a row, with the news of other rows in this round of the loop or in the next `wait_ms`."""
         self._under_way.discard(row)
         self._news.append((row, kind, info))
         first, wait_s = len(self._news) == 1, self.wait_s

@@ -62,8 +62,8 @@ class Go(EngineGame):
         colour: the learner's colour; both: in turn. The seed of the first game decides the first colour.
         most_moves: moves of both sides after which the game is truncated; None: 3 size².
         errs: share of the opponent's moves that are random at the beginning, because a learner that never wins cannot
-            learn. Each win with a colour reduces its share by errs / 40, each loss raises it by a third of that, so
-            that a quarter of the games is won until the share is 0.
+            learn. Each win with a colour reduces the share for this colour by errs / 40, each loss raises it by a
+            third of that, so that a quarter of the games is won until the share is 0.
     """
 
     framing, codec = Replies, "text"
@@ -119,7 +119,7 @@ class Go(EngineGame):
         second_pass = move == PASS and self._moves[-1:] == [PASS]
         self._moves.append(move)
         ours = f"play {self._mine} {move}"
-        if second_pass:  # GNU Go itself would continue
+        if second_pass:  # the game ends, but GNU Go would continue
             return await self._over(channel, ours)
         return await self._they_move(channel, ours)
 
@@ -131,7 +131,7 @@ class Go(EngineGame):
         return await self._answered(channel, f"play {self._theirs} {move}")
 
     async def _answered(self, channel: Channel, *commands: str) -> Decision | Over:
-        """Send commands and return the decision that follows. At the opponent's turn the last one makes it move."""
+        """Send commands and return the decision that follows. The last command may be the opponent's move."""
         seen = (f"all_legal {self._mine}", "list_stones black", "list_stones white")
         *_, last, legal, black, white = await self._asked(channel, *commands, *seen)
         if self._theirs in commands[-1].split():
@@ -179,7 +179,7 @@ class Go(EngineGame):
             reply = await channel.receive(max(0.0, until - time.monotonic()))
             found = re.fullmatch(r"=(\d+)(?: (.*))?", reply, re.DOTALL) or _unknown(command, reply)
             if int(found[1]) != first + place:
-                raise GameLostError("wrong answer", f"command {first + place} was answered as {found[1]}")
+                raise GameLostError("wrong answer", f"the engine answered command {found[1]}, not {first + place}")
             replies.append((found[2] or "").strip())
         return replies
 

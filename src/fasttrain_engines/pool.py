@@ -1,8 +1,8 @@
 """Pool: keeps several daemons of one engine alive and gives their seats to games.
 
 A daemon that ends, hangs or is stopped is restarted, after a pause that doubles with each failure. A daemon that has
-played enough games or uses too much memory is recycled: its successor starts, then it gets no new games and ends with
-its last one. Until the successor is ready it plays on, because a game without a seat would stop the others.
+played enough games or uses too much memory is recycled: a new daemon starts, then the old one gets no new games and
+ends with its last game. Until then the old one gets games, because a game without a seat would stop the other games.
 
 If a daemon refuses or ignores further connections while it plays on n others, each daemon gets at most n games from
 then on, and more daemons are started if daemons.count=auto.
@@ -61,7 +61,7 @@ def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
 
 
 def playing(daemon: Daemon) -> int:
-    """The number of connections on which a daemon plays. Games on its other seats have not answered yet."""
+    """The number of connections on which a daemon plays. Its other seats still wait for a first answer."""
     return sum(channel.failure is None for channel in daemon.served)
 
 
@@ -93,7 +93,7 @@ class Pool:
     ) -> None:
         self.settings, self._game, self.per_daemon, self._say = settings, make(), per_daemon, say
         self._tell, self._at_once = tell, games or count * per_daemon
-        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # games per daemon, guests included
+        self.most = math.inf if settings.games_per_daemon == "auto" else per_daemon  # limit per daemon, guests included
         ports = itertools.cycle(ports_of(str(settings.ports), part, parts))
         threads = max(1, cores // parts // count)
         indices = range(part, part + count * parts, parts)
@@ -105,9 +105,9 @@ class Pool:
         self._successor: Daemon | None = None  # replaces a daemon that is being recycled
         self.tally = Tally()
         self.failure: Exception | None = None  # why the pool gave up
-        self._lost_in_a_row = {False: 0, True: 0}  # key: whether the game is a guest's
-        self._guests_away = 0  # refused guests in a row
-        # If a process ends, all its games are lost, and further games until its end is noticed.
+        self._lost_in_a_row = {False: 0, True: 0}  # number of lost games in a row; key: whether they are guests
+        self._guests_away = 0  # number of guests in a row that were refused
+        # So many lost games in a row are allowed, because a process that ends loses all its games, and some more.
         enough = max(100, 4 * count * per_daemon)
         self._most_lost = enough if settings.max_failures == "auto" else settings.max_failures
         self._began_ns = time.perf_counter_ns()
@@ -142,7 +142,7 @@ class Pool:
 
         Raises:
             GameLostError: the daemon did not answer the greeting.
-            EnvError: the pool has given up, or too many games of guests failed.
+            EnvError: the pool has given up, or too many guests failed.
         """
         while True:
             if self.failure is not None:
@@ -195,7 +195,7 @@ class Pool:
     async def turned_away(
         self, daemon: Daemon, channel: Channel | None, since_start: object, guest: bool, error: GameLostError
     ) -> bool:
-        """Handle a failed seat. Returns True if no game is lost because no game has begun: the connection was closed
+        """Handle an error on a seat. Returns True if no game is lost, as none has begun: the connection was closed
         before the first answer of a game, or the daemon takes no more connections.
         """
         closed, fresh = error.cause == "closed", channel not in daemon.served
@@ -204,7 +204,7 @@ class Pool:
         if guest and playing(daemon):
             return await self._guest_turned_away(daemon)
         full = playing(daemon) >= max(1, self._most_played)
-        alone = daemon.seats == len(daemon.served) + 1  # no other seat waits for a first answer
+        alone = daemon.seats == len(daemon.served) + 1  # True: no other seat waits for a first answer
         daemon.turned_away += (full and alone) or not daemon.turned_away
         if closed and not playing(daemon):
             self._failed(error, guest)
@@ -215,8 +215,8 @@ class Pool:
         return closed or full
 
     async def _guest_turned_away(self, daemon: Daemon) -> bool:
-        """Handle a guest that a daemon refused while it plays on other connections. Returns whether the daemon lives;
-        after the second refusal the daemon gets no more connections.
+        """Handle a guest that a daemon refused while it plays other games. Returns whether the daemon lives. After two
+        refusals in a row daemons get no more games at once than now, and the trainer is told.
         """
         await daemon.wait_for_end(SURE_S)
         lives = daemon.process is not None and daemon.process.poll() is None
@@ -254,7 +254,7 @@ class Pool:
         self._free(seat.daemon)
 
     def stays(self, seat: Seat) -> bool:
-        """Count a finished game. Returns whether another game may begin on the seat. This may start recycling."""
+        """Whether the next game may begin on the seat; if so, counts this game. May start to recycle the daemon."""
         daemon, limit = seat.daemon, self.settings.recycle
         if seat.channel.failure is not None or seat.since_start is not daemon.over:
             return False

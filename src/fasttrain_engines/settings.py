@@ -13,7 +13,7 @@ from fasttrain.spec.setting import setting
 if TYPE_CHECKING:
     from fasttrain.spec.config import Config
 
-ROWS_PER_WORKER = 128  # with more games per worker, one more worker is faster if there are free cores
+ROWS_PER_WORKER = 128  # games for one worker process; with more, another worker is faster if cores are free
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Recycle:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DaemonsConfig:
-    """Engines of `env.backend=daemons`: their processes, and the games with them."""
+    """Settings of `env.backend=daemons`: the processes of the engines, and the games that they play."""
 
     command: tuple[int | float | str, ...] = setting(
         (),
@@ -64,7 +64,7 @@ class DaemonsConfig:
 
 
 def shared_out(settings: DaemonsConfig, num_envs: int, cores: int) -> tuple[int, int]:
-    """The number of daemons, and of games that each plays at once."""
+    """The number of daemons, and the number of games that each daemon plays at once."""
     count, per_daemon = settings.count, settings.games_per_daemon
     if isinstance(count, int):
         daemons = min(count, num_envs)
@@ -100,8 +100,8 @@ def check_daemons(settings: DaemonsConfig, config: Config) -> None:
         settings.recycle.games is not None or settings.recycle.mb is not None
     )  # one more port, because a successor starts before its predecessor ends
     if "{port}" in words and last - first + 1 < (count if isinstance(count, int) else min(needed, 2)) + beside:
-        also = " and one more, which recycling needs" if beside else ""
-        raise ConfigError(f"daemons.ports={settings.ports} are fewer than the daemons{also}: use more")
+        also = " and one more for recycling" if beside else ""
+        raise ConfigError(f"daemons.ports={settings.ports} has too few ports: give one for each daemon{also}")
     if "{port}" not in words and "{socket}" not in words and per_daemon != 1:
         raise ConfigError(
             "daemons.command names neither {port} nor {socket}, so that its pipes are the only connection: use "

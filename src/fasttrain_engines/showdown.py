@@ -63,7 +63,7 @@ class Showdown(DecisionServer):
     async def hello(self, channel: Channel) -> None:
         channel.send({"hello": 1})
         if (size := (await channel.receive(self.timeout_s)).get("size")) != SIZE:
-            raise GameLostError("start", f"the engine sees {size} numbers, expected {SIZE}")
+            raise GameLostError("start", f"an observation of the engine has {size} numbers, expected {SIZE}")
 
     def new_game(self, game: int, seed: int) -> dict[str, Any]:
         self._log, self._lead = None, 0.0

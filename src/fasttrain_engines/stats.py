@@ -28,7 +28,7 @@ BUCKETS_S = {
     "decision": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
     "game": (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600),
 }
-PER_DECADE, DECADES, FIRST_NS = 50, 8, 1e4  # 10 µs to 1,000 s, in steps of 4.7 %
+PER_DECADE, DECADES, FIRST_NS = 50, 8, 1e4  # bins from 10 µs to 1,000 s, each 4.7 % wider than the last
 
 
 class GameTimes(NamedTuple):
@@ -48,7 +48,7 @@ class GameTimes(NamedTuple):
     restarts: int = 0
 
     def since(self, before: GameTimes) -> GameTimes:
-        """The difference to earlier values."""
+        """These values minus the earlier values `before`."""
         return GameTimes(*(now - then for now, then in zip(self, before, strict=True)))
 
     @property
@@ -99,9 +99,9 @@ class Tally:
         self.decisions, self.games = Histogram(), Histogram()
         self.lost: Counter[str] = Counter()
         self.lost_steps: Counter[str] = Counter()
-        self.steps = 0  # steps of the games that ended
+        self.steps = 0  # sum of the steps of all games that ended
         self.restarts: Counter[str] = Counter()
-        self.daemons: list[dict[str, Any]] = []  # one entry per daemon; its shares refer to its `seconds`
+        self.daemons: list[dict[str, Any]] = []  # one entry per daemon; its shares are shares of its `seconds`
 
     def daemons_since(self, before: Tally) -> list[dict[str, Any]]:
         """`daemons`, with `seconds` and shares for the time since the earlier tally `before`."""

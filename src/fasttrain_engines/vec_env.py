@@ -55,7 +55,7 @@ class DaemonVecEnv(ExternalVecEnv):
         folder: the folder for logs and records of games; None: none are kept.
         asks_again: False for SB3's own training loops, which cannot repeat a decision.
         two_sided: the game also asks for the opponent's decisions, which `SelfPlayVecEnv` makes.
-        guests: number of games of `guests()`, at most `num_envs`; they are built with `guest_kwargs`.
+        guests: number of games of an evaluation, at most `num_envs`; they are built with `guest_kwargs`.
         empty_raises: a decision without a legal action is an error, not a lost game.
 
     Raises:
@@ -102,8 +102,8 @@ class DaemonVecEnv(ExternalVecEnv):
         self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}  # row → its news
         self._tallies = [Tally() for _ in self._workers]
         self._failure: FastTrainError | None = None  # the failure that a worker reported
-        # `host` is the training's env, also for its guests. It knows whether guests play, and whether its own games
-        # were ended to make room for them.
+        # `host` is the training's env, also in the env that `guests()` returns. Its `guests_play`: an evaluation has
+        # begun. Its `ended`: the training's games were ended to make room for the evaluation.
         self.host, self.guests_play, self.ended = self, False, False
         try:
             self._ready = self._meet(num_envs + guests, settings.timeouts_s.start + SLACK_S)
@@ -125,8 +125,8 @@ class DaemonVecEnv(ExternalVecEnv):
         self.rows = [slice(row, row + 1) for row in range(count)]
 
     def guests(self) -> DaemonVecEnv:
-        """An evaluation's games with these engines; the caller closes them. If there is no place, the training's games
-        are ended (`self.ended`).
+        """An env for an evaluation's games with these engines; the caller closes it. If the engines take no more games,
+        the training's games are ended (`self.ended`).
         """
         guests = copy.copy(self)
         guests._news = {}
@@ -158,7 +158,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return ready
 
     def _shared_out(self, count: int) -> list[range]:
-        """The ranges of rows, or of daemons, of the workers."""
+        """Divide `count` rows, or daemons, among the workers: one range for each."""
         firsts = [worker * self.num_daemons // self.num_workers for worker in range(self.num_workers + 1)]
         return [range(*(place * count // self.num_daemons for place in ends)) for ends in itertools.pairwise(firsts)]
 
@@ -236,7 +236,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return np.array(groups)
 
     def send_all(self, groups: list[int], actions: NDArray[Any]) -> None:
-        """Let rows act, with actions (n, ...)."""
+        """Send actions (n, ...) to these rows."""
         self.slots.actions[groups] = actions
         self._act(groups)
 
@@ -248,7 +248,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return [GroupStep(stepped, finished, [], select_rows(self.slots.observations, stepped))]
 
     def first_ready(self, groups: list[int]) -> list[int]:
-        """Wait for the first news of `groups`, which all act; returns those with news."""
+        """Wait until a group has news. Returns all groups with news. Every group of `groups` must be acting."""
         while self._poller.poll(0):  # process all messages that have arrived
             self._hear(0.0)
         while not (ready := [group for group in groups if group in self._news]):
@@ -305,7 +305,7 @@ class DaemonVecEnv(ExternalVecEnv):
                 raise self.host._failure
 
     def _hear_of_guests(self, failure: FastTrainError | None) -> None:
-        """Handle a guest that failed or found no place; if it found no place, end the training's games."""
+        """Handle the `failure` of a guest. None: the guest found no place, so end the training's games."""
         if self.host.guests_play and failure is not None:
             raise failure
         if self.host.guests_play and not self.host.ended:
@@ -322,7 +322,7 @@ class DaemonVecEnv(ExternalVecEnv):
         return GameTimes(*counted)._replace(restarts=restarts)
 
     def tally(self, fresh: bool = False) -> Tally:
-        """The workers' tallies, at most a second old. `fresh`: ask for new ones, in the trainer's own thread."""
+        """The workers' tallies, at most a second old. `fresh`: ask for new ones; only in the trainer's own thread."""
         before = [*self._tallies] if fresh else []
         with suppress(FastTrainError):
             for worker in self._workers if fresh else ():

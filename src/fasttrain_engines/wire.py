@@ -172,7 +172,7 @@ def check_depth(message: object, most: int) -> None:
             for part in (whole.values() if isinstance(whole, dict) else whole)
         ]
     if any(isinstance(part, (list, dict)) for part in level):
-        raise GameLostError("too deep", f"a message more than {most} deep")
+        raise GameLostError("too deep", f"a message nested more than {most} deep")
 
 
 def _garbage(what: str, error: Exception) -> GameLostError:

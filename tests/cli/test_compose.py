@@ -101,7 +101,7 @@ def test_a_main_file_that_names_an_env_or_overrides_too_early_is_told_what_to_wr
             assert configured(options).env.id == "CartPole-v1"
             continue
         told = {
-            "none": "add env=gym, in a file `- override /env: gym` at the end of its defaults",
+            "none": "add env=gym (in a YAML file: `- override /env: gym` at the end of its defaults)",
             "early": "early: in its defaults, `override env: gym` must stand below all without override",
         }[name]
         fasttrain(*options).refused(told)

@@ -146,7 +146,7 @@ def test_cart_pole_at_its_own_pace(run: Callable[..., Path], fasttrain: RunComma
         ([], ["output=no/game.mp4"], "output=no/game.mp4: name a file in a folder that exists"),
         ([], ["play.human=true"], "output=game.mp4 contradicts play.human=true"),
         ([], ["play.speed=9"], "play.speed=9 has no effect with output=game.mp4"),
-        (["env.kwargs.modes=[human]"], [], "draws itself only as human, a video takes pictures: give it a render()"),
+        (["env.kwargs.modes=[human]"], [], "draws itself only as human, but a video takes pictures: give it a render"),
         (["env.kwargs.draws=text"], [], "render() gave str <U5 () under render_mode='rgb_array'"),
         (["env.kwargs.draws=late"], [], "render() failed under render_mode='rgb_array': RuntimeError: out of paint"),
     ],
@@ -208,5 +208,5 @@ def test_a_video_that_fails_costs_one_line(fasttrain: RunCommand):
     assert "out of paint" in done.out
     assert list((done.folder / "videos").iterdir()) == []
     fasttrain(*SMALL, "video.every=256", "env.kwargs.modes=[ansi]").refused(
-        "draws itself only as ansi, a video takes p"
+        "draws itself only as ansi, but a video takes p"
     )

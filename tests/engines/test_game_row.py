@@ -281,7 +281,7 @@ def test_games_without_a_decision_pay_and_are_over_at_once(stage: Make, tmp_path
 
 def test_an_engine_whose_games_never_ask_ends_the_run(stage: Make, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(game_row, "MOST_WITHOUT", 3)
-    with pytest.raises(EnvError, match="3 games with the engine in a row had no decision for the policy"):
+    with pytest.raises(EnvError, match="3 games in a row with the engine had no decision for the policy"):
         stage(*[Over([1])] * 3).play()
 
 

@@ -173,7 +173,7 @@ def test_it_errs_less_with_each_win_of_that_colour_and_more_with_each_loss(score
     ("answers", "cause", "why"),
     [
         ({"play": "?7 illegal move"}, "bad message", "play black C3: the engine says .7 illegal move"),
-        ({"play": "=99"}, "wrong answer", "was answered as 99"),
+        ({"play": "=99"}, "wrong answer", "the engine answered command 99, not "),
         ({"final_score": "?9 cannot score", "genmove": "PASS"}, "bad message", "final_score"),
         ({"final_score": "jigo", "genmove": "PASS"}, "bad message", "final_score: the engine says jigo"),
         ({"all_legal": "A1 I3"}, "bad message", "a point: the engine says I3"),

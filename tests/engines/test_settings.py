@@ -31,7 +31,7 @@ def config(backend: str = "daemons", num_envs: int = 4, entry: Any = "m:G", **ch
         (config(ports="2000-70000"), "expected two ports"),
         (config(ports="many"), "expected two ports"),
         (config(count=1, games_per_daemon=2), "2 places for num_envs=4 games"),
-        (config(ports="2000-2001", count=3), "are fewer than the daemons"),
+        (config(ports="2000-2001", count=3), "has too few ports: give one for each daemon"),
         (config(command=("engine",)), "use daemons.games_per_daemon=1"),
         (config(jvm_flags=("-Xmx1g",)), "daemons.jvm_flags is for a command that begins with java"),
     ],

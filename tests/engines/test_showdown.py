@@ -144,7 +144,7 @@ def test_a_view_of_another_size_is_refused():
 
 def test_another_program_is_told_apart():
     asyncio.run(Showdown().hello(Recorded(HELLO)))
-    with pytest.raises(GameLostError, match=f"sees 12 numbers, expected {SIZE}"):
+    with pytest.raises(GameLostError, match=f"has 12 numbers, expected {SIZE}"):
         asyncio.run(Showdown().hello(Recorded({**HELLO, "size": 12})))
 
 

@@ -238,7 +238,7 @@ def test_a_wrong_roster_names_file_unit_and_key(tmp_path: Path, old: str, new: s
         ("board: [20, 20]\n", "", "own.yaml: missing key 'board'"),
         ("markers", "marker", "own.yaml: unknown key 'marker'; did you mean 'markers'"),
         ("[[10, 10]]", "[[10, 21]]", r"markers: \[10, 21\] is not on the board of \[20, 20\] inches"),
-        ("[[10, 10]]", "[]", "markers: 1 to 6 with their images, got 0"),
+        ("[[10, 10]]", "[]", "markers: 1 to 6 with copies turned 180 degrees, got 0"),
         ("[[10, 10]]", "ten", "markers must be a list, got 'ten'"),
         ("[4, 8, 3, 2]", "[4, 8, 30, 2]", r"terrain: \[4, 8, 30, 2\] is not on the board"),
         ("[4, 8, 3, 2]", "[0, 0, 20, 4]", "no free cell for unit 1 of roster in its strip of the deployment zone"),

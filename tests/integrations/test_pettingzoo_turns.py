@@ -249,7 +249,7 @@ def test_masks_from_infos():
 
 
 def test_rows_that_do_not_fit_are_told_and_one_row_is_a_look():
-    with pytest.raises(EnvSpecError, match="3 agents, each a row: num_envs=8 is no multiple of it; use num_envs=6"):
+    with pytest.raises(EnvSpecError, match="3 agents, each a row: num_envs=8 is no multiple of that; use num_envs=6"):
         Rows(8, "herd")
     env = made(1, "herd")
     env.reset()

@@ -172,5 +172,5 @@ def test_skull_king_plays_the_rounds_that_were_chosen_from_the_next_game_on() ->
     assert rounds[3] == [7, 1], "the whole game after it"
     assert rounds[0] == []
     for wrong in ([0, 3], [3, 2], [8, 11], [3], "3", [1.0, 2]):
-        with pytest.raises(EnvSpecError, match="expected the first and the last of 1 to 10"):
+        with pytest.raises(EnvSpecError, match="expected the first and the last round, 1 to 10"):
             game.set_options({"rounds": wrong}, np.arange(N))

@@ -111,7 +111,7 @@ def test_wrong_input_is_one_line(four: list[Path], fasttrain: RunCommand, tmp_pa
     cells = [str(make(sweep / name)) for name in ("0", "1")]
     (tmp_path / "empty").mkdir()
     for typed, told in (
-        (cells, "which contains all of these, has a report of its own; use output=FILE.html"),
+        (cells, "contains all these runs and has its own report; use output=FILE.html"),
         ([str(four[0]), "nowhere"], "run=nowhere: no such folder"),
         ([f"run={four[0]},{four[1]}", "output=x.txt"], "output=x.txt: name a file that ends in .html"),
         ([f"run={four[0]}", "output=x.html"], "output=x.html is for the page over several runs"),

@@ -48,7 +48,7 @@ SCALED = "algo.policy_kwargs.normalize_images=false"
         (("algo=ppo",), spaces.Discrete(2), SMALL, r"E: Box\(0, .* is too small for NatureCNN; use algo.policy=Mlp"),
         (("algo=ppo",), spaces.Discrete(2), spaces.Dict({"seen": SMALL, "age": NUMBERS}), "too small for NatureCNN"),
         (("algo=ppo", "env.normalize=[obs]"), spaces.Discrete(2), IMAGE, r"env.normalize=\[obs\] is for numbers"),
-        (("algo=ppo",), spaces.MultiDiscrete([[2, 3], [4, 5]]), NUMBERS, "SB3 chooses along one dimension: flatten"),
+        (("algo=ppo",), spaces.MultiDiscrete([[2, 3], [4, 5]]), NUMBERS, "SB3 supports one dimension only: flatten"),
         (("algo=ppo",), spaces.Tuple((spaces.Discrete(2),)), NUMBERS, "turn them into MultiDiscrete or Box in the env"),
         (("algo=sac",), spaces.Discrete(2), NUMBERS, "algo=sac needs Box; use another algo: maskable_ppo, ppo, dqn,"),
         (("algo=sac",), spaces.Box(-1, np.inf, (2,)), NUMBERS, "SB3 needs at least one number and finite bounds"),

@@ -203,7 +203,7 @@ def test_by_time_nothing_large_is_written_unasked(tmp_path: Path, monkeypatch: p
     trainer.go(0, 5)
     trainer.finish(5, stopped=False)
     assert trainer.names() == []
-    assert trainer.said == ["its state takes 0.0 GB, too large for timed checkpoints; set checkpoint_every"]
+    assert trainer.said == ["the state takes 0.0 GB, too large for timed checkpoints; set checkpoint_every"]
 
 
 def test_a_checkpoint_that_failed_is_tried_again_before_a_stop_and_once_more_at_the_end(tmp_path: Path):

@@ -131,7 +131,7 @@ def test_the_time_is_kept(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch
         ([], "needs the profile whose settings are measured: fasttrain compare candidates=ablate +profile=speed"),
         (["+profile=baseline"], "candidates=ablate needs the profile"),
         (["+profile=speed", "candidates={ablate: [x]}"], "candidates={ablate: […]}: x has no effect here"),
-        (["+profile=speed", "seeds=3"], "seeds has no effect with candidates=ablate, whose length is minutes=…"),
+        (["+profile=speed", "seeds=3"], "seeds has no effect with candidates=ablate, which ends after minutes=…"),
         (["+profile=speed", "minutes=0"], "minutes=0.0: must be at least 0.001"),
         (["+profile=spede"], "no such profile"),
     ],

@@ -136,7 +136,7 @@ def test_a_profile_that_cannot_run_or_reports_no_such_figure_ends_it(fasttrain, 
     Fakes(lambda typed, seed: summary(win_rate=None), PLAN).use(monkeypatch)
     fasttrain(*TWO, "tune.objective=win_rate").refused("tune.objective=win_rate: a run with the profile's own settings")
     Fakes(lambda typed, seed: summary(), PLAN).use(monkeypatch)
-    fasttrain(*TWO, "tune.objective=reward_per_hour").refused("reports none")
+    fasttrain(*TWO, "tune.objective=reward_per_hour").refused("does not report it")
 
 
 def test_a_stopped_search_goes_on_with_the_trial_that_was_killed(fasttrain, monkeypatch, capfd):
@@ -149,7 +149,7 @@ def test_a_stopped_search_goes_on_with_the_trial_that_was_killed(fasttrain, monk
     with lock_folder(stopped.folder):  # another process leads
         guest = Fakes(reward, PLAN).use(monkeypatch)
         assert main(["tune", f"run={stopped.folder}"]) == 0
-    assert "goes on, and confirms the best settings at its end" in capfd.readouterr().out
+    assert "continues the search, then confirms the best settings" in capfd.readouterr().out
     assert guest.ran[0] == (first.ran[-1][0], 1), "the killed trial goes on with its second seed"
     assert not set(guest.ran) & set(first.ran), "and its finished cells are not run again"
     assert len(stopped.json("study.json")["rows"]) == 4

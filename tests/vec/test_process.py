@@ -139,7 +139,7 @@ def test_a_reply_to_another_request_is_not_taken_for_this_one(start: Callable[..
 def test_a_worker_that_does_not_read_is_noticed(start: Callable[..., WorkerProcess]):
     worker = start(lambda: Chaos(0))
     os.kill(worker.process.pid, signal.SIGSTOP)  # type: ignore[arg-type]
-    with pytest.raises(WorkerLostError, match="it did not read in time, called for set"):
+    with pytest.raises(WorkerLostError, match="it did not read the call of set in time"):
         worker.call("set", pack(("set", ("x", b"x" * 5_000_000, [0]))), 0.2)
 
 

@@ -324,7 +324,7 @@ def test_attributes_reach_through_wrappers_once_per_worker(calling: SharedMemory
     assert calling.env_method("get_wrapper_attr", "level") == [9, 7, 7, 7, 9], "as the env itself sees it"
     calling.set_attr("colour", np.arange(3), indices=0)
     assert calling.get_attr("colour", indices=0)[0].tolist() == [0, 1, 2]
-    with pytest.raises(EnvError, match="mood was set to 'good' and reads 'bad'"):
+    with pytest.raises(EnvError, match="mood was set to 'good', but now is 'bad'"):
         calling.set_attr("mood", "good")
     calling.set_attr("mood", "bad")
 

@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     terminal.speak_its_letters()
     here = ""
-    with suppress(OSError):  # raised if the working directory was deleted. Read it now: an env may change it
+    with suppress(OSError):  # raised if the directory was deleted; read now, because an env may change the directory
         here = os.getcwd()
     try:
         refuse_while_imported()
         with _sigterm_as_ctrl_c():
-            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # end when the study ends
+            if (parent := os.environ.pop(PARENT, "")).isdigit() and os.name == "posix":  # end when its study ends
                 threading.Thread(target=stop_after, args=(int(parent),), daemon=True).start()
             return _dispatch(arguments) or _lost_output()
     except FastTrainError as error:
@@ -91,14 +91,14 @@ def _lost_output() -> int:
 
 
 def refuse_while_imported() -> None:
-    """Raises ConfigError: a process of a run imports the main script, and the script begins another run."""
+    """Raises ConfigError if the main script begins a run while a process of another run imports it."""
     user_code = sys.modules.get("fasttrain.envs.user_code")
     if user_code is not None and user_code.is_importing():
         raise ConfigError(user_code.TRAINS)
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "a process of a run imports the script that began the run, and the script begins another one: put what "
-            'begins it under `if __name__ == "__main__":`'
+            "a process of a run imports the script that began the run, and the script begins another one: put the "
+            'code that begins a run under `if __name__ == "__main__":`'
         )
 
 

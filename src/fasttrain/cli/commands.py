@@ -37,7 +37,7 @@ MODULES = {
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
 }
-# Commands that parse their own arguments and compose no configuration. "": the integration of that name has the code.
+# Commands that parse their own arguments and compose no configuration. "": an integration has the code.
 PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watch": "fasttrain.report.watch", "zoo": ""}
 COMMANDS = (*MODULES, *PLAIN)
 # Short word → the command, and the setting that the word adds.
@@ -52,7 +52,7 @@ WITHOUT_FOLDER = ("play", "report", "resume")  # have no output folder of their 
 
 
 class Owner(NamedTuple):
-    """The commands that read a key (or all keys below it, if it ends in a dot), and advice for other commands."""
+    """The commands that read a key (`play.`: all keys below it), and advice for users of other commands."""
 
     commands: tuple[str, ...]
     use: str
@@ -88,7 +88,7 @@ def implementation(command: str) -> Any:
     """
     module = MODULES.get(command) or PLAIN[command]
     main = (import_module(module) if module else plugins.load(plugins.INTEGRATIONS, command)).main
-    if not gc.isenabled():  # __main__ disabled it. Freeze what is loaded now: it is never garbage
+    if not gc.isenabled():  # __main__ disabled it. Loaded modules are never garbage: freeze them
         gc.freeze()
         gc.enable()
     return main
@@ -152,7 +152,7 @@ def refuse_foreign_keys(command: str, typed: Iterable[str], overrides: Sequence[
 
 def repeated_settings(overrides: Sequence[str]) -> list[str]:
     """A line for each setting that was typed twice with different values. The last value is used, as in Hydra."""
-    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # Hydra merges mappings
+    single = [text for text in overrides if "={" not in text and text[0] != "~"]  # Hydra merges repeated mappings
     last = {key_of(text): text for text in single}
     before = [text for text in single if last[key_of(text)].lstrip("+") != text.lstrip("+")]
     return [f"{text} has no effect: {last[key_of(text)].lstrip('+')} was typed after it" for text in before]
@@ -267,7 +267,7 @@ class Request(NamedTuple):
     sources: Mapping[str, str]
     overrides: list[str]
     folder: Path
-    goes_on: Sequence[str] = ()  # `run=FOLDER` of a study to continue. Its stored arguments are read too
+    goes_on: Sequence[str] = ()  # if a study is continued: `run=FOLDER`, to read its stored arguments
 
 
 def existing_to_resume(kind: str, way: str, folder: str | Path, key: str) -> Contents | None:
@@ -302,7 +302,7 @@ def apply_on_existing(request: Request, typed: str | Path, key: str = "hydra.run
     """
     study, config = request.command in STUDIES, request.config
     if request.command == "tune" and config.run is not None and (Path(config.run) / "study.json").exists():
-        return request  # several processes may search in one study
+        return request  # no refusal: several processes may search in one study
     way = "resume" if study and config.run is not None else config.on_existing
     found = existing_to_resume("study" if study else "run" * (request.command == "train"), way, typed, key)
     if found is None or config.run is not None:

@@ -177,7 +177,7 @@ class Composer:
         return [f"{option}={value}" for option, value in options.items() if value is not None]
 
     def compose(self, overrides: Sequence[str]) -> DictConfig:
-        """Compose the configuration and set it in HydraConfig. In a sweep it lacks the values that are swept over."""
+        """Compose the configuration and set it in HydraConfig. In a sweep, it has no values of the swept settings."""
         with self.clear_errors(overrides):
             try:
                 job = self._load(overrides, RunMode.MULTIRUN if self.options.multirun else RunMode.RUN)
@@ -185,7 +185,7 @@ class Composer:
                 swept = None
                 with suppress(Exception):
                     swept = self._load(overrides, RunMode.MULTIRUN)
-                if swept is None or swept.hydra.mode != RunMode.MULTIRUN:  # no file sets hydra.mode
+                if swept is None or swept.hydra.mode != RunMode.MULTIRUN:  # hydra.mode=MULTIRUN is not set: no sweep
                     raise
                 job = swept
             job.hydra.mode = RunMode.MULTIRUN if self.options.multirun else job.hydra.mode or RunMode.RUN
@@ -202,13 +202,13 @@ class Composer:
         return job
 
     def _search_path(self, overrides: Sequence[str]) -> ConfigSearchPath:
-        """The folders of fasttrain, of the user, of engines, and of games that are chosen or may be included."""
+        """The folders of YAML files: fasttrain's, the user's, those of engines, and those of games that may be used."""
         names = {name for text in overrides if key_of(text) == "env" for name in re.findall(r"[\w.-]+", text)} - {"env"}
         own = [self.options.config_dir] * (self.options.config_dir is not None)
         for text in (text for text in overrides if key_of(text) == "hydra.searchpath"):
             own += re.findall(r"file://([^'\],]+)", text)
         ConfigStore.instance().repo.pop("env", None)  # remove the entries of an earlier call
-        if DEFAULT not in plugins.names(plugins.GAMES):  # not installed: `game_of` reports this if a run needs it
+        if DEFAULT not in plugins.names(plugins.GAMES):  # not installed; `game_of` raises an error if it is needed
             placeholder = {"game": DEFAULT} if self.plays else {"id": "CartPole-v1"}
             ConfigStore.instance().store(DEFAULT, placeholder, group="env")
         folders = dict.fromkeys([self.options.config_dir, *(one.conf for one in engines())])
@@ -285,7 +285,7 @@ class Composer:
         if asked:
             words, os.environ["COMP_LINE"] = completions(os.environ["COMP_LINE"])
             print("\n".join(words))
-        with suppress(*[Exception] * asked):  # print no error about an unfinished line
+        with suppress(*[Exception] * asked):  # while completing, print no error about an unfinished line
             self.hydra.shell_completion(**where)
 
     @contextmanager
@@ -312,7 +312,7 @@ class Composer:
         return ConfigError(": ".join([*self._culprit(overrides), text]))
 
     def _culprit(self, overrides: Sequence[str]) -> list[str]:
-        """The override without which composing succeeds, if there is one."""
+        """A list with the first override without which composing succeeds; empty if there is none."""
         for index, override in enumerate(["", *overrides]):
             with suppress(Exception):
                 plain_values(self._load([*overrides[: max(0, index - 1)], *overrides[index:]], RunMode.MULTIRUN))
@@ -350,9 +350,9 @@ def _known(error: Exception, overrides: Sequence[str]) -> str:
     if merged := re.search(r"Error merging override (\S+=\[.*)", text):
         return f"{merged[1]}: expected a mapping"
     if key := re.search(r"Could not override '([^']+)'", text):
-        below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # a key in a typed mapping
+        below = re.search(rf"full_key: ({re.escape(key[1])}\.\S+)", str(error.__cause__))  # below the typed key
         algos = [name for text in overrides if key_of(text) == "algo" for name in text.partition("=")[2].split(",")]
-        return key_message((below or key)[1], (*algos, "maskable_ppo", "dqn"))  # without algo= maskable_ppo is used
+        return key_message((below or key)[1], (*algos, "maskable_ppo", "dqn"))  # the default algorithm: maskable_ppo
     if several := re.search(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'(?: requires|$)", text, re.M):
         return f"{several[1]}: several values need a sweep: add -m"
     if there := re.search(r"Could not append to config. An item is already at '([^']+)'", text):

@@ -122,7 +122,7 @@ def train(
 
 @contextmanager
 def _names_as_typed(typed: Sequence[str]) -> Iterator[None]:
-    """If a setting was typed by another name, add the typed name to errors about the setting."""
+    """Add the typed name of a setting to errors that call the setting by another name."""
     try:
         yield
     except FastTrainError as error:
@@ -166,5 +166,5 @@ def _ready(request: Request, switch_at: int | None) -> Iterator[tuple[Parts, lis
 def _new_folder(env: str, algo: str) -> Path:
     now = datetime.datetime.now()
     first = Path("outputs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}_{env}_{algo}_{os.getpid()}").absolute()
-    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # for runs of the same second
+    others = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))  # if `first` exists
     return next(each for each in itertools.chain([first], others) if not each.exists())

@@ -48,7 +48,7 @@ def table(profile: str) -> str:
 
 @cache
 def _values(profile: str, algo: str) -> dict[str, Value]:
-    """Setting → its value with this profile and algorithm. The order is that of declarations, with `algo.` last."""
+    """Setting → its value with this profile and algorithm. Keys below `algo.` come last."""
     spec = ALGORITHMS[algo]
     env = "Pendulum-v1" if spec.actions == ("Box",) else "CartPole-v1"
     config = configured([f"+profile={profile}", f"algo={algo}", f"env.id={env}"])

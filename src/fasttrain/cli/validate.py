@@ -75,7 +75,7 @@ def problems(file: Path) -> list[Problem]:
         try:
             config = _compose({key: value for key, (value, _) in settings.items()})
             unused = [flag.name for flag in FLAGS if flag.name in settings and not flag.fits(config.algo.spec)]
-            if {"algo", "algo.name"} & {*settings}:  # else settings of several algorithms are allowed
+            if {"algo", "algo.name"} & {*settings}:  # without algo, settings of any algorithm are allowed
                 reason = f"has no effect with algo={config.algo.name}"
                 found += [Problem(key, f"{file}:{settings[key][1]}", f"{key} {reason}", "") for key in unused]
         except FastTrainError as error:
@@ -118,7 +118,7 @@ def _compose(settings: dict[str, Any]) -> Config:
 
 
 def _key_of(reason: str, keys: list[str]) -> str:
-    """The setting that the message `reason` is about: the one of `keys` that stands first in it; empty if none does."""
+    """The setting that the message `reason` is about: the first of `keys` that it names; empty if it names none."""
     places = {key: reason.find(key) for key in keys}
     named = [key for key, place in places.items() if place >= 0]
     return min(named, key=lambda key: (places[key], -len(key)), default="")

@@ -97,11 +97,11 @@ class ActingPath(nn.Module):
         return {}
 
     def predict_states(self, inputs: Arrays) -> dict[str, Any]:
-        """Arguments of `predict` about the recurrent state."""
+        """The arguments of SB3's `predict` that give it the recurrent states."""
         return {}
 
     def expected(self, policy: Any, tensors: object, masks: dict[str, Any], inputs: Arrays) -> tuple[Any, Arrays]:
-        """What SB3's own methods give: the distribution, and the expected outputs besides actions and scores."""
+        """The results of SB3's own methods: the distribution, and all outputs except actions and scores."""
         values = policy.predict_values(tensors).numpy().flatten()
         return policy.get_distribution(tensors, **masks), {"values": values}
 
@@ -245,7 +245,7 @@ class Choice(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The rating as a text: `61 %`, or a Q-value with its sign."""
+        """The rating as a text: `61 %`, or a Q-value with + or -."""
         if self.kind == "Q-value":
             return f"{self.rating:+.3f}"
         percent = 100 * self.rating
@@ -302,7 +302,7 @@ def _choice_scores(policy: Any, tensors: object, action_masks: NDArray[np.bool_]
 
 
 def _best_combinations(scores: Sequence[Sequence[float]], count: int) -> list[tuple[tuple[int, ...], float]]:
-    """The `count` tuples with one choice of each list that have the highest sums of scores, without scores of -inf."""
+    """The `count` tuples of one choice per list with the highest sums of scores; a score of -inf is never chosen."""
     best: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     for part in scores:
         order = sorted((choice for choice, score in enumerate(part) if score > -np.inf), key=lambda it: -part[it])

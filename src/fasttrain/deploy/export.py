@@ -135,7 +135,7 @@ def _draft(path: Path) -> Path:
 
 
 def _shown(trained: Finished, where: Path) -> tuple[spaces.Space[Any], VecNormalize | None, bool]:
-    """The env's observation space (unlike SB3's), the statistics, and whether a DQN was trained with masks."""
+    """The env's observation space (SB3 may transpose images), statistics, and whether a DQN was trained with masks."""
     config, space = trained.config, trained.model.observation_space
     normalized, may_mask = "obs" in config.env.normalize, config.algo.spec.masks == "may" and uses_masks(config)
     is_image = any(is_image_space(part) for part in (space.values() if isinstance(space, spaces.Dict) else [space]))
@@ -159,7 +159,7 @@ def _example(acting: ActingPath) -> tuple[torch.Tensor, ...]:
 
 def _write_torchscript(acting: ActingPath, path: Path) -> None:
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # about values that become constants: `export` compares several batch sizes
+        warnings.simplefilter("ignore")  # `export` checks what tracing warns about
         torch.jit.save(torch.jit.trace(acting, _example(acting), check_trace=False), str(path))  # type: ignore[no-untyped-call]
 
 

@@ -50,7 +50,7 @@ from fasttrain.spec.setting import Named
 from fasttrain.terminal import shown
 from fasttrain.vec.base import close_envs
 
-MOST_LINES = 60  # most legal actions that are shown in words, one per line; more are shown as numbers
+MOST_LINES = 60  # up to so many legal actions are shown in words, one per line; more as numbers
 IN_OUTCOME = ("is_win", "is_success", "is_draw", "end_reason", "turn", TURN)  # info entries that `_outcome` shows
 
 
@@ -134,9 +134,9 @@ def _to_video(
 
 
 def show(console: Console, text: str, style: str = "") -> None:
-    """Print a line or a picture, with its own ANSI colours."""
+    """Print `text`, a line or an env's picture, with the ANSI colours in it."""
     line = Text.from_ansi(text)
-    line.plain = shown(line.plain)  # makes other control characters visible; the length does not change, so colours fit
+    line.plain = shown(line.plain)  # replaces control characters one for one, so that colours stay in place
     line.stylize(style)
     console.print(line, soft_wrap=True, highlight=False)
 
@@ -144,7 +144,7 @@ def show(console: Console, text: str, style: str = "") -> None:
 def _seated(trained: Config, opponent: Named | None) -> Config:
     """The configuration with players: those of the training, the requested opponent, or a person."""
     if opponent is not None and (not isinstance(opponent, str) or ":" in opponent):
-        raise ConfigError(f"opponent={opponent}: a class is only for training; name an opponent of the game")
+        raise ConfigError(f"opponent={opponent}: classes are only for training; name one of the game's opponents")
     if trained.play.human and opponent is not None:
         raise ConfigError(f"opponent={opponent} contradicts play.human=true: there the agent plays the other side")
     if trained.play.human and trained.env.spec.opponent_key is None:
@@ -154,16 +154,16 @@ def _seated(trained: Config, opponent: Named | None) -> Config:
     seated = trained if asked is None else with_opponent(trained, asked)
     if is_self_play(seated) and seated.env.frame_stack > 1:
         raise ConfigError(
-            f"play with env.frame_stack={seated.env.frame_stack}: the frames would be of both sides; watch it against "
-            "one of the game's own opponents"
+            f"play with env.frame_stack={seated.env.frame_stack}: one stack would mix frames of both sides; watch the "
+            "agent against one of the game's own opponents"
         )
     if is_self_play(seated) and goals_of(seated):
-        raise ConfigError("play with goal_every: the goals would be of both sides; watch it against an own opponent")
+        raise ConfigError("play with goal_every: both sides would share goals; choose one of the game's own opponents")
     return seated
 
 
 def _textual_env(trained: Config) -> gymnasium.Env[Any, Any]:
-    """The run's env, drawn as text. Raises ConfigError if it has no text form or cannot be played this way."""
+    """The run's env, drawn as text. Raises ConfigError if it has no text form, or the players do not fit."""
     env = drawn_env(trained, "ansi")
     option = env_spec(trained).option
     if is_self_play(trained) and not env.has_wrapper_attr(TURN):
@@ -276,7 +276,7 @@ class Play:
         return np.array(chosen, space.dtype).reshape(1, *space.shape)
 
     def _ask_part(self, numbers: list[int], place: int, count: int) -> int:
-        if count > 1 and len(numbers) == 1:  # asked only where there is more than one legal choice
+        if count > 1 and len(numbers) == 1:  # a single legal choice is taken without a question
             return numbers[0]
         words = [self.played.choice_words(place, number, count) for number in numbers]
         if all(words) and len(numbers) <= MOST_LINES:
@@ -315,7 +315,7 @@ def _outcome(info: Mapping[str, Any]) -> str:
 
 
 def _facts(info: Mapping[str, Any]) -> Iterator[str]:
-    """Other entries of the last info that are numbers or texts."""
+    """The numbers and texts in the last info that `_outcome` does not show."""
     for key, value in info.items():
         if key in IN_OUTCOME or str(key).startswith(("TimeLimit", "terminal_", "_")):
             continue

@@ -34,7 +34,7 @@ from fasttrain.spec.reading import second_env_hint, with_fixed_opponent
 from fasttrain.vec.base import close_envs
 
 PACKAGES = {".mp4": ("imageio", "imageio_ffmpeg"), ".gif": ("imageio",)}
-USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers play faster GIFs too slowly
+USUAL_FPS, MOST_FPS_OF_GIF = 30.0, 50.0  # viewers slow down GIFs with more frames per second
 MOST_S = 60.0  # length of a video that is made during training
 LEAST_PIXELS = 200  # pixels of the shorter side; smaller pictures are enlarged by an integer factor
 # render_mode → which command needs it, and what `render` must return.
@@ -54,7 +54,7 @@ def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
     asks, returns = ASKED[mode]
     if config.env.backend != "gymnasium":
         what = "play shows one Gymnasium env as text" if mode == "ansi" else "a video shows one Gymnasium env"
-        raise ConfigError(f"{what}: env.backend={config.env.backend} has none")
+        raise ConfigError(f"{what}: env.backend={config.env.backend} has no such env")
     spec = dataclasses.replace(env_spec(config), lean_info=False, two_sided=False)
     env = make_env(spec)
     modes = list((env.metadata or {}).get("render_modes") or [])
@@ -62,7 +62,7 @@ def drawn_env(config: Config, mode: str) -> gymnasium.Env[Any, Any]:
     if mode not in modes:
         have = f"only as {', '.join(map(str, modes))}" if modes else "not at all"
         raise ConfigError(
-            f"{spec.option} draws itself {have}, {asks}: give it a render() that returns {returns} under "
+            f"{spec.option} draws itself {have}, but {asks}: give it a render() that returns {returns} under "
             f"render_mode={mode!r}, and name {mode!r} in metadata['render_modes']"
         )
     return make_env(dataclasses.replace(spec, kwargs={**spec.kwargs, "render_mode": mode}))
@@ -82,7 +82,7 @@ def check_output(config: Config, typed: Iterable[str]) -> Path:
     if config.play.human:
         raise ConfigError(f"output={file} contradicts play.human=true: a video shows only the agent; remove one")
     if "play.speed" in typed:
-        raise ConfigError(f"play.speed={config.play.speed:g} has no effect with output={file}: the env says its pace")
+        raise ConfigError(f"play.speed={config.play.speed:g} has no effect with output={file}: the env sets the fps")
     if file.is_dir() or not file.parent.is_dir():
         raise ConfigError(f"output={file}: name a file in a folder that exists")
     check_packages(f"output={file}", file.suffix)
@@ -97,7 +97,7 @@ def check_every(config: Config) -> None:
 
 
 class Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Gives the pictures of `episodes` episodes to `film`. The episode that the vectorized env begins next has none."""
+    """Gives the pictures of `episodes` episodes to `film`, but not of the one that the autoreset begins after them."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], film: Film, episodes: int) -> None:
         super().__init__(env)
@@ -175,7 +175,7 @@ def film(
     seed: int,
     most_s: float = math.inf,
 ) -> Filmed:
-    """Play episodes in a new env and write a video of at most `most_s` seconds, completely or not at all. Ctrl-C ends
+    """Play episodes in a new env and write a video of at most `most_s` seconds; an error leaves no file. Ctrl-C ends
     the video earlier. `config.env.kwargs` name the opponents. Raises ConfigError or EnvSpecError if the env draws no
     pictures.
     """

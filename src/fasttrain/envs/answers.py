@@ -61,10 +61,10 @@ def last_observation(space: spaces.Space[Any], observation: Any, terminated: boo
         finite: observations with NaN or infinity count as not fitting.
 
     Raises:
-        EnvError: the observation does not fit and the episode was truncated, so that its value is used.
+        EnvError: the observation does not fit and the episode was truncated, so that learning uses its value.
     """
     fast = type(observation) is np.ndarray and observation.shape == space.shape and observation.dtype.kind in "biuf"
-    # this takes 1 µs; the code below takes 3 µs
+    # this shortcut takes 1 µs; the full check below takes 3 µs
     if fast and (observation.dtype.kind != "f" or not finite or math.isfinite(np.vdot(observation, observation))):
         return observation
     fatal = {"wrong_shape", "odd_shape", *(["observation_not_finite"] if finite else [])}
@@ -79,7 +79,7 @@ def last_observation(space: spaces.Space[Any], observation: Any, terminated: boo
     )
 
 
-Misfit = tuple[str, str, str, float]  # code of the finding, which part, text, size of the deviation
+Misfit = tuple[str, str, str, float]  # code of the finding, name of the part, text, size of the deviation
 
 
 def misfits(space: spaces.Space[Any], value: object, where: str = "the observation") -> Iterator[Misfit]:

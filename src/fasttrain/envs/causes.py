@@ -28,11 +28,11 @@ from fasttrain.envs.second_play import HORIZON, Difference, Frame, differing_par
 from fasttrain.envs.user_code import preserve_random_state
 
 Playing = Callable[[], AbstractContextManager[Play]]  # a context in which a new env is played
-Beside = Callable[[], AbstractContextManager[None]]  # a context in which another process plays a copy
+Beside = Callable[[], AbstractContextManager[None]]  # a context in which another process plays a copy of the env
 Again = Callable[[int, int, int, bool], Difference | None]
 PAST_STEPS = 20  # steps that are played before the compared episode
 HELD_STEPS, HALVINGS, STARTS, ENOUGH_STARTS = 20, 14, 8, 4
-BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # limits of the time that another process plays, and that it takes to start
+BESIDE_S, BUILT_BESIDE_S = 10.0, 60.0  # most seconds that the other process plays, and that building its env may take
 PLAYING = b"fasttrain: playing beside"  # the first output of the other process when it plays
 
 
@@ -40,8 +40,8 @@ def unseeded(difference: Difference, again: Again) -> Finding:
     """The finding that the same seed and actions gave different trajectories in two envs, with its cause.
 
     `again(seed, python, numpy, in_constructor)` plays the recorded actions in a new env. `python` and `numpy` seed the
-    global generators of `random` and NumPy before it is built; with `in_constructor` they get other seeds after the env
-    was built and before it is played. The recorded play used (SEED, 1, 1).
+    global generators of `random` and NumPy before it is built; with `in_constructor` both generators get other seeds
+    after the env was built and before it is played. The recorded play used (SEED, 1, 1).
     """
     cause = (
         "the cause is unknown. It is neither reset(seed=…) nor the global generators `random` and `np.random`; perhaps "
@@ -60,7 +60,7 @@ def unseeded(difference: Difference, again: Again) -> Finding:
 
 
 def carried_over(difference: Difference, seed_matters: bool, playing: Playing) -> Finding:
-    """The finding that a second reset with the same seed gave another start on the same env, with its cause.
+    """The finding that a second reset with the same seed began differently on the same env, with its cause.
 
     `seed_matters`: two seeds gave two trajectories in new envs.
     """
@@ -86,7 +86,7 @@ def carried_over(difference: Difference, seed_matters: bool, playing: Playing) -
 
 
 def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]:
-    """The frame of reset(SEED) after up to `steps` random steps of another episode; the number of these steps."""
+    """Play up to `steps` random steps, then reset(SEED). Returns the frame of this reset and the number of steps."""
     play.rng = np.random.default_rng(actions_seed)
     play.action_space.seed(actions_seed)
     for _ in play.episode(SEED + 1, steps):
@@ -96,7 +96,7 @@ def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]
 
 
 def _renumbered(playing: Playing) -> str:
-    """Integers in observations that a second play always replaces by one other integer each, as text; or empty."""
+    """Examples, as text, of integers in observations that a second play always replaces ("1 → 4"); or empty."""
     with playing() as play:
         first, actions = _flat_observations(play, PAST_STEPS)
         second, _ = _flat_observations(play, len(actions), lambda _: actions[play.length])
@@ -222,7 +222,7 @@ def played_beside(spec: object, folder: str) -> Iterator[None]:
     timer = threading.Timer(BUILT_BESIDE_S, process.kill)  # the copy may wait for this process's port or licence
     timer.start()
     try:
-        with suppress(OSError):  # if it has ended, its output is empty
+        with suppress(OSError):  # if the process has ended, its output is empty: see below
             process.stdin.write(pickle.dumps((spec, folder)))  # type: ignore[union-attr]
             process.stdin.close()  # type: ignore[union-attr]
         if not any(PLAYING in line for line in process.stdout or ()):  # the env may print other lines
@@ -297,7 +297,7 @@ def unused_range(play: Play, deadline: float) -> Iterator[Finding]:
         if not in_time():
             break
         tried += 1
-        alike += [half] if half else []  # 0: at this seed the action has no effect, or only its sign matters
+        alike += [half] if half else []  # 0: no halved action changed anything; perhaps only its sign matters
         if min(alike, default=2) < 2:
             break
     if len(alike) >= ENOUGH_STARTS and min(alike) >= 2:

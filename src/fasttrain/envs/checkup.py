@@ -26,7 +26,7 @@ from fasttrain.envs.user_code import CLOSING, Place, preserve_random_state, seed
 from fasttrain.envs.wrappers import has_running_statistics
 
 EnvMaker = Callable[[], Env]
-# After one of these findings, findings of a second play would have the same cause.
+# After one of these findings no second play is made: its findings would have the same cause.
 DECISIVE = frozenset({
     "raised", "reset_answer", "step_answer", "reward_not_scalar", "reward_not_finite", "observation_not_finite",
     "bad_mask", "mask_not_respected", "done_for_ever",
@@ -42,14 +42,14 @@ class CheckupResult:
 
     findings: tuple[Finding, ...]
     costs: ProbeResult | None  # None if no step was made
-    steps: int  # number of steps in all plays
+    steps: int  # number of env steps in all plays
     seconds: float
     reward_range: tuple[float, float] | None  # lowest and highest reward of a step
     returns: tuple[float, ...]  # returns of the episodes that ended in the first play
     not_checked: tuple[str, ...]  # checks for which there was no time
     masks_ignored: bool = False  # the env has masks, but `use_masks` was false
-    not_fresh: str = ""  # why a lent env for training differs from a new env after a seeded reset
-    shares: str = ""  # where copies of the env influence each other: in one "process" or "machine"
+    not_fresh: str = ""  # why the lent env does not repeat a new env's play from the same seed; or empty
+    shares: str = ""  # copies of the env influence each other in one "process" or "machine"; or empty
 
     @property
     def errors(self) -> tuple[Finding, ...]:
@@ -170,7 +170,7 @@ class _Checkup:
     ) -> Iterator[Play]:
         """Play a new env, or the lent env, after seeding the global generators with `python` and `numpy`.
 
-        `in_constructor`: seed them differently after the env was built.
+        `in_constructor`: seed both generators differently after the env was built.
         """
         seed_streams(python, numpy)
         if lent is None and self.lent is not None and self.lent.close is not None:
@@ -283,12 +283,12 @@ class _Checkup:
 
     def _other_actions(self, costs: ProbeResult) -> None:
         try:
-            with self._playing(3, 3, self.lent) as play:  # the lent env, so that no env must be built
+            with self._playing(3, 3, self.lent) as play:  # plays the lent env, if any, so that no env must be built
                 deadline = self._deadline()
                 branches = Branches(play, costs, deadline)
                 branches.run(self.recorder.frames[0])
                 if not branches.in_time or any(not pair.rewards_identical for pair in branches.pairs):
-                    # Equal returns are no proof if there was no time for all pairs, or if their rewards differ.
+                    # Equal returns do not prove this finding if pairs are missing, or if their rewards differ.
                     self.findings = [one for one in self.findings if one.code != "reward_ignores_action"]
                 self.findings += branches.findings()
                 unused = [*causes.unused_range(play, deadline)]
@@ -313,7 +313,7 @@ class _Checkup:
         if difference.step == 0:
             other_seed = self._again(SEED + 1, 1, 1, self._later(0.1))
             self.findings.append(causes.carried_over(difference, other_seed is not None, self._playing))
-        else:  # perhaps caches of a physics engine: Gymnasium's BipedalWalker differs in the last bits
+        else:  # no finding: a physics engine's caches, as in BipedalWalker, can change the last bits
             differs = f"on the same env a seed gave another episode the second time ({difference})"
             self.not_checked.append(f"what other actions change: {differs}")
 

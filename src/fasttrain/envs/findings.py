@@ -48,9 +48,9 @@ def make_finding(code: str, message: str, remedy: str = "", severity: Severity |
 
 
 def without_repetitions(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Drop findings about rewards if actions are ignored. Of findings with the same code keep one.
+    """Drop findings about rewards if the env ignores actions. Of several findings with the same key keep one.
 
-    An error is preferred to a warning. Of several errors or warnings the last is kept.
+    The key is the code or the message, see below. Errors are preferred to warnings, later findings to earlier ones.
     """
     ignored = any(finding.code == "action_ignored" for finding in findings)
     chosen: dict[str, Finding] = {}
@@ -146,7 +146,7 @@ class AnswerCheck:
         self._mask(moment)
 
     def outcome(self, moment: Moment) -> None:
-        """Check only rewards and ends, which takes little time."""
+        """Check only rewards and ends of episodes, which takes little time."""
         if moment.action is None:
             self._episode += 1
             self._length, self._return = 0, 0.0
@@ -230,7 +230,7 @@ class AnswerCheck:
             and len({end.episode_return for end in self.ends}) == 1
         ):
             always = self.ends[0].episode_return
-            if always > 0:  # if `always` is 0 or less, random play may always lose, or never reach a reward
+            if always > 0:  # otherwise random play may always lose, or never reach a reward
                 text = f"each of {len(self.ends)} episodes of random play returned {always:g}, whatever the actions"
                 yield make_finding("reward_ignores_action", text)
             elif self.reward_seems_constant():

@@ -1,4 +1,4 @@
-"""Goals that one policy, the manager, sets for another. Setting one is a decision without a step of the env."""
+"""Goals that one policy, the manager, sets for another. Setting a goal is a decision without a step of the env."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fasttrain.errors import EnvSpecError
 
 
 class Goals(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds decisions that set a goal. A one-hot of the goal is appended to observations, its number to actions.
+    """Adds decisions that set a goal. A one-hot of the goal is appended to observations, the goal's number to actions.
 
     At the start of an episode a goal is due, and the one-hot is zero. The next action only sets the goal: the env makes
     no step, and the reward is 0. Later actions step the env, until the next goal is due.
@@ -24,7 +24,7 @@ class Goals(gymnasium.Wrapper[Any, Any, Any, Any]):
     Args:
         count: the number of goals.
         every: number of env steps after which the next goal is due; 0: never.
-        borders: columns of the observation; a goal is also due when one of them has changed.
+        borders: columns of the observation; a goal is also due when a value in one of them has changed.
 
     Raises:
         EnvSpecError: the observation is not a Box with one axis or lacks a column, or the actions are of another kind
@@ -50,7 +50,7 @@ class Goals(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        self._goal = 0  # 1 more than the goal's number; 0: a goal is due
+        self._goal = 0  # number of the goal + 1; 0: the next action sets a goal
         return self._shown(observation), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:

@@ -109,7 +109,7 @@ def import_env(spec: EnvSpec, folder: str) -> None:
 
 
 def core_env(spec: EnvSpec, folder: str | None = None) -> Env:
-    """The user's env inside the user's wrappers. Building may be slow: `wrapped_core` can wrap one env several times.
+    """The user's env inside the user's wrappers. To save builds, `wrapped_core` can wrap the same env several times.
 
     Raises EnvSpecError: the env cannot be built.
     """
@@ -152,7 +152,7 @@ def _closed_on_error(env: Env) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):  # the error of the first attempt is shown
+        with contextlib.suppress(Exception):  # the first error is raised again, not that of close()
             env.close()
         raise
 
@@ -256,7 +256,7 @@ def _time_limited(env: Env, spec: EnvSpec) -> Env:
 def _from_entry_point(spec: EnvSpec, folder: str) -> Env:
     creator = callable_at(spec.entry_point or "", spec.option, folder)
     _check_kwargs(creator, spec.kwargs, spec)
-    kwargs = arguments(spec.kwargs, "env.kwargs.", folder)  # copies: envs in one process must not share a list
+    kwargs = arguments(spec.kwargs, "env.kwargs.", folder)  # copied: envs in one process must not share a list
     try:
         env = creator(**kwargs)
     except EnvSpecError:  # raised by a class of fasttrain with a complete message
@@ -312,7 +312,7 @@ def _with_masks(env: Env, spec: EnvSpec) -> Env:
 
 
 def _creator_of(registered: object, folder: str, spec: EnvSpec) -> Callable[..., Any] | None:
-    """The class or function that the registry would call, if it can be imported. `gymnasium.make` reports errors."""
+    """The class or function that the registry would call; None if there is none, which `gymnasium.make` reports."""
     entry_point = getattr(registered, "entry_point", None)
     if isinstance(entry_point, str):
         module_name, _, attribute = entry_point.partition(":")

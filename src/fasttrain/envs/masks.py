@@ -63,7 +63,7 @@ def property_of(env: object, name: str) -> Callable[[], Any] | None:
 
 
 def mask_method(env: object, name: str = METHOD) -> Callable[[], Any] | None:
-    """A function that returns the mask of the present state: the method `name`, or a function that reads it.
+    """A function that returns the mask of the present state: the method `name`, or a function that reads this property.
 
     Raises EnvSpecError: the method needs arguments.
     """
@@ -353,7 +353,7 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def _take_mask(self, observation: object, info: dict[str, Any]) -> object:
         if self._convention == "info":
             self._latest = mask_entry(info, self._keys)
-        elif self._convention == "observation" and isinstance(observation, Mapping):  # the last one may have any type
+        elif self._convention == "observation" and isinstance(observation, Mapping):  # an episode's last may differ
             self._latest = observation.get(self._key)
             if self._only_key is not None:
                 return observation.get(self._only_key)

@@ -1,6 +1,6 @@
 """Python objects in a configuration: `module:Name` names one, `{call: "module:Name", …}` calls one.
 
-Both forms mean the same in every argument of a configuration. All of it is checked before anything is called.
+Both forms mean the same in every argument of a configuration.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fasttrain.spec.setting import did_you_mean
 
 Supplies = Mapping[str, Callable[[], Any]]
 NOTHING: Supplies = MappingProxyType({})
-# "module:Name" in an argument. Text of this form whose module does not exist remains text.
+# "module:Name" in an argument. If the module does not exist, the argument remains text.
 NAME = re.compile(r"\w+(\.\w+)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 # Modules of Python's own library that `{call: …}` may use. None of them reads files or starts programs.
 DATA_TYPES = ("collections", "datetime", "decimal", "fractions", "random", "types")
@@ -39,7 +39,7 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
         only: the base class that a class must have. Functions are refused.
 
     Raises:
-        EnvSpecError: the object is something else, or belongs to Python's own library and is no plain data type.
+        EnvSpecError: the object is of another kind, or belongs to Python's own library and is no plain data type.
     """
     target, base = look_up(entry, option, folder), only or kind
     is_class = isinstance(target, type)
@@ -58,7 +58,7 @@ def callable_at(entry: str, option: str, folder: str | None = None, kind: Any = 
 
 
 def resolve_argument(value: Any, option: str, folder: str | None = None, supplies: Supplies = NOTHING) -> Any:
-    """Turn an argument of a configuration into the value to pass on, also inside lists and mappings.
+    """Turn names and calls in an argument of a configuration into values, also inside lists and mappings.
 
     `"module:Name"` becomes the object of that name. `{call: "module:Name", size: 3}` becomes what the call returns.
     Any other value is copied.
@@ -67,7 +67,7 @@ def resolve_argument(value: Any, option: str, folder: str | None = None, supplie
     in Python's own library: its modules have the names of everyday words (`queue:first`).
 
     Args:
-        supplies: functions by parameter name. If a callable has this parameter, the function makes the value.
+        supplies: functions by parameter name: if a callable has such a parameter, the function makes its value.
 
     Raises:
         EnvSpecError: a name does not exist, its module seems to be a typo, or the call failed.
@@ -114,7 +114,7 @@ def _object_or_text(text: str, option: str, folder: str | None) -> Any:
         if len(top) >= SHORTEST and difflib.get_close_matches(top, known - sys.stdlib_module_names, cutoff=CLOSE):
             raise EnvSpecError(f"{option}: no module named {top!r}{did_you_mean(top, known)}")
         return text
-    if spec is not None and spec.origin is None and module == top:  # only a folder of that name, without a module in it
+    if spec is not None and spec.origin is None and module == top:  # only a folder, without __init__.py
         return text
     try:
         return look_up(text, option, folder)

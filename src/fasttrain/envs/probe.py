@@ -34,7 +34,7 @@ class PlayError(EnvSpecError):
         code: code of the finding.
         what: what happened.
         remedy: what to do; empty: the usual remedy of the code.
-        at_action: True if `step` raised it.
+        at_action: True if `step` raised an error.
     """
 
     def __init__(self, code: str, what: str, remedy: str = "", at_action: bool = False) -> None:
@@ -216,8 +216,8 @@ class Play:
     def draw_another(self, mask: BoolArray | None, action: Any) -> Any:
         """A random legal action other than `action`; None if 20 draws find none.
 
-        With many actions, half of the draws take the first: it often does nothing ("pass"), unlike all others, and
-        random play would rarely draw it.
+        With many actions, half of the calls try the space's first action first: it often does nothing ("pass"), unlike
+        all other actions, and random play would rarely draw it.
         """
         draws: Iterator[Any] = (self.draw(mask) for _ in range(20))
         many = isinstance(self.action_space, spaces.Discrete) and self.action_space.n > MANY_ACTIONS
@@ -325,5 +325,5 @@ def _short(value: object) -> str:
 def _pickled_bytes(info: object) -> int:
     try:
         return len(pickle.dumps(info, pickle.HIGHEST_PROTOCOL)) if info or not isinstance(info, Mapping) else 0
-    except Exception:  # the user's objects may raise anything; the checkup reports it
+    except Exception:  # the user's objects may raise anything; the checkup reports such infos
         return 0

@@ -25,7 +25,7 @@ class NativeGame(Protocol):
     observation_space: spaces.Box
     action_space: spaces.Discrete | spaces.MultiDiscrete  # actions are (N,) or (N, heads)
     final_observations: NDArray[np.float32]  # (N, O): row i is valid if env i ended in the last step
-    opponents_ns: int  # time of the opponents' turns since construction, in ns; a part of the steps' time
+    opponents_ns: int  # ns of the opponents' turns since construction; also a part of the steps' time
 
     def bind(self, slots: Slots) -> None:
         """Receive the arrays: the game reads its actions from them and writes all other arrays."""

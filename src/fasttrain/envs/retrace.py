@@ -2,9 +2,9 @@
 
 The state of a Python env cannot be read in general. If its random numbers come from Gymnasium's generator
 (`env.np_random`), the state follows from the generator's state at the start of the episode and the actions since then.
-An env with other random numbers may offer `get_state()` and `set_state(state)`, with plain values and arrays. Their
-state is recorded too, but only at the start of each episode: in the middle of one, wrappers such as a time limit have
-states of their own.
+An env with other random numbers may offer `get_state()` and `set_state(state)`, with plain values and arrays. This
+state is recorded too, but only at the start of each episode: in the middle of an episode, wrappers such as a time limit
+have states of their own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fasttrain.spec.plain import from_dict, to_dict
 from fasttrain.spec.plugins import OURS
 
 MOST_ACTIONS = 100_000  # most actions of an episode; more would take much memory, and minutes to repeat
-MOST_S = 60.0  # most seconds to repeat the actions of one env; envs repeat theirs one after the other
+MOST_S = 60.0  # most seconds to repeat the actions of one env; this is done for one env after the other
 LIBRARIES = ("gymnasium.", "stable_baselines3.", *(f"{name}." for name in OURS))
 MOST_PARTS, MOST_DEPTH = 20_000, 12  # limits for reading an env's attributes, so that it takes about 10 ms
 SKIPPED = ("env", "spec", "_np_random", "_np_random_seed")
@@ -66,7 +66,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._info: dict[str, Any] = {}  # the info of the last step
         self._close_failed: str | None = None  # the error of close(), as text; None: the env is open
         self._first_seed: int | None = None  # seed of the last seeded reset; an env may use it for more than np_random
-        self._begin: dict[str, Any] | None = None  # the generator before the episode; None: the reset was seeded
+        self._begin: dict[str, Any] | None = None  # `_state_of` the env before the episode; None: the reset was seeded
         self._begun = False  # False: there is no episode, or it cannot be repeated
         self._repeated: list[Any] = []  # the actions of this episode that `retrace` made
         self._actions: Any = deque(maxlen=MOST_ACTIONS + 1)  # the actions after `_repeated`; or `rows` of an ActionLog
@@ -84,7 +84,7 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.step = self._first_step  # type: ignore[method-assign]
 
     def _first_step(self, action: object) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Check the type of the first reward: NumPy would read a number out of a text."""
+        """Check the type of the first reward: NumPy would convert a text to a number."""
         self.step = self._inner_step  # type: ignore[method-assign]
         answer = self._inner_step(action)
         as_reward(answer[1])
@@ -177,19 +177,19 @@ class Retrace(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Bring the env into the state that `notes` describe. If that fails, begin an episode with `other_seed`.
 
         Args:
-            notes: from `retrace_notes`; with None the other episode begins at once.
+            notes: from `retrace_notes`; with None an episode with `other_seed` begins at once.
             most_s: give up after this time.
 
         Returns:
-            same: whether the env is in the state; observation: the present one; mask: that of `action_masks()`, or
-            None; lost: names of attributes whose values could not be brought back.
+            same: whether the env is in that state; observation: the present observation; mask: from `action_masks()`,
+            or None; lost: names of attributes whose values could not be brought back.
         """
         same = False
         if notes is not None:
             try:
                 observation = self._repeat(notes, time.monotonic() + most_s)
                 same = _equal(observation, notes["observation"]) and to_dict(_state_of(self.env)) == notes["now"]
-                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # sum() rounds less since 3.12
+                same = same and math.isclose(self._total, notes["total"], abs_tol=1e-9)  # Python 3.12's sum() differs
             except Exception:  # an env may raise anything if actions do not fit its state
                 same = False
         if not same:
@@ -256,12 +256,12 @@ def _has_known_generator(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def _state_of(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
-    """The state of the env's generator, and what its own `get_state` returns."""
+    """The state of the env's generator, and what the env's `get_state` returns."""
     inner: Any = env.unwrapped
     generator = getattr(inner, "_np_random", None)
     state = {"np_random": None if generator is None else generator.bit_generator.state}
     if callable(getattr(inner, "get_state", None)) and callable(getattr(inner, "set_state", None)):
-        with suppress(Exception):  # the method may have another meaning
+        with suppress(Exception):  # the user's `get_state` may do something else
             state["own"] = inner.get_state()
     return state
 
@@ -315,10 +315,10 @@ def _update_digest(value: object, digest: hashlib._Hash, parts: Iterator[int], d
     parts_inside: Iterable[object] = ()
     if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
         digest.update(repr(value).encode("utf-8", "replace"))
-    elif isinstance(value, np.memmap):  # its file remains when the process ends
+    elif isinstance(value, np.memmap):  # not compared: its file keeps the values when the process ends
         return
     elif isinstance(value, np.ndarray):
-        sample = value.flat[:: 1 + value.size // MOST_PARTS]  # so that a checkpoint need not wait for a large data set
+        sample = value.flat[:: 1 + value.size // MOST_PARTS]  # not all, so that large arrays do not delay a checkpoint
         digest.update(repr((value.shape, value.dtype)).encode() + (b"" if value.dtype.hasobject else sample.tobytes()))
     elif isinstance(value, np.random.Generator):
         parts_inside = [value.bit_generator.state]

@@ -1,7 +1,7 @@
 """Tasks for a `vec.process.Scout` before the plan is made: build one env, run its checkup, or measure its speed.
 
 A task is pickled and sent to the scout's process. There it is called with the memory that the process shares with the
-trainer, and with a list in which the process keeps the env between tasks. The list has no item or one `core_env`.
+trainer, and with a list that holds the `core_env` of the process, or is empty: the process keeps it between tasks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class BuildResult(NamedTuple):
     action_space: gymnasium.Space[Any]
     build_s: float
     mask_error: str  # empty, or why an algorithm that needs masks cannot use the env
-    old_gym: bool  # it has the old gym interface, which is adapted
+    old_gym: bool  # the env has the old gym interface, which is adapted
     normalizer: str = ""  # name of a user's wrapper that normalizes by running statistics of its own
 
 
@@ -92,7 +92,7 @@ class Check:
         env = wrapped_core(envs[0], self.spec)
         lent = LentEnv(env, self.build_s, self.stays, None if self.copies else lambda: (close_env(env), envs.pop()))
 
-        def new_env() -> Env:  # wrapped twice, like the env of the process: each search for masks resets the env
+        def new_env() -> Env:  # wrapped twice, as `envs[0]` was: each wrapping may reset the env to find masks
             core = core_env(self.spec, self.folder)
             wrapped_core(core, dataclasses.replace(self.spec, needs_masks=False))
             return wrapped_core(core, self.spec)

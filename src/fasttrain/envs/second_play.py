@@ -22,7 +22,7 @@ from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult
 HORIZON = 200  # most steps of an episode that are compared
 RECORDED_STEPS = 300
 MAX_PAIRS, MAX_SHORT_PAIRS = 60, 80
-MIN_EPISODES = 30  # episodes with an unusual reward; with fewer, an effect in a tenth of them is missed too often
+MIN_EPISODES = 30  # episodes with an unusual reward; with fewer, an effect in 10 % of episodes is missed too often
 UNTOUCHED_PAIRS = 6  # if the reward (or mask) never varied in this number of pairs, more pairs show nothing new
 
 
@@ -59,7 +59,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first difference of a second play from the same seed."""
+    """Where a second play from the same seed differs for the first time."""
 
     index: int  # index of the recorded frame
     part: str  # "observation", "reward", "end of the episode" or "action mask"
@@ -144,7 +144,7 @@ class Pair(NamedTuple):
         return all(one.reward == other.reward for one, other in zip(self.one, self.other, strict=False))
 
     def differs(self, part: str, delay: int) -> bool | None:
-        """Whether a part of the frame `delay` steps after the common actions differs; None if that is unknown."""
+        """Whether this part of the frame `delay` steps after the common actions differs; None if it is unknown."""
         at = self.common + delay
         if at >= min(len(self.one), len(self.other)) or (delay == 2 and not self.same_next):
             return None
@@ -216,9 +216,9 @@ class Branches:
         return len(pairs) >= UNTOUCHED_PAIRS and not varied
 
     def _pair(self, seed: int, horizon: int, short: bool) -> Pair | None:
-        """Play one pair; None if there was only one legal action, or the common actions had another effect."""
+        """Play one pair; None if only one action was legal, or if replaying the common actions had another effect."""
         usual = min((len(pair.one) for pair in self.pairs), default=0)
-        latest = int(self._rng.integers(max(1, min(20, usual // 2))))  # early, so that many steps follow
+        latest = int(self._rng.integers(max(1, min(20, usual // 2))))  # an early step, so that many steps follow it
         moments, one = list[Moment](), list[Frame]()
         for moment in self._play.episode(seed, min(horizon, latest + 2) if short else horizon):
             moments.append(moment)
@@ -233,7 +233,7 @@ class Branches:
         moment = self._play.step(different)
         other.append(frame_of(moment))
         same_next = False
-        while not moment.ended and len(other) <= min(len(one), horizon):  # to see whether this episode is longer
+        while not moment.ended and len(other) <= min(len(one), horizon):  # one step longer than `one`, if possible
             action = self._play.draw(moment.mask)
             if len(other) == common + 2 < len(one):
                 same_action = one[common + 2].action

@@ -56,7 +56,7 @@ def process_settings() -> dict[str, Any]:
     torch = sys.modules.get("torch")
     return {
         "numpy.seterr": "raise" in np.geterr().values(),
-        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # a higher limit does no harm
+        "sys.setrecursionlimit": min(sys.getrecursionlimit(), 1000),  # raising the limit does no harm
         "warnings.simplefilter": [each for each in warnings.filters[:1] if each[0] == "error"],
         "the handler of SIGINT": _signal.getsignal(signal.SIGINT),
         "sys.stdout": sys.stdout.closed,
@@ -91,7 +91,7 @@ def seed_streams(python: int, numpy: int) -> None:
 
 def blame(error: BaseException) -> str:
     """Return "ValueError: text (my_game.py:12, in step)": the type, the message and the user's line that raised."""
-    while error.__cause__ is not None and _raised_by_us(error):  # Gymnasium raises its own error from a constructor's
+    while error.__cause__ is not None and _raised_by_us(error):  # Gymnasium wraps the error of a constructor
         error = error.__cause__
     try:
         message = str(error)

@@ -51,7 +51,7 @@ class DictActions(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Turns a Dict action space of Discrete spaces into a MultiDiscrete one, in the order of the (sorted) keys.
 
     A Dict inside a Dict is flattened. The env receives its own Dict, with each value counted from its space's `start`.
-    An outer `ActionMasks` reads `action_heads` to put masks given by name into the same order.
+    An outer `ActionMasks` puts masks given by name into the same order; it reads the attribute `action_heads`.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], action_heads: spaces.Dict) -> None:
@@ -153,7 +153,7 @@ class InfoOneHot(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def with_flags(space: spaces.Space[Any], count: int, what: str) -> spaces.Box:
-    """The space with `count` more columns from 0 to 1. Raises EnvSpecError: it is no Box with one axis."""
+    """The space with `count` more columns from 0 to 1. Raises EnvSpecError: `space` is no Box with one axis."""
     if not isinstance(space, spaces.Box) or len(space.shape) != 1:
         raise EnvSpecError(f"{what} appends to an observation that is a Box with one axis, this one is {space}")
     ones = np.ones(count, space.dtype)
@@ -236,7 +236,7 @@ def has_running_statistics(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 class PlainReset(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Makes `reset` accept `seed` and `options` for an env that does not. The seed then seeds `np_random`."""
+    """Makes `reset` accept `seed` and `options` for an env whose `reset` does not. The seed seeds `np_random`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)

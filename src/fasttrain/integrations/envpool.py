@@ -1,7 +1,7 @@
-"""EnvPoolVecEnv: EnvPool's C++ envs (Atari, classic control, Box2D, MuJoCo, …) as a vectorized env with slots.
+"""EnvPoolVecEnv: EnvPool's C++ envs (Atari, classic control, Box2D, MuJoCo, …) as a `SlotVecEnv`.
 
 EnvPool resets an ended env in the next step and ignores that step's action. SB3 needs the reset in the same step.
-Therefore only the ended envs are reset before the step returns.
+Therefore each step ends with a second call of EnvPool, which resets only the ended envs.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ BACKEND = _EnvPool()
 class EnvPoolVecEnv(SlotVecEnv):
     """N envs of one EnvPool task, stepped by EnvPool's threads. Raises EnvSpecError if it cannot be built.
 
-    The first `reset`, and each reset after `seed()`, builds the pool, because EnvPool takes seeds only then. This class
-    counts steps itself, because EnvPool reports a truncation if an env terminates in the last step before the limit.
+    The first `reset`, and each reset after `seed()`, builds a new pool, because a pool gets its seeds when it is built.
+    This class counts steps itself: in the step of the limit EnvPool reports a truncation even if the env terminates.
 
     Args:
         env_id: one of `envpool.list_all_envs()`.
@@ -81,8 +81,8 @@ class EnvPoolVecEnv(SlotVecEnv):
         spec = self._spec()
         self._limit = max_episode_steps or getattr(spec.config, "max_episode_steps", None)
         if self._limit is not None:
-            # One step more than the limit, so that EnvPool itself never truncates. With `episodic_life` EnvPool counts
-            # steps across lives, as Gymnasium does, and must truncate by itself.
+            # EnvPool's limit is one step more, so that only this class truncates. But with `episodic_life` EnvPool must
+            # truncate, because it counts steps across lives, as Gymnasium does.
             room = 0 if self._pool_options.get("episodic_life") else 1
             self._pool_options["max_episode_steps"] = min(self._limit + room, _MAX_INT32)
             self._limit = self._limit if room else None
@@ -140,7 +140,7 @@ class EnvPoolVecEnv(SlotVecEnv):
             pool = self._envpool.make_gymnasium(self._env_id, num_envs=self.num_envs, seed=seeds, **self._pool_options)
         except Exception as error:
             raise EnvSpecError(f"{self._what} could not be built: {type(error).__name__}: {error}") from error
-        _without_warnings(lambda: pool.observation_space)  # the pool reads its space in every step
+        _without_warnings(lambda: pool.observation_space)  # steps read it too; only the first read warns
         return pool
 
     def step_slots(self, actions: NDArray[Any]) -> None:
@@ -158,7 +158,7 @@ class EnvPoolVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, observations, info) for index in ended.tolist()] if ended.size else []
         self._observations[...] = observations
         if ended.size:
-            if self._limit is None:  # EnvPool resets ended envs in this step, ignores their actions and handles lives
+            if self._limit is None:  # this second step resets the ended envs; EnvPool ignores the actions
                 first, *_, info = self._pool.step(slots.actions[ended], ended)
             else:  # EnvPool does not know that these envs were truncated here
                 first, info = self._pool.reset(ended.astype(np.int32))
@@ -206,7 +206,7 @@ def _without_warnings(read: Callable[[], Any]) -> Any:
 
 
 def _open_bounds(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The space with infinite bounds in place of C++'s smallest positive and largest numbers."""
+    """The space with -inf and inf as bounds where EnvPool has C++'s smallest positive and largest number."""
     if not isinstance(space, spaces.Box) or space.dtype is None or space.dtype.kind != "f":
         return space
     limits = np.finfo(space.dtype)

@@ -1,9 +1,9 @@
-"""PettingZoo's games: `Seat`, an env of one learner that takes another seat in every episode, and `Rows`, a vectorized
-env in which every agent is a row.
+"""PettingZoo's games: `Seat`, an env for one learner, which plays another seat in every episode, and `Rows`, a
+vectorized env in which every agent is a row.
 
-The other seats play random legal moves. With `opponents="self"` the caller decides for them: a step is one decision of
-the seat that must decide, `opponents_turn` says whether that is an opponent, and observation and mask are those of that
-seat. Rewards, the last observation and the info are always the learner's.
+In `Seat` the other seats play random legal moves. With `opponents="self"` the caller chooses their actions too: a step
+is one decision of the seat whose turn it is, `opponents_turn` is True if this is an opponent's seat, and observation
+and mask are this seat's. Rewards, the last observation and the info are always the learner's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GAME = GameSpec(opponent_key="opponents", eval_opponent="random")
 
 
 class _Games(Backend):
-    """A seat of the game, or with `env.kwargs.sharing=true` a VectorEnv with a row for every agent."""
+    """Builds `Seat`, or with `env.kwargs.sharing=true` `Rows`, a VectorEnv with a row for every agent."""
 
     name = "pettingzoo"
 
@@ -121,7 +121,7 @@ class Seat(gymnasium.Env[Any, Any]):
         return 1 + self.seats.index(self.aec.agent_selection)
 
     def action_masks(self) -> BoolArray:
-        """The mask (A,) of the seat that decides next; all True if the game has none."""
+        """The mask (A,) of the seat that decides next; all True if the game has no masks."""
         if self._over():
             return np.ones(self.action_space.n, np.bool_)  # type: ignore[attr-defined]
         seat = self.aec.agent_selection
@@ -201,7 +201,7 @@ class Seat(gymnasium.Env[Any, Any]):
 
 
 def _made(game: str, what: str, options: dict[str, Any], parallel: bool = False) -> Any:
-    """The game as an AEC env; with `parallel` as a parallel env, if need be by converting the AEC env."""
+    """The game as an AEC env, or with `parallel` as a parallel env; a game of the other kind is converted."""
     try:
         module = import_user_module(game, os.getcwd(), what)
     except EnvSpecError as error:
@@ -224,7 +224,7 @@ def _made(game: str, what: str, options: dict[str, Any], parallel: bool = False)
 
 
 def _same(game: object, kind: str, seats: list[str], what: str) -> Any:
-    """The space that all seats have."""
+    """The space `kind` (observation_space or action_space) of `game`, which all seats have."""
     first, *others = (getattr(game, kind)(seat) for seat in seats)
     if any(other != first for other in others):
         way_out = (
@@ -236,7 +236,7 @@ def _same(game: object, kind: str, seats: list[str], what: str) -> Any:
 
 
 class Turns:
-    """An AEC env as a parallel env in which only the agent in `movers` acts. Rewards arrive in the same step."""
+    """An AEC env as a parallel env in which only the agent in `movers` acts. Each step gives rewards to all agents."""
 
     def __init__(self, aec: Any) -> None:
         self.aec, self.metadata, self.possible_agents = aec, aec.metadata, list(aec.possible_agents)
@@ -266,13 +266,13 @@ class Turns:
 class Rows(VectorEnv[Any, Any, Any]):
     """Copies of a game in which every agent is a row: one policy learns for all of them by parameter sharing.
 
-    A copy resets in the step in which its last agent is done. Until then the rows of finished agents make no step; in
-    an AEC env also rows of agents whose turn it is not. `infos["rests"]` (N,) marks rows whose next action is ignored.
+    A copy resets in the step in which its last agent finishes. `infos["rests"]` (N,) marks rows whose next action is
+    ignored: the agent has finished before the others, or it is an AEC env and not the agent's turn.
 
     Args:
         num_envs: rows, a multiple of the number of agents; or 1 for the checkup, where other agents act at random.
         game: the module, for example `pettingzoo.butterfly.pistonball_v6`; it has `parallel_env()` or `env()`.
-        roles: the agents in the order of `policies`, each of which decides for some of them. Their spaces may differ:
+        roles: the agents, in the order of the policies that decide for them. The agents' spaces may differ:
             observations and actions are padded, and the observation ends with a one-hot of the agent.
 
     Attributes:
@@ -286,7 +286,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         if num_envs != 1 and num_envs % len(self.agents):
             below = max(1, num_envs // len(self.agents)) * len(self.agents)
             raise EnvSpecError(
-                f"{self._what} has {len(self.agents)} agents, each a row: num_envs={num_envs} is no multiple of it; "
+                f"{self._what} has {len(self.agents)} agents, each a row: num_envs={num_envs} is no multiple of that; "
                 f"use num_envs={below}"
             )
         count = max(1, num_envs // len(self.agents))
@@ -300,7 +300,7 @@ class Rows(VectorEnv[Any, Any, Any]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.SAME_STEP, "rows_rest": True}
-        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # a checkup has only one of these rows
+        keys = [(copy, agent) for copy in range(count) for agent in self.agents]  # num_envs=1: only the first is a row
         self._rows = {key: row for row, key in enumerate(keys)}
         self._seen: list[Any] = [None] * len(keys)
         self._masks: list[Any] = [None] * len(keys)

@@ -81,7 +81,7 @@ class MLflow(Tracker):
         self._waiting: list[Any] = []
         self._sent = time.monotonic()
         home.remember(self.name, self._run_id)
-        before = self._client.get_run(self._run_id).data.params  # MLflow does not allow changes of parameters
+        before = self._client.get_run(self._run_id).data.params  # MLflow refuses changes of params
         texts = {name: str(value)[:MOST_CHARACTERS] for name, value in settings.items() if name not in before}
         self._send("params", [self._entities.Param(name, text) for name, text in texts.items()])
 

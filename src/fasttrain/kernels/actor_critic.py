@@ -103,7 +103,7 @@ def decide(
     block: Int64Array, drawn: Float32Array, flat: Float32Array, layout: Layout, lists: Lists, activations: Float32Array,
     probs: Float32Array, every: Int32Array, acted: Acted,
 ) -> None:  # fmt: skip
-    """Value, action and log-probability of the rows of a block, from their activations."""
+    """Compute values, actions and log-probabilities of the rows `block` from their activations."""
     actions, points, values, log_probs = acted
     w, bias = head_of_net(POLICY, layout.dims.sum(), flat, layout)
     value_w, value_bias = head_of_net(VALUE, 1, flat, layout)

@@ -33,7 +33,7 @@ from fasttrain.kernels.simd import (
 
 ACTIVATIONS = TANH, RELU = 0, 1
 LARGEST = 1.7976931348623157e308  # for finite checks: with relaxed arithmetic math.isfinite (x - x == 0) is always True
-COPY_FROM_ROWS = 32  # with fewer rows a copy of `b` saves no time
+COPY_FROM_ROWS = 32  # with fewer rows of `a`, copying panels of `b` saves no time
 _TILE, _STRIP, _HALF = TILE_VECTORS * LANES, STRIP_VECTORS * LANES, 4 * LANES  # floats
 
 
@@ -42,7 +42,7 @@ def add_product(
     a: Float32Array,  # (≥rows, k), any strides
     b: Float32Array,  # (k, n), n a multiple of PAD
     rows: int,  # number of rows, a multiple of TILE_ROWS
-    out: Float32Array,  # (≥rows, n), added to
+    out: Float32Array,  # (≥rows, n) in and out: the product is added
 ) -> None:
     """out[:rows] += a[:rows] @ b. If `a` is the transposed input of a layer, this adds the gradient of weights."""
     _product(a, b, out, 1, rows, out)
@@ -104,7 +104,7 @@ def _tiles(a: Float32Array, b: Float32Array, start: Float32Array, down: int, row
 @njit_inner
 def sum_rows(
     values: Float32Array,  # (m,)
-    rows: Int32Array,  # (m,) rows of w
+    rows: Int32Array,  # (m,) row indices into w
     begin: int,
     end: int,
     w: Float32Array,  # (R, n), n a multiple of PAD
@@ -131,11 +131,11 @@ def sum_rows(
 @njit_inner
 def add_to_rows(
     values: Float32Array,  # (m,)
-    rows: Int32Array,  # (m,) rows of out
+    rows: Int32Array,  # (m,) row indices into out
     begin: int,
     end: int,
     d: Float32Array,  # (n,), n a multiple of PAD
-    out: Float32Array,  # (R, n), added to
+    out: Float32Array,  # (R, n) in and out: the outer product is added
 ) -> None:
     """out[rows] += outer(values, d), for the entries from `begin` to `end`: the gradient of w in `sum_rows`."""
     n = out.shape[1]
@@ -153,7 +153,7 @@ def add_to_rows(
 
 @njit_inner
 def sparse_forward(lists: Any, order: Int64Array, w: Float32Array, bias: Float32Array, out: Float32Array) -> None:
-    """out[:m] = bias + inputs @ w, for the m rows `order` of `nets.Lists`; w (inputs, n).
+    """out[:m] = bias + inputs @ w, for m rows; `order`: their indices (m,) in `lists`; w (inputs, n).
 
     The loop takes all rows for one strip of columns, then the next strip, so that a strip stays in the cache.
     """
@@ -168,7 +168,7 @@ def sparse_forward(lists: Any, order: Int64Array, w: Float32Array, bias: Float32
 
 @njit_inner
 def sparse_backward(lists: Any, order: Int64Array, d: Float32Array, out: Float32Array) -> None:
-    """out += inputs.T @ d, the weight gradient (inputs, n) of `sparse_forward`, from the outputs' gradients d."""
+    """out += inputs.T @ d: the gradient of w (inputs, n) in `sparse_forward`; d: the gradients of its outputs."""
     n = out.shape[1]
     for j in range(0, n, _STRIP):
         width = min(_STRIP, n - j)

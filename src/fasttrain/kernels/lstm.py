@@ -1,6 +1,6 @@
 """An LSTM layer for sequences of different lengths, and its gradient: step by step, without padding.
 
-Rows are ordered by step, and in each step the longest sequences come first. So the n sequences that have a step are the
+Rows are ordered by step, and in each step the longest sequences come first. So the n sequences of a step are the
 first n sequences of the previous step. The caller computes products with inputs, and gradients of weights, in one
 product over all rows. Gates are side by side as in torch: input, forget, cell, output.
 
@@ -19,7 +19,7 @@ from fasttrain.kernels.simd import TILE_ROWS
 
 @njit_inner
 def squash(row: Float32Array, units: int) -> None:  # (4H,)
-    """Replace the sums by the gates. sigmoid(x) is computed from tanh(x / 2), which is fast."""
+    """Apply the gates' sigmoid and tanh to a row of sums. sigmoid(x) is computed from tanh(x / 2), which is fast."""
     half = row.dtype.type(0.5)
     for c in range(2 * units):
         row[c] *= half
@@ -49,7 +49,7 @@ def lstm_forward(
     w: Float32Array,  # (H, 4H)
     h0: Float32Array,  # (S, H)
     c0: Float32Array,  # (S, H)
-    sizes: Int64Array,  # (T,) number of sequences that have each step; it never increases
+    sizes: Int64Array,  # (T,) number of sequences longer than t, for each step t; never increases
     befores: Float32Array,  # (B, H) out: each row's hidden state before the step
     cells: Float32Array,  # (B, H) out
     squashed: Float32Array,  # (B, H) out: tanh of the cells
@@ -84,7 +84,7 @@ def lstm_forward(
 @njit_inner
 def gate_gradients(
     d_hidden: Float32Array,  # (H,) gradients from later steps and from the next layer
-    d_cells: Float32Array,  # (H,) in: from the next step; out: for the previous step
+    d_cells: Float32Array,  # (H,) in: gradients from the next step; out: those for the previous step
     gates: Float32Array,  # (4H,)
     before: Float32Array,  # (H,) cells before the step
     squashed: Float32Array,  # (H,)

@@ -5,7 +5,7 @@ The first layer uses only non-zero inputs, and the softmax only legal actions: i
 in one matrix, so that a row's inputs are read once.
 
 An action has K sub-actions (Discrete: K = 1) with `dims` (K,) choices each. A row of Q-values (A,) has the choices of
-all sub-actions side by side, and padding. Legend: `flat` (P,) parameters, `gradient` (P,) is added to, `activations`
+all sub-actions side by side, and padding. Legend: `flat` (P,) parameters, kernels add to `gradient` (P,), `activations`
 (BLOCK, S), `deltas` (BLOCK, S) are gradients of activations, `transposed` (P,) are hidden weights as (outputs, inputs).
 """
 
@@ -43,7 +43,7 @@ LISTED = 128  # rows that a thread of `compress` takes at once: about 50 µs of 
 
 
 class Layout(NamedTuple):
-    """The places of the layers of the policy net (row 0) and the value net (row 1) in the flat parameter vector (P,).
+    """Where the layers of the policy net (row 0) and the value net (row 1) are in the flat parameter vector (P,).
 
     Weights are (inputs, outputs). Weights of a head are (outputs, inputs), because single outputs are computed. All
     widths are padded. Both first layers are one matrix (inputs, `first_width`). A row of activations has all layers.
@@ -53,11 +53,11 @@ class Layout(NamedTuple):
     first_width: int  # width of both first layers together
     first_weights: int  # where the weights of both first layers begin
     first_biases: int  # where the biases of both first layers begin
-    depth: Int64Array  # (2,) hidden layers, at least 1
+    depth: Int64Array  # (2,) number of hidden layers, at least 1
     sizes: Int64Array  # (2, D) width of every hidden layer
     columns: Int64Array  # (2, D) first column of every hidden layer in a row of activations
-    weights: Int64Array  # (2, D + 1) where weights of a layer begin, for all but the first layer; [depth]: head
-    biases: Int64Array  # (2, D + 1) where biases of a layer begin
+    weights: Int64Array  # (2, D + 1) where each layer's weights begin; [depth]: head. First layer: `first_weights`
+    biases: Int64Array  # (2, D + 1) where each layer's biases begin; first layer: `first_biases`
     dims: Int64Array  # (K,) choices of each sub-action, with the sum A (mask width); [A] for continuous actions
     kind: int  # dense.TANH or dense.RELU
     log_std: int = -1  # offset of the log standard deviations (A,) of continuous actions; -1: actions are choices
@@ -72,7 +72,7 @@ class Constants(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Observations and masks of M rows as lists: row i has the columns `columns[starts[i]:starts[i + 1]]`."""
+    """Observations and masks of M rows as lists. Row i's non-zero inputs: `columns[starts[i]:starts[i + 1]]`."""
 
     values: Float32Array  # the inputs that are not zero
     columns: Int32Array
@@ -145,7 +145,7 @@ def count_nonzero(row: Any) -> int:  # (n,) float32 or bool
 
 @njit_inner
 def where_nonzero(row: Any, places: Int32Array) -> None:  # (n,) float32 or bool, (m,) out
-    """The places of the entries that are not zero, in order."""
+    """Write the indices of the entries that are not zero into `places`, in order."""
     whole, m = len(row) // GROUP * GROUP, 0
     for at in range(0, whole, GROUP):
         bits: Any = nonzero_bits(row, at)
@@ -255,7 +255,7 @@ def head_of_net(net: int, outputs: int, flat: Float32Array, layout: Layout) -> t
 
 @njit_inline
 def last_of_net(net: int, layout: Layout, activations: Float32Array) -> Float32Array:
-    """A view (BLOCK, k) of a head's inputs in `activations`, or of gradients if `activations` are deltas."""
+    """A view (BLOCK, k) of a head's inputs in `activations`, or of their gradients if `deltas` are passed."""
     last = layout.depth[net] - 1
     column = layout.columns[net, last]
     return activations[:, column : column + layout.sizes[net, last]]

@@ -93,7 +93,7 @@ class Training(NamedTuple):
 
 @njit_inline
 def surrogate(advantage: float, ratio: float, clip_range: float) -> tuple[float, float, bool]:
-    """Clipped policy loss of one row (Schulman et al. 2017, eq. 7), slope dloss ÷ dlog-probability, whether clipped.
+    """One row's clipped policy loss (Schulman et al. 2017, eq. 7), d(loss) ÷ d(log-probability), whether clipped.
 
     torch.min gives the gradient to the smaller of two terms. Inside the clip range both terms are equal.
     """
@@ -170,7 +170,7 @@ def add_log_std_slopes(
 
     Args:
         slope: derivative of the loss by the row's log-probability.
-        entropy_share: share of the minibatch mean × ent_coef, the weight of the row's entropy in the loss.
+        entropy_share: ent_coef ÷ number of rows in the minibatch, the weight of the row's entropy in the loss.
         probs: result of `rate_point`.
     """
     for d in range(len(log_stds)):
@@ -228,7 +228,7 @@ def value_block(order: Int64Array, share: float, training: Training, part: int) 
     deltas = last_of_net(VALUE, layout, scratch.deltas[part])
     w, bias = head_of_net(VALUE, 1, flat, layout)
     out_w, out_bias = head_of_net(VALUE, 1, gradient, layout)
-    only = scratch.every  # it begins with 0, the index of the head's one output
+    only = scratch.every  # begins with 0: the head's only output has index 0
     for r in range(len(order)):
         row = order[r]
         dot_rows(w, only, 0, 1, hidden[r], w.shape[1], out)
@@ -299,7 +299,7 @@ def add_parts(scratch: Scratch) -> None:
 def take_step(
     count: int,  # rows of the minibatch
     step: int,  # number of this Adam step, from 1
-    training: Training,  # gradients and statistics of the first part have the sums
+    training: Training,  # part 0 of its gradients and statistics has the sums over all parts
     means: Float64Array,  # (NUM_STATISTICS,) out
     guarded: bool,
     blamed: Int64Array,

@@ -74,9 +74,9 @@ class QScratch(NamedTuple):
     constants: Constants
 
 
-# One row per parameter tensor (outputs, inputs); a bias is (1, outputs). FROM is the tensor's offset in the parameters
-# (P,). AHEAD is the offset in the padded layers (F,) for the forward pass, ACROSS the stride from an input to the next
-# input. BACK is the offset in the padded layers for the backward pass, DOWN the stride from an output to the next.
+# One row per parameter tensor. Its columns: FROM, the offset in the parameters (P,); the numbers of OUTPUTS and INPUTS
+# (a bias is (1, outputs)); in the padded layers (F,) of the forward pass, the offset AHEAD and the stride ACROSS from
+# an input to the next; in those of the backward pass, the offset BACK and the stride DOWN from an output to the next.
 Pieces = Int64Array
 FROM, OUTPUTS, INPUTS, AHEAD, ACROSS, BACK, DOWN = range(7)
 
@@ -128,7 +128,7 @@ def lay_back(parameters: Float32Array, pieces: Pieces, layers: Float32Array, col
 
 @njit_inline
 def q_values_of(activations: Float32Array, layout: Layout) -> Float32Array:
-    """A view (BLOCK, ≥A) of the head's outputs, or of gradients if `activations` are deltas."""
+    """A view (BLOCK, ≥A) of the head's outputs, or of their gradients if `deltas` are passed."""
     column, n = layout.columns[NET, layout.depth[NET]], layout.sizes[NET, layout.depth[NET]]
     return activations[:, column : column + n]
 

@@ -30,12 +30,12 @@ from fasttrain.kernels.nets import (
 from fasttrain.kernels.ppo import Training, policy_block, value_block
 
 # Rows of `Cells.places`. For each sequence: its first row in the minibatch, and its length. For each step: how many
-# sequences have this step, the rank of the next sequence that ends with this step, and the first row of this step.
+# sequences reach it, the rank of the next sequence that ends with it, and its first row in step order.
 FIRSTS, LENGTHS, SIZES, NEXT, BEGINS = range(5)
 
 
 class Lstms(NamedTuple):
-    """The places of the LSTMs in the flat vector. `Layout` has the places of the nets after the LSTMs."""
+    """Where the LSTMs are in the flat parameter vector. `Layout` says where the nets after the LSTMs are."""
 
     units: int  # H
     inputs: Int64Array  # (C,) offsets of input weights (inputs, 4H)
@@ -46,12 +46,12 @@ class Lstms(NamedTuple):
 class Cells(NamedTuple):
     """Working memory of the LSTMs, for each part of a minibatch."""
 
-    order: Int64Array  # (parts, B) rows step by step, the longest sequence first
-    places: Int64Array  # (parts, 5, B + 2) places of sequences and steps, written by `lay_out`
+    order: Int64Array  # (parts, B) row indices by step; in each step the longest sequence first
+    places: Int64Array  # (parts, 5, B + 2) FIRSTS … BEGINS of sequences and steps, from `lay_out`
     begun: Float32Array  # (parts, C, 2, B, H) hidden states and cells at the start of sequences
     gates: Float32Array  # (parts, C, B, 4H) gates, later the gradients of the gates' sums
     # (parts, C, 5, B, H) hidden states before the steps; cells; tanh of cells; hidden states after the steps, and
-    # gradients of these
+    # the gradients of the last
     outputs: Float32Array
     rows: Float32Array  # (parts, 3, B rounded up, H) for one step: hidden states, cells, tanh of cells; or gradients
     sums: Float32Array  # (parts, B rounded up, 4H) for one step: the gates' sums
@@ -62,7 +62,7 @@ class Past(NamedTuple):
     """States before each row's step: hidden states and cells of the policy's LSTM, then of the value net's."""
 
     states: tuple[Float32Array, Float32Array, Float32Array, Float32Array]  # (M, H)
-    starts: Float32Array  # (M,) 1 where an episode begins: these states are used as zeros
+    starts: Float32Array  # (M,) 1 where an episode begins: zeros are used instead of the states there
 
 
 class Remembered(NamedTuple):
@@ -77,7 +77,7 @@ class Remembered(NamedTuple):
 class Sequences(NamedTuple):
     """Inputs of the LSTMs in an epoch, and their working memory."""
 
-    begins: BoolArray  # (M,) in the epoch's order: True where a sequence begins, besides the first row of a minibatch
+    begins: BoolArray  # (M,) in the epoch's order: True where a sequence begins; each minibatch also begins one
     lstms: Lstms
     past: Past  # states before each of the M rows
     cells: Cells
@@ -121,12 +121,12 @@ def lay_out(
         places[SIZES, t] = 0
     for s in range(count):
         places[SIZES, places[LENGTHS, s] - 1] += 1
-    for t in range(longest - 2, -1, -1):  # step t exists in all sequences with at least t + 1 steps
+    for t in range(longest - 2, -1, -1):  # add the sequences that are longer than t + 1
         places[SIZES, t] += places[SIZES, t + 1]
     row = 0
     for t in range(longest):
         places[BEGINS, t] = row
-        places[NEXT, t] = places[SIZES, t + 1]  # sequences that end here come after all longer ones
+        places[NEXT, t] = places[SIZES, t + 1]  # sequences that end with step t follow all longer ones
         row += places[SIZES, t]
     for s in range(count):
         length = places[LENGTHS, s]
@@ -154,7 +154,7 @@ def step_cells(
     block: Int64Array, begin: int, cell: int, flat: Float32Array, layout: Layout, lists: Lists, memory: Remembered,
     me: int,
 ) -> None:  # fmt: skip
-    """One step of LSTM `cell` for the envs `block`, at most BLOCK; the first is `begin`. `lists`: observations."""
+    """One step of LSTM `cell` for `block`, the indices of at most BLOCK envs from `begin` on. `lists`: observations."""
     lstms, past, after, cells = memory.lstms, memory.past, memory.after, memory.cells
     units, bias, sums, rows = lstms.units, cells.bias[me], cells.sums[me], cells.rows[me, 0]
     w, u, first, second = weights_of(cell, flat, layout, lstms)
@@ -218,7 +218,7 @@ def forward_lstms(laid: Int64Array, count: int, longest: int, training: Training
 def backward_lstms(
     laid: Int64Array, count: int, longest: int, training: Training, memory: Sequences, part: int
 ) -> None:
-    """Gradients of the LSTMs' parameters, from the gradients of the hidden states in `cells.outputs[part, …, 4]`."""
+    """Gradients of the LSTMs' parameters, from the gradients of the hidden states in `memory.cells`."""
     layout, scratch, lstms, cells = training.layout, training.scratch, memory.lstms, memory.cells
     total, units, gradient = len(laid), lstms.units, scratch.gradients[part]
     nothing, size = scratch.zeros[:units], len(scratch.ones)

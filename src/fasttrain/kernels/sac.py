@@ -22,7 +22,7 @@ from fasttrain.kernels.simd import PAD
 from fasttrain.threads import DONE, NOTE, begin_work, claim, end_work, fetch_add, is_open, open_pieces, rest, wait_for
 
 LOWEST_LOG_STD, HIGHEST_LOG_STD = np.float32(-20), np.float32(2)  # as in SB3
-EPSILON, ONE, HALF = np.float32(1e-6), np.float32(1), np.float32(0.5)  # EPSILON: SB3's, in an action's density
+EPSILON, ONE, HALF = np.float32(1e-6), np.float32(1), np.float32(0.5)  # EPSILON: SB3's, in an action's log-probability
 SEEN, NEXT = 0, 1  # index of the observations, and of the next observations
 NUM_STATISTICS = 5
 CRITIC_LOSS, ACTOR_LOSS, MISSING_ENTROPY, CRITIC_NORM, ACTOR_NORM = range(NUM_STATISTICS)
@@ -99,7 +99,7 @@ class SACScratch(NamedTuple):
     q_activations: Float32Array  # (parts, N, BLOCK, S)
     q_deltas: Float32Array  # (parts, BLOCK, S)
     targets: Float32Array  # (parts, BLOCK)
-    chosen: Int64Array  # (parts, BLOCK) rows
+    chosen: Int64Array  # (parts, BLOCK) row indices from `lowest_rows`
     actor_ahead: Float32Array  # (F,) layers for the forward pass
     actor_back: Float32Array  # (F,) layers for the backward pass
     critics_ahead: Float32Array  # (N, F)
@@ -155,7 +155,7 @@ def fill(features: Float32Array, actions: Float32Array, begin: int, count: int, 
 
 @njit_inner
 def act_block(which: int, begin: int, end: int, batch: SACBatch, actor: Net, scratch: SACScratch) -> None:
-    """Draw actions for rows `begin` to `end`. `scratch` keeps the values that the backward pass needs."""
+    """Draw actions for rows `begin` to `end`; `which`: SEEN or NEXT. `scratch` keeps what the backward pass needs."""
     inputs, activations = scratch.inputs[which, begin:], scratch.activations[which, begin:]
     fill(batch.features[which], batch.actions[:, :0], begin, end - begin, inputs)
     forward(scratch.actor_ahead, actor.layout, False, inputs, end - begin, activations)
@@ -201,7 +201,7 @@ def values_block(part: int, begin: int, end: int, update: Update, scratch: SACSc
 
 @njit_inner
 def lowest_rows(n: int, count: int, layout: Layout, activations: Float32Array, chosen: Int64Array) -> int:
-    """Write the rows in which critic n is the first critic with the lowest value into `chosen`; returns their number.
+    """Write the indices of the rows in which critic n is the first with the lowest value to `chosen`; returns how many.
 
     `activations` are (N, BLOCK, S), with `count` rows.
     """
@@ -273,7 +273,7 @@ def lay_critic(n: int, nets: Learners, critic: Net, scratch: SACScratch) -> None
 
 @njit_inner
 def pieces_of(stage: int, parts: int, critics: int) -> int:
-    """Number of pieces with work in a stage. Threads claim the same number in all stages; further pieces are empty."""
+    """Number of pieces of work in a stage. Threads claim as many pieces in every stage; those beyond it are empty."""
     if stage in (VALUES, ACTOR):
         return parts
     return 2 * critics + 1 if stage == LAY else critics + 1 if stage == FOLLOW else critics
@@ -359,8 +359,8 @@ def train_update(
     """One update of all networks.
 
     The number of parts is that of `scratch`. The sums of the parts are added in order, so that the result does not
-    depend on the number of threads. If a step was skipped, the result is the index of the first number that was not
-    finite in the gradient of the critics, or of the actor if the critics' step was taken.
+    depend on the number of threads. Returns, if a step was skipped, the index of the first number that is not finite in
+    the gradient of the critics, or of the actor if only its step was skipped; else 0.
     """
     stage, looks, critics, settings = LAY, 0, len(update.learners.critics), update.settings
     parts = len(scratch.sums)

@@ -36,11 +36,11 @@ cgutils: Any = untyped_cgutils
 
 
 class Tile(NamedTuple):
-    """The part of a product whose sums stay in registers."""
+    """A block of a matrix product: its sums stay in registers."""
 
     lanes: int  # floats in a register
     height: int  # rows
-    vectors: int  # registers of columns
+    vectors: int  # registers in a row of the tile
 
     @classmethod
     def of(cls, triple: str, features: str) -> Tile:
@@ -63,7 +63,7 @@ LANES, TILE_HEIGHT, TILE_VECTORS = Tile.of(_TRIPLE, _FEATURES)
 TILE_ROWS = 8  # batches are padded to multiples of 8 rows: one or two tiles, depending on the processor
 PANEL = 4096  # floats of a matrix that a product copies at once: 16 KB, half of the L1 cache
 GROUP = 16  # entries that `nonzero_bits` reads
-STRIP_VECTORS = 8  # number of registers with sums of a row
+STRIP_VECTORS = 8  # registers with a row's sums in `sum_rows`
 
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
@@ -99,7 +99,7 @@ class _Code:
         return cgutils.pointer_add(self.builder, pointer, size_bytes, pointer.type)
 
     def load(self, pointer: ir.Value, vector: int = 0) -> ir.Value:
-        """LANES floats; `vector` is the number of the register, counted from the pointer."""
+        """Load LANES floats that begin `vector` registers after the pointer."""
         return self.builder.load(self._as_vector(pointer, vector), align=4)
 
     def store(self, value: ir.Value, pointer: ir.Value, vector: int = 0) -> None:
@@ -124,12 +124,12 @@ class _Code:
         return self.builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     def interleaved(self, a: ir.Value, b: ir.Value, begin: int) -> ir.Value:
-        """Lanes of a and b in turn: half of the lanes of each vector, the first is lane `begin`."""
+        """Lanes from `begin` on of a and b in turn: a[begin], b[begin], a[begin + 1], …"""
         lanes = [lane + of * LANES for lane in range(begin, begin + LANES // 2) for of in (0, 1)]
         return self.builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), LANES), lanes))
 
     def cell(self, value: ir.Value) -> ir.Value:
-        """A variable, which LLVM keeps in a register."""
+        """A variable that begins as `value`; LLVM keeps it in a register."""
         return cgutils.alloca_once_value(self.builder, value)
 
     @contextmanager
@@ -164,7 +164,7 @@ def as_generator(write: Callable[[_Code], ir.Value | None]) -> Callable[..., ir.
 
 
 def _tile(vectors: int) -> Any:
-    """An intrinsic for `vectors` registers of columns."""
+    """An intrinsic that computes a tile of `vectors` registers per row."""
 
     @intrinsic
     def tile(typing: Context, a: Kind, i: Kind, b: Kind, j: Kind, start: Kind, down: Kind, out: Kind) -> Code:

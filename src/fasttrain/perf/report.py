@@ -18,7 +18,7 @@ PER_STEP_BELOW = 20.0  # runs with fewer steps/s show times per step instead of 
 
 
 class EnvTimes(NamedTuple):
-    """Times that the envs report, in nanoseconds. All but the first are about worker processes."""
+    """Times and counts that the envs report. `num_workers` to `lost_steps` are about worker processes."""
 
     opponents_ns: int = 0  # a part of env_step; the mean over workers, because they run in parallel
     num_workers: int = 0
@@ -28,7 +28,7 @@ class EnvTimes(NamedTuple):
     in_step: bool = True  # True: all workers step together; False: in groups, while the policy acts
     restarts: int = 0
     lost_steps: int = 0
-    games: tuple[tuple[str, int], ...] = ()  # (part of a game's time, ns), means over games
+    games: tuple[tuple[str, int], ...] = ()  # (name of a part of a game's time, ns), means over games
     episodes: int = 0  # episodes that ended
     ticks: float = 0  # ticks of the games' own clocks, if the env reports them
     lags: tuple[int, int, int, int] = (0, 0, 0, 0)  # schedule=continuous: sum, largest, transitions, dropped so far
@@ -55,7 +55,7 @@ class PerfWindow:
 
     @property
     def worker_parts_ns(self) -> dict[str, int]:
-        """Parts of env_step with workers: the slowest worker and the transport; the waiting if envs step in groups."""
+        """Parts of env_step if there are workers: slowest worker and transport; if envs step in groups, the waiting."""
         envs, env_step = self.envs, self.phases_ns.get("env_step", 0)
         if not envs.num_workers:
             return {}
@@ -186,7 +186,7 @@ def lag_dict(window: PerfWindow) -> dict[str, Any]:
 
 
 def limits_dict(window: PerfWindow) -> dict[str, float | None]:
-    """Part of the work → steps/s that the run would reach with this part alone; None if the part took no time."""
+    """Name → steps/s if only this part of the work took time: env, policy or update. None: it took no time."""
     phases = window.phases_ns
     groups = {
         "env_only_steps_per_s": phases.get("env_step", 0),

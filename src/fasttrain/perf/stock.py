@@ -1,6 +1,6 @@
 """The phases of a stock SB3 algorithm, measured from outside without any change of SB3.
 
-A wrapper around the env, hooks on the acting network and on the optimizers, and a callback move one `PhaseClock`.
+An env wrapper, hooks on the acting network and on the optimizers, and a callback enter the phases of one `PhaseClock`.
 Forward and backward of an update cannot be separated from outside, so they are reported together as `train`, with
 gradient clipping. `optim` is the optimizer's step.
 """
@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from fasttrain.perf.clock import PhaseClock
 
-ACTING = ("actor", "q_net", "quantile_net")  # the network that chooses actions, if it is not the policy itself
+ACTING = ("actor", "q_net", "quantile_net")  # policy attributes: the network that chooses actions
 
 
 def optimizers_of(model: BaseAlgorithm) -> list[Any]:

@@ -116,7 +116,7 @@ class WindowLog:
 
 
 class PerfMeter:
-    """Reads the clock and the machine's counters. `lines` has all [PERF] lines; `more` returns text for their end."""
+    """Reads the clock and the machine's counters. `lines` has all [PERF] lines; `more()` is the end of each."""
 
     def __init__(
         self, clock: PhaseClock, env_times: Callable[[], EnvTimes], more: Callable[[], str] = lambda: ""

@@ -36,11 +36,11 @@ LIGHT = {
 }  # fmt: skip
 INK, MUTED, FAINT, PAPER = (LIGHT[name] for name in ("ink", "muted", "faint", "paper"))
 GREY = 7  # index of the colour of "others"; the colours after it are only for phases
-WIDTH, HEIGHT = 6.0, 3.1  # inches; 432 pt is about the width of one of two columns on a screen
+WIDTH, HEIGHT = 6.0, 3.1  # inches; 6 inches (432 pt) are about one of two columns on a screen
 BAND = 0.18  # opacity of bands
 MARKERS = "osD^vPX"
 LEGEND_CHARACTER = 0.078  # largest width of a character in a legend, in inches
-TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # (below … s, unit, its seconds)
+TIME_UNITS = ((180.0, "s", 1.0), (10_800.0, "min", 60.0), (float("inf"), "h", 3600.0))  # below … s: unit, its seconds
 # Where a point's name may be, in units of GAP to the right and up. If several are equally good, the first is used.
 GAP = 7  # unit of the PLACES below, in points
 PLACES = ((1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1), (0, -1))
@@ -178,7 +178,7 @@ class Rows(_Chart):
     def of(
         cls, name: str, metric: Metric, values: Sequence[tuple[str, Estimate, int]], note: str = "", **more: Any
     ) -> Rows:
-        """A chart of one figure from (name, value, colour). `note` is shown if there are intervals."""
+        """A chart of `metric` from (name, value, colour) of each row. `note` is shown if there are intervals."""
         rows = [Row(name=n, value=v.value, bounds=v.bounds, color=c, text=metric.text(v)) for n, v, c in values]
         note = note if any(row.bounds for row in rows) else ""
         return cls(name=name, title=metric.heading, value=metric, rows=rows, note=note, **more)
@@ -203,7 +203,7 @@ class Split(_Chart):
 
     value: Metric
     names: Sequence[str]
-    parts: Mapping[str, tuple[int, Floats]]  # part → colour and its share in each bar
+    parts: Mapping[str, tuple[int, Floats]]  # part → (colour, share of the part in each bar)
 
     def __bool__(self) -> bool:
         return bool(self.parts)

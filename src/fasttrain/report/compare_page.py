@@ -18,7 +18,7 @@ from fasttrain.terminal import one_line
 
 FILE = "study.json"
 Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
-# Reading 30 trainings (cells) of a native game would take half a gigabyte. Each has 32 blocks: 2 MB, 30,000 episodes.
+# Of a large episodes.csv only 32 blocks (2 MB, 30,000 episodes) are read: 30 whole ones would take half a gigabyte.
 CELL_BYTES, CELL_BLOCKS = 2_000_000, 32
 FIGURES = (
     "steps_per_s", "speed_up", "win_rate", "mean_reward", "tail", "score_diff", "draw_rate", "mean_turns", "difference",
@@ -56,7 +56,7 @@ class Comparison:
         self.margin, self.threshold = (as_number(self.gate.get(name)) for name in ("margin", "threshold"))
         named = [str(row.get("name")) for row in (*as_rows(self.stored.get("candidates")), *self.rows)]
         self.names = list(dict.fromkeys([*named, *(str(cell.get("label")) for cell in self.cells)]))
-        # A file without a gate names no metric: it is the win rate if one is known, else the mean reward.
+        # If the file has no gate, the metric is the win rate if one is known, else the mean reward.
         has_wins = any(Estimate.of(row.get("win_rate")).value is not None for row in self.rows)
         self.metric_name = str(self.gate.get("metric") or ("win_rate" if has_wins else "mean_reward"))
         self.title = metric_of(self.metric_name).title
@@ -66,7 +66,7 @@ class Comparison:
         self.done = [cell for cell in self.cells if cell.get("status") == "done"]
 
     def metric(self, name: str) -> Metric:
-        """The metric of a figure. `tail` is written in percent if it is a win rate."""
+        """The `Metric` of the figure `name`. `tail` is written in percent if it is a win rate."""
         metric = metric_of(name)
         return metric._replace(form=percent) if name == "tail" and self.is_rate else metric
 
@@ -181,7 +181,7 @@ def _seeds_chart(study: Comparison, runs: Runs) -> Chart:
 
 
 def _tail(episodes: Episodes, what: Learned) -> float | None:
-    """Mean over the last fifth of training."""
+    """Mean of the episodes in the last fifth of training; None without episodes."""
     if (known := along(episodes, STEPS, what.columns)) is None:
         return None
     steps, values = known

@@ -18,7 +18,7 @@ from fasttrain.report.words import Metric, number, percent, seconds
 from fasttrain.runs.logs import TERM, Episodes
 from fasttrain.spec.infos import SCORE_KEYS, WIN_KEYS
 
-MOST_BINS = 100  # most points of a curve: a chart 420 pt wide can show no more
+MOST_BINS = 100  # maximum of points in a curve: a chart 420 pt wide can show no more
 EPISODES_PER_BIN = 20
 POINTS = 80  # points of a mean curve over seeds
 SEED_BINS = 40  # points of a seed's curve; fewer than in a run's report, because the band shows the noise
@@ -26,7 +26,7 @@ QUANTILES = (0.1, 0.9)
 MOST_REASONS, MOST_TERMS = 6, 6
 MOST_WINDOWS = 120  # perf.json may have twice as many, but a chart can show no more
 TINY_SHARE = 0.01  # smaller phases are shown together as "rest"
-PHASE_LOOK = {  # phase → its name and colour
+PHASE_LOOK = {  # phase → (name, colour)
     "action": ("choose actions", 5), "env_step": ("step envs", 1), "buffer": ("store", 4),
     "replay_sample": ("draw batches", 2), "train_fwd": ("forward", 0), "train_bwd": ("backward", 6),
     "train": ("update", 0), "optim": ("optimizer", 3), "log": ("log", 8), "eval": ("evaluate", 9),
@@ -37,7 +37,7 @@ PHASE_LOOK = {  # phase → its name and colour
 
 
 def groups(count: int, most: int = MOST_BINS) -> list[slice]:
-    """Slices of `count` observations: at most `most`, with about `EPISODES_PER_BIN` observations or more in each."""
+    """Cut `count` observations into at most `most` slices, each of about `EPISODES_PER_BIN` observations or more."""
     if count == 0:
         return []
     bins = max(min(count, 8), min(most, count // EPISODES_PER_BIN))
@@ -137,7 +137,7 @@ SCORE = Learned("score_difference", Metric("score difference"), SCORE_KEYS, "sco
 
 
 def along(episodes: Episodes, over: Over, columns: Sequence[str]) -> tuple[Floats, Floats] | None:
-    """The x of `over` and the first of the `columns` that has numbers, without rows in which x or y is missing."""
+    """x, and as y the first of `columns` that has numbers; without episodes in which x or y is missing."""
     at, values = episodes.column((over.column,)), episodes.column(columns)
     if at is None or values is None:
         return None
@@ -241,7 +241,7 @@ def ending_charts(episodes: Episodes, quality: Mapping[str, Any]) -> list[Chart]
 
 
 def endings(by_name: Mapping[str, Mapping[str, Any]], order: Sequence[str] = ()) -> Chart:
-    """Shares of end reasons for each name: the first `MOST_REASONS` of them, and all other reasons as one share."""
+    """Shares of end reasons for each key of `by_name`: `MOST_REASONS` of them, the last may be all other reasons."""
     known = {n: {r: as_number(share) or 0.0 for r, share in found.items()} for n, found in by_name.items() if found}
     totals = Counter[str]()
     for found in known.values():
@@ -327,7 +327,7 @@ def window_charts(rows: Sequence[Mapping[str, Any]]) -> list[Chart]:
 
 
 def shares_of(used: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Phase → its share of the main thread's time in each window. Small phases together are `rest`, if visible."""
+    """Phase → its share of the main thread's time in each window. `rest`: all small phases, if visible."""
     total = np.maximum(np.sum(list(used.values()), axis=0), 1e-12)
     whole = float(total.sum())
     parts = {name: each / total for name, each in used.items() if name != "other" and each.sum() >= TINY_SHARE * whole}

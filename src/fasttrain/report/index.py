@@ -51,7 +51,7 @@ def named_folders(text: str) -> list[Path]:
 
 def _over_all(folders: Sequence[Path], output: str | None) -> Path:
     """Write one page about the runs in or below these folders. Raises ConfigError if a folder is missing, there is no
-    run, or the page cannot be written there.
+    run, or the page cannot be written.
     """
     from fasttrain.report.runs_page import runs_page
     from fasttrain.report.watch import Watch
@@ -68,7 +68,7 @@ def _over_all(folders: Sequence[Path], output: str | None) -> Path:
     above = folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
     file = above / FILE if output is None else Path(output)
     if output is None and _kind(above) is not None:
-        raise ConfigError(f"run=…: {above}, which contains all of these, has a report of its own; use output=FILE.html")
+        raise ConfigError(f"run=…: {above} contains all these runs and has its own report; use output=FILE.html")
     if file.suffix != ".html" or not file.parent.is_dir():
         raise ConfigError(f"output={file}: name a file that ends in .html, in an existing folder")
     return write_page(runs_page(runs, file.parent), file.parent, file.name)

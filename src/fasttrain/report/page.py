@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FILE = "report.html"
 Tone = Literal["", "good", "bad", "open", "dim"]
-TONES: dict[str, Tone] = {  # verdict → tone of its cell
+TONES: dict[str, Tone] = {  # verdict → tone of the table cell that shows it
     "pass": "good", "keep": "good", "fail": "bad", "failed": "bad", "illegal": "open", "stopped": "open",
     "not enough seeds": "open",
 }  # fmt: skip
@@ -57,7 +57,7 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, found: Estimate, metric: Metric) -> Cell:
-        """A figure with its interval."""
+        """A cell with a figure and its interval."""
         if found.value is None:
             return cls(metric.text(found), tone="dim")
         return cls(metric.text(found), found.interval(metric.form))
@@ -81,7 +81,7 @@ class Table:
     title: str = ""
     note: str = ""
     folded: bool = False
-    columns: Sequence[tuple[str, bool]] = field(init=False)  # name, and whether it holds numbers
+    columns: Sequence[tuple[str, bool]] = field(init=False)  # (name, whether the column has numbers)
     cells: Sequence[Sequence[Cell]] = field(init=False)  # rows of cells in the order of `columns`
 
     def __post_init__(self) -> None:
@@ -223,7 +223,7 @@ BY_HEX = {value: f"var(--{name})" for name, value in LIGHT.items()}
 PNG_DPI = 144
 TITLE_INCHES = 0.33
 STYLE: dict[str, Any] = {
-    "font.family": ["DejaVu Sans"],  # this font comes with matplotlib; the page uses its own
+    "font.family": ["DejaVu Sans"],  # comes with matplotlib; report.html itself uses other fonts
     "font.size": 9.5,
     "text.parse_math": False,  # names of envs may contain $
     "text.color": INK,
@@ -283,7 +283,7 @@ def to_svg(figure: Figure, prefix: str) -> str:
 
 
 def _tag(tag: str, prefix: str) -> str:
-    """Rewrite one tag of the SVG for the page. In text between tags `<` and `>` are escaped."""
+    """Rewrite one tag of the SVG for the page. Text between tags has no `<` or `>`, only escapes."""
     if tag.startswith("<!--"):
         return ""
     if tag.startswith("<svg"):

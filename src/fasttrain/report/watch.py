@@ -38,7 +38,7 @@ MOST_BYTES = 16 << 20  # larger files are not read
 DEAD = "dead"
 STYLES = {"done": "dim", "stopped": "yellow", "crashed": "red", DEAD: "red"}
 NAMES = ("run", "state", "steps", "steps/s", "reward", "win", "age", "last message")
-LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # in characters; PLAIN_WIDTH: the table without a terminal
+LEAST_NAME, LEAST_MESSAGE, PLAIN_WIDTH = 12, 24, 220  # characters; PLAIN_WIDTH: without a terminal
 
 
 class Row(NamedTuple):
@@ -91,10 +91,10 @@ class Watch:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = roots
-        self._ended: dict[str, tuple[int, Row]] = {}  # ended run's folder → its time stamp (ns), its row
+        self._ended: dict[str, tuple[int, Row]] = {}  # folder of an ended run → (time stamp in ns, row)
 
     def rows(self, now: float | None = None) -> list[tuple[str, Row]]:
-        """Names and rows: running ones first, then the others, the newest first."""
+        """Names and rows: the running runs first, then the ended ones, the newest first."""
         now = time.time() if now is None else now
         found = {}
         for root in self._roots:
@@ -175,7 +175,7 @@ def row_of(status: dict[str, Any], summary: dict[str, Any], plan: dict[str, Any]
     phase, ended = str(status.get("phase") or ""), summary.get("status")
     changed = max((as_number(part.get("written")) or 0.0 for part in (status, summary, plan)), default=0.0)
     newer = (as_number(status.get("time")) or 0.0) > (as_number(summary.get("written")) or 0.0)  # True after a resume
-    if process:  # the status may be from an earlier process
+    if process:  # status.json may be from an earlier process
         state = "starting" if status and (phase in ENDS or str(status.get("pid")) != process) else phase or TRAINING
     elif phase in ENDS or newer or not isinstance(ended, str):
         state = phase if phase in ENDS else DEAD

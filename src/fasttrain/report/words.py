@@ -23,7 +23,7 @@ def label(text: object) -> str:
 
 
 def _form(write: Callable[..., str]) -> Form:
-    """`write` made safe for any value: `–` if it is no number. A hyphen becomes a minus sign."""
+    """`write`, but with `–` for a value that is no number, and with a minus sign for a hyphen."""
 
     @wraps(write)
     def text(value: object, *more: object) -> str:
@@ -55,7 +55,7 @@ def compact(value: float) -> str:
 
 @_form
 def percent(value: float, digits: int = 1) -> str:
-    """`50.7 %` of 0.507."""
+    """`50.7 %` for 0.507."""
     return f"{100 * value:.{digits}f} %"
 
 
@@ -135,7 +135,7 @@ METRICS = {
 
 
 def metric_of(name: str) -> Metric:
-    """The metric of that name. For figures of a game the ending of the name decides the format."""
+    """The metric `name`. For figures of a game the ending of the name decides the format."""
     title = name.replace("_", " ")
     if name.endswith(("_rate", "_share")):
         return METRICS.get(name, Metric(title, percent))

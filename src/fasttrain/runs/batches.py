@@ -60,8 +60,8 @@ def check_native_options(config: Config) -> None:
 
 
 def has_vector_form(config: Config) -> bool:
-    """Whether a VectorEnv is registered for the env and can replace `num_envs` single envs (with different random
-    numbers). No option may need single envs, and the algorithm must be fasttrain's: it handles steps that only reset.
+    """Whether a registered VectorEnv can replace the env's `num_envs` single envs. It draws other random numbers. False
+    if an option needs single envs, or with a stock class, which cannot handle steps that only reset an env.
     """
     env = config.env
     asked = config.action_repeat > 1 or env.frame_stack > 1 or config.workers == 0
@@ -151,7 +151,7 @@ class OneGame(gymnasium.Env[Any, Any]):
             self.action_masks = lambda: np.array(self._mask())
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Return the game that began when the last one ended. With a seed, or before that end, begin a new game."""
+        """Return the game that began when the last one ended. With a seed, or in mid-game, begin a new one."""
         if seed is not None or not self._ended:
             super().reset(seed=seed)
             self.games.seed(int(self.np_random.integers(1 << 31)))
@@ -160,7 +160,7 @@ class OneGame(gymnasium.Env[Any, Any]):
         return self._row(self.games.slots.observations), {}
 
     def step(self, action: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Take an action. If the engine refuses it, take a random legal action, as in training. A lost game ends."""
+        """Take an action. If the engine refuses it, take a random legal one. If the engine fails, the episode ends."""
         slots = self.games.slots
         self.games.step_slots(np.asarray(action)[None])
         while slots.resets is not None:

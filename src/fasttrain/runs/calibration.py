@@ -63,7 +63,7 @@ Costs = Mapping[str, float]  # name of a candidate → milliseconds of acting an
 def calibrate(
     plan: RunSpec, model: BaseAlgorithm, console: Console, density: Density = (1.0, 1.0), begun: bool = False
 ) -> RunSpec:
-    """The plan with the faster of kernels and torch, and with the best number of threads, if the plan left them open.
+    """If `fused_update=auto`, measure kernels and torch with each number of threads. Returns the plan with the best.
 
     With `deterministic=true` the plan's rule decides, because a second measurement may give another result. A resumed
     run keeps its stored choice for the same reason.
@@ -141,13 +141,13 @@ def _costs_text(costs: Costs) -> str:
 
 
 def _is_open(plan: RunSpec, model: Fast) -> bool:
-    """Whether the plan leaves the choice of kernels open, and kernels support the policy."""
+    """Whether measurements decide between kernels and torch, and kernels support the policy."""
     config = plan.config
     asked = {flag: plan.row(flag).requested for flag in ("fused_update", "use_amp")}
     wide = plan.row("use_amp").effective != "off" and asked["use_amp"] == "auto"
     return (
         asked["fused_update"] == "auto"
-        and not switch_step(plan)  # otherwise plan.json names the step of the switch
+        and not switch_step(plan)  # a stored step of the switch leaves no choice
         and (config.fused_update == "on" or wide)
         and not (config.deterministic or config.algo.spec.recurrent or config.algo.entry_point)
         and model.device.type == "cpu"
@@ -205,7 +205,7 @@ def expected_s(config: Config, model: Fast) -> float:
 def _name(plan: RunSpec, model: Any, ways: Mapping[str, RunSpec], density: Density) -> str:
     """Name of the file with the costs: a hash of everything that the costs depend on."""
     config, space = plan.config, model.action_space
-    files = [call.file for call in learner_calls(ways[KERNELS].config)]  # names with processor, versions and code
+    files = [call.file for call in learner_calls(ways[KERNELS].config)]  # named by processor, versions and code
     shapes = {name: list(parameter.shape) for name, parameter in model.policy.named_parameters()}
     of_run = [config.algo.name, config.num_envs, config.batch_size, updates_per_step(model), str(space)]
     tenths = [round(10 * share) for share in density]

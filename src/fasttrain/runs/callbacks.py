@@ -66,7 +66,7 @@ class RunCallback(BaseCallback):
         progress.started = time.perf_counter() - progress.before_s
         if self.run.curriculum is not None:
             self.run.curriculum.prepare(self.run.env)
-        for noise, previous in zip(stateful_noise(self.model), self.course.noise, strict=False):  # learn() reset noise
+        for noise, previous in zip(stateful_noise(self.model), self.course.noise, strict=False):  # undo learn()'s reset
             noise.noise_prev = noise.noise_prev if previous is None else previous
 
     def _count_update(self, *_: object) -> None:
@@ -122,7 +122,7 @@ class RunCallback(BaseCallback):
         before = run.plan
         with run.clock.phase("other"):
             switch.at_rest(run.progress)
-        if switch.done and switch.beside_s is not None and switch.at is not None:  # else plan.json has the step already
+        if switch.done and switch.beside_s is not None and switch.at is not None:  # plan.json lacks the step
             run.plan = run.plan._replace(engine_switch_at=switch.at)
         if run.plan is not before:
             with run.saving.of("plan.json"):
@@ -141,7 +141,7 @@ class RunCallback(BaseCallback):
             run.say(line)
         if run.config.train_log_enabled if run.config.loggers is None else run.config.loggers:
             with run.saving.of("progress.csv"):
-                if isinstance(self.model, OnPolicyAlgorithm):  # the argument's name differs between SB3's base classes
+                if isinstance(self.model, OnPolicyAlgorithm):  # SB3's base classes name the argument differently
                     self.model.dump_logs(iteration=0)
                 else:
                     self.model.dump_logs()
@@ -160,7 +160,7 @@ class RunCallback(BaseCallback):
         return self._continues()
 
     def _evaluate_if_due(self) -> None:
-        """Evaluate or film the present policy if that is due, in this process or in the one beside training."""
+        """If it is due, evaluate or film the present policy, here or in the second process."""
         run, steps = self.run, self.model.num_timesteps
         measure, film = self.course.evaluate.due(steps), self.course.film.due(steps)
         if not (measure or film):
@@ -171,7 +171,7 @@ class RunCallback(BaseCallback):
             run.evaluator.evaluate(run.progress.env_steps, wall_s, measure, film)
 
     def _continues(self) -> bool:
-        """False, after printing the reason, if there is a reason to stop and `Checkpoints.may_stop` allows it."""
+        """False if there is a reason to stop and `Checkpoints.may_stop` allows it. Prints the reason."""
         run, course = self.run, self.course
         if course.stopped is None:
             course.stopped = self._reason()
@@ -195,7 +195,7 @@ class RunCallback(BaseCallback):
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]
         curriculum, ended = run.curriculum, np.flatnonzero(dones).tolist() if dones.any() else []
-        if "perf" in infos[0]:  # with lean_info most infos lack this entry; then the workers count the time
+        if "perf" in infos[0]:  # with lean_info most infos lack it, and the workers measure this time
             self.course.enemy_turn_ms += sum(map(enemy_turn_ms, infos))
         for index in ended:
             episode = record_of(infos[index])
@@ -213,7 +213,7 @@ class RunCallback(BaseCallback):
         if curriculum is not None:
             curriculum.step(run.env, ended, self.num_timesteps)
         if self._ours is None:
-            for info, done in zip(infos, dones, strict=True):  # remove entries of which SB3 cannot take means
+            for info, done in zip(infos, dones, strict=True):  # remove entries that SB3 cannot average
                 for key in {"episode", "is_success"} & info.keys() - (sb3_statistics(info) if done else {}).keys():
                     del info[key]
 
@@ -221,10 +221,10 @@ class RunCallback(BaseCallback):
         for hook in self._hooks:
             hook.remove()
         self._take_updates()
-        if self.course.at_rest:  # a stopping rule may apply although total_timesteps has been reached
+        if self.course.at_rest:  # total_timesteps ended the training, not a stopping rule
             self.course.stopped = None
         with self.run.clock.phase("log"):
-            if self.run.progress.updates > self.course.logged_updates:  # log updates since the last row
+            if self.run.progress.updates > self.course.logged_updates:  # log the updates after the last row
                 self._write_logs()
             self.run.episodes.flush()
 
@@ -282,13 +282,13 @@ def sequences_line(model: Any) -> str:
     if not isinstance(storage, RecurrentStorage) or not storage.full:
         return ""
     count, stock, groups = storage.padding(model.batch_size)
-    layout = getattr(getattr(model.engine, "view", None), "layout", "")  # kernels have no view, and pad nothing
+    layout = getattr(getattr(model.engine, "view", None), "layout", "")  # kernels: no view and no padding
     ours = {"padded": stock, "grouped": groups}.get(layout, 0.0)
     return f"sequences: {count:.1f} a minibatch; {100 * ours:.0f} % padding, in stock's layout {100 * stock:.0f} %"
 
 
 def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
-    """Let `empty` count masks without a legal action. For a stock class, count them where it asks the env for masks."""
+    """Let `empty` count masks without a legal action. For a stock class, `TimedVecEnv` passes the masks to it."""
     timed = unwrap_vec_wrapper(model.env, TimedVecEnv) if model.env is not None else None
     if model.env is not None and isinstance(model.env.unwrapped, SelfPlayVecEnv):
         model.env.unwrapped.empty_masks = empty
@@ -300,7 +300,7 @@ def count_empty_masks(model: BaseAlgorithm, empty: EmptyMasks) -> None:
 
 
 def pool_for(config: Config, model: BaseAlgorithm, env: VecEnv) -> SnapshotPool | None:
-    """Give a self-play env its opponents: a pool of snapshots or the user's class. Returns the pool, if it is one."""
+    """Give a self-play env its opponents: a pool of snapshots or the user's class. Returns the pool, or None."""
     if not isinstance(env, SelfPlayVecEnv):
         return None
     if config.opponent not in (None, SELF):

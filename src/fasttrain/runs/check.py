@@ -49,7 +49,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     backend = backend_of(config.env)
     if backend is not None and not backend.lends:
         one = "check plays one Gymnasium env, or one game with an engine"
-        raise ConfigError(f"{one}: env.backend={backend.name} has none; remove it")
+        raise ConfigError(f"{one}: env.backend={backend.name} has neither; remove it")
     console, look = make_console(), _check_env if backend is None else _check_game
     option, result = look(with_fixed_opponent(config), "algo" in sources, folder, console)
     say(console, f"Checkup of {option}: {result.steps:,} steps by random legal actions, {result.seconds:.1f} s")
@@ -125,7 +125,7 @@ def run_checkup(
         if finding.code in FATAL or (not begun and finding.severity == "error")
     ]
     if fatal:
-        raise EnvSpecError("\n".join([f"{option}: no training takes what the checkup found", *fatal]))
+        raise EnvSpecError("\n".join([f"{option}: the checkup found errors that stop every training", *fatal]))
     if lines and config.checkup == "strict":
         what = f"checkup=strict: {count} in {option}; mend it, or use checkup=warn"
         raise EnvSpecError("\n".join([what, *lines]))
@@ -201,7 +201,7 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
     config = plan.config
     open_ = plan.row("vec_env").requested == "auto" and facts.step_s is not None and not config.deterministic
     if not open_ or is_self_play(config) or config.num_envs == 1 or config.env.on_env_error == "restart":
-        return facts  # only workers can restart an env
+        return facts  # on_env_error=restart: only workers can restart an env
     facts = facts._replace(vector_form=has_vector_form(config))
     if facts.vector_form and not needs_single_envs(config):
         own = dataclasses.replace(config, vec_env="vector", workers=0, schedule="lockstep")
@@ -229,7 +229,7 @@ def with_trial(facts: EnvFacts, plan: RunSpec, machine: Machine, console: Consol
 
 
 def step_times(*configs: Config) -> tuple[float, ...]:
-    """Median seconds of a vector step and of reading masks for each configuration, measured alternately."""
+    """For each configuration the median seconds of a vector step with the reading of masks, measured alternately."""
     with ExitStack() as stack:
         built = (closing(build_vec_env(config, config.num_envs, config.seed)) for config in configs)
         envs = [stack.enter_context(env) for env in built]

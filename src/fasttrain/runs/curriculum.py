@@ -29,7 +29,7 @@ from fasttrain.vec.self_play import SelfPlayVecEnv
 
 T = TypeVar("T")
 RECENT = 100  # means are taken over this number of last episodes
-FLOOR = 0.1  # share of draws that go by weight even with learnability, so that every task is drawn at times
+FLOOR = 0.1  # with learnability: share of draws by weight alone, so that every task is drawn at times
 STREAM = 0x7A5C  # part of the generator's seed, so that the run's other generators draw different numbers
 
 
@@ -58,8 +58,8 @@ class TaskSampler:
     or never won teach nothing (Tzannetos et al. 2023, https://arxiv.org/abs/2304.12877).
 
     Args:
-        in_advance: number of episodes whose tasks are drawn and which have not ended. When a stage begins, these
-            episodes are of the previous stage. They are left out of the means that end a stage.
+        in_advance: number of unfinished episodes whose tasks are drawn. When a stage begins, these tasks are of the
+            previous stage, so the means of the new stage leave these episodes out.
     """
 
     def __init__(self, config: CurriculumConfig, seed: int, in_advance: int = 0) -> None:
@@ -96,7 +96,7 @@ class TaskSampler:
         return chances
 
     def sample(self) -> str:
-        if self._bounds is None:  # kept until they change, because thousands of games may end per second
+        if self._bounds is None:  # computed only after a change, because thousands of games may end per second
             self._bounds = np.cumsum(self.probabilities())
         drawn = int(np.searchsorted(self._bounds, self._random.random() * self._bounds[-1], side="right"))
         return self._names[drawn]
@@ -105,7 +105,7 @@ class TaskSampler:
         for number in range(len(self._stages) - 1, self._stage, -1):
             stage = self._stages[number]
             if stage.metric is None:
-                reached = env_steps >= stage.begins  # also if the mean of an earlier stage was never reached
+                reached = env_steps >= stage.begins  # even if an earlier stage did not reach its mean
             else:
                 next_one, mean = number == self._stage + 1, self._mean(stage.metric)
                 reached = next_one and mean is not None and mean >= stage.begins
@@ -215,8 +215,8 @@ class Curriculum:
 
     @contextmanager
     def set_aside(self, env: VecEnv, lent: AbstractContextManager[T]) -> Iterator[T]:
-        """Lend the training's environments to an evaluation. Inside the block episodes begin without tasks. When
-        `lent` ends, the interrupted training episodes are played again from the start, with their tasks."""
+        """Lend the training's environments to an evaluation. Inside the block episodes have no tasks. When the
+        block ends, the interrupted training episodes are played again from the start, with their tasks."""
         with lent as played:
             set_tasks(env, np.zeros_like(self.present))
             try:

@@ -30,11 +30,11 @@ from fasttrain.spec.infos import truth
 from fasttrain.vec.base import copy_observations, resets_and_rests
 
 MOST_BYTES = 64 << 30
-UNKNOWN = 0.05  # a truncated return is used if its missing rewards are discounted to at most this
+UNKNOWN = 0.05  # a truncated episode's return is used if the rewards it lacks have at most this discount
 
 
 class Demonstrations(NamedTuple):
-    """M decisions in order: the rows of an episode stand together. The module's text describes the arrays."""
+    """M decisions in order: the rows of an episode stand together. The module's docstring describes the arrays."""
 
     observations: Any  # (M, …), or an array per key
     actions: NDArray[Any]

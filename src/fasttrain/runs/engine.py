@@ -44,7 +44,7 @@ ADAM = "Adam by torch's fused kernel"
 def engine_settings(plan: RunSpec) -> EngineSettings:
     config, asked = plan.config, plan.row("torch_threads").requested
     fused, kernels_on, cores = plan.row("fused_update"), config.fused_update == "on", usable_cores()
-    several = kernels_on and config.algo.spec.kernels != "Q-network"  # a DQN batch is too small for several threads
+    several = kernels_on and config.algo.spec.kernels != "Q-network"  # DQN's batches are too small for several threads
     return EngineSettings(
         kind="kernels" if kernels_on else "torch",
         threads=(min(asked, cores) if isinstance(asked, int) else cores) if several else 1,
@@ -57,7 +57,7 @@ def engine_settings(plan: RunSpec) -> EngineSettings:
 
 
 def settle_kernels(plan: RunSpec, model: BaseAlgorithm, resumes: bool = False) -> RunSpec:
-    """The plan, with `fused_update=off` if kernels do not support the policy. ConfigError if a new run wants `on`."""
+    """The plan, with `fused_update=off` if kernels do not support the policy. ConfigError for a new run with `on`."""
     if isinstance(model, Fast) and plan.config.engine == "stock":
         raise ConfigError(f"algo.entry_point={plan.config.algo.entry_point}: fasttrain's classes need engine=fast")
     if plan.config.fused_update != "on" or not isinstance(model, Fast):
@@ -74,7 +74,7 @@ def settle_engine(plan: RunSpec, model: BaseAlgorithm) -> RunSpec:
         return plan
     row, settings = plan.row("fused_update"), engine_settings(plan)
     fused = settings.fused_adam and any(type(each) in (Adam, AdamW) for each in optimizers_of(model.policy))
-    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed run's reason has this text
+    if fused and model.device.type == "cpu" and ADAM not in row.reason:  # a resumed run has the text already
         plan = plan.after("fused_update", "off", f"{row.reason}; {ADAM}")
     model.use_engine(settings)
     model.engine.guard = None if (way := plan.config.nan_guard) == "off" else Guard(way)
@@ -149,7 +149,7 @@ def switch_for(
 
     Returns the switch to kernels (None if they compute from the start), and the seconds of compiling. A resumed run
     without a switch in its plan.json waits for its kernels. `decide` is called after the kernels were compiled beside
-    training; it returns why torch is kept, or an empty text.
+    training; it returns why torch is kept, or "".
     """
     config, calls, at = plan.config, learner_calls(plan.config), switch_step(plan)
     if at is None and (resumes or all(call.is_kept for call in calls)):
@@ -173,7 +173,7 @@ class EngineSwitch:
     """Switches a run from torch to kernels at the start of a rollout (DQN: of a vector step).
 
     Args:
-        at: the env step of the switch; None: when another process has compiled the kernels.
+        at: the env step of the switch; None: the step at which a second process has compiled them.
         use: switches to kernels, or returns why torch is kept.
     """
 
@@ -188,10 +188,10 @@ class EngineSwitch:
         self._began = 0.0
         if at is None:
             say("the kernels of this run are not compiled yet: it begins with PyTorch and switches later; "
-                "its numbers differ from a run that has them from the start (deterministic=true waits)")  # fmt: skip
+                "results differ from a run on kernels from the start (deterministic=true waits for them)")  # fmt: skip
 
     def at_rest(self, progress: Progress) -> None:
-        """Switch to the kernels if it is time. Called between two rollouts, where the engine may be changed."""
+        """Switch to the kernels if they are due. Called between two rollouts, where the engine may be changed."""
         if self.done or (not self._compiled(progress) if self.at is None else progress.env_steps < self.at):
             return
         compile_all(self._calls)
@@ -215,7 +215,7 @@ class EngineSwitch:
         failure = self._compiler.failure
         self.close()
         if not failure and not all(call.is_kept for call in self._calls):
-            failure = "no place to keep them"  # compiling them here would make training wait
+            failure = "no place to keep them"  # this process does not compile them: training would wait
         if failure:
             self._give_up(f"its kernels could not be compiled ({failure})")
         return not failure
@@ -300,7 +300,7 @@ def set_threads(threads: int | str) -> None:
 
 
 WRAPPED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-DISABLED = "__dynamo_disable"  # attribute in which torch keeps a method's version that is excluded from compilation
+DISABLED = "__dynamo_disable"  # attribute of a method: its version that torch excludes from compilation
 STEPPING = (Adam, AdamW, RMSprop, SGD)
 
 

@@ -50,7 +50,7 @@ MOST_STATISTICS_BYTES = 1 << 30  # statistics hold three float64 for each number
 
 
 def wrapped(env: VecEnv, config: Config, statistics: Statistics | None = None) -> VecEnv:
-    """`env` with frame stacking and normalization. `statistics` of a training (its env or file) do not change."""
+    """`env` with frame stacking and normalization. `statistics`: of a training (env or file); they do not change."""
     if config.env.frame_stack > 1:
         env = VecFrameStack(env, config.env.frame_stack)
     if not config.env.normalize:
@@ -178,7 +178,7 @@ def env_facts(
         measured = measure()
         if measured is None and native and survey is not None and config.fused_update == "auto":
             measured = asked.costs()  # kernels skip zeros, so their speed depends on the observations
-        if not times and (measured is None or config.vec_env != "shared"):  # shared needs cpu_share
+        if not times and (measured is None or config.vec_env != "shared"):  # only shared needs cpu_share
             density = measured.density if measured else (1.0, 1.0)
             return EnvFacts(native, None, images=images, shares=asked.shares, density=density)
         costs = measured or asked.costs()
@@ -200,7 +200,7 @@ def build_vec_env(
 
     Args:
         statistics: those of `env.normalize` in a training. The envs use them unchanged.
-        tell: is called with a text for the progress line: which env is being built.
+        tell: is called with a text for the progress line (which env is being built).
         scout: a process that becomes the first worker.
         folder: for the logs of external engines.
         reported: process settings that envs changed, for which the user was warned already.
@@ -285,7 +285,7 @@ def game_calls(config: Config) -> list[KernelCall]:
 
     try:
         env = NativeVecEnv(_native_game(config, 1), seed=0)
-    except FastTrainError:  # `env_facts` reports the fault
+    except FastTrainError:  # `env_facts` reports the error
         return []
     if hasattr(env.game, "kernel_calls"):
         return list(env.game.kernel_calls())
@@ -298,14 +298,14 @@ def game_calls(config: Config) -> list[KernelCall]:
 
 
 def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> EnvTimes:
-    """The times of the envs, for [PERF]. `opponents_ns`: opponents' time in info["perf"]; `counted`: envs count it."""
+    """The times of the envs, for [PERF]. `opponents_ns`: from info["perf"]; `counted`: envs count opponents' time."""
     self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule == "lockstep"
     stepping = env.unwrapped if self_play is None else self_play.inner
-    if self_play is not None:  # opponents act in the trainer; its time includes what envs count
+    if self_play is not None:  # opponents act in the trainer, and its count includes that of the envs
         opponents_ns = self_play.opponents_ns
     elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")
-        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # skip a user's attribute
+        counts = [count for count in counts if isinstance(count, (int, np.integer))]  # a user's env may use this name
         opponents_ns = int(sum(counts[:1] if config.vec_env == "native" else counts))
     if isinstance(stepping, ExternalVecEnv):
         return EnvTimes(opponents_ns, in_step=in_step, **stepping.env_times())

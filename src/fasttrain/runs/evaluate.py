@@ -68,11 +68,11 @@ def evaluate(
 ) -> dict[str, Any]:
     """Play `episodes` episodes and return what `summarise` computes from them.
 
-    All envs play the same number of episodes, give or take one. Taking the first to end would favour short episodes.
+    Each env plays the same number of episodes (or one less), because the first episodes to end are the short ones.
 
     Args:
         keep_on: is called after every step with the number of episodes so far; False ends the evaluation.
-        monitored: the envs have a Monitor that reports whole games with all lives. A game counts as an episode.
+        monitored: the envs have a Monitor, whose records are the episodes: in Atari whole games with all lives.
         max_steps: a longer episode is cut off, and is included with end reason `NOT_ENDED`.
     """
     predict: Any = model.predict
@@ -94,7 +94,7 @@ def evaluate(
                 actions, states = predict(
                     observations, state=states, episode_start=starts, deterministic=deterministic, **extra
                 )
-            except ValueError:  # raised by torch, which does not name the env
+            except ValueError:  # torch raises it for NaN; `check_step` names the env
                 check_step(observations, np.zeros(1, np.float32), (), sum(lengths))
                 raise
             acted_on = observations
@@ -220,14 +220,14 @@ def evaluate_both(
     env: VecEnv | None = None,
     reader: InfoReader | None = None,
 ) -> Quality:
-    """Evaluate greedy play, and sampled play if the policy is stochastic and `sampled` is true. `stop` ends it early.
+    """Evaluate greedy play, and sampled play if the policy is stochastic and `sampled` is true, until `stop()` is true.
 
     Args:
-        statistics: of `env.normalize`; None: those of the env that the model trains on.
+        statistics: of `env.normalize`; None: those of the model's env.
         env: where to play; None: new envs, closed afterwards.
         reader: the training's reader of infos, which has reported wrong names to the user already.
     """
-    set_threads(config.torch_threads)  # as in training: on two busy cores two threads take five times as long as one
+    set_threads(config.torch_threads)  # as in training: with two busy cores two threads are five times slower than one
     config = evaluation_config(config)
     own = config if config.vec_env in BATCHED else dataclasses.replace(config, vec_env="dummy")
     statistics = model.get_vec_normalize_env() if statistics is None else statistics
@@ -238,7 +238,7 @@ def evaluate_both(
         return quality
     with activity(console, "evaluating") as doing, ExitStack() as opened:
         if env is None:
-            # Do not repeat warnings of the training. In a process beside training give no warnings.
+            # Warnings that the training gave are not repeated. The second process of `eval_async` gives none.
             old = {*process_settings()} if console.quiet else getattr(model.env and model.env.unwrapped, "warned", None)
             env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, reported=old)
             opened.callback(close_envs, env)
@@ -256,7 +256,7 @@ def evaluate_both(
     for way, found in quality.items():
         if cut := round(found["end_reason"].get(NOT_ENDED, 0.0) * found["episodes"]):
             say(console, f"{cut} of {found['episodes']} {way} episodes did not end within "
-                f"eval.max_steps={config.eval.max_steps:,}; they count as they stand")  # fmt: skip
+                f"eval.max_steps={config.eval.max_steps:,}; they count with their rewards so far")  # fmt: skip
     return quality
 
 
@@ -282,7 +282,7 @@ def _form(space: spaces.Space[Any]) -> object:
     return sorted(space.shape) if isinstance(space, spaces.Box) else str(space)
 
 
-# Keys that `eval` takes besides run=… and --trust. Their values replace those of the run.
+# Keys that `eval` accepts besides run=… and --trust. Typed values replace those of the run.
 MAY_DIFFER = ("model", "opponent", "eval.", "env.kwargs.")
 
 

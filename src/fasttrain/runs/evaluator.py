@@ -1,6 +1,6 @@
-"""Evaluations (`eval_every`) and videos (`video.every`) during training: in the training, or in a process beside it.
+"""Evaluations (`eval_every`) and videos (`video.every`) during training: in its process, or in a second one.
 
-With `eval_async` the trainer only saves snapshots. The process beside it plays them with its own envs, seeds and random
+With `eval_async` the trainer only saves snapshots. The second process plays them with its own envs, seeds and random
 state. A snapshot that is due while two are waiting is skipped.
 """
 
@@ -32,7 +32,7 @@ class Evaluator:
     Args:
         quality: evaluates the present policy; returns `evaluate.summarise` of greedy play.
         save: writes the model, with its statistics and opponents, to a file.
-        note: is called with each evaluation and its number of env steps.
+        note: is called with each evaluation and the number of env steps before it.
         film: makes a video of the present policy; returns a line about it.
     """
 
@@ -52,11 +52,11 @@ class Evaluator:
         self.saving = saving
         self.log = EvaluationLog(folder / "evaluations.csv")
         self.best_reward = float("-inf")
-        self.beside_s = 0.0  # seconds of evaluation in the process beside training
+        self.beside_s = 0.0  # seconds of evaluation in the second process
         self.background = BackgroundEvaluation(config, folder, save) if config.eval_async else None
 
     def evaluate(self, env_steps: int, wall_s: float, measure: bool = True, film: bool = False) -> None:
-        """Evaluate the policy, film it, or both: here, or from a snapshot in the process beside training."""
+        """Evaluate the policy, film it, or both: here, or from a snapshot in the second process."""
         video = self.folder / VIDEOS / f"step_{env_steps}.mp4" if film else None
         if self.background is not None:
             try:
@@ -77,7 +77,7 @@ class Evaluator:
         self.best_reward = max([self.best_reward, *(row["mean_reward"] for row in rows)])
 
     def collect(self) -> None:
-        """Record what the process beside training has finished."""
+        """Record what the second process has finished."""
         if self.background is not None:
             try:
                 self._take(self.background.poll())
@@ -85,7 +85,7 @@ class Evaluator:
                 self._give_up(error)
 
     def finish(self, keep_on: Callable[[], bool]) -> None:
-        """Wait for running evaluations while `keep_on()` is true, then end the process beside training."""
+        """Wait for running evaluations while `keep_on()` is true, then end the second process."""
         background = self.background
         if background is None:
             return
@@ -141,7 +141,7 @@ class Evaluator:
         lost = 0 if self.background is None else len(self.background.waiting)
         why = f"{error}{self._alone}" + (f" ({lost} that waited are lost)" if lost else "")
         self._say(f"[EVAL] no evaluation beside training: {why}; from now on the training itself evaluates")
-        self.saving.failed.pop(SNAPSHOT, None)  # the training needs no more snapshots
+        self.saving.failed.pop(SNAPSHOT, None)  # a snapshot that could not be written no longer matters
         self.close()
 
 
@@ -158,11 +158,11 @@ class Result(NamedTuple):
     quality: dict[str, Any]  # `evaluate.summarise` of greedy play; empty if only a video was made
     seconds: float  # time that evaluation and video took
     file: Path  # the snapshot's model, in a folder of its own
-    filmed: str = ""  # a line about the video
+    filmed: str = ""  # a line for the console about the video
 
 
 class BackgroundEvaluation:
-    """The process beside training and the snapshots that wait for it, each in a folder below `evaluating`."""
+    """The second process and the snapshots that wait for it, each in a folder below `evaluating`."""
 
     def __init__(self, config: Config, folder: Path, save: Callable[[Path], None]) -> None:
         self._config, self._save = config, save
@@ -190,7 +190,7 @@ class BackgroundEvaluation:
         process.use_pipe(lambda: process.connection.send((file, measure, video)))
 
     def poll(self, timeout_s: float = 0.0) -> Result | None:
-        """The next result within `timeout_s`, or None. The caller removes its file. Raises as `submit` does."""
+        """The next result within `timeout_s`, or None. The caller removes its `file`. Raises WorkerLostError."""
         process = self._process
         if not self.waiting or process is None or not process.use_pipe(lambda: process.connection.poll(timeout_s)):
             return None
@@ -201,7 +201,7 @@ class BackgroundEvaluation:
         return Result(env_steps, wall_s, answer["quality"], answer["seconds"], file, answer["filmed"])
 
     def wait(self, keep_on: Callable[[], bool]) -> Result | None:
-        """The next result within `PATIENCE_S`; None if no result came or `keep_on()` is false. Raises like `poll`."""
+        """Like `poll` for at most `PATIENCE_S`. None also if `keep_on()` is false."""
         deadline = time.monotonic() + PATIENCE_S
         while self.waiting and keep_on() and time.monotonic() < deadline:
             if (result := self.poll(0.2)) is not None:
@@ -217,7 +217,7 @@ class BackgroundEvaluation:
 
 
 def serve(connection: Connection, config: Config) -> None:
-    """Evaluate the snapshots that arrive, until the connection is closed. Called in the process beside training."""
+    """Evaluate the snapshots that arrive, until the connection is closed. Called in the second process."""
     import torch
 
     torch.set_num_threads(1)

@@ -33,13 +33,13 @@ MARKS = {  # kind → files that mark a folder of this kind; the first kind with
     "sweep": ("sweep.json", "multirun.yaml"),
     "run": ("plan.json", "summary.json", "model.zip"),
 }
-DOCTOR_LOG = "said.txt"  # file in which `fasttrain doctor` keeps a configuration's output; these folders are no runs
+DOCTOR_LOG = "said.txt"  # output of one configuration in `fasttrain doctor`; a folder with this file is no run
 CELLS = "cells"  # subfolder of a study for its runs; the runs of a sweep are directly in the sweep's folder
 GROUP = "FASTTRAIN_GROUP"  # environment variable: the folder of the sweep or study to which a run belongs
 PARENT = "FASTTRAIN_PARENT"  # environment variable: process id of the study; its runs end when this process ends
 TRACKER_FILES = ("mlflow.db", "mlartifacts", "trackio")  # written by trackers for all runs of a group together
 STEMS = ("model", "best_model", "last_good")
-WRITTEN = {  # the files that fasttrain itself writes
+WRITTEN = {  # kind → the files that fasttrain writes for it
     "study": ("study.json", "trials.jsonl", "conf/profile/measured.yaml", "conf/profile/tuned.yaml", *TRACKER_FILES),
     "sweep": ("sweep.json", "sweep.csv", *TRACKER_FILES),
     "run": ("plan.json", "summary.json", "status.json", "perf.json", "checkup.json", "episodes.csv", "progress.csv",
@@ -50,7 +50,7 @@ WRITTEN = {  # the files that fasttrain itself writes
               (".zip", ".opponents.pt", "_vecnormalize.npz", "_vecnormalize.pkl", ".onnx", ".torchscript.pt"))),
 }  # fmt: skip
 PAGE = ("report.html", "report")
-NEEDED = ("plan.json", "summary.json", "model.zip")  # for eval, play, export and resume
+NEEDED = ("plan.json", "summary.json", "model.zip")  # files that eval, play, export and resume read
 # Settings that a training does not read, or that plan.json stores under other keys.
 NOT_COMPARED = ("run", "on_existing", "format", "model", "output", "trust", "play", "candidates", "seeds",
                 "minutes", "warmup", "gate", "tune", "doctor")  # fmt: skip

@@ -85,7 +85,7 @@ def check_loggers(config: Config) -> None:
 
 
 def make_logger(config: Config, folder: Path, continued: bool, say: Callable[[str], None] = print) -> Logger:
-    """SB3's logger with the writers of `loggers`, else of `train_log_…`. `continued`: a resumed run appends."""
+    """SB3's logger with the writers in `loggers`, or those of `train_log_…`. `continued`: a resumed run appends."""
     wanted: list[Named] = [one for one in config.loggers or () if named(one, "logger", "loggers")[0] != PROMETHEUS]
     if config.loggers is None and config.train_log_enabled:
         asked = {"csv": config.train_log_to_file, "stdout": config.train_log_to_console}
@@ -113,14 +113,14 @@ def _writer(entry: Named, config: Config, folder: Path, continued: bool, say: Ca
             return GuardedWriter(start_tracker(kind, Home(folder), settings, given), say)
         except ConfigError:
             raise
-        except Exception as error:  # for example no server: a run can go on without a logger
+        except Exception as error:  # for example, no server: the run continues without this logger
             say(f"warning: logger {name} could not be started: {blame(error)}; it is left out, the run goes on")
             return GuardedWriter(None, say, name, blame(error))
     return GuardedWriter(instance_of(name, given, "loggers", KVWriter), say)
 
 
 def instance_of(name: str, settings: Mapping[str, Any], key: str, kind: type[T], supplies: Supplies = NOTHING) -> T:
-    """An instance of the user's class. FastTrainError if the class is missing, no `kind` or refuses `settings`."""
+    """An instance of the user's class. FastTrainError: it is missing, is no `kind`, or refuses `settings`."""
     found = callable_at(name, f"{key}: {name}", only=kind)
     given = arguments(settings, f"{key}: {name}, ", None, supplies, found)
     try:
@@ -154,7 +154,7 @@ def log_figures(logger: Logger, group: str, figures: Callable[[], Mapping[str, A
 
 def finish(logger: Logger, summary: Mapping[str, Any], files: Sequence[Path]) -> list[str]:
     """Give the trackers the run's results and files. Returns lines that say where to look at them."""
-    groups = {"quality": summary["quality"], "total": summary["perf"]}  # `perf/` has the figures during training
+    groups = {"quality": summary["quality"], "total": summary["perf"]}  # not perf/, which trackers use during training
     final = {f"{group}/{name}": value for group in groups for name, value in numbers_of(groups[group], {}, "").items()}
     there = [file for file in files if file.is_file()]
     writers = guarded_writers(logger)
@@ -166,7 +166,7 @@ class UsersCallbacks(CallbackList):
     """The user's callbacks. Their time counts as phase `log`. A callback that returns False ends the training."""
 
     def __init__(self, config: Config, clock: PhaseClock, evaluation_env: Callable[[], VecEnv]) -> None:
-        self._envs: list[VecEnv] = []  # one per callback that needs an eval_env and has none
+        self._envs: list[VecEnv] = []  # one for each callback whose settings lack the eval_env that it needs
 
         def eval_env() -> VecEnv:
             self._envs.append(evaluation_env())
@@ -213,7 +213,7 @@ def check_parents(callback: BaseCallback) -> None:
 
 IDS = "trackers.json"  # in the run's folder: the run's id in each tracker, for a resume
 PROJECT = "fasttrain"
-MOST_CHARACTERS = 500  # of a setting's value; old MLflow servers allow no more
+MOST_CHARACTERS = 500  # most characters of a setting's value: old MLflow servers allow no more
 Numbers = Mapping[str, float]
 Settings = Mapping[str, Any]
 
@@ -274,7 +274,7 @@ class Tracker(KVWriter):
         self.over("failed")
 
     def over(self, status: str) -> None:
-        """Call `end` once."""
+        """Call `end`, unless it was called before."""
         if not self._over:
             self._over = True
             self.end(status)
@@ -296,13 +296,13 @@ def tracker(name: str) -> type[Tracker] | None:
 
 
 def start_tracker(kind: Any, home: Home, settings: Settings, further: Mapping[str, Any]) -> Tracker:
-    """Make a tracker. Raises ConfigError if its package is missing or it takes no such arguments."""
+    """Make a tracker. Raises ConfigError if its package is missing or it does not accept `further`."""
     name = kind.name
     try:
         return kind(home, settings, **further)  # type: ignore[no-any-return]
     except ImportError as error:
         extra = f"; pip install 'fasttrain[{name}]'" if kind.__module__.partition(".")[0] in plugins.OURS else ""
-        raise ConfigError(f"loggers: {name} needs what is not installed ({error}){extra}") from error
+        raise ConfigError(f"loggers: {name} needs a package that is not installed ({error}){extra}") from error
     except TypeError as error:
         raise ConfigError(f"loggers: {name} does not take {dict(further)}: {error}") from error
 

@@ -49,7 +49,7 @@ def _looks_like_a_formula(text: str) -> bool:
 
 
 FIXED = ("episode", "env_steps", "env", "return", "length", "wall_s")
-FLUSH_EVERY = 2000  # rows; one write a second at 2,000 episodes/s, a few hundred kB of memory
+FLUSH_EVERY = 2000  # rows (a few hundred kB): one write a second at 2,000 episodes/s
 MOST_ROWS = 100_000  # most rows that wait while the disk is full (60 MB); then the oldest are dropped
 FLUSH_S = 5.0  # most seconds between two writes, so that a killed run loses few episodes
 
@@ -138,7 +138,7 @@ class EpisodeLog:
         except OSError:
             self._keys = None if first else self._keys
             if self.path.exists():
-                os.truncate(self.path, before)  # remove what was written of the rows
+                os.truncate(self.path, before)  # remove the part of the rows that was written
             raise
 
 
@@ -185,7 +185,7 @@ class EvaluationLog:
         ]  # fmt: skip
 
     def add(self, env_steps: int, wall_s: float, quality: dict[str, Any]) -> None:
-        """Add the `evaluate.summarise` of a greedy policy. If writing fails, the row is written with the next one."""
+        """Add a row: `evaluate.summarise` of greedy play. If writing fails, the row is written with the next one."""
         row: dict[str, Any] = {"env_steps": env_steps, "wall_s": round(wall_s, 3), "episodes": quality["episodes"]}
         for name in ("mean_reward", "win_rate"):
             row[name] = quality[name]
@@ -211,7 +211,7 @@ def _number(text: str | None) -> float | int | None:
     return int(value) if value.is_integer() and "." not in text else value
 
 
-# --- reading episodes.csv: only the columns that reports need; of a large file, blocks at even distances
+# --- reading episodes.csv: the columns that reports need, and only some blocks of a large file
 
 Floats = NDArray[np.float64]
 # A native game writes 14 million episodes an hour, 800 MB. Reading 250,000 of its rows takes half a second.
@@ -245,7 +245,7 @@ class Episodes:
 
 
 def read_episodes(file: Path, whole_bytes: int = WHOLE_BYTES, blocks: int = BLOCKS) -> Episodes:
-    """The readable rows of episodes.csv. Of a larger file than `whole_bytes` read `blocks` blocks at even distances."""
+    """The readable rows of episodes.csv. If it is larger than `whole_bytes`, only `blocks` blocks of it."""
     try:
         sampled = file.stat().st_size > max(whole_bytes, blocks * BLOCK_BYTES)
         header, texts = _texts(file, blocks if sampled else 0)
@@ -268,7 +268,7 @@ def read_episodes(file: Path, whole_bytes: int = WHOLE_BYTES, blocks: int = BLOC
 
 
 def _texts(file: Path, blocks: int) -> tuple[list[str], list[str]]:
-    """The header, and the complete lines after it: as one text, or as blocks at even distances."""
+    """The header, and the complete lines after it: as one text, or as blocks from places at equal distances."""
     texts = []
     with file.open("rb") as stream:
         first = stream.readline()

@@ -18,7 +18,7 @@ from fasttrain.runs.progress import Progress
 from fasttrain.spec.config import Config
 from fasttrain.spec.setting import named
 
-PROMETHEUS = "prometheus"  # an entry of `loggers`: {logger: prometheus, port: 9100}
+PROMETHEUS = "prometheus"  # its entry in `loggers`: {logger: prometheus, port: 9100}
 
 
 class Endpoint(NamedTuple):
@@ -98,7 +98,7 @@ class Figures:
                 yield self._family(*figure)
 
     def _family(self, kind: str, name: str, text: str, value: Any, label: str = "") -> object:
-        """A metric. With a `label` the value is a mapping; a histogram's is (upper bound → count, count, sum)."""
+        """A metric. `value`: with a `label` a mapping; for a histogram (upper bound → count, total count, sum)."""
         name = f"fasttrain_{name}"
         if kind == "histogram":
             up_to, count, sum_s = value

@@ -65,11 +65,11 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
         "verbose": 0,
     }
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan says this
+        warnings.filterwarnings("ignore", "You have specified a mini-batch size", UserWarning)  # the plan warns
         if not fast:
             model = _made(config, fast, policy, TimedVecEnv(env, clock), given)
             if isinstance(model, Fast):
-                model.time_with(clock)  # only in studies: a run refuses such a class earlier
+                model.time_with(clock)  # in a run, `settle_kernels` refuses such a class later
             return model
         if "double_q" in spec.extras:
             given |= {name: getattr(algo, name) for name in ("double_q", "loss", "use_masking")}
@@ -77,7 +77,7 @@ def build_algorithm(config: Config, env: VecEnv, clock: PhaseClock) -> BaseAlgor
             policy = DUELING_POLICIES[policy] if algo.dueling else policy
         ours: Any = _joint(config, env, clock, given) if config.policies else _made(config, fast, policy, env, given)
     ours.time_with(clock)
-    ours.collector.lends_observations = True  # the run's callback keeps no references to them
+    ours.collector.lends_observations = True  # they may be views: the run's callback keeps none of them
     if spec.on_policy:
         ours.collector.schedule = config.schedule
         ours.reuse = Reuse(algo.reuse) if getattr(algo, "reuse", 1) > 1 else None
@@ -201,7 +201,7 @@ MEMBERS = frozenset(
     ("data", "policy.pth", "policy.optimizer.pth", "actor.optimizer.pth", "critic.optimizer.pth",
      "ent_coef_optimizer.pth", "pytorch_variables.pth", "tensors.pth", "_stable_baselines3_version", "system_info.txt")
 )  # fmt: skip
-OPTIMIZERS = re.compile(r"policy\.members\.\w+\.optimizer\.pth")  # optimizers of a model with several policies
+OPTIMIZERS = re.compile(r"policy\.members\.\w+\.optimizer\.pth")  # in a model with several policies
 MOST_MEMBERS = 100
 MOST_DATA_BYTES = 64 << 20  # 1 MB is usual; `data` holds the last observations of all envs
 MOST_WEIGHT_BYTES = 8 << 30
@@ -222,7 +222,7 @@ def read_model_file(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]
     with open_archive(path, str(path), most_members=MOST_MEMBERS) as archive:
         foreign = sorted(name for name in archive.namelist() if name not in MEMBERS and not OPTIMIZERS.fullmatch(name))
         if foreign:
-            raise ConfigError(f"{path}: {foreign[0][:100]!r} in it does not belong in a model")
+            raise ConfigError(f"{path}: it contains {foreign[0][:100]!r}, which no SB3 model has")
         data = read_member(archive, "data", MOST_DATA_BYTES, str(path))
         policy = read_member(archive, "policy.pth", MOST_WEIGHT_BYTES, str(path))
     facts = parse_json(data, f"{path}: its data")
@@ -258,7 +258,7 @@ def load_policy(config: Config, file: Path, trust: bool = False) -> BaseAlgorith
 
 
 def _plays_as_ours(config: Config) -> bool:
-    """Whether acting needs fasttrain's class, whichever class was trained. Masks and dueling heads need our DQN."""
+    """Whether to act with fasttrain's class even after stock training. Masks and dueling heads need fasttrain's DQN."""
     spec, own = config.algo.spec, config.algo.entry_point is not None
     return spec.off_policy and spec.fast is not None and not (own and config.engine == "stock")
 
@@ -310,7 +310,7 @@ def evaluation_env(config: Config) -> VecEnv:
 
 
 def find_statistics(config: Config, model_file: Path, trust: bool = False, pickled: Path | None = None) -> Path | None:
-    """The file with the statistics of `env.normalize` of a model; None if it was trained without. Raises ConfigError
+    """The file with a model's statistics of `env.normalize`; None if this setting was off. Raises ConfigError
     if there is no file, or only a pickle without `trust`. `pickled`: SB3's own file, if it is not beside the model.
     """
     if not config.env.normalize:

@@ -65,7 +65,7 @@ class Course:
 class Parts:
     """One run: its plan, and the objects that were built from it."""
 
-    plan: RunSpec  # replaced when it changes during training, for example when kernels take over
+    plan: RunSpec  # a new object after a change in training, for example when kernels take over
     folder: Path
     console: Console
     say: Voice  # prints one line, above the live view if there is one
@@ -80,7 +80,7 @@ class Parts:
     engine_switch: EngineSwitch | None
     compile_s: float = 0.0  # seconds of compiling kernels before training
     startup_s: float = 0.0  # seconds from the start of the process to the start of training
-    resumed_at: list[int] = field(default_factory=list)  # env steps at each resume
+    resumed_at: list[int] = field(default_factory=list)  # number of env steps at each resume
     origin: dict[str, Any] = field(default_factory=dict)  # for plan.json: command lines, versions and machine
     stop: StopFlag = field(default_factory=StopFlag)
     evaluator: Evaluator = field(init=False)  # `train.build` sets this field and the two below

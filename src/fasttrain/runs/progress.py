@@ -106,7 +106,7 @@ class LearningCurve:
         self._open.wall_s += wall_s
 
     def slope_per_hour(self) -> float | None:
-        """The slope of the last quarter; None if it is within two standard errors of 0, or with too few episodes."""
+        """The slope of the last quarter; None if it is below two standard errors, or with too few episodes."""
         recent = self._between(1 - RECENT, 1.0)
         if len(recent) < MIN_STRETCHES or sum(stretch.episodes for stretch in recent) < MIN_EPISODES:
             return None
@@ -119,7 +119,7 @@ class LearningCurve:
         return line.slope if abs(line.slope) > 2 * error else None
 
     def reward_per_hour(self) -> float | None:
-        """The mean return of the last fifth of the training minus that of the first fifth, per hour between them."""
+        """The mean return of the training's last fifth minus that of its first, divided by the hours between them."""
         ends = []
         for stretches in (self._between(0.0, 0.2), self._between(0.8, 1.0)):
             episodes = sum(stretch.episodes for stretch in stretches)
@@ -158,11 +158,11 @@ class Progress:
         default_factory=dict
     )  # term of the reward → sums of the last episodes
     scores: dict[str, deque[float]] = field(default_factory=dict)  # name in `env.result.scores` → its last values
-    ticks: float = 0  # sum over all episodes that report ticks of their game's clock
+    ticks: float = 0  # ticks of the games' clocks, summed over all episodes that report them
     first_update_s: float | None = None  # seconds from the start of the process to the end of its first update
-    before_s: float = 0.0  # seconds of training before a resume
+    before_s: float = 0.0  # seconds of training before the last resume
     tasks: Callable[[], str] | None = None  # returns the results by task of a curriculum: `early 62 %, late 31 %`
-    max_s: float | None = None  # limit of stop.max_minutes
+    max_s: float | None = None  # stop.max_minutes in seconds
     curve: LearningCurve = field(init=False)
     _marks: deque[tuple[float, int]] = field(default_factory=deque)  # (time, env steps) at starts of rollouts
 
@@ -236,7 +236,7 @@ class Progress:
         return "" if slope is None else f" {slope:+,.0f}/h" if abs(slope) >= 1000 else f" {slope:+.2g}/h"
 
     def mean_terms(self) -> dict[str, float]:
-        """Mean sums per episode of the reward's terms, if the env reports them (`reward_debug`)."""
+        """Mean sum of each reward term over an episode, if the env reports them (`reward_debug`)."""
         return {one_line(name): sum(values) / len(values) for name, values in self.reward_terms.items()}
 
     def shares(self) -> dict[str, float]:
@@ -283,7 +283,7 @@ def clock_text(seconds: float) -> str:
 STATUS = "status.json"
 TRAINING, EVALUATING = "training", "evaluating"
 EVERY_S = 2.0
-MOST_SHARE = 0.001  # at most this share of the time is spent writing; a slow disk gets fewer writes
+MOST_SHARE = 0.001  # most time spent on writing, as a share; a slow disk gets fewer writes
 LONGEST = 300  # most characters of `last_line`
 
 

@@ -73,7 +73,7 @@ def open_run(
         before = read_json(where / "plan.json")
         resumed = [*before.get("resumed", ()), provenance(overrides)]
         if (minutes := before["config"].get("checkpoint_every_minutes")) and plan.config.checkpoint_interval[0]:
-            run.say(f"warning: no checkpoint every {minutes:g} minutes any more: checkpoint_every is set, and decides")
+            run.say(f"warning: checkpoint_every is set, so there are no checkpoints every {minutes:g} minutes any more")
         run.origin = {"provenance": before.get("provenance"), "resumed": resumed}
         run.write_plan()
         own = [text for text in overrides if not text.startswith("run=")]
@@ -100,7 +100,7 @@ def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Par
     if anew:
         run.say(
             f"warning: {len(anew)} of {count} envs could not be brought back to where they were (state outside of "
-            "np_random, an episode too long to repeat, or an error before the first step was kept); they begin a new "
+            "np_random, an episode too long to repeat, or an error before the first step was stored); they begin a new "
             "episode, and the run is no exact continuation"
         )
     if lost:
@@ -149,7 +149,7 @@ def changed_plan(where: Path, config: Config, typed: Sequence[str]) -> RunSpec:
     changes: dict[str, Any] = {}
     for key in typed:
         group, _, name = key.partition(".")
-        if name := name.partition(".")[0]:  # the setting: eval.env_kwargs for eval.env_kwargs.NAME
+        if name := name.partition(".")[0]:  # the field of the group: env_kwargs for eval.env_kwargs.NAME
             known = changes.get(group, getattr(kept, group))
             changes[group] = dataclasses.replace(known, **{name: getattr(getattr(config, group), name)})
         else:

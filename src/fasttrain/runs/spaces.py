@@ -1,5 +1,5 @@
 """Chooses the policy for an env's spaces, with its arguments. Spaces that Stable-Baselines3 does not support are
-refused here, before envs start. Errors that show only when the network is built are raised there.
+refused here, before envs start. Other errors appear only when the network is built.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLASSES = {
 
 
 def check_spaces(config: Config, what: str, action: spaces.Space[Any], observation: spaces.Space[Any]) -> str:
-    """SB3's name of the policy for the spaces of the env, which messages call `what`. Raises EnvSpecError if the
+    """SB3's name of the policy for the env's spaces. `what` names the env in messages. Raises EnvSpecError if the
     algorithm or SB3's policies do not support the spaces, ConfigError if the chosen policy or a wrapper does not.
     """
     _check_actions(config, what, action)
@@ -71,7 +71,7 @@ def check_observations(config: Config, what: str, observation: spaces.Space[Any]
             place = f" under the key {key!r} of its observation" if keyed else ""
             raise EnvSpecError(f"{what} observes {_line(part)}{place}, {unfit}")
     if not _parts(observation):
-        raise EnvSpecError(f"{what} observes a Dict without keys: give it one")
+        raise EnvSpecError(f"{what} observes a Dict without keys: give it a key")
 
 
 def _own_network(algo: AlgoConfig) -> bool:
@@ -94,7 +94,7 @@ def _check_actions(config: Config, what: str, action: Any) -> None:
             counts = f"{what} counts its actions from {action.start}"
             raise EnvSpecError(f"{counts}; SB3 sends 0 to n - 1: shift them {IN_A_WRAPPER}")
         if len(action.shape) > 1:
-            raise EnvSpecError(f"{has}, SB3 chooses along one dimension: flatten them {IN_A_WRAPPER}")
+            raise EnvSpecError(f"{has}, SB3 supports one dimension only: flatten them {IN_A_WRAPPER}")
         return
     if not np.isfinite([action.low, action.high]).all() or action.low.size == 0:
         raise EnvSpecError(
@@ -151,7 +151,7 @@ def _key_refused(key: object, own: bool) -> str:
 
 
 def _is_scaled(algo: AlgoConfig) -> bool:
-    """Whether `normalize_images=false` is set: images are scaled already, and any Box of three axes is an image."""
+    """Whether `normalize_images=false` is set. Then images are scaled, and any Box of three axes is an image."""
     return not algo.policy_kwargs.get("normalize_images", True)
 
 

@@ -49,7 +49,7 @@ from fasttrain.vec.stock import WORKER_ERRORS, place_of, why_worker_ended
 
 COUNTED = ("env_steps", "updates", "episodes")
 RECENT = ("returns", "wins", "draws", "score_diffs")
-BY_NAME = ("reward_terms", "scores")  # fields of Progress: name → deque
+BY_NAME = ("reward_terms", "scores")  # fields of Progress that are dicts: name → deque
 
 
 def progress_state(progress: Progress) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def check_identity(stored: object, config: Config) -> None:
     known, settings = stored.get("settings", {}), own.pop("settings")
     key, places = "env.id" if config.env.id else "env.entry_point", former_paths(str(own["env"]))
     if stored.get("env") in places and known.get(key) in map(digest_of, places):
-        own["env"], settings[key] = stored["env"], known[key]  # written before the module was moved
+        own["env"], settings[key] = stored["env"], known[key]  # stored when the env's module had another path
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")
@@ -282,7 +282,7 @@ def _restore(
 
 
 def start_episodes(model: Any, begun: NewEpisodes) -> None:
-    """Replace the model's last observations of the envs that began a new episode, and end their stored episodes."""
+    """Where a new episode began, replace the model's last observation, and end the replay buffer's old episode."""
     rows = begun.rows
     for name, fresh in (("_last_obs", begun.observations), ("_last_original_obs", begun.original)):
         known = getattr(model, name, None)
@@ -346,7 +346,7 @@ def raise_crash(run: Parts, error: BaseException, overrides: Sequence[str]) -> N
                "env_steps": run.progress.env_steps, "seed": run.config.seed, "overrides": list(overrides),
                **({"resumed_at": run.resumed_at} if run.resumed_at else {})}  # fmt: skip
     run.episodes.flush()
-    trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # the guard has restored good weights
+    trained = run.progress.updates > 0 or isinstance(error, DivergedError)  # DivergedError: good weights are restored
     missing = _save(run, told) if trained else ""
     with run.saving.of(summary.name):
         write_json(summary, content)

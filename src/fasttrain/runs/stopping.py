@@ -1,4 +1,4 @@
-"""The rules that end a training early: a signal, a reward, some minutes, or a reward that no longer rises (plateau).
+"""The rules that end a training early: a signal, a reward, a time limit, or a reward that no longer rises (plateau).
 
 The plateau rule compares the mean returns of blocks of at least 100 episodes. It stops the training if both hold:
 
@@ -66,7 +66,7 @@ class Plateau:
         self._blocks: list[Block] = []
         self._begin = 0
         self._open = Moments()
-        self.found: tuple[Block, Block] | None = None  # on a plateau: the best earlier and the best late block
+        self.found: tuple[Block, Block] | None = None  # on a plateau: the best earlier block, the best late block
 
     def add(self, env_steps: int, episode_return: float) -> None:
         self._open.add(episode_return)
@@ -149,13 +149,13 @@ def stopping_for(config: Config) -> Stopping:
     if stop.patience and is_self_play(config):
         raise ConfigError(
             f"stop.patience={stop.patience:g} with opponent=self: against snapshots of itself the reward says nothing "
-            "of progress; remove it, stop.max_minutes=… works, or choose another opponent"
+            "of progress; remove it, use stop.max_minutes=…, or choose another opponent"
         )
     return Stopping(stop, config.total_timesteps)
 
 
 REPEAT_S = 0.5  # a second signal within this time counts as the first one
-HANG_UP = getattr(signal, "SIGHUP", None)  # the terminal was closed
+HANG_UP = getattr(signal, "SIGHUP", None)  # sent when the terminal is closed
 FROM_OUTSIDE = (HANG_UP, getattr(signal, "SIGUSR1", None), getattr(signal, "SIGUSR2", None))  # signals that Slurm sends
 
 
@@ -172,7 +172,7 @@ class StopFlag:
     """Set by SIGINT, SIGTERM, SIGUSR1, SIGUSR2, or by a terminal that closes (unless under nohup).
 
     The run then ends after the current update (`Checkpoints`). A second signal kills it. A signal within `REPEAT_S` of
-    the first is ignored: a signal to the process group reaches a study and its run, to which the study also sends it.
+    the first is ignored: a run of a study may get a signal twice, from the process group and from the study.
     """
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 With `num_envs=1` no second env is opened, because some simulators can run only once (a port, a licence, a window).
 Evaluations then play on the training's env. Afterwards the env gets its state back as in a resume, or begins a new
-episode. External engines play an evaluation's games beside the training's games, which wait. If the engines take no
+episode. With external engines the training's games pause during the evaluation's games. If the engines take no
 more games, the training's games are ended and started again.
 """
 
@@ -67,7 +67,7 @@ def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> N
         what, lost = "engines" if window.envs.games else "envs or workers", window.envs.lost_steps
         run.say(f"  {window.envs.restarts} {what} failed and were replaced; {lost:,} env steps were lost")
     if empty := run.empty_masks.count:
-        run.say(f"  {empty:,} action masks allowed no action: there every action counted as legal")
+        run.say(f"  {empty:,} action masks allowed no action; in their states every action counted as legal")
     if left_out := run.episodes.left_out:
         run.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
     if terms := run.progress.mean_terms():

@@ -51,7 +51,7 @@ class Survey:
         self._built: BuildResult | None = None
         self._played = False
         self._not_fresh = ""  # why a training must not continue the played env; empty if it may
-        self.shares = ""  # "process" or "machine" within which copies of the env influence each other; else empty
+        self.shares = ""  # where copies of the env influence each other: in one "process" or "machine"; else empty
 
     def __enter__(self) -> Survey:
         return self

@@ -80,7 +80,7 @@ def _policy_of(folder: Path, model: BaseAlgorithm) -> Any:
 
 
 def _policy_in(file: Path, model: BaseAlgorithm) -> Any:
-    """A policy with the model's layers and a zip's weights, because the zip does not describe its layers."""
+    """The policy in a zip, with the layers of `model`, because the zip does not describe layers."""
     if not file.is_file():
         raise ConfigError("there is no such file")
     policy: Any = copy.deepcopy(model.policy)

@@ -85,7 +85,7 @@ def open_run(
         config = with_absolute_paths(config)
         check_init_from(config)
     with lock_folder(folder), survey_of(with_fixed_opponent(config), console) as survey:
-        compile_s = engine.compile_shown(game_calls(config), console)  # now, because the checkup plays the game
+        compile_s = engine.compile_shown(game_calls(config), console)  # here, because the checkup plays the game
         looks = [partial(run_checkup, config, folder, console, survey)] * 2 if config.checkup != "off" else []
         facts = env_facts(with_fixed_opponent(config), survey, *looks)
         plan = resolve(config, sources, facts, this_machine())
@@ -151,7 +151,7 @@ def learn(run: Parts) -> PerfWindow:
     with serving(endpoint_of(run.config), run.progress, run.env, run.model), run.live:
         more: Any = {"log_interval": None, "reset_num_timesteps": not run.resumed_at}
         run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
-        window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # without the last checkpoint's time
+        window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # measured before the last checkpoint
         with activity(run.console, "writing the last checkpoint"):
             run.checkpoints.finish(run.model.num_timesteps, run.course.at_rest, run.stop.requested)
         return window
@@ -218,7 +218,7 @@ def _model(config: Config, env: VecEnv, clock: PhaseClock, voice: Voice, has_cal
         voice(f"replay buffer: {replay['capacity']:,} transitions, {replay['memory_bytes']:,} bytes when full")
     if has_callbacks and isinstance(model, Fast):
         model.collector.lends_observations = False
-    if engines_of(env) is None:  # engines check the evaluation's games when they start
+    if engines_of(env) is None:  # external engines check the games of evaluations when they start
         check_evaluation(model, config)
     return model
 

@@ -30,7 +30,7 @@ from fasttrain.spec.plan import RunSpec
 from fasttrain.terminal import GLUE, Output, folded, one_line, rate_text, spelt, with_interval
 
 GAP = "  "
-LEAST = 40  # columns; with this much room the last column is wrapped in its place, else it goes below the row
+LEAST = 40  # columns; the last column is wrapped if it has this width, else it is printed below the row
 
 
 class FittingTable:
@@ -100,12 +100,12 @@ class LiveView:
         self._shown = ExitStack()
         self._every_s = MOVING_EVERY_S if self._panel else PLAIN_EVERY_S
         self._draws = time.perf_counter() + self._every_s
-        self._beside, self._next = beside, 0.0  # time at which `tick` next does something
+        self._beside, self._next = beside, 0.0  # `_next`: before this time `tick` does nothing
 
     def __enter__(self) -> LiveView:
         if self._panel:
             self._shown.enter_context(moving(self._console, lambda: self._drawn))
-            self._shown.enter_context(activity(self._console, self._title))  # moves also during a long update
+            self._shown.enter_context(activity(self._console, self._title))  # its spinner turns also in a long update
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -146,7 +146,7 @@ class LiveView:
     def _phase_bar(self, width: int) -> Text:
         shares = self._progress.shares().items()
         words = [f"  {name} {100 * share:.0f} %" for name, share in shares]
-        room = min(40, width - len("".join(words)) - 2)  # two columns may be added by rounding up
+        room = min(40, width - len("".join(words)) - 2)  # rounding the shares can add two columns
         text = Text(no_wrap=True, overflow="crop")
         if room >= SHORTEST_BAR:
             for name, share in shares:
@@ -170,7 +170,7 @@ class LastingConsole(Console):
 
     def on_broken_pipe(self, error: OSError | None = None) -> None:
         self.quiet = True
-        with suppress(OSError, ValueError):  # if standard output is no file
+        with suppress(OSError, ValueError):  # raised if standard output is no file
             Output.end(error or BrokenPipeError(errno.EPIPE, "nobody reads"), sys.stdout.fileno())
 
 
@@ -272,9 +272,9 @@ def show_quality(console: Console, quality: Mapping[str, dict[str, Any]]) -> Non
     if untold := next((result["untold"] for result in quality.values() if "untold" in result), None):
         held = f"the last info held {', '.join(untold['held']) or 'nothing'}"
         if untold["missing"]:
-            say(console, f"  {', '.join(untold['missing'])} is in no last info; {held}", style="bold")
+            say(console, f"  no last info has {', '.join(untold['missing'])}; {held}", style="bold")
         else:
-            say(console, f"  {held}: name the entries that count by env.result.win, .scores and .end", style="dim")
+            say(console, f"  {held}: name the result's entries by env.result.win, .scores and .end", style="dim")
 
 
 def figure_text(result: Mapping[str, Any], name: str, form: str, scale: float = 1.0) -> str:
@@ -357,7 +357,7 @@ def activity(console: Console, title: str, ask: Callable[[], str] | None = None)
 
 @contextmanager
 def _in_lines(console: Console, doing: Activity) -> Iterator[None]:
-    """Print plain lines about the activity, unless another one runs inside it."""
+    """Print plain lines about the activity, unless another activity runs inside it."""
     running, over = vars(console).setdefault("fasttrain_activities", []), threading.Event()
 
     def go_on() -> None:

@@ -22,7 +22,7 @@ from fasttrain.saving.files import parse_json
 from fasttrain.spec.config import Config
 from fasttrain.spec.policies import one_of, own_config
 
-MODEL = "model.zip"  # the file in a run's folder
+MODEL = "model.zip"  # the model's file in a run's folder
 MOST_NAMED = 4  # most tensors that a message names
 OPTIMIZER, STATISTICS = "optimizer", "statistics"
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from fasttrain.errors import ConfigError
 
 MOST_MEMBERS = 100_000
-BYTES_PER_ENTRY = 1000  # most bytes of an entry in the zip's central directory: 46 bytes, the name, zip64 numbers
+BYTES_PER_ENTRY = 1000  # maximum of an entry in the zip's central directory: 46 bytes, name, zip64 numbers
 ENCRYPTED = 0x1 | 0x40 | 0x2000
 DIRECTORY_SIZE = 5  # index in the result of zipfile's _EndRecData
 READ_ERRORS = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError)
@@ -210,7 +210,7 @@ def read_tensors(file: bytes | BinaryIO, what: str) -> Any:
 
 def _check_pickle(pickled: bytes, what: str) -> None:
     tuples, last = 0, ""
-    of_tuples: set[int] = set()  # memo indices; nested tuples, each twice in the next one, take hours to hash
+    of_tuples: set[int] = set()  # memo indices: tuples that contain the previous tuple twice take hours to hash
     argument: Any
     for opcode, argument, _ in pickletools.genops(pickled):
         if opcode.name not in INSTRUCTIONS:
@@ -231,7 +231,7 @@ def _check_pickle(pickled: bytes, what: str) -> None:
 
 
 def _check_value(value: Any, tensors: type[Any], seen: set[int]) -> None:
-    """Raise ValueError for tensors larger than their storage or values not plain. `seen`: ids of checked values."""
+    """Raise ValueError: a tensor is larger than its storage, or a type is forbidden. `seen`: ids of checked values."""
     if isinstance(value, tensors):
         if value.numel() * value.itemsize > value.untyped_storage().nbytes():
             raise ValueError(f"a tensor of {tuple(value.shape)} has more numbers than its storage")

@@ -2,8 +2,8 @@
 
 A run is at rest between an update and the next rollout (DQN: before a vector step). Only from this state another
 process can continue, so a stop during a rollout waits until the run is at rest. If that would take longer than
-`checkpoint.grace_s`, the copy in memory of the state at the last rest is written. Every run copies its state now and
-then, but so rarely that it costs little, in case of an error.
+`checkpoint.grace_s`, the copy in memory of the state at the last rest is written. Every run makes such a copy now and
+then, as a precaution against errors, but so rarely that it costs little.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ class Checkpoints:
         self.failed, self.at = "", -1
         self._take, self._clock, self._say = take, clock, say
         self._thread: threading.Thread | None = None
-        self._held: Snapshot | None = None  # a copy in memory of the state at the last rest, or at an earlier rest
+        self._held: Snapshot | None = None  # a copy in memory of the state at a call of `at_rest`
         self._holds = 0  # number of copies so far
         self._hold_s, self._held_at = 0.0, 0.0  # how long the last copy took, and when it was made
         self._too_large = False  # whether the state is too large to be copied
         self._write_s, self._written_at = 0.0, time.perf_counter()  # duration and time of the last checkpoint
         self._published = -1  # env steps of the last checkpoint that this process has written
-        self._rest_at = -1  # env steps at the last rest
-        self._stopping = False  # whether the run had to end at the last rest
-        self._rested = 0.0  # time of the last rest, on `time.perf_counter`
-        self._cycle_s: float | None = None  # seconds between the last two rests of the run; None until the second rest
+        self._rest_at = -1  # env steps at the last call of `at_rest`
+        self._stopping = False  # `stopping` at the last call of `at_rest`
+        self._rested = 0.0  # time of the last call of `at_rest`, on `time.perf_counter`
+        self._cycle_s: float | None = None  # seconds between the last two calls of `at_rest`; None until the second
         self._asked: float | None = None  # time at which the run first wanted to stop
 
     def at_rest(self, env_steps: int, due: bool, stopping: bool) -> None:
-        """Handle a rest of the run. A run that is `stopping` ends here."""
+        """To be called when the run is at rest. A run that is `stopping` ends here."""
         now = time.perf_counter()
         if self._rest_at >= 0:
             self._cycle_s = now - self._rested
@@ -155,7 +155,7 @@ class Checkpoints:
             self.failed, self.at = "", taken.env_steps
 
     def wait(self) -> None:
-        """Wait for the thread that writes."""
+        """Wait for the thread that writes a checkpoint."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -164,11 +164,11 @@ class Checkpoints:
         """Whether checkpoints are written by time. Not if there is a large replay buffer, which would fill the disk."""
         if self.settings.every_s and (size := self._take().size_bytes) > TIMED_MOST_BYTES:
             self.settings = self.settings._replace(every_s=0.0)
-            self._say(f"its state takes {size / 1e9:.1f} GB, too large for timed checkpoints; set checkpoint_every")
+            self._say(f"the state takes {size / 1e9:.1f} GB, too large for timed checkpoints; set checkpoint_every")
         return self.settings.every_s > 0
 
     def _may_be_held(self, now: float) -> bool:
-        """Whether to copy the state now: always with long rollouts, else at the first two rests and rarely later."""
+        """Whether to copy the state now: always with long rollouts, else the first two times and rarely later."""
         if self._too_large:
             return False
         if self._cycle_s is not None and self._cycle_s > self.settings.grace_s / 2:
@@ -217,7 +217,7 @@ class Checkpoints:
 
 
 def zip_writer(model: BaseAlgorithm) -> Writer:
-    """A function that writes what `model.save` would write now. Its copies take 0.3 ms to make."""
+    """A function that writes what `model.save` would write now. Copying the model takes 0.3 ms."""
     excluded = set(model._excluded_save_params())
     names, tensor_names = model._get_torch_save_params()
     excluded |= {name.split(".")[0] for name in (*names, *tensor_names)}

@@ -273,7 +273,7 @@ def open_checkpoint(folder: Path) -> Iterator[tuple[dict[str, Any], Mapping[str,
         raise ConfigError(f"{MANIFEST} does not list {' and '.join(missing)}")
     path = folder / STATE
     if path.stat().st_size > MOST_STATE_BYTES:
-        raise ConfigError(f"{path} is too large for a checkpoint's ({path.stat().st_size:,} bytes)")
+        raise ConfigError(f"{path} is too large for a checkpoint file ({path.stat().st_size:,} bytes)")
     state = parse_json(path.read_bytes(), str(path))
     if not isinstance(state, dict) or state.get("schema") != SCHEMA:
         raise ConfigError(f"{folder} is of another version of fasttrain: its schema is not {SCHEMA}")

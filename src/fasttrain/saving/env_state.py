@@ -1,7 +1,7 @@
 """The state of a training's envs and random streams as plain values and named arrays, and how it is restored.
 
 The state of a native game consists of arrays. Other envs are retraced (`envs/retrace.py`): their actions are repeated,
-and an env that then has another observation begins a new episode. Wrappers around the vector env are restored.
+and an env whose observation then differs begins a new episode. Wrappers around the vector env are restored.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ RETRACE_S = 60.0  # time limit for repeating the episode of one env
 
 
 class NewEpisodes(NamedTuple):
-    """Envs that begin a new episode."""
+    """Envs (`rows`) that begin a new episode."""
 
     rows: list[int]
-    observations: Any  # (N, ...) as the policy gets them; only rows of these envs are valid
+    observations: Any  # (N, ...) as the policy gets them; only `rows` are valid
     original: Any  # observations before VecNormalize
 
 
@@ -131,7 +131,7 @@ def _retraced(
     other_seed: int,
     lost: dict[int, list[str]],
 ) -> tuple[list[int], Any] | None:
-    """Envs that begin a new episode, and all observations; None if no env does."""
+    """The envs that begin a new episode, and the observations of all envs; None if no env begins one."""
     if len(notes) != base.num_envs:
         raise ConfigError(f"the checkpoint has {len(notes)} envs, this run {base.num_envs}")
     answers, most_s = [], RETRACE_S
@@ -183,7 +183,7 @@ def _native_arrays(env: NativeVecEnv) -> Arrays:
 
 
 def _own_arrays(env: SelfPlayVecEnv) -> Arrays:
-    slots = env.slots  # at rest it is always the learner's turn, so turns are no part of the state
+    slots = env.slots  # when a state is saved, it is always the learner's turn: turns are no part of it
     return {"returns": env._returns, "lengths": env._lengths, "next_rewards": env._next_rewards,
             "rewards": slots.rewards, "terminations": slots.terminations, "truncations": slots.truncations}  # fmt: skip
 
@@ -205,7 +205,7 @@ def _whole(note: Mapping[str, Any] | None, arrays: Mapping[str, NDArray[Any]]) -
     if note is None:
         return None
     seen: Any = arrays.get("observation")
-    if seen is None:  # a copy, because a reader of an open file cannot be sent to workers
+    if seen is None:  # observations of a Dict space; copied, because workers cannot use this process's open file
         seen = {name: np.array(array) for name, array in without_prefix(arrays, "observation").items()}
     return {**note, "actions": arrays["actions"], "observation": seen}
 
@@ -232,7 +232,7 @@ def _wrapper_arrays(env: VecEnv) -> Arrays:
 
 
 def _lifted(env: VecEnv, rows: list[int], observations: Any) -> NewEpisodes:
-    """First observations of these envs' episodes, as the wrappers would change them after a reset."""
+    """The first observations of the envs `rows`, changed by the wrappers as after a reset."""
     original = observations
     for layer in reversed(list(_layers(env))):
         if isinstance(layer, VecFrameStack):
@@ -282,7 +282,7 @@ def load_moments(layer: VecNormalize, arrays: Mapping[str, NDArray[Any]]) -> Non
             array = np.zeros(np.shape(getattr(rms, part)))
             load_into(array, arrays, f"{name}.{part}")
             if not np.isfinite(array).all() or (part != "mean" and (array < 0).any()):
-                raise ConfigError(f"{name}.{part} of the statistics of env.normalize is not finite, or negative")
+                raise ConfigError(f"{name}.{part} of the statistics of env.normalize is negative or not finite")
             setattr(rms, part, float(array) if part == "count" else array if array.ndim else array[()])
 
 

@@ -1,7 +1,7 @@
 """The files of a run's folder: each is written completely or not at all, and by one process at a time.
 
 If a file cannot be written (disk full, no permission), there is one warning, and another try later. Training continues,
-and its end lists what is missing. The operating system releases the folder's lock when the process ends.
+and lists at its end what is missing. The operating system releases the folder's lock when the process ends.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Saving:
             self.cost(name, what)
 
     def cost(self, name: str, why: str) -> None:
-        """Note that something that is no part of the training is lost."""
+        """Note that `name`, which is no part of the training, is lost because of `why`."""
         self.failed[name] = why
         self.extras.add(name)
 
@@ -166,7 +166,7 @@ def clean(folder: Path) -> None:
 
 @contextmanager
 def into_place(file: Path) -> Iterator[Path]:
-    """A path in a temporary folder. At the end all files in it replace those in the folder of `file`."""
+    """A path in a temporary folder. After the block all files in it replace those in the folder of `file`."""
     folder = file.parent / f"{SAVING}{os.getpid()}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)  # the run's folder may have been deleted
@@ -180,15 +180,15 @@ def into_place(file: Path) -> Iterator[Path]:
 
 # Not the package filelock: it has no shared lock (`holder` takes one), needs a writable file, imports in 60 ms.
 LOCK = ".lock"
-ENDS = ("done", "stopped", "crashed")  # phases of a run after which nothing follows
-TAKEN = (errno.EAGAIN, errno.EACCES)  # Windows reports EACCES
-LOOK_S = 0.02  # `holder` has the lock for a moment, after which the lock is tried again
+ENDS = ("done", "stopped", "crashed")  # phases in status.json of a run that has ended
+TAKEN = (errno.EAGAIN, errno.EACCES)  # errors if another process has the lock; EACCES: Windows
+LOOK_S = 0.02  # seconds before the next try, because `holder` also takes the lock for a moment
 BEYOND = 1 << 20  # position of the locked byte, behind the process id: Windows cannot read a locked byte
 
 
 @contextmanager
 def lock_folder(folder: Path, join: bool = False) -> Iterator[None]:
-    """Hold the folder's lock inside the block, if the disk has locks. `join`: not needed if another process has it.
+    """Hold the folder's lock inside the block, if the disk has locks. `join`: another process may hold it instead.
 
     Raises:
         ConfigError: another process works in the folder, and `join` is False.
@@ -228,7 +228,7 @@ def holder(folder: Path) -> str:
 
 
 def _process_by_status(folder: Path) -> str:
-    """Id of the process that works in the folder by status.json, as the lock file may be deleted; empty if none."""
+    """Id of the process that works in the folder by status.json (the lock file may be deleted); empty: none."""
     status = read_json(folder / "status.json")
     pid, at_s, ended = status.get("pid"), status.get("time"), status.get("phase") in ENDS
     if ended or status.get("host") != platform.node() or type(pid) is not int or pid == os.getpid():

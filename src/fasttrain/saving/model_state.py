@@ -1,7 +1,7 @@
 """An SB3 model as plain values and named arrays, and how these are loaded into a new model of the same configuration.
 
-These include what SB3's zip lacks: the last observations, counters, the action space's random stream, the replay buffer
-and the engine's counters. Nothing is pickled.
+The state includes what SB3's zip lacks: the last observations, counters, the action space's random stream, the replay
+buffer and the engine's counters. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load_model_state(model: BaseAlgorithm, state: Mapping[str, Any], arrays: Map
     """Load the state into a new model with env and logger. Raises ConfigError: the state does not fit the model."""
     for name, value in state["counters"].items():
         if name not in COUNTERS or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise ConfigError(f"the checkpoint's counter {name}={value!r} is not of this version")
+            raise ConfigError(f"the checkpoint's counter {name}={value!r} is not one of this fasttrain version")
         setattr(model, name, value)
     model.ep_info_buffer = deque(state["episodes"], maxlen=model._stats_window_size)
     model.ep_success_buffer = deque(state["successes"], maxlen=model._stats_window_size)
@@ -144,7 +144,7 @@ def _add_optimizer(arrays: Arrays, prefix: str, optimizer: torch.optim.Optimizer
 def _load_weights(given: Mapping[str, NDArray[Any]], mine: Mapping[str, torch.Tensor]) -> None:
     """Load weights in place, because kernels and CUDA graphs have views of these tensors."""
     if other := sorted({*mine} ^ {*given}):
-        raise ConfigError(f"the checkpoint is of another network: {', '.join(other[:3])} in only one of the two")
+        raise ConfigError(f"the checkpoint is of another network: only one of the two has {', '.join(other[:3])}")
     for name, tensor in mine.items():
         _put(tensor, given[name], name)
 

@@ -57,40 +57,40 @@ class AlgorithmSpec:
     """The capabilities of one algorithm."""
 
     name: str
-    zoo: str = ""  # its name in rl_zoo3, if that differs
+    zoo: str = ""  # the algorithm's name in rl_zoo3, if different
     stock: str  # module:Class
     fast: str | None = None  # fasttrain's class, if fasttrain has one
-    ours_alone: bool = False  # SB3 lacks this class; `stock` only has the same arguments
+    ours_alone: bool = False  # not in SB3; `stock` is only a class with the same arguments
     on_policy: bool = False  # learns from rollouts
     off_policy: bool = False  # learns from a replay buffer
     recurrent: bool = False
-    masks: Literal["no", "may", "must"] = "no"  # whether it uses action masks; may: only fasttrain's class uses masks
+    masks: Literal["no", "may", "must"] = "no"  # whether action masks are used; may: only by fasttrain's class
     actions: tuple[str, ...]  # names of Gymnasium's spaces
-    stock_actions: tuple[str, ...] | None = None  # action spaces of the stock class, if it supports fewer
-    greedy: bool = False  # sampled and greedy evaluation are the same, and the quality jumps from update to update
+    stock_actions: tuple[str, ...] | None = None  # action spaces of the stock class, if fewer
+    greedy: bool = False  # evaluated only with greedy actions; the quality varies from update to update
     policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
     exports: Literal["logits", "q_values", "no"] = "no"
-    # Defaults by tier: batch_size, learning_rate, rollout_size, … An algorithm has only settings that it names here.
+    # Defaults by tier: batch_size, learning_rate, rollout_size, … An algorithm lacks settings that are not named here.
     tiers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     flags: Mapping[str, Any] = field(default_factory=dict)  # defaults of flags for this algorithm
     extras: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)  # of the fast class: name → (type, default)
-    lacks: Mapping[str, str] = field(default_factory=dict)  # flag that its fast class does not support → the reason
+    lacks: Mapping[str, str] = field(default_factory=dict)  # flag that the fast class does not support → reason
     kernels: str = "actor-critic"  # the kernels of `fused_update`: a key of `eligible.REPRODUCED`
-    hidden: int = 64  # default number of units of its widest layer
+    hidden: int = 64  # default number of units of the policy's widest layer
 
     @property
     def rows_alone(self) -> bool:
-        """Whether it learns from single rows of a rollout, not from sequences."""
+        """Whether the algorithm learns from single rows of a rollout, not from sequences."""
         return self.on_policy and not self.recurrent
 
     @property
     def minibatches(self) -> bool:
-        """Whether it learns in minibatches of `batch_size`."""
+        """Whether the algorithm learns in minibatches of `batch_size`."""
         return "batch_size" in self.arguments()
 
     @property
     def stretches(self) -> bool:
-        """Whether its exploration depends on `total_timesteps`."""
+        """Whether the algorithm's exploration depends on `total_timesteps`."""
         return "exploration_fraction" in self.arguments()
 
     def arguments(self) -> Mapping[str, tuple[str, Any]]:

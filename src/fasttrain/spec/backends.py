@@ -4,8 +4,8 @@
     my_engine = "my_package.backend:BACKEND"
 
 A backend answers questions of the checks and the plan, and builds the vectorized env. The module of an engine is
-imported while the configuration is declared, because its settings are a part of it. At its top it may import
-`fasttrain.errors`, `fasttrain.spec.setting` and this module. It must import all else of fasttrain inside methods.
+imported while the configuration is declared, because it declares settings. At its top this engine module may import
+`fasttrain.errors`, `fasttrain.spec.setting` and `fasttrain.spec.backends`; all else of fasttrain only inside methods.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fasttrain.spec.setting import defaults_of
 
 SINGLE, VECTOR = "gymnasium", "vector"  # fasttrain's own backends: single envs, and a VectorEnv
 DAEMONS = "daemons"  # the engine in fasttrain's own wheel
-ENGINES = (f"env.backend={DAEMONS}", "env=go", "env=showdown", DAEMONS)  # available only with that engine
+ENGINES = (f"env.backend={DAEMONS}", "env=go", "env=showdown", DAEMONS)  # overrides and keys that need DAEMONS
 RESERVED = (SINGLE, VECTOR, "profile", "tuned", "hydra")  # names that an engine cannot have
 Config: TypeAlias = Any  # the class in `spec.config`; Any, because `spec.config` imports this module
 EnvConfig: TypeAlias = Any  # the type of `Config.env`
@@ -51,19 +51,19 @@ def name_of_env(env_id: object, entry_point: object, kwargs: object = None) -> s
 class Backend:
     """Base of backends. A subclass or an instance overrides the parts that differ."""
 
-    name: str = ""  # name of its entry point and of its group of settings
-    vec_env: str = "vector"  # value in the plan; native: all envs step at once, daemons: each env at its own pace
+    name: str = ""  # name of the entry point and of the group of settings
+    vec_env: str = "vector"  # vec_env in the plan; native: all envs step at once, daemons: each at its own pace
     why: str = "a VectorEnv steps all envs"  # reason in the plan
     what: str = ""  # says who steps the envs, in messages about a setting in `refuses`
-    instead: str = "env.backend=gymnasium"  # what to use in its place, in the same messages
+    instead: str = "env.backend=gymnasium"  # what these messages suggest in place of the backend
     refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that have no effect with this backend
-    masked: bool = True  # whether its envs can have action masks
-    lends: bool = False  # its vectorized env is an `ExternalVecEnv`; evaluations and the checkup use its games
+    masked: bool = True  # whether the envs can have action masks
+    lends: bool = False  # builds an `ExternalVecEnv`, whose games are also used by evaluations and the checkup
     settings: type | None = None  # only engines: a frozen dataclass of `setting(…)` fields with defaults
     conf: Path | None = None  # only engines: a folder of YAML files, for example env/my_game.yaml
 
     def adapted(self, env: EnvConfig) -> EnvConfig:
-        """The `env` for the backend to which this one adapts; `env` itself if this backend is no adapter."""
+        """An adapter returns `env` rewritten for the backend that steps the envs; others return `env` itself."""
         return env
 
     def check(self, config: Config) -> None:
@@ -166,7 +166,7 @@ def engines() -> list[Backend]:
 
 
 def broken_engines_text() -> str:
-    """Text for messages: the errors of installed engines that cannot be used. Their YAML files are missing."""
+    """For messages: errors of installed engines that cannot be used, whose YAML files are therefore missing."""
     return "".join(f"; {one}" for one in _engines().values() if isinstance(one, str))
 
 
@@ -203,12 +203,12 @@ def with_parts(config: type[C]) -> type[C]:
         _engines()[name] = str(error)
     parts = [(one.name, one.settings, one.settings()) for one in engines() if one.settings]
     made = make_dataclass(config.__name__, parts, bases=(config,), frozen=True, kw_only=True, slots=True)
-    made.__module__, made.__doc__ = config.__module__, config.__doc__  # for pickles; Python 3.12 sets the caller's name
+    made.__module__, made.__doc__ = config.__module__, config.__doc__  # pickle finds the class by its module
     return made
 
 
 def check_backend(config: Config) -> None:
-    """Check the settings of backends. Raises ConfigError: the chosen one refuses a setting, or another has one."""
+    """Raises ConfigError: the chosen backend refuses a setting, or a setting of another engine was changed."""
     for one in engines():
         if one.settings is None or one.name == config.env.backend:
             continue

@@ -30,7 +30,7 @@ BATCHED = ("native", "vector", "daemons")  # vec_env in which one object steps a
 AUTO_FROM = re.compile(r"auto_(?=.*[1-9])(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")  # SB3's auto_0.1, with a positive number
 PATHS = ("run", "output", "init_from")
 LONGEST_NAME = 255  # bytes; the limit of all usual file systems
-WITHOUT = {  # setting → its default, the setting without which it has no effect, and what to do
+WITHOUT = {  # setting → (default, other setting without which it has no effect, what to do)
     "algo.sde_sample_freq": (-1, "algo.use_sde", "algo.use_sde=true: use that too"),
     "algo.use_sde_at_warmup": (False, "algo.use_sde", "algo.use_sde=true: use that too"),
     "init_from_strict": (False, "init_from", "init_from=PATH: name a model"),
@@ -100,7 +100,7 @@ def _is_dotted_name(text: str, match: re.Match[str]) -> bool:
     if not match.group().endswith(":") or not text[match.end() :][:1].isidentifier():
         return False
     before, inner = text[: match.start()].rstrip(), 1
-    while inner:  # remove brackets that are closed again
+    while inner:  # remove all pairs of brackets
         before, inner = re.subn(r"[\[{(][^\[\]{}()]*[\]})]", "", before)
     return not (before.endswith(("{", ",")) and before.rfind("{") > max(before.rfind("["), before.rfind("(")))
 
@@ -167,7 +167,7 @@ def _check_policy(config: Config) -> None:
     for key in ("algo.ent_coef", "algo.target_entropy"):
         value = lookup(config, key)
         if isinstance(value, str) and value != "auto" and not AUTO_FROM.fullmatch(value):
-            raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1, an auto that begins with 0.1")
+            raise ConfigError(f"{key}={value}: expected a number, auto, or auto_0.1 (auto that starts at 0.1)")
     own = {"net_arch", "lstm_hidden_size", "cell", *(["activation_fn"] if config.algo.activation_fn else [])}
     for name in sorted(own & {*config.algo.policy_kwargs}):
         raise ConfigError(f"algo.policy_kwargs.{name}: use algo.{name}=… instead")

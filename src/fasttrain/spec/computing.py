@@ -10,9 +10,9 @@ from fasttrain.spec.checks import Context, Resolved, train_frequency
 from fasttrain.spec.config import AlgoConfig, Config
 from fasttrain.terminal import spelt
 
-# Limits for runs without measurements (runs/calibration.py measures in long runs). From these hidden widths on, a CPU
-# with bf16 units is faster in bfloat16. Up to the last width, compiled kernels are faster than torch in float32. From
-# trainings of two layers on two cores with AVX512-BF16 (benchmarks, auto). Other machines differ by a factor of 1.5.
+# Limits for runs without measurements (runs/calibration.py measures long runs), from trainings of two layers on two
+# cores with AVX512-BF16; other machines differ by a factor of 1.5. AMP: if the widest layer has this width, bfloat16
+# is faster on a CPU with bf16 units. FUSED: up to this width, compiled kernels are faster than torch in float32.
 AMP_PAYS_FROM_WIDTH, AMP_PAYS_FOR_FEW_ROWS_FROM, FEW_ROWS = 512, 1024, 256
 FUSED_PAYS_UP_TO_WIDTH = 1024
 MEASURED = "measured here"  # beginning of a reason that comes from runs/calibration.py
@@ -26,7 +26,7 @@ def mode_of(switch: str, value: str) -> str:
 
 
 def auto_device(images: bool, cuda: bool) -> str:
-    """CUDA for images, else the CPU, because a small MLP is faster on it (SB3 warns of the GPU too)."""
+    """CUDA for images, else the CPU, on which a small MLP is faster (SB3 too warns against a GPU for it)."""
     return "cuda" if images and cuda else "cpu"
 
 
@@ -158,7 +158,7 @@ def why_no_fused_kernels(context: Context) -> str:
 
 
 def steps_back(algo: AlgoConfig, effective: Mapping[str, Any], exact: bool) -> Resolved:
-    """How many steps back in time gradients of a recurrent policy go. The reason says from how many sequences.
+    """How many steps back in time gradients of a recurrent policy go. The reason names the sequences per minibatch.
 
     Raises ConfigError: the last minibatch of an epoch would be one row, whose normalized advantage is NaN.
     """
@@ -184,7 +184,7 @@ def check_last_minibatch(batch_size: int | None, num_envs: int, num_steps: int, 
 
 
 def memory_rows(algo: AlgoConfig, engine: str, sources: Mapping[str, str]) -> Iterator[tuple[Any, ...]]:
-    """Rows of the plan about the recurrent cell and the memory inputs, if they differ from stock.
+    """Rows of the plan about `algo.cell` and `algo.memory_inputs`, if they differ from stock.
 
     Raises ConfigError: the cell does not exist in stock, but the stock class or stock's numbers are requested.
     """
@@ -252,7 +252,7 @@ def check_extras(config: Config, engine: str, sources: Mapping[str, str]) -> Non
 
 
 def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
-    """Replace -1 by the number of new transitions, except for whole episodes. Scale a profile's number to the envs."""
+    """Replace -1 by the number of new transitions, unless `train_freq` counts episodes. Scale a profile's value."""
     (count, unit), num_envs = train_frequency(context.config.algo.train_freq), context.effective["num_envs"]
     usual = PROFILE_ENVS.get(context.sources.get("updates_per_step", ""))
     if requested > 1 and unit == "step" and usual:
@@ -265,7 +265,7 @@ def resolve_updates_per_step(requested: int, context: Context) -> Resolved:
 
 
 def replay_ratio(config: Config, effective: Mapping[str, Any]) -> Resolved:
-    """Gradient updates per transition, with a warning if the baseline makes more of them."""
+    """Gradient updates per transition, with a warning if they are fewer than in the baseline."""
     updates, num_envs = effective["updates_per_step"], effective["num_envs"]
     count, unit = train_frequency(config.algo.train_freq)
     if unit == "episode":

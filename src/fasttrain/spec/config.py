@@ -1,4 +1,4 @@
-"""Declares every setting: type, default, range, class and text. A speed flag is a setting with a class.
+"""Declares every setting: type, default, range, class and text. A setting with a `flag_class` is a speed flag.
 
 The keys below `algo` are SB3's own constructor names (`algorithms`). `checks` has the rules about several settings.
 """
@@ -40,7 +40,7 @@ class Result:
     """Which entries of an episode's last info say how the episode ended."""
 
     win: str | None = setting(None, "Entry that says whether the episode was won. null uses is_win or is_success.")
-    win_value: Any = setting(None, "Value of that entry in a won episode. null means true.")
+    win_value: Any = setting(None, "Value of the entry env.result.win in a won episode. null means true.")
     scores: tuple[str, ...] = setting((), "Entries with numbers to report, for example [vp, damage].")
     end: str | None = setting(None, "Entry that says how the episode ended. null looks for end_reason.")
 
@@ -59,7 +59,7 @@ class EnvConfig:
         "Who steps the environments. gymnasium: fasttrain. vector: a Gymnasium VectorEnv. envpool: EnvPool. "
         "pettingzoo: a seat of the PettingZoo game that env.id names. daemons: an external engine.",
     )
-    max_episode_steps: int | None = setting(None, "Truncates episodes after so many steps of the environment.", least=1)
+    max_episode_steps: int | None = setting(None, "Truncates episodes after this number of environment steps.", least=1)
     masks: str | None = setting(
         None,
         "Name of the method, info entry or observation key that holds action masks. null looks for "
@@ -85,7 +85,7 @@ class EnvConfig:
         300.0, "Seconds after which a call of the checkup or a step of a worker counts as hung.", least=0.1
     )
     phases: dict[str, int] = setting(
-        {}, "Reports steps, reward and value error of phases: the observation's column that is 1 in each, {bid: 175}."
+        {}, "Reports steps, reward and value error by phase: phase and the column that is 1 in this phase, {bid: 175}."
     )
     game: str | None = setting(
         None, "A game by the name that its package gave it, or a GameSpec of yours as module:NAME."
@@ -121,7 +121,7 @@ class AlgoConfig:
         "auto", "SB3's name of a policy, or a class of yours as module:Class. auto chooses by the observation space."
     )
     entry_point: str | None = setting(None, "An algorithm of yours as module:Class, derived from the class of algo=.")
-    kwargs: dict[str, Any] = setting({}, "Further arguments of that class.")
+    kwargs: dict[str, Any] = setting({}, "Further arguments of the class in algo.entry_point.")
     policy_kwargs: dict[str, Any] = setting({}, "SB3's policy_kwargs. A class in it is written as module:Class.")
     net_arch: NetArch = setting(None, "Widths of the hidden layers, for example [64, 64]. null uses SB3's.")
     activation_fn: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = setting(
@@ -150,7 +150,7 @@ def _algo_class(spec: AlgorithmSpec) -> type[AlgoConfig]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """The configuration of one run. Flags come first."""
+    """The configuration of one run. The first fields are the speed flags."""
 
     engine: Literal["stock", "fast"] = setting(
         "stock",
@@ -188,7 +188,7 @@ class Config:
     )  # fmt: skip
     updates_per_step: int = setting(
         1,
-        "Gradient updates after each vector step (after algo.train_freq of them). -1 makes one update per "
+        "Gradient updates after each vector step, or after algo.train_freq vector steps. -1 makes one update per "
         "transition. SB3 calls it gradient_steps.",
         "trade-off",
         needs="off_policy",
@@ -223,8 +223,8 @@ class Config:
     )
     fused_update: Switch = setting(
         "off",
-        "Compiled CPU kernels for acting and the update of MLP policies, also behind an LSTM. auto measures "
-        "them against PyTorch.",
+        "Compiled CPU kernels for acting and the update of MLP policies, also with an LSTM. auto compares "
+        "their speed with PyTorch's.",
         "rounding",
         ours=True,
     )
@@ -241,11 +241,11 @@ class Config:
         "trade-off",
     )
     action_repeat: int = setting(
-        1, "Repeats each action for so many steps of the environment and adds up the rewards.", "trade-off", least=1
+        1, "Repeats each action for this number of environment steps and adds up the rewards.", "trade-off", least=1
     )
     gradient_accumulation: int = setting(
         1,
-        "Computes each minibatch in so many parts, to use less memory.",
+        "Computes each minibatch in this number of parts, to use less memory.",
         "rounding",
         needs="rows_alone",
         ours=True,
@@ -253,7 +253,7 @@ class Config:
     )
     torch_threads: int | Literal["auto", "default"] = setting(
         "default",
-        "Threads of one torch operation. auto measures one against one per core. default leaves torch's own number.",
+        "Threads of one torch operation. auto measures one thread and one per core. default: torch's own number.",
         "rounding",
         least=1,
         most=MAX_TORCH_THREADS,
@@ -291,12 +291,12 @@ class Config:
     )
 
     total_timesteps: int = setting(
-        MISSING, "Least env steps of training. Without it, a game's own number.", least=1, most=10**15, may_change=True
+        MISSING, "Minimum env steps of training. Default: the game's own number.", least=1, most=10**15, may_change=True
     )
     seed: int = setting(0, "Seed of everything random.", least=0, most=MAX_SEED)
     device: str = setting(
         "auto",
-        "auto uses the CPU for MLP policies and CUDA for images where there is a GPU. cpu, cuda or cuda:1 choose.",
+        "auto uses the CPU for MLP policies and CUDA for images if there is a GPU. Or cpu, cuda, cuda:1.",
     )
     deterministic: bool = setting(
         False, "Uses torch.use_deterministic_algorithms, and fixed rules in place of measurements."
@@ -319,9 +319,9 @@ class Config:
     )
     run: str | None = setting(None, "Folder of a run, sweep or study.")
     init_from: str | None = setting(
-        None, "Begins with the weights of this run's folder or zip, as far as names and shapes of the network agree."
+        None, "Begins with the weights of this run's folder or zip, for layers with the same name and shape."
     )
-    init_from_strict: bool = setting(False, "Refuses a model of init_from that does not fit in every part.")
+    init_from_strict: bool = setting(False, "Refuses a model of init_from if one of its layers does not fit.")
     init_from_also: tuple[Literal["optimizer", "statistics"], ...] = setting(
         (), "What else init_from takes. optimizer: the state of the optimizer. statistics: those of env.normalize."
     )
@@ -355,20 +355,20 @@ class Config:
     loggers: tuple[Named, ...] | None = setting(
         None,
         "Where log rows go: [csv, stdout, tensorboard, wandb, mlflow, trackio, {logger: prometheus, port: "
-        "9100}, {logger: module:Class}]. null goes by train_log_to_file and train_log_to_console.",
+        "9100}, {logger: module:Class}]. null: csv and stdout, by train_log_to_file and train_log_to_console.",
     )
     candidates: str | None = setting(
         None,
-        "What compare trains: [baseline, {name: mine, overrides: [num_envs=8]}]. The others must match the "
-        "first. ablate, or {ablate: [num_envs, vec_env]}, takes the profile's settings one by one.",
+        "What compare trains: [baseline, {name: mine, overrides: [num_envs=8]}]. The first is the "
+        "baseline. ablate, or {ablate: [num_envs, vec_env]}, measures the profile's settings one by one.",
     )
     seeds: int = setting(5, "Number of seeds per candidate (usually 5), or per trial of tune (usually 2).", least=1)
     minutes: float | None = setting(
         None,
-        "compare: minutes of training per cell, in place of equal env steps. tune and ablate: minutes in all.",
+        "compare: minutes of each training, in place of equal env steps. tune and ablate: minutes of the whole study.",
         least=0.001,
     )
-    warmup: Literal["off", "only"] = setting("off", "only compiles the kernels of such a run and trains nothing.")
+    warmup: Literal["off", "only"] = setting("off", "only: compiles the kernels for these settings, without training.")
     gate: GateConfig = GateConfig()
     tune: TuneConfig = TuneConfig()
     sweep: SweepConfig = SweepConfig()

@@ -79,7 +79,7 @@ def _stage(entry: Any, tasks: Mapping[str, Any]) -> Stage:
             raise ConfigError(f"curriculum.schedule: a stage begins by {' or '.join(METRICS)}, got {begins}")
         value, back = _number(begins[metrics[0]]), _number(begins.get("back", -math.inf))
         if value is None or back is None or back >= value:
-            raise ConfigError(f"curriculum.schedule: expected numbers in {begins}, and back below {metrics[0]}")
+            raise ConfigError(f"curriculum.schedule: expected numbers in {begins}, and back lower than {metrics[0]}")
         return Stage(value, metrics[0], back, tuple(names))
     if (steps := _number(begins)) is None or steps < 0:
         raise ConfigError(f"curriculum.schedule: expected a stage like {form}, got {entry}")

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fasttrain.spec.setting import setting
 
-MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's bound, with room for one seed per env
+MAX_SEED = 2**32 - 1 - 1_000_000  # numpy's largest seed minus 1,000,000, because env number i has seed + i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +22,10 @@ class GateConfig:
     metric: str = setting(
         "auto",
         "Figure that is judged. auto: win_rate where there is one, else mean_reward; for DQN the tail of the "
-        "training curve. tail, or one of env.result.scores.",
+        "training curve. Or tail, or one of env.result.scores.",
     )
     threshold: float | None = setting(
-        None, "Reward or win rate for the time-to-threshold figure. null: 90 % of the baseline's rise."
+        None, "Reward or win rate for the time-to-threshold figure. null: 90 % of the rise of the baseline's curve."
     )
 
 
@@ -35,7 +35,7 @@ class TuneConfig:
 
     objective: str = setting(
         "steps_per_s",
-        "What becomes as high as possible: reward, win_rate, steps_per_s or reward_per_hour. time_to:0.5 is the time "
+        "What tune maximizes: reward, win_rate, steps_per_s or reward_per_hour. time_to:0.5 minimizes the time "
         "until 100 episodes have this mean return or win rate.",
     )
     space: dict[str, tuple[Any, ...] | dict[str, int | float | bool] | None] | None = setting(
@@ -44,7 +44,7 @@ class TuneConfig:
         "stands for the usual values. Without tune.space, all usual keys are searched that you did not type.",
     )
     trials: int | None = setting(
-        None, "Ends the search after so many trials. null searches until minutes are over.", least=1
+        None, "Ends the search after this number of trials. null searches until minutes=… is over.", least=1
     )
 
 
@@ -80,7 +80,7 @@ class EvalConfig:
     )
     seed: int = setting(
         1_000_003,
-        "Seed of the evaluation's environments. The training's have seed, seed + 1, and so on.",
+        "Seed of the evaluation's environments. Those of the training have seed, seed + 1, and so on.",
         least=0,
         most=MAX_SEED,
     )
@@ -101,7 +101,7 @@ class SelfPlayConfig:
     """Which snapshots of the learner are its opponents under `opponent=self`."""
 
     pool: int = setting(
-        8, "Number of older snapshots among the opponents. Every other opponent is the latest snapshot.", least=0
+        8, "Number of older snapshots, used in half of the episodes. The other half has the latest snapshot.", least=0
     )
     every: int = setting(500, "Gradient updates between two snapshots.", least=1)
 
@@ -116,8 +116,8 @@ class CloneConfig:
         "class of yours as module:Class with act(observations, action_masks, envs).",
     )
     episodes: int = setting(1000, "Episodes that are recorded, where clone.of is no file.", least=2)
-    epochs: int = setting(30, "Most passes over the decisions. Fewer if the held-out ones gain nothing more.", least=1)
-    held_out: float = setting(0.1, "Share of the episodes that nothing is learned from.", least=0.001, most=0.9)
+    epochs: int = setting(30, "Maximum passes over the decisions; fewer if held-out decisions gain nothing.", least=1)
+    held_out: float = setting(0.1, "Share of the episodes that only test what was learned.", least=0.001, most=0.9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ class StopConfig:
         None, "Ends the training when the mean return of the last 100 episodes reaches this value."
     )
     max_minutes: float | None = setting(
-        None, "Ends the training after so many minutes, start-up not counted.", least=0.001
+        None, "Ends the training after this number of minutes, without start-up.", least=0.001
     )
     patience: float | None = setting(
         None,
@@ -166,4 +166,4 @@ class CheckpointConfig:
     """Checkpoints, from which `fasttrain resume run=…` continues."""
 
     keep: int = setting(3, "Number of checkpoints that stay; older ones are deleted.", least=1)
-    grace_s: float = setting(5.0, "Seconds that a stop waits for the rollout and its update to finish.", least=0)
+    grace_s: float = setting(5.0, "Seconds to wait for the end of rollout and update after a signal to stop.", least=0)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # workers import this module, but must not import the configu
 WIN_KEYS = ("is_win", "is_success")
 SCORE_KEYS = ("score_diff", "vp_diff")  # by how much the learner was ahead at the end
 END_KEY = "end_reason"
-SCORES = "env.result.scores"  # key in the result of `read` for a dict of the numbers that this setting names
-WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # entries of wrappers
+SCORES = "env.result.scores"  # key of `read`'s result: the numbers that this setting names, as a dict
+WRAPPERS = ("episode", "TimeLimit.truncated", "terminal_observation", "action_mask", "perf")  # added by wrappers
 NOT_THE_ENVS = (*WRAPPERS, "reward_terms", SCORES)
 MOST_SHOWN = 12
 MOST_BITS = 1023  # number of bits of the largest int that fits into a float
@@ -150,7 +150,7 @@ class InfoReader:
         return result
 
     def missing(self, infos: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The settings, such as `env.result.win=won`, whose entry is in no info of `infos`, or is never a number."""
+        """The settings, such as `env.result.win=won`, whose entry is missing in all `infos`, or is never a number."""
         named = [("env.result.win", self.win), ("env.result.end", self.end)]
         absent = [f"{name}={key}" for name, key in named if key and not any(key in info for info in infos)]
         numbers = [key for key in self.scores if not any(key in info[SCORES] for info in infos)]

@@ -85,7 +85,7 @@ def to_dict(value: object, hint: object = None) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         hints = get_type_hints(type(value))
         return {one.name: to_dict(getattr(value, one.name), hints[one.name]) for one in fields(value)}
-    if isinstance(value, tuple):  # settings hold lists as tuples; a tuple inside a value comes from the user
+    if isinstance(value, tuple):  # a list in the YAML: settings store lists as tuples
         return [_to_json(item) for item in value]
     if isinstance(value, Mapping) and "tuple" in str(hint):
         return {name: _to_json([*items]) for name, items in value.items()}

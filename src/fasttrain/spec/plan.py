@@ -41,12 +41,12 @@ class Event(NamedTuple):
 
 
 class RunSpec(NamedTuple):
-    """The effective configuration of a run and its plan. It is immutable: `after` returns a changed copy."""
+    """The effective configuration of a run and its plan. A RunSpec is immutable: `after` returns a changed copy."""
 
     config: Config
     rows: tuple[Row, ...]
     events: tuple[Event, ...] = ()
-    engine_switch_at: int | None = None  # env step at which compiled kernels replaced torch; a repetition needs it
+    engine_switch_at: int | None = None  # env step at which compiled kernels replaced torch; a rerun does the same
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready: `{"flags": [{flag, requested, effective, source, class, reason}…], "events": […], "config"…}`."""
@@ -71,7 +71,7 @@ class RunSpec(NamedTuple):
 
 
 def is_notable(row: Mapping[str, Any], algorithm: AlgorithmSpec | None) -> bool:
-    """Whether to print a row: it differs from stock, was set by the user or measured, or auto or on became off."""
+    """Whether to print a row: its value is not stock's, is the user's or measured, or is off in place of auto or on."""
     name, effective = str(row.get("flag")), row.get("effective")
     baseline = algorithm.tiers["baseline"] if algorithm else {}
     own = {"replay_ratio": computing.BASELINE_RATIO, **{f"algo.{key}": value for key, value in baseline.items()}}
@@ -186,7 +186,7 @@ def _torch_threads(requested: int | str, context: Context) -> Resolved:
     if context.env.images:
         return min(context.machine.cores, MAX_TORCH_THREADS), "one thread per core, for convolutions"
     algo, width = context.config.algo, computing.widest_layer(context.config)
-    # With these widths 2 threads were not faster on an idle machine, and 20 times slower under load 6.
+    # Up to this width 2 threads were not faster on an idle machine, and 20 times slower at a load average of 6.
     if max(width, algo.lstm_hidden_size if algo.spec.recurrent else 0) <= 128:
         return 1, "small networks are not faster with more threads"
     return min(context.machine.cores, MAX_TORCH_THREADS), "one thread per core"

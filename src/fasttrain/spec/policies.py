@@ -1,4 +1,4 @@
-"""The setting `policies`: several policies in one game, the decisions that each takes, and its own settings."""
+"""The setting `policies`: several policies in one game, with the decisions and the own settings of each policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fasttrain.spec.setting import build, convert, declared, did_you_mean
 
 OTHERS = "others"  # as a value of `decides`: every decision that no other policy takes
 ALGORITHMS = ("ppo", "maskable_ppo", "recurrent_ppo", "maskable_recurrent_ppo")
-JOINT = "joint"  # as a value of `returns`
+JOINT = "joint"  # as a value of `returns`: to the next decision of any policy
 PHASE = "phase"  # as a value of `goal_every`: a new goal whenever the game's phase changes
 # Keys of a policy besides the keys below `algo.`
 OWN = {"decides": Any, "returns": Literal["joint", "decisions", "steps"], "init_from": str, "batch_size": int,
@@ -67,9 +67,9 @@ def decides_of(config: Config, name: str) -> tuple[str, ...]:
 def columns_of(config: Config, width: int) -> list[list[int] | None]:
     """For each policy the columns that are 1 at its decisions, counted from the end; None: all other decisions."""
     phases = phases_of(config)
-    if goals := goals_of(config):  # the worker decides while a goal is set
+    if goals := goals_of(config):  # in the last columns a 1 marks the goal: the other policy decides
         return [None if "goal_every" in own else [*range(-goals.number, 0)] for own in config.policies.values()]
-    if not phases:  # the last columns are the phases, appended by WRAPPER or ROWS
+    if not phases:  # WRAPPER or ROWS appends a column for each phase
         names = [phase for name in config.policies for phase in decides_of(config, name)]
         phases = {phase: width - len(names) + place for place, phase in enumerate(names)}
     found = list[list[int] | None]()
@@ -199,10 +199,9 @@ def _check_goals(config: Config) -> None:
         given = {"goal_every", "goals"} & {*own}
         if not given:
             continue
-        own_config(config, name)  # checks their types
+        own_config(config, name)  # checks the types of goals and goal_every
         if len(given) == 1 or int(own["goals"]) < 2 or (own["goal_every"] != PHASE and int(own["goal_every"]) < 1):
-            raise ConfigError(f"{where}: a policy that sets goals has goals, at least 2, and goal_every, at least 1 or "
-                              f"{PHASE}")  # fmt: skip
+            raise ConfigError(f"{where}: a policy that sets goals needs goals >= 2, and goal_every >= 1 or {PHASE}")
         if others or {"decides", "goal_every", "goals"} & {*worker} or "decides" in own:
             raise ConfigError(f"{where}.goal_every: this policy sets the goals of one other policy, which takes all "
                               "decisions of the game; leave decides out, and remove further policies")  # fmt: skip

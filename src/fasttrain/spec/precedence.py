@@ -1,7 +1,7 @@
 """Precedence: command line > environment > files (profile, tuned) > the game's own > the algorithm's own > default.
 
 `read` turns typed overrides and environment variables into overrides for Hydra. `effective_values` turns what Hydra
-composed into the values of a run, with the source of each. `algorithms` has the own values of games and algorithms.
+composed into the values of a run, with the source of each. `algorithms` has the games' and algorithms' own values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Alias(NamedTuple):
 
     key: str
     values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting; None: equal values
-    usual: tuple[str, ...] = ()  # values of the alias that need no setting
+    usual: tuple[str, ...] = ()  # values of the alias that change nothing
     refines: bool = False  # the setting is a switch; the alias names the value that "on" or "auto" stands for
 
 
@@ -63,7 +63,7 @@ ALIASES = {
 }
 SETTING_OF = {name: alias.key for name, alias in ALIASES.items()}
 COMPILES_FIRST = {"FASTTRAIN_ENGINE_SWITCH_AT": "0"}  # compiles all kernels before the first step, for comparisons
-PREFIX = "FASTTRAIN_"  # environment variables of flags and aliases begin with it
+PREFIX = "FASTTRAIN_"  # beginning of environment variables of flags and aliases
 # These variables are also read without the prefix. Others, such as ENGINE, may belong to another program.
 BARE = (
     "num_envs", "use_subproc_envs", "use_subproc_vec_env", "force_dummy_vec_env", "updates_per_step", "batch_size",
@@ -73,7 +73,7 @@ BARE = (
 
 
 def translate_alias(name: str, value: object) -> tuple[str, Any]:
-    """The setting's key and value for an alias and its value. None: no change. Raises ConfigError: wrong value."""
+    """The setting's key and its value for this value of an alias; None: no change. Raises ConfigError: wrong value."""
     key, values = ALIASES[name][:2]
     if values is None:
         return key, None if str(value) in ALIASES[name].usual else value
@@ -86,7 +86,7 @@ def translate_alias(name: str, value: object) -> tuple[str, Any]:
 
 
 def is_refined(name: str, value: object) -> bool:
-    """Whether an alias replaces this value of its switch."""
+    """Whether this value of the switch is on or auto, so that the alias's value replaces it."""
     return ALIASES[name].refines and str(value).lower() in ("on", "true", "yes", "1", "auto")
 
 
@@ -122,7 +122,7 @@ class File(NamedTuple):
 
 
 def with_its_file(message: str, files: Iterable[File], folder: str, typed: Mapping[str, str]) -> str:
-    """The message about a setting, with the file in the user's `folder` that sets it, unless the setting was typed."""
+    """`message` about a setting, behind the path of a file in `folder` that sets it; unchanged if it was typed."""
     found = re.match(r"(?:unknown key ')?([\w.]+)", message)
     key = found[1] if found else ""
     own = [file for file in files if Path(file.path).is_relative_to(folder)]
@@ -144,7 +144,7 @@ def read(
         values: further settings, by any of their names, as Python objects.
 
     Raises:
-        ConfigError: two names of one setting have different values, or a game is named without its files.
+        ConfigError: two names of one setting have different values, or `env.game` names a game that needs `env=NAME`.
     """
     named = by_setting_name([NamedValue(key_of(text), text.partition("=")[2], text) for text in typed])
     keys, values = {SETTING_OF.get(key_of(text), key_of(text)) for text in typed}, values or {}

@@ -42,7 +42,7 @@ def from_mapping(values: Mapping[str, Any]) -> Config:
 
 
 def _typed(values: dict[str, Any]) -> Config:
-    """The values in their types. Settings that the user did not set get the game's or the algorithm's own values."""
+    """Convert the values to the settings' types. Unset settings get the game's or the algorithm's own values."""
     algo = values.get("algo")
     if not isinstance(algo, Mapping):
         raise ConfigError(f"algo: choose one of {', '.join(ALGORITHMS)}")
@@ -66,7 +66,7 @@ def _typed(values: dict[str, Any]) -> Config:
 
 
 def with_opponent(config: Config, opponent: Named) -> Config:
-    """The configuration with this opponent in env.kwargs. An opponent of the user's own class acts as in self-play.
+    """The configuration with this opponent in env.kwargs; for an opponent of the user's own class, with self-play.
 
     Raises ConfigError: fasttrain does not know how the env chooses opponents.
     """
@@ -126,7 +126,7 @@ def second_env_hint(config: Config) -> str:
 
 
 def has_monitor_wrapper(config: Config) -> bool:
-    """Whether the user's wrappers have a Monitor. It counts whole games even if an outer wrapper ends episodes."""
+    """Whether the user's wrappers have a Monitor, which counts whole games even if an outer wrapper ends episodes."""
     return any(
         named(wrapper, "wrapper", "env.wrappers")[0].endswith("monitor:Monitor") for wrapper in config.env.wrappers
     )
@@ -173,7 +173,7 @@ def with_eval_settings(config: Config, given: Config, typed: Iterable[str]) -> C
         group, _, name = key.partition(".")
         if key == "opponent" and given.opponent is not None:
             if given.opponent == SELF or ":" in str(given.opponent):
-                raise ConfigError(f"opponent={given.opponent}: only for training; here use one of the game's own")
+                raise ConfigError(f"opponent={given.opponent}: only for training; use one of the game's opponents")
             config = with_opponent(config, given.opponent)
             kwargs[str(config.env.spec.opponent_key)] = str(given.opponent)
         elif key.startswith(("env.kwargs.", "eval.env_kwargs.")):
@@ -207,7 +207,7 @@ def _build_env(env: Any) -> EnvConfig:
     return config if backend is None else backend.adapted(config)
 
 
-@functools.cache  # a command reads its configuration several times, but says this once
+@functools.cache  # a command reads its configuration several times; print this once
 def _tell_moved(typed: str, now: str) -> None:
     terminal.tell(f"fasttrain: {typed} is now {now}")
 
@@ -217,8 +217,8 @@ def _with_game(env: EnvConfig) -> EnvConfig:
     spec, typed = env.spec, env.id or env.entry_point
     if (name := spec.id or spec.env) and typed not in (None, name):
         raise ConfigError(
-            f"env.game={env.game} is played as {name}; remove env.id={typed}, or add env=gym, in a file "
-            "`- override /env: gym` at the end of its defaults"
+            f"env.game={env.game} is played as {name}; remove env.id={typed}, or add env=gym (in a YAML "
+            "file: `- override /env: gym` at the end of its defaults)"
         )
     place = {"id": spec.id} if spec.id else {"entry_point": spec.env} if spec.env else {}
     own = {name: value for name, value in spec.result.items() if getattr(env.result, name) in (None, ())}

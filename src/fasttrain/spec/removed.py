@@ -30,7 +30,7 @@ CLASS_PATHS = {  # former path → present path, in stored runs, settings and im
     "fasttrain.vec.games": "fasttrain_engines.vec_env",
     "fasttrain.vec.envpool": "fasttrain.integrations.envpool",
     "fasttrain.envs.pettingzoo": "fasttrain.integrations.pettingzoo",
-    "fasttrain.envs:fasttrain/": "fasttrain/",  # for env.id=MODULE:ID; the module has moved
+    "fasttrain.envs:fasttrain/": "fasttrain/",  # in env.id=MODULE:ID
 }
 GAMES = {  # class or id in a stored run → its game
     "fasttrain/SkullKing-v0": "skullking",
@@ -98,7 +98,7 @@ TYPED = {key: f"{place}=…" for key, place in MOVED.items()} | {  # removed set
     "checkpoint_every_minutes": "checkpoint_every=…min", "guard.at_limit": "nan_guard=…",
     "ablate.flags": "candidates='{ablate: …}'",
 }  # fmt: skip
-GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablate.flags"}  # removed group → its setting
+GROUPS = {"guard": "guard.at_limit", "metrics": "metrics.port", "ablate": "ablate.flags"}  # group → setting in it
 
 
 def removal_message(key: str) -> str:

@@ -26,7 +26,7 @@ class Setting(NamedTuple):
     """The declaration of a setting. The dataclass field has its type and default."""
 
     text: str
-    flag_class: FlagClass | None = None  # only speed flags have one; exact: the numbers are those of stock
+    flag_class: FlagClass | None = None  # only of speed flags; exact: the same numbers as stock
     needs: str = ""  # a property that an algorithm must have; otherwise the setting has no effect
     ours: bool = False  # only fasttrain's own algorithms have it
     stock: Any = None  # the value of a plain SB3 script; the plan prints values that differ
@@ -70,7 +70,7 @@ def setting(
 ) -> Any:
     """A dataclass field with a `Setting` in its metadata. `more`: other fields of `Setting`.
 
-    With the default MISSING, `reading.from_mapping` computes the value. `stock` is the default unless it is passed.
+    With the default MISSING, `reading.from_mapping` computes the value. Without `stock`, `default` is stock's value.
     """
     metadata = {"setting": Setting(text, flag_class, stock=default if stock is MISSING else stock, **more)}
     if isinstance(default, dict):
@@ -162,7 +162,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def convert(value: object, hint: object, key: str) -> Any:
-    """Convert `value` to the type `hint`. Raises ConfigError: it does not fit; the message names key and value."""
+    """Convert `value` to the type `hint`. Raises ConfigError, naming key and value: `value` does not fit."""
     if is_dataclass(value) and not isinstance(value, type):  # the caller has built it
         return value
     value, origin = import_path_or_number(value, key), get_origin(hint)

@@ -115,7 +115,7 @@ def step_costs(num_envs: int, env: EnvFacts, machine: Machine) -> tuple[float, f
     env_s = (env.step_s or 0.0) + PER_ENV_S
     workers = _auto_workers(num_envs, env, machine)
     longest = math.ceil(num_envs / workers) * env_s
-    in_workers = max(longest, num_envs * env_s * env.cpu_share / machine.cores)  # at least all envs' computing time
+    in_workers = max(longest, num_envs * env_s * env.cpu_share / machine.cores)  # at least the CPU time ÷ cores
     return num_envs * env_s, PER_SHARED_STEP_S + in_workers, workers
 
 
@@ -302,11 +302,11 @@ STOCK_ENVS = 8  # `rollout_size` in the tier `baseline` is for this number of en
 def usual_rollout(config: Config, algo: Any, effective: Mapping[str, Any], batch_size: int) -> tuple[Any, int]:
     """`algo` with the rollout size that is used if the user sets none, and the size before a reduction (0: none).
 
-    In the tier `baseline` it is stock's `n_steps` per env. In other tiers it is not longer than the training.
+    In the tier `baseline` a rollout has stock's `n_steps` per env. In other tiers it is not longer than the training.
     """
     num_envs, size = effective["num_envs"], algo.rollout_size
     if config.tier == "baseline":
-        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # False if a game or a user has set it
+        stock = size == algo.spec.tiers["baseline"]["rollout_size"]  # False: a game or a user has set the size
         return (dataclasses.replace(algo, rollout_size=size * num_envs // STOCK_ENVS) if stock else algo), 0
     most = max(config.total_timesteps, batch_size, num_envs, 2)
     if size <= most or effective["engine"] != "fast" or algo.spec.recurrent:

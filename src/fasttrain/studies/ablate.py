@@ -123,7 +123,7 @@ def ablate(config: Config, sources: Mapping[str, str], folder: Path, overrides: 
         example = f"{command()} compare candidates=ablate +profile=speed"
         raise ConfigError(f"candidates=ablate needs the profile whose settings are measured: {example}")
     if wrong := next((key for key in sources if key == "seeds" or key.startswith("stop.")), ""):
-        raise ConfigError(f"{wrong} has no effect with candidates=ablate, whose length is minutes=…; remove it")
+        raise ConfigError(f"{wrong} has no effect with candidates=ablate, which ends after minutes=…; remove it")
     base = [text for text in base_overrides(overrides) if key_of(text) != "profile"]
     before = settings(compose(merged(base, ["profile=baseline"])))
     levers = find_levers(before, settings(config))
@@ -174,7 +174,7 @@ class Ablation:
         self.levers = chosen_levers(effective_levers(self.all_levers, *plans), asked_of(self.config))
         self.study.say(f"levers: {', '.join(lever.name for lever in self.levers)}")
         if skipped := [lever.name for lever in self.all_levers if lever not in self.levers]:
-            self.study.say(f"not measured, because it has no effect here or was not named: {', '.join(skipped)}")
+            self.study.say(f"not measured, because these have no effect here or were not named: {', '.join(skipped)}")
         self.speed = cells[1].rate
         self.overhead_s = sum(cell.seconds - cell.summary["wall_s"] for cell in cells) / 2
         return True
@@ -219,7 +219,7 @@ class Ablation:
     def conclude(self, written: bool) -> None:
         """Print and store the findings. `written`: also write the profile."""
         findings = self.findings()
-        if findings:  # without new findings study.json keeps those from before a stop
+        if findings:  # else study.json keeps the findings from before the study was stopped
             self.study.notes["rows"] = [_row(finding) for finding in findings]
             self.study.console.print()
             self.study.console.print(_table(findings))
@@ -287,7 +287,7 @@ class Ablation:
 
 
 def find_levers(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Lever]:
-    """The levers between two sets of settings (`study.settings`), in the order of `study.settings`."""
+    """The levers that change the settings `before` into `after`, in the order of `study.settings`, which makes both."""
     owner = {key: name for name, keys in TOGETHER.items() for key in keys}
     names = dict.fromkeys(owner.get(key, key) for key in before if before[key] != after[key])
     keys = {name: TOGETHER.get(name, (name,)) for name in names}

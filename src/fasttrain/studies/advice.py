@@ -1,6 +1,6 @@
 """Changes of a configuration that might make it faster, and the expected gain of each.
 
-The parts that a change affects are measured again, in turn with the same parts of the present configuration. `limits`
+The parts that a change affects are measured again, alternately with the same parts without the change. `limits`
 computes the gain from these times. The second half of this file prints the texts of `fasttrain doctor`: the machine,
 the parts of the run, the limit of the run, and the advice.
 """
@@ -71,7 +71,7 @@ class Candidate(NamedTuple):
 
     @property
     def flag_class(self) -> FlagClass:
-        """The weakest class among the changed settings, without those that are switched off."""
+        """The class that differs most from stock (exact, rounding, trade-off), without changes to `off`."""
         order: list[FlagClass] = ["exact", "rounding", "trade-off"]
         on = [(key, value) for key, value in self.changes if value != "off"]
         parts = [one.name for one in engines()]
@@ -106,7 +106,7 @@ class Advice(NamedTuple):
 
 
 def candidates(now: Situation) -> list[Candidate]:
-    """The changes whose parts take enough time that a gain of `WORTH` is possible, the most promising first."""
+    """The changes that may gain `WORTH` or more, because their parts take enough time; the most promising first."""
 
     def at_most(change: Candidate) -> float:
         return most_gain(sum(getattr(now.rates, part) or 0.0 for part in change.parts if part in PARTS), now.present_s)

@@ -49,7 +49,7 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     algorithms = [_checked(name, cells[name], compose).algo.name for name in cells]
     study = Study("compare", folder, overrides, make_console(), config.on_existing == "overwrite")
     seeds = range(config.seed, config.seed + config.seeds)
-    study.say(f"compare: {', '.join(cells)}; {config.seeds} seeds, {len(cells) * config.seeds} cells, in turn")
+    study.say(f"compare: {', '.join(cells)}; {config.seeds} seeds, {len(cells) * config.seeds} trainings")
     wanted = [Wanted(name, seed, cells[name]) for seed in seeds for name in cells]
     stopped = False
     try:
@@ -129,7 +129,7 @@ def _candidate(entry: object, example: str) -> Candidate:
 
 
 def _horizon(config: Config, sources: Mapping[str, str]) -> list[str]:
-    """The overrides that end a training after `config.minutes`. ConfigError:  a schedule needs total_timesteps."""
+    """Overrides that end a training after `config.minutes`. Raises ConfigError: a schedule needs total_timesteps."""
     if config.minutes is None:
         return []
     ends = [f"stop.max_minutes={config.minutes:g}"]

@@ -1,7 +1,7 @@
 """`fasttrain doctor`: the speed of each part of a run, the limit that follows from them, and what to change.
 
-It measures the run's parts on this machine (`rig`), computes the limit (`limits`), looks for changes that make it
-faster (`advice`), and tries the best change in real trainings, in turn with the present configuration.
+It measures the run's parts on this machine (`rig`), computes the limit (`limits`), looks for changes that make
+the run faster (`advice`), and tries the best change in real trainings, alternately with the present configuration.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fasttrain.studies.study import last_line, merged, run_cell
 DOCTOR_SCHEMA = 1
 SHOWN, TRIED = 2, 1  # how many suggestions are shown, and how many are tried
 SECONDS = 3.0  # seconds for measuring each part
-AGAIN_ROUNDS = 7  # rounds in which a changed part and the present part are measured in turn
+AGAIN_ROUNDS = 7  # rounds, each of which measures a changed part and the present part
 TRY_S = 4.0  # shortest time of each training that tries a change
 OWN_KEYS = ("doctor", "run")
 # Settings of the run that are not used in trainings that try a change.
@@ -45,7 +45,7 @@ NOT_TRIED = ("stop", "total_timesteps", "eval", "eval_every", "checkpoint_every"
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str]) -> int:
     """Examine this configuration, or the one of `run=FOLDER`; print the result and write doctor.json.
 
-    Returns 4 if stopped by Ctrl-C. Raises ConfigError if the run does not have the part in `doctor.test`, or if `run`
+    Returns 4 if stopped by Ctrl-C. Raises ConfigError if the run lacks the part that `doctor.test` names, or if `run`
     is not the folder of a finished run.
     """
     doctor = Doctor(_case(config, sources, overrides), folder, make_console())
@@ -75,7 +75,7 @@ def _case(config: Config, sources: Mapping[str, str], overrides: Sequence[str]) 
         return Case(config, sources, [text for text in overrides if key_of(text).split(".")[0] not in OWN_KEYS])
     typed = [key for key, source in sources.items() if source == "command line"]
     if ignored := sorted(key for key in typed if key != "run" and not key.startswith("doctor.")):
-        raise ConfigError(f"doctor run=… takes only doctor.… besides: {', '.join(ignored)} would do nothing")
+        raise ConfigError(f"doctor run=… takes no other settings than doctor.…: {', '.join(ignored)} would do nothing")
     folder = Path(config.run)
     summary = read_json(folder / "summary.json")
     if not (folder / "plan.json").is_file() or not summary.get("steps_per_s"):
@@ -107,7 +107,7 @@ class Doctor:
         self.rig: Rig | None = None
         played = with_fixed_opponent(config)
         with activity(console, "building the env"), survey_of(played, Console(quiet=True)) as survey:
-            # `env_facts` measures whether envs compute or wait only with vec_env=auto.
+            # With vec_env=shared, `env_facts` knows the envs' CPU share only from these measurements.
             shared = config.vec_env == "shared"
             self.facts = env_facts(played, survey, survey.costs) if shared else env_facts(played)
         self.plan = resolve(config, case.sources, self.facts, self.machine)
@@ -168,7 +168,7 @@ class Doctor:
         return Rig(plan, self.folder / "parts" / str(self._rigs), self._torch_threads)
 
     def _measure_again(self, plan: RunSpec, candidate: Candidate) -> tuple[Rates, Flow] | None:
-        """Measure the parts that `candidate` changes, in turn with the present parts. None: the changed run fails."""
+        """Measure the parts that `candidate` changes, alternately with the present ones. None: the new run fails."""
         if self.rig is None:
             return None
         try:

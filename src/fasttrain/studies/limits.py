@@ -19,7 +19,7 @@ class Rates(NamedTuple):
     policy: float | None = None
     update: float | None = None  # gradient updates, with the drawing of replay batches
     replay: float | None = None  # part of `update`
-    transport: float | None = None  # part of `env`: time of the worker processes beyond the work of the slowest one
+    transport: float | None = None  # part of `env`: its time without the work of the slowest worker process
     logging: float | None = None
     storing: float | None = None  # storing transitions, ending episodes, computing advantages
 

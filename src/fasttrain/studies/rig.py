@@ -42,7 +42,7 @@ FILLED = 20_000  # transitions in a replay buffer before updates are timed: more
 BUFFER = 50_000  # largest replay buffer, in transitions, because two configurations are in memory
 WARMUP = 1_000
 ROUNDS = 12  # short windows of each part, so that other programs disturb all parts alike; the first is not used
-LEAST_ROUNDS, SLACK = 2, 1.5  # a part with long iterations ends after 2 rounds and 1.5 times its `seconds`
+LEAST_ROUNDS, SLACK = 2, 1.5  # a slow part is measured for 2 rounds and 1.5 times its `seconds` at most
 Window = dict[str, float]  # part → seconds per env step
 Samples = dict[str, list[float]]  # part → seconds per env step of each window
 
@@ -204,7 +204,7 @@ class Rig:
 def collect_window(rig: Rig, seconds: float) -> Window:
     """Measure collecting in lockstep: stepping the envs and reading masks, choosing actions, storing.
 
-    The env's time has the workers' mean work with schedule=first_ready, and the slowest worker's work otherwise.
+    With workers and schedule=first_ready, `env` has the workers' mean time in place of the slowest worker's time.
     """
     model, clock, shared = rig.model, rig.run.clock, rig.shared
     times = shared.times_ns() if shared else {}
@@ -242,7 +242,7 @@ def update_window(rig: Rig, seconds: float) -> Window:
 
 
 def _round(rig: Rig) -> tuple[int, float]:
-    """The number of gradient updates in a round, and the number of transitions before them."""
+    """Gradient updates per call of `train` in DQN, and transitions that are collected for these updates."""
     updates = max(1, rig.model.gradient_steps)
     return updates, updates * rig.num_envs / updates_per_step(rig.model)
 
@@ -347,7 +347,7 @@ def measure(
 def typical(values: Sequence[float]) -> float:
     """The lower quartile of the values, because other programs can only add time.
 
-    On two cores at load 10 the sum of the parts differed from the whole by up to 40 % with medians, with this by 10 %.
+    On two busy cores the sum of the parts differed from the whole by up to 40 % with medians, by 10 % with quartiles.
     """
     return float(np.quantile(values, 0.25))
 

@@ -32,7 +32,7 @@ class Range(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """What is tried: values, factors × the start's value, or start ÷ `log` to start × `log` on a log scale."""
+    """Values to try: `values`, `factors` × the profile's value, or its value ÷ `log` to × `log` on a log scale."""
 
     values: tuple[float, ...] = ()
     factors: tuple[float, ...] = ()
@@ -97,7 +97,7 @@ def _converted(config: Config, key: str, values: Iterable[object]) -> list[Any]:
 
 
 def start_of(config: Config, folder: Path) -> Point:
-    """The start's values: the effective flags of the run in `folder`, and the algorithm's own settings."""
+    """The values where the search starts: the effective flags of the run in `folder`, and the settings below `algo.`"""
     flags = {row["flag"]: row["effective"] for row in read_json(folder / "plan.json")["flags"]}
     return {**{f"algo.{name}": getattr(config.algo, name, None) for name in [*config.algo.spec.keys()]}, **flags}
 
@@ -126,7 +126,7 @@ def space_of(config: Config, start: Point, cores: int, typed: Container[str], sp
 
 
 def _around(config: Config, start: Point) -> Space:
-    """Values around the start's values (`SEARCHED`), for settings that the algorithm has."""
+    """Values around those of `start` (`SEARCHED`), for settings that the algorithm has."""
     space, spec = Space(), config.algo.spec
     one_env = spec.off_policy and train_frequency(config.algo.train_freq)[1] == "episode"  # SB3 allows one env
     for name, searched in SEARCHED.items():
@@ -188,7 +188,7 @@ def _rollout(value: Point) -> int:
 
 
 def not_worth(config: Config, point: Point, start: Point, least_ratio: float) -> str:
-    """Why a point is not tried; empty if it is. 2 % below `least_ratio` is allowed, because rollouts are rounded."""
+    """Why `point` is not tried; empty if it is. 2 % below `least_ratio` is allowed, because rollouts are rounded."""
     value = {**start, **point}
     rollout = config.algo.spec.on_policy and (_rollout(value) if value["algo.n_steps"] else value["algo.rollout_size"])
     batch_size = (config.algo.spec.minibatches and value.get("batch_size")) or 1

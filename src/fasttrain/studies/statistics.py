@@ -48,7 +48,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Ratio(Interval):
-    """The speed of one configuration ÷ the speed of a second configuration. Their trainings ran in turn."""
+    """The speed of one configuration ÷ the speed of a second configuration. Their trainings took turns."""
 
     pairs: int
 
@@ -59,7 +59,7 @@ class Ratio(Interval):
 
     @property
     def alike(self) -> bool:
-        """Whether the first configuration is certainly faster by no more than `SLIGHT`."""
+        """Whether the gain in speed is at most `SLIGHT`, by the upper bound; False with one pair."""
         return self.pairs > 1 and self.high <= 1 + SLIGHT
 
     def text(self) -> str:

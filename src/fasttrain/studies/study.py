@@ -1,4 +1,4 @@
-"""A study: many cells in one folder, run in turn. Each is stored when it ends, so a stopped study can continue.
+"""A study: many cells in one folder, run one by one. Each is stored when it ends, so a stopped study can continue.
 
 A cell is one `fasttrain` command in its own process. In a shared process the first cell would be slower, because it
 imports, compiles and has cold caches. The settings that a study recommends are written as a profile for
@@ -182,7 +182,7 @@ OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gat
 MINUTES = 10.0  # length of an ablation or a search, if minutes=… is not given
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are not notes
 CELL_OVERRIDES = ("live=off", "report=false")
-# An unfinished cell starts again from the beginning, so it needs no checkpoints. Typed overrides replace these.
+# An unfinished cell starts again from the beginning, so it needs no checkpoints. Typed overrides win over these values.
 CELL_DEFAULTS = ("on_existing=overwrite", "checkpoint_every=0")
 Compose = Callable[[Sequence[str]], Config]  # command line arguments → typed configuration
 
@@ -340,7 +340,7 @@ class Study:
         return path
 
     def use_profile(self, name: str) -> list[str]:
-        """The arguments that use a written profile, beside the user's own configuration folder."""
+        """The arguments that make `fasttrain` use a written profile, beside the user's own configuration files."""
         place = str(self.folder / "conf").replace("\\", "/").replace("'", "\\'")
         return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
 

@@ -97,7 +97,7 @@ class Sweep:
         self._total = math.prod(self._swept.values())
 
     def run_cell(self, job: Any) -> int:
-        """Run one composed cell in a process of its own; returns the exit code. KeyboardInterrupt after a signal."""
+        """Run one cell in its own process; returns the exit code. Raises KeyboardInterrupt after a signal."""
         if self.folder is None:
             self._begin(job)
         if self._until is not None and time.time() > self._until:
@@ -156,7 +156,7 @@ class Sweep:
         sweep was stopped, else 1 if a cell failed, else 2 (cells with wrong settings).
         """
         if self.folder is None:
-            raise ConfigError(f"{' '.join(filter(key_of, self.arguments))}: no value is left, so there is no cell")
+            raise ConfigError(f"{' '.join(filter(key_of, self.arguments))}: a list has no values, so nothing can run")
         found = self._rows()
         self._print(*found)
         self._write(*found)
@@ -188,7 +188,7 @@ class Sweep:
         return rows, [key for key in keys if len({values.get(key) for values in cells}) > 1], against
 
     def _reference(self) -> tuple[float | None, str]:
-        """Speed and name of the cell that speed-ups are relative to: with profile=baseline, else the first cell."""
+        """Speed and name of the cell with which others are compared: the one with profile=baseline, else the first."""
         done = [cell for cell in self.cells if cell.summary.get("steps_per_s")]
         baseline = [cell for cell in done if any(o.lstrip("+") == "profile=baseline" for o in cell.overrides)]
         cell = next(iter((*baseline, *done)), None)

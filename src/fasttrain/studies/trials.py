@@ -1,4 +1,4 @@
-"""The trials of a search. Optuna draws and judges them. Several processes can use their journal file at once."""
+"""The trials of a search. Optuna draws their settings and judges the results. Processes can share the journal file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 JOURNAL, LOCK = "trials.jsonl", ".trials.lock"
 RANDOM = 5  # trials with random settings before TPE begins
 JUDGED = 4  # trials that must be complete before any trial can end early
-WORKED_BY, WHY = "worked_by", "why"  # attributes of a trial
+WORKED_BY, WHY = "worked_by", "why"  # user attributes of a trial
 
 
 def check_installed() -> None:

@@ -1,8 +1,8 @@
 """`fasttrain tune +profile=speed`: finds settings with more steps/s, or with more reward, by Optuna's TPE.
 
 A trial trains each of its seeds in a process of its own. A trial ends early if its evaluations are worse than the
-median of the other trials. At last the best settings and the profile run in turn, with seeds that no trial had. If the
-best settings are better there, profile/tuned.yaml is written.
+median of the other trials. At last the best settings and the profile run alternately, with seeds that no trial had. If
+the best settings are better in these runs, profile/tuned.yaml is written.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from fasttrain.terminal import command, rate_text, spelt, with_interval
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-TRIAL_S, FINAL_S, TURNS = 8.0, 16.0, 3  # steps_per_s: seconds of a trial and a confirmation run; pairs
+TRIAL_S, FINAL_S, TURNS = 8.0, 16.0, 3  # for steps_per_s: seconds of a trial and of a confirming run; pairs of runs
 EVALUATIONS, EPISODES = 10, 20  # evaluations during a trial, and episodes of each evaluation
 SEEDS, FRESH = 2, 1000  # seeds of a trial; added to the first seed for the confirmation
-MOST_REPEATS = 30  # after this many points in a row that are known or refused, the search ends
+MOST_REPEATS = 30  # the search ends after this number of trials in a row that were tried or refused before
 FREE_SHARE = 0.8  # share of the free memory that a trial may use
 ENDLESS = 10**12  # total_timesteps, if only the time ends a trial
 WARM_UP = 3  # the first evaluation that can end a trial
@@ -127,7 +127,7 @@ class Search:
     ) -> None:
         self.study, self.config, self.base, self.compose = study, config, list(base), compose
         self.objective, self.seeds = objective, range(config.seed, config.seed + number)
-        self.pairs = max(TURNS if objective.speed else MIN_PAIRS, number)  # in the confirmation
+        self.pairs = max(TURNS if objective.speed else MIN_PAIRS, number)  # of runs, to confirm the best settings
         timed = config.minutes is not None or config.tune.trials is None
         self.budget_s = 60 * (config.minutes or MINUTES) if timed else math.inf
         self.memory_bytes = FREE_SHARE * free_memory()
@@ -138,7 +138,7 @@ class Search:
         """Run the profile and the trials, and confirm the best settings. Returns the exit code."""
         wanted = [self._wanted({}, seed) for seed in self.seeds]
         while not (leads := self._leads()) and len(self.study.finished(wanted)[PROFILE]) < len(wanted):
-            time.sleep(0.5)  # the first process runs the profile
+            time.sleep(0.5)  # until the first process has run the profile
             self.study.read_others()
         cells = [*self.study.run(wanted)[PROFILE].values()]
         why = next(filter(None, map(self._refusal, cells)), "")
@@ -148,8 +148,8 @@ class Search:
         values = [value for cell in cells if (value := self.objective.value(cell)) is not None]
         if len(values) < len(cells):
             raise ConfigError(
-                f"tune.objective={self.objective.name}: a run with the profile's own settings reports none; choose "
-                "another objective, or train longer (total_timesteps=…)"
+                f"tune.objective={self.objective.name}: a run with the profile's own settings does not report it; "
+                "choose another objective, or train longer (total_timesteps=…)"
             )
         self.start, self.start_value = space.start_of(self.config, cells[0].folder), fmean(values)
         self.least_ratio = space.update_ratio(self.config, {}, self.start) if self.objective.speed else 0.0
@@ -276,7 +276,7 @@ class Search:
     def _finish(self, trials: Trials) -> int:
         """Confirm the best settings, if this process leads the study. Otherwise the leading process does it later."""
         if not self._leads():
-            self.study.say(f"process {holder(self.study.folder)} goes on, and confirms the best settings at its end")
+            self.study.say(f"process {holder(self.study.folder)} continues the search, then confirms the best settings")
             return EXIT_DONE
         if others := trials.running():
             self.study.say(f"waiting for {len(others)} trials of other processes")

@@ -77,7 +77,7 @@ class EmptyMasks:
         self,
         action_masks: BoolArray,  # (N, A) of the states that the next actions act on
         dims: Sequence[int],
-        step: int | None = None,  # env step, for the message; None: the step of the last check
+        step: int | None = None,  # env step, for the message; None: that of the last check
         envs: Int64Array | None = None,  # (N,) env of each mask; None: the masks are those of all envs
         whose: str = "",
     ) -> None:
@@ -90,7 +90,7 @@ class EmptyMasks:
         names = ", ".join(f"{i}{_stuck_heads(action_masks[row], dims)}" for i, row in zip(indices, rows, strict=True))
         what = f"no legal action{whose} in env {names} at step {self.step:,}: the action mask is False for every choice"
         if self.raises:
-            raise EnvError(f"{what} there. {NO_LEGAL_ACTION}")
+            raise EnvError(f"{what}. {NO_LEGAL_ACTION}")
         if not self.count:
             self.warn(f"{what}. {ALL_LEGAL}")
         self.count += len(rows)
@@ -126,8 +126,8 @@ def empty_slots(
 def episode_info(episode: FinishedEpisode, elapsed_s: float, keeps_records: bool = True) -> dict[str, Any]:
     """The info that SB3 expects in the step in which an episode ended.
 
-    The entry `episode` has the return, length and time. A Monitor's record is kept if it agrees with the return and the
-    length of `episode`, or if `keeps_records` is False: then a Monitor counts games, while an episode may be one life.
+    The entry `episode` has the return, length and time. A Monitor's record is kept if it agrees with these, if the
+    episode was lost, or if `keeps_records` is False: then a Monitor counts games, while an episode may be one life.
     """
     info = {key: value for key, value in episode.info.items() if key != "episode"}
     record, counted = record_of(episode.info), (episode.episode_return, episode.length)

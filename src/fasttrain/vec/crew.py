@@ -160,11 +160,11 @@ class Crew:
         self._post(index)
 
     def _post(self, index: int) -> None:
-        # After a replacement the action was chosen for the old state. It must not act on the new episode.
+        # A replaced worker does not step: the action was chosen for the old state, not for the new episode.
         self.workers[index].post(HOLD if index in self._unreported else STEP)
 
     def align(self) -> None:
-        """Copy last observations, so that those of all workers are in the same one of the two observation arrays."""
+        """Copy observations, so that the last ones of all workers are in the same of the two observation arrays."""
         buffer = self.buffers[0]
         for index, worker in enumerate(self.workers):
             if self.buffers[index] != buffer:
@@ -190,7 +190,7 @@ class Crew:
         return records
 
     def wait_worker(self, worker: WorkerProcess, deadline: float) -> list[Record]:
-        """As `wait_step`, for one worker."""
+        """Wait for the step of one worker. Returns and raises as `wait_step`."""
         index = worker.settings.worker
         self.stepping.discard(index)
         if index in self._collected:
@@ -226,7 +226,7 @@ class Crew:
             if isinstance(part, Failure):  # the worker cannot unpickle the options
                 raise EnvError(f"reset() failed: {part.text}")
             infos += part
-        for index, state in self._unreported.items():  # the workers that failed during this call
+        for index, state in self._unreported.items():  # workers that were replaced during this call
             self._write_state(index, state)
         self._unreported.clear()
         return infos
@@ -257,7 +257,7 @@ class Crew:
                 errors[index] = error
         for index, lost in errors.items():
             answers[index] = self.replace(self.workers[index], lost, stepping=False)
-            if name != "reset":  # `replace` has reset the envs
+            if name != "reset":  # `replace` has already reset the envs
                 answers[index] = self._call_again(index, name, payloads[index])
         return [answers[index] for index in arguments]
 
@@ -290,7 +290,7 @@ class Crew:
         while True:
             if self.options.on_env_error == "raise":
                 worker.pending = False
-                if error.failure is None:  # hung: its late reply could be taken for the next request's reply
+                if error.failure is None:  # a hanging worker's late reply could be taken for the next reply
                     worker.process.kill()
                 raise self._env_error(worker, error) from error.cause
             self._count_restart(worker, error)

@@ -18,7 +18,7 @@ from fasttrain.vec.worker_memory import STEP_NS
 
 
 class GroupStep(NamedTuple):
-    """The outcome of one step of some rows. Rewards, ends and masks are in the env's slots, in these rows."""
+    """The result of one step of some rows. Their rewards, ends and masks are in these rows of the env's slots."""
 
     rows: slice | Int64Array
     finished: list[FinishedEpisode]

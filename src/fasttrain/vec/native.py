@@ -48,7 +48,7 @@ class NativeVecEnv(SlotVecEnv):
         check_game(game)
         self.game = game
         self._task_names, self._task_options = ["", *(tasks or {})], [{}, *(tasks or {}).values()]
-        self.tasks: Int64Array = np.zeros((2, game.num_envs), np.int64)  # (now, next) task of each env
+        self.tasks: Int64Array = np.zeros((2, game.num_envs), np.int64)  # task numbers (2, N): present, next episode
         width = mask_width(game.action_space)
         self.slots = empty_slots(game.observation_space, game.action_space, game.num_envs, width)
         super().__init__(game.num_envs, game.observation_space, game.action_space)

@@ -122,7 +122,7 @@ class WorkerProcess:
             self.channel.send(pack(layout), timeout_s)
             block.send(self.channel.connection)
         except DeadlineError as error:
-            raise WorkerLostError("it did not read in time, mapping its memory") from error
+            raise WorkerLostError("it did not read the layout of its memory in time") from error
         except OSError as error:
             raise WorkerLostError(self._state("mapping its memory")) from error
         self.receive(timeout_s, "mapping its memory")
@@ -140,9 +140,9 @@ class WorkerProcess:
         try:
             self.channel.send(payload, timeout_s)
         except DeadlineError as error:
-            raise WorkerLostError(f"it did not read in time, called for {name}") from error
+            raise WorkerLostError(f"it did not read the call of {name} in time") from error
         except OSError as error:
-            raise WorkerLostError(self._state(f"called for {name}")) from error
+            raise WorkerLostError(self._state(f"calling {name}")) from error
 
     def has_replied(self) -> bool:
         """Whether the last request has been answered. Does not wait."""
@@ -173,7 +173,7 @@ class WorkerProcess:
         try:
             answer = self.receive(max(1.0, deadline - time.monotonic()), "answering")
         except UnreadableError as error:
-            if kind == RESULT:  # it has a class that only the worker can import, but the worker works
+            if kind == RESULT:  # the result has a class that only the worker can import; the worker goes on
                 return Failure(0, str(error), "")
             raise WorkerLostError(str(error)) from error
         if kind == FAILED:

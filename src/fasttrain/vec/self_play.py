@@ -50,7 +50,7 @@ class RandomOpponent:
 
 
 class OwnTurns:
-    """The turns of native games and of games with engines, which know whose turn it is and can step single envs."""
+    """Whose turn it is, for native games and games with engines: they know it and can step single envs."""
 
     def __init__(self, env: NativeVecEnv | ExternalVecEnv) -> None:
         if isinstance(env, NativeVecEnv) and not hasattr(env.game, "step_listed"):
@@ -88,11 +88,11 @@ class OwnTurns:
 
 
 class InfoTurns:
-    """The turns of any other vector env, whose envs have the wrapper `TwoSided`. Same members as `OwnTurns`."""
+    """Whose turn it is, for other vector envs, whose envs have the wrapper `TwoSided`. Members as in `OwnTurns`."""
 
     def __init__(self, env: VecEnv, source: SlotSource) -> None:
         self.env, self.source = env, source
-        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # 0 where the learner acts next
+        self.seats: Int64Array = np.zeros(env.num_envs, np.int64)  # of the next opponent; 0: the learner is next
         shape = env.action_space.shape or ()
         self._skipped = np.full((env.num_envs, *shape), -1, env.action_space.dtype)  # -1: TwoSided does not step
         self.again = None
@@ -138,9 +138,9 @@ class SelfPlayVecEnv(SlotVecEnv):
             OwnTurns(inner) if isinstance(inner, (NativeVecEnv, ExternalVecEnv)) else InfoTurns(inner, self.source)
         )
         self.opponent: Opponent = RandomOpponent(inner.action_space)
-        self.empty_masks = EmptyMasks()  # for opponents' masks; a run replaces it, to report the env step
+        self.empty_masks = EmptyMasks()  # checks opponents' masks; a run sets another one, which knows the env step
         self.opponents_ns = 0  # time of the opponents' actions and of the env steps after them
-        self._next_rewards = np.zeros_like(inner_slots.rewards)  # rewards of episodes that began in this step
+        self._next_rewards = np.zeros_like(inner_slots.rewards)  # rewards before the learner's first action
         own = {name: np.zeros_like(getattr(inner_slots, name)) for name in ("rewards", "terminations", "truncations")}
         self.slots = replace(inner_slots, finished=[], **own)
         super().__init__(inner.num_envs, inner.observation_space, inner.action_space)
@@ -181,7 +181,7 @@ class SelfPlayVecEnv(SlotVecEnv):
         if slots.resets is None:
             self._next_rewards[:] = 0.0
             self._lengths += 1
-        else:  # engines refused the actions in `resets` rows: rewards wait for actions that are accepted
+        else:  # `resets`: the engine refused the action; the reward is kept until it accepts one
             slots.rewards[slots.resets] = 0.0
             self._next_rewards[~slots.resets] = 0.0
             self._lengths += ~slots.resets

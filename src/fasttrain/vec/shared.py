@@ -43,7 +43,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
             "restart": the env or the worker is built again, and unfinished episodes end as truncated and `lost`.
         step_timeout_s: a worker that needs longer for one request counts as hung.
         start_timeout_s: a worker that needs longer to build its envs counts as hung.
-        use_masks: read action masks, of any of the three conventions, together with each step.
+        use_masks: read action masks, from a method, the info or the observation, together with each step.
         check_finite: raise an error for NaN or infinity in observations and rewards.
         max_restarts: with more restarts within `restart_window_s` an error is raised even under "restart".
         scout: a process that has already tried such an env. It becomes the first worker and sets the start method.
@@ -114,7 +114,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
 
     @property
     def restarts(self) -> int:
-        """Envs and workers replaced after a failure."""
+        """Number of envs and workers that were replaced after a failure."""
         return self.crew.restarts
 
     def reset(self) -> VecEnvObs:
@@ -211,7 +211,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
                 if index not in ended:
                     value = self.crew.arrays.info_values[index, column]
                     infos[index][self._info_keys[column]] = NUMBER_TYPES[int(kinds[row, column])](value)
-        if self._info_keys is None:  # as SB3's classes, which set this key at every step
+        if self._info_keys is None:  # SB3's classes set TimeLimit.truncated at every step
             for index in range(rows.start, rows.stop):
                 infos[index]["TimeLimit.truncated"] = False
         elapsed_s = round(time.monotonic() - self._started_at, 6)
@@ -291,7 +291,7 @@ class SharedMemoryVecEnv(SlotVecEnv):
         return WorkerGroups(self)
 
     def times_ns(self) -> dict[str, int]:
-        """Time in steps since construction, in ns: sum over workers, slowest workers, waiting trainer, opponents."""
+        """Nanoseconds in steps since construction: of all workers, slowest workers, waiting trainer and opponents."""
         control = self.crew.control
         return {
             "envs": int(control[:, BUSY_NS].sum()),

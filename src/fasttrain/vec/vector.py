@@ -87,7 +87,7 @@ class GymVecEnv(SlotVecEnv):
 
     @property
     def resets_late(self) -> bool:
-        """Whether some rows only reset, or rest, in some steps. Stock SB3 would learn from such rows."""
+        """Whether there are steps in which some rows only reset, or rest. Stock SB3 would learn from such rows."""
         return self.mode is AutoresetMode.NEXT_STEP or bool(self.venv.metadata.get("rows_rest"))
 
     def reset(self) -> VecEnvObs:
@@ -120,7 +120,7 @@ class GymVecEnv(SlotVecEnv):
         slots.finished = [self._finish(index, last, last_infos) for index in ended.tolist()]
         over = slots.terminations | slots.truncations
         if self.mode is AutoresetMode.DISABLED and ended.size:
-            if self._masks is not None and self._masks.in_infos:  # the infos of a reset have only rows that were reset
+            if self._masks is not None and self._masks.in_infos:  # in a reset's infos only reset rows have entries
                 self._read_masks(observations, infos, ~over)
             options = {"reset_mask": over}
             observations, infos = self._call_env("reset", lambda: self._check_reset(self.venv.reset(options=options)))

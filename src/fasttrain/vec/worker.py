@@ -44,7 +44,7 @@ from fasttrain.vec.worker_start import Bell, Channel, DeadlineError, acquire
 Env = gymnasium.Env[Any, Any]
 
 STEP, CALL, CLOSE, HOLD = range(4)  # commands; HOLD: reply without stepping; see `Crew._post`
-CLOSE_S = 1.0  # timeout for sending the result of closing
+CLOSE_S = 1.0  # most seconds to send the result of closing the envs
 NO_MAIL, RECORDS, RESULT, FAILED = range(4)  # the kind of message that follows on the pipe
 
 
@@ -218,7 +218,7 @@ class Worker:
         for env in self._envs(rows):
             env.set_wrapper_attr(name, value)
             if not _same(env.get_wrapper_attr(name), value):
-                raise ValueError(f"{env}: {name} was set to {value!r} and reads {env.get_wrapper_attr(name)!r}")
+                raise ValueError(f"{env}: {name} was set to {value!r}, but now is {env.get_wrapper_attr(name)!r}")
 
     def _call_wrapped(self, module: str, name: str, rows: Sequence[int]) -> object:
         return [_is_wrapped(env, (module, name)) for env in self._envs(rows)]

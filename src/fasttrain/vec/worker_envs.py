@@ -80,7 +80,7 @@ class Packed(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The message of one env after a step, besides the arrays."""
+    """What one env sends after a step, in addition to the arrays."""
 
     env_index: int
     info: bytes = b""  # pickled: at an episode's end the whole info, else entries in `info_keys` that are no numbers
@@ -96,7 +96,7 @@ def failure_of(error: BaseException, env_index: int) -> Failure:
 
 
 class MaskReader:
-    """Reads action masks in any of the three conventions. It leaves observations and infos as they are."""
+    """Reads action masks from a method, infos or observations. It leaves observations and infos as they are."""
 
     def __init__(self, env: Env, use_masks: bool) -> None:
         space = env.action_space
@@ -188,7 +188,7 @@ class EnvRows:
             tasks.choice = self.arrays.tasks[row : row + 1]
 
     def step(self, buffer: int) -> list[Record]:
-        """Step every env with its action in the arrays, and write its row. `buffer`: which observations to write.
+        """Step every env with its action in the arrays, and write its row. `buffer`: the observation array to write.
 
         Raises NeedsRestartError: an env failed, and it cannot or must not be rebuilt here.
         """
@@ -217,7 +217,7 @@ class EnvRows:
     def _store_step(self, row: int, env: Env, answer: Any) -> None:
         if self._guard.forked:  # this check takes 20 ns
             self._guard.check()
-        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns, check_step 400 ns
+        if type(answer) is not tuple or len(answer) != 5 or type(answer[4]) is not dict:  # 60 ns; `check_step`: 400 ns
             check_step(answer)
         observation, reward, terminated, truncated, info = answer
         arrays = self.arrays

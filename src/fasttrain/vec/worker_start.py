@@ -69,12 +69,12 @@ def hold_signals() -> Any:
     """Block SIGINT and SIGTERM in this thread and in processes that it starts from now on. Returns the old mask."""
     if sys.platform == "win32":
         return None
-    resource_tracker.ensure_running()  # if the tracker started later, it would unblock the signals again
+    resource_tracker.ensure_running()  # started first, because its start unblocks the signals
     return signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 SAFE_PATH = "PYTHONSAFEPATH"  # since Python 3.11: files in the working directory cannot hide Python's own modules
-OURS = "fasttrain"  # fasttrain's value of this variable; Python accepts any text
+OURS = "fasttrain"  # fasttrain's value of PYTHONSAFEPATH; Python accepts any text
 
 
 def safe_path() -> AbstractContextManager[None]:
@@ -211,7 +211,7 @@ class NamelessSemaphore:
         self._bind_methods()
         if not forked:
             with safe_path():  # this may start the resource tracker
-                resource_tracker.register(name, "semaphore")  # removes the name if the trainer is killed
+                resource_tracker.register(name, "semaphore")  # the tracker removes the name if the trainer is killed
         self.forget_name: Any = (lambda: None) if forked else Finalize(self, _forget, (name,), exitpriority=0)
 
     def _bind_methods(self) -> None:
@@ -233,7 +233,7 @@ def make_semaphore(context: multiprocessing.context.BaseContext) -> Any:
 
 
 def forget_name(semaphore: Any) -> None:
-    """To be called once the started process has opened the semaphore: then its name need not be removed any more."""
+    """To be called once the started process has opened the semaphore: its name is then no longer tracked."""
     if isinstance(semaphore, NamelessSemaphore):
         semaphore.forget_name()
 
@@ -263,7 +263,7 @@ class Bell:
             self._poller.register(self._reader.fileno(), select.POLLIN)
             os.set_blocking(
                 self._writer.fileno(), False
-            )  # the flag belongs to the pipe, so it also applies in the processes that write
+            )  # non-blocking mode belongs to the pipe, so it also applies in the processes that write
 
     def release(self) -> None:
         """Add one to the count. Has no effect if the pipe is full, which happens at counts in the thousands."""

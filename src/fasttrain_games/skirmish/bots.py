@@ -143,7 +143,7 @@ def _choose_smokescreen(game: Record, setup: Record, side: int) -> tuple[int, in
 
 @njit
 def _enemies_within(game: Record, setup: Record, side: int, unit: int, inches: int) -> int:
-    """The number of living enemies within `inches` of a unit; with 0: of the enemies whose weapons reach it."""
+    """The number of living enemies within `inches` of a unit; `inches` 0: of those whose weapons reach the unit."""
     count = 0
     for enemy in range(setup.num_units[1 - side]):
         reach = inches if inches else setup.range[1 - side, enemy]
@@ -169,7 +169,7 @@ def _holds_marker(game: Record, setup: Record, side: int, unit: int) -> bool:
 
 @njit
 def _greedy_move(game: Record, setup: Record, side: int, unit: int) -> int:
-    """Stay at a marker that no lower-numbered friend holds, else to the nearest marker that its side does not hold."""
+    """Stay at a marker that no lower-numbered friend holds, else move to the nearest one that `side` does not hold."""
     if is_engaged(game, setup, side, unit) or _holds_marker(game, setup, side, unit):
         return 0
     x, y = game.x[side, unit], game.y[side, unit]
@@ -198,7 +198,7 @@ def _greedy_move(game: Record, setup: Record, side: int, unit: int) -> int:
 
 @njit
 def _best_shot(game: Record, setup: Record, side: int, unit: int) -> int:
-    """The target with the highest expected damage."""
+    """The target with the highest expected damage, as 1 + its index; 0: none."""
     targets = shooting_targets(game, setup, side, unit)
     best, most = 0, 0
     for target in range(setup.num_units[1 - side]):
@@ -211,7 +211,7 @@ def _best_shot(game: Record, setup: Record, side: int, unit: int) -> int:
 
 @njit
 def _greedy_charge(game: Record, setup: Record, side: int, unit: int) -> int:
-    """The target within 9 inches with the best margin, if that is above 0."""
+    """The target within 9 inches with the highest `melee_margin`, as 1 + its index; 0 if no margin is above 0."""
     targets = charge_targets(game, setup, side, unit)
     best, most = 0, 0
     for target in range(setup.num_units[1 - side]):

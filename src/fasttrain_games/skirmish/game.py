@@ -69,7 +69,7 @@ class SkirmishGame(GameBatch):
         self.records["rounds"] = self.records["next_rounds"] = self.options.rounds
         self._mix[:] = self.options.opponent
         self._usual = self._mix.copy()  # opponents for games without the reset option `opponent`
-        self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
+        self.written: tuple[Any, ...] = ()  # array arguments of kernels.write_step
 
     def bind(self, slots: Slots) -> None:
         super().bind(slots)

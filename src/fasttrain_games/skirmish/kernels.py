@@ -25,7 +25,7 @@ NUM_MOVES = 25
 
 @njit
 def apply_actions(games: Records, setups: Records, actions: Int64Array, indices: Int64Array) -> int:
-    """Apply the actions of the listed games and return -1. If an action is illegal, apply none and return its game."""
+    """Apply the listed games' actions; returns -1. If an action is illegal, apply none and return its game's index."""
     setup = setups[0]
     for index in indices:
         if games[index].phase >= OVER or not is_legal(games[index], setup, actions[index]):
@@ -121,7 +121,7 @@ def advance(
 ) -> None:
     """Continue each listed game, or with `anew` begin a new one, until an action is needed or the game is over.
 
-    `CHUNK` games at a time go to whichever thread is free.
+    A free thread takes the next `CHUNK` games.
     """
     setup, count = setups[0], len(indices)
     begin_work(team, me, -(-count // CHUNK))

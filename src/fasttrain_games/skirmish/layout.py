@@ -27,7 +27,7 @@ UNIT_FEATURES = (
     "smokescreen",
     "overwatch",
     "bravery",
-    "deciding",  # units mode: 1 for the unit that decides now
+    "deciding",  # 1 for the unit that decides now (action_mode="units")
     "models",  # alive / 20
     "move",  # inches / 24
     "range",  # inches / 48
@@ -38,7 +38,7 @@ PAIR_FEATURES = (
     "line_of_sight",
     "shot",  # expected damage of own fire / the enemy's health
     "threat",  # expected damage of the enemy's fire / own health
-    "melee",  # as shot minus threat, for one round of melee
+    "melee",  # (damage dealt / the enemy's health) - (damage taken / own health) in one round of melee
 )
 VP_SCALE, LEAD_SCALE = 60, 30
 DISTANCE_SCALE, MOVE_SCALE, CONTROL_SCALE, MODELS_SCALE = 48, 24, 20, 20

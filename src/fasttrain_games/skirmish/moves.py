@@ -59,7 +59,7 @@ def steps_of_move(game: Record, setup: Record, side: int, unit: int, direction: 
 
 @njit
 def _move_choices(game: Record, setup: Record, side: int, unit: int) -> int:
-    """Legal moves as bits. A longer move reaches all cells of a shorter one, so the nearest free cell decides."""
+    """Legal moves as bits. A move may be shortened, so it is legal if any cell on its way is free."""
     sign = 1 - 2 * side
     move = setup.move[side, unit]
     x, y = game.x[side, unit], game.y[side, unit]

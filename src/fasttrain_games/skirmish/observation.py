@@ -175,7 +175,7 @@ def write_mask(game: Record, setup: Record, side: int, row: BoolArray) -> None:
 
 @njit
 def is_legal(game: Record, setup: Record, action: Any) -> bool:
-    """Whether the deciding side may take `action` ((heads,) int), as `find_legal` has stored."""
+    """Whether the deciding side may take `action` ((heads,) int), by what `find_legal` has stored."""
     side = game.active
     own = setup.num_units[side]
     moving = game.phase == MOVE

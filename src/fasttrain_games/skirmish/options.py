@@ -169,5 +169,5 @@ def cumulative_mix(opponent: OpponentMix) -> tuple[float, ...]:
     if total <= 0:
         raise ConfigError(f"opponent={dict(opponent)!r}: at least one weight must be above 0")
     cumulative = [sum(weights[: index + 1]) / total for index in range(len(weights))]
-    # Rounding must not leave a gap below 1, nor give the last used level's share to an unused level.
+    # Rounding must not leave a gap below 1, nor give a share to an opponent whose weight is 0.
     return tuple(1.0 if value >= 1.0 - 1e-12 else value for value in cumulative)

@@ -28,7 +28,7 @@ from fasttrain_games.skirmish.turns import control_at, control_of
 
 GREEDY_CHARGE = 9  # inches within which the bots expect a charge to succeed
 TAKES_MARKER, CONTESTS_MARKER, ON_MARKER, PER_HALF_INCH = 3000, 800, 100, 60
-WAYS_TO_CHARGE = np.array([36, 36, 36, 35, 33, 30, 26, 21, 15, 10, 6, 3])  # [n]: of 36 rolls of 2D6, those ≥ n
+WAYS_TO_CHARGE = np.array([36, 36, 36, 35, 33, 30, 26, 21, 15, 10, 6, 3])  # [n]: how many of 36 rolls (2D6) are ≥ n
 WAYS_TO_CHARGE.flags.writeable = False
 
 
@@ -48,7 +48,7 @@ def melee_margin(game: Record, setup: Record, side: int, unit: int, target: int)
 
 @njit
 def planner_charge(game: Record, setup: Record, side: int, unit: int) -> int:
-    """The target with the best margin above 0, weighted by the chance of a charge (half with overwatch)."""
+    """The target with the highest margin × chance that the charge succeeds (halved if the target is on overwatch)."""
     targets = charge_targets(game, setup, side, unit)
     best, most = 0, 0
     for target in range(setup.num_units[1 - side]):

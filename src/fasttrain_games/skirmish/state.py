@@ -57,7 +57,7 @@ GAME = np.dtype(
         ("next_mission", "i8"),  # 1 + index of the next game's mission; 0: it is drawn
         ("phase", "i8"),
         ("active", "i8"),  # side whose turn it is
-        ("cursor", "i8"),  # units mode: unit that decides
+        ("cursor", "i8"),  # unit that decides (action_mode="units")
         ("reroll", "i8"),  # unit that may repeat its charge roll in this phase; -1: none
         ("cp", "i8", (2,)),
         ("vp", "i8", (2,)),
@@ -70,16 +70,16 @@ GAME = np.dtype(
         ("engaged_known", "i8"),
         ("targets", "i8", _UNITS),  # cache: the enemies that each unit may shoot, as bits
         ("targets_known", "i8", (2,)),
-        ("plan_known", "i8"),  # cache of the planner: for which unit, as 1 + MAX_UNITS × side + unit; 0: none
-        ("plan_friends", "i8", (MAX_MARKERS,)),  # control at each marker without this unit
+        ("plan_known", "i8"),  # unit to which the next plan_ fields belong: 1 + MAX_UNITS × side + unit; 0: none
+        ("plan_friends", "i8", (MAX_MARKERS,)),  # control of the unit's side at each marker, without the unit
         ("plan_enemies", "i8", (MAX_MARKERS,)),
-        ("plan_shot", "i8", (MAX_UNITS,)),  # expected damage by enemy, in 1/216 wounds
+        ("plan_shot", "i8", (MAX_UNITS,)),  # expected damage of the unit's fire at each enemy, in 1/216 wounds
         ("plan_threat", "i8", (MAX_UNITS,)),
         ("plan_melee", "i8", (MAX_UNITS,)),
         ("margin", "i8"),  # wounds dealt minus wounds taken in this episode
         ("paid_margin", "i8"),
         ("lead", "i8"),  # VP difference when the last reward was paid
-        ("since_paid", "i8"),  # decisions of the learner since secondary terms were paid
+        ("since_paid", "i8"),  # decisions of the learner since the secondary reward terms were paid
         ("ended", "i8"),  # 1: an episode ended in the last step; the result_ fields are about that episode
         ("result_outcome", "i8"),  # 1 won, 0 drawn, -1 lost
         ("result_vp", "i8", (2,)),
@@ -107,7 +107,7 @@ SETUP = np.dtype(
         ("deployment_rows", "i8", (MAX_MISSIONS,)),
         ("num_markers", "i8", (MAX_MISSIONS,)),
         ("markers", "i8", (MAX_MISSIONS, MAX_MARKERS, 2)),
-        ("images", "i8", (MAX_MISSIONS, 2, MAX_MARKERS)),  # per side: the indices of the markers in its own order
+        ("images", "i8", (MAX_MISSIONS, 2, MAX_MARKERS)),  # per side: marker indices in this side's order
         ("num_terrain", "i8", (MAX_MISSIONS,)),
         ("terrain", "i8", (MAX_MISSIONS, MAX_TERRAIN, 4)),  # in half inches, like markers and cell centres
         ("models", "i8", _UNITS),

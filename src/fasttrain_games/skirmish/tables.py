@@ -1,19 +1,19 @@
 """The cached tables of a game: what reads and what invalidates them.
 
-Only this module reads and writes their fields; the fields of `plan` are filled by planner.py.
+Only this module reads and writes the tables' fields; planner.py fills those of `plan`.
 
 | table | depends on | read by |
 |---|---|---|
 | `distance` | places of both units | `distance_between`: engagement, targets, charges, observation |
 | `sight` | places of both units, terrain | `sees`: targets, overwatch, observation |
 | `engaged` | distances, which units live | `is_engaged`: moves, targets, fights, observation |
-| `targets` | all of these, flags of advance and falling back | `shooting_targets`: masks, opponents |
+| `targets` | the tables above, flags of advance and falling back | `shooting_targets`: masks, opponents |
 | `plan` | places of units, health, flags of shock | `planner.fill_plan`: scores of cells |
 
 | what happens | calls | invalidates |
 |---|---|---|
 | a game begins | `forget_all` | everything |
-| a unit is put in another cell (move, charge) | `forget_place_of` | its pairs in the first two; the last three |
+| a unit is put in another cell (move, charge) | `forget_place_of` | its `distance`, `sight`; all of the others |
 | a unit is destroyed (any attack) | `forget_groups` | `engaged`, `targets`, `plan` |
 | a unit is hurt (any attack) | `forget_health` | `plan` |
 | flags change (advance, falling back, command phase) | `forget_flags` | `targets`, `plan` |
@@ -32,8 +32,8 @@ from fasttrain.jit import njit
 from fasttrain_games.skirmish.sheets import MAX_UNITS
 from fasttrain_games.skirmish.state import SPENT
 
-ROW = (1 << MAX_UNITS) - 1  # bits for the pairs of unit 0 of side 0
-COLUMN = sum(1 << MAX_UNITS * unit for unit in range(MAX_UNITS))  # bits for the pairs of unit 0 of side 1
+ROW = (1 << MAX_UNITS) - 1  # bits of `sight` for all pairs with unit 0 of side 0
+COLUMN = sum(1 << MAX_UNITS * unit for unit in range(MAX_UNITS))  # bits of `sight` for all pairs with unit 0 of side 1
 
 
 # --- functions that invalidate tables
@@ -127,7 +127,7 @@ def line_of_sight(game: Record, setup: Record, ax: int, ay: int, bx: int, by: in
         bottom, top = setup.terrain[mission, index, 1], setup.terrain[mission, index, 3]
         if high_y <= bottom or low_y >= top:
             continue
-        # Smallest and largest dx × (y - ay) - dy × (x - ax) over the box's corners; the sign tells a corner's side.
+        # Range of dx × (y - ay) - dy × (x - ax) over the box's corners; the sign: on which side of the line they are.
         least_y, greatest_y = (bottom, top) if dx >= 0 else (top, bottom)
         least_x, greatest_x = (right, left) if dy >= 0 else (left, right)
         least = dx * (least_y - ay) - dy * (least_x - ax)

@@ -25,7 +25,7 @@ def target_in_words(target: int, side: int, phase: int) -> str:
 
 
 def choice_in_words(options: Options, view: BoardView, part: int, value: int, unit: int = 0) -> str:
-    """The text for a value of one head. In units mode the only head is that of `unit`."""
+    """The text for a value of one head. With action_mode="units" the only head is that of `unit`."""
     side, phase = view.active, view.phase
     if options.action_mode == "units":
         doing = move_in_words(value) if value < 25 else target_in_words(value - 25, side, phase)

@@ -36,7 +36,7 @@ from fasttrain_games.skullking.tables import (
 
 RANDOM, EASY, MEDIUM, HARD, SELF = range(5)  # SELF is no bot: the game stops and waits for an action
 LEVEL_NAMES = ("random", "easy", "medium", "hard")
-SEAT_NAMES = (*LEVEL_NAMES, "self")  # possible players of the seats besides the learner's
+SEAT_NAMES = (*LEVEL_NAMES, "self")  # who may play a seat that is not the learner's
 
 _COURT = SUIT_BITS & ~(SUIT_BITS >> 2)  # ranks 13 and 14 of one suit
 COURT_BITS = _COURT | _COURT << RANKS | _COURT << 2 * RANKS
@@ -57,7 +57,7 @@ def bot_bid(game: Record, seat: int, level: int, scratch: Float64Array) -> Any:
 
 @njit_inline
 def bot_play(game: Record, seat: int, level: int, scratch: Float64Array) -> int:
-    """The code that a bot plays; it is always legal."""
+    """The card code that a bot plays; it is always legal."""
     if level == HARD:
         return hard_play(game, seat, scratch)
     numbers = legal_numbers(game.hand_numbers[seat], game.lead)

@@ -117,7 +117,7 @@ class SkullKingGame(GameBatch):
         )
         if self._weights.shape != (NUM_WEIGHTS,) or not np.isfinite(self._weights).all():
             raise ConfigError(f"the keys for reward and shaping must be finite numbers, got {self._weights.tolist()}")
-        self.written: tuple[Any, ...] = ()  # arrays in the order of kernels.write_step
+        self.written: tuple[Any, ...] = ()  # array arguments of kernels.write_step
         self.set_opponents(opponents)
 
     def bind(self, slots: Slots) -> None:
@@ -174,7 +174,7 @@ class SkullKingGame(GameBatch):
             choice.took(on_threads, (time.perf_counter_ns() - start_ns) / (1e9 * len(indices)))
 
     def _shown(self) -> tuple[Any, ...]:
-        """The arrays with the view of a seat: observations, terminations, last observations."""
+        """The arrays that `forget_played_cards` takes: observations, terminations, last observations."""
         return self._observations, self._bound().terminations, self.final_observations
 
     def _scratch_of(self, threads: int) -> Float64Array:
@@ -221,7 +221,7 @@ class SkullKingGame(GameBatch):
         rounds = options.get("rounds", (1, NUM_ROUNDS))
         whole = isinstance(rounds, (list, tuple)) and len(rounds) == 2 and all(type(each) is int for each in rounds)
         if not whole or not 1 <= rounds[0] <= rounds[1] <= NUM_ROUNDS:
-            raise EnvSpecError(f"Skull King: rounds={rounds}: expected the first and the last of 1 to {NUM_ROUNDS}")
+            raise EnvSpecError(f"Skull King: rounds={rounds}: expected the first and the last round, 1 to {NUM_ROUNDS}")
         self.records["next_rounds"][indices] = rounds
 
     def set_opponents(self, mix: OpponentMix, indices: Sequence[int] | Int64Array | None = None) -> None:

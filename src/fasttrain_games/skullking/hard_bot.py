@@ -37,7 +37,7 @@ DUCKING = 0.5  # how often a player who needs no trick must play a card that win
 
 @njit
 def _add_card(counts: Float64Array, num_cards: int, chance: float) -> None:
-    """Fold one more card into `counts`: the distribution of tricks won over 0..num_cards."""
+    """Add a card that wins with `chance` to `counts`, the probabilities of 0..num_cards tricks before."""
     counts[num_cards + 1] = 0.0
     for won in range(num_cards + 1, 0, -1):
         counts[won] = counts[won] * (1.0 - chance) + counts[won - 1] * chance
@@ -138,7 +138,7 @@ def _chance_now(game: Record, code: int, unseen: tuple[int, int]) -> float:
 
 @njit
 def _value_of_play(game: Record, seat: int, place: int, chance: float, scratch: Float64Array) -> float:
-    """Expected points if the card at `place` of the hand wins this trick with `chance`, others as in `scratch[1]`."""
+    """Expected points if held card number `place` wins this trick with `chance`; `scratch[1]`: all cards' chances."""
     counts = scratch[0]
     chances = scratch[1]
     held = cards_dealt(game.round, game.num_players) - game.trick

@@ -113,7 +113,7 @@ def advance(
 ) -> None:
     """Let the bots bid and play, resolve tricks, score rounds and deal, in every listed game.
 
-    scratch (threads, 2, 12); `CHUNK` games at a time go to whichever thread is free.
+    scratch (threads, 2, 12); a free thread takes the next `CHUNK` games.
     """
     own, count = scratch[me], len(indices)
     begin_work(team, me, -(-count // CHUNK))

@@ -31,10 +31,10 @@ from fasttrain_games.skullking.rules import (
 from fasttrain_games.skullking.state import BIDDING, ENDED, PLAYING, lowest_bit
 
 HAND = 0  # 74: own cards
-SEEN = HAND + NUM_CARDS  # 74: cards played in this round, with the current trick
-LEAD = SEEN + NUM_CARDS  # 5: the lead suit one-hot, or "this trick has none"; all zero until a card decides it
+SEEN = HAND + NUM_CARDS  # 74: cards played in this round, including the current trick
+LEAD = SEEN + NUM_CARDS  # 5: one-hot of the lead suit or of "no lead suit"; all zero until a card decides it
 ROUND = LEAD + 5  # 10: one-hot
-NEED = ROUND + NUM_ROUNDS  # 12: the viewer's bid - tricks, one-hot: < 0, 0, 1, .. 10; all zero while bidding
+NEED = ROUND + NUM_ROUNDS  # 12: one-hot of the viewer's bid minus tricks: < 0, 0, 1, … 10; all zero while bidding
 IS_BIDDING = NEED + NUM_ROUNDS + 2
 TRICK = IS_BIDDING + 1  # tricks completed / 10
 CARDS_LEFT = TRICK + 1  # own cards / 10
@@ -43,14 +43,14 @@ TIGRESS_DECLARED = PLAYED + 1  # 1: as Pirate, -1: as Escape, 0: not played in t
 BONUS = TIGRESS_DECLARED + 1  # the viewer's bonus points at stake / 100, without Loot
 SEATS = BONUS + 1
 
-# Blocks with one entry per seat, in this order from SEATS on.
+# Blocks with one entry per seat: column SEATS begins the first block.
 SEAT_FEATURES = ("bids", "tricks", "needs", "scores", "leads", "is_winning", "alliances")
 BIDS, TRICKS, NEEDS, SCORES, LEADS, IS_WINNING, ALLIANCES = range(7)
 NUM_SEAT_FEATURES = len(SEAT_FEATURES)
 
 # An opponent's card in the current trick: suit one-hot 4, rank / 14, kind one-hot 7, place in the trick / players.
 CARD_RANK = 4
-CARD_KIND = 5  # the kind's place is CARD_KIND + kind - 1
+CARD_KIND = 5  # column of a kind: CARD_KIND + kind - 1
 CARD_ORDER = CARD_KIND + len(KIND_NAMES) - 1
 CARD_WIDTH = CARD_ORDER + 1
 

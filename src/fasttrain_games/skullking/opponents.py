@@ -71,6 +71,6 @@ def cumulative_mix(opponents: OpponentMix, num_players: int) -> NDArray[np.float
     else:
         raise ConfigError(f"opponents={opponents!r} is neither a name, nor a list of names, nor a mapping to weights")
     cumulative: NDArray[np.float64] = np.cumsum(weights, axis=1) / weights.sum(axis=1, keepdims=True)
-    # Rounding must not leave a gap below 1, nor give the last used level's share to an unused level.
+    # Rounding must not leave a gap below 1, nor give a share to a bot whose weight is 0.
     cumulative[cumulative >= 1.0 - 1e-12] = 1.0
     return cumulative

@@ -43,7 +43,7 @@ NUM_WEIGHTS = 6
 GAME = np.dtype(
     [
         ("rng", "u8"),  # splitmix64 state
-        ("seen_numbers", "i8"),  # cards played in this round, with the current trick
+        ("seen_numbers", "i8"),  # cards played in this round, including the current trick
         ("seen_specials", "i8"),
         ("hand_numbers", "i8", (MAX_PLAYERS,)),
         ("hand_specials", "i8", (MAX_PLAYERS,)),

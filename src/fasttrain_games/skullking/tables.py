@@ -130,7 +130,7 @@ WIN_CHANCE = _win_chances()
 
 @njit
 def beating_cards(codes: Any, count: int) -> Any:
-    """The cards (numbers, specials) that would hold the trick if played next onto its first `count` codes."""
+    """The cards (numbers, specials) that would win the trick as it is, if played after its first `count` codes."""
     if count == 0:
         return ALL_NUMBERS, CHARACTER_BITS
     kraken, whale, king, pirate, mermaid, _, power, _, top_rank, suit_led = scan_trick(codes, count)

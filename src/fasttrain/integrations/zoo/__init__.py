@@ -27,7 +27,7 @@ from fasttrain.spec.config import Config
 from fasttrain.spec.setting import did_you_mean
 
 USAGE = "fasttrain zoo import FILE.yml --env CartPole-v1 --algo ppo [--output conf/profile/NAME.yaml]"
-FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # for stock classes; for fasttrain's classes
+FASTER = "vec_env=auto", "engine=fast vec_env=auto fused_update=auto"  # overrides for stock classes; for fasttrain's
 MARK = "Imported from rl_zoo3"
 
 

@@ -24,7 +24,7 @@ CLASSES = {"RMSpropTFLike": "stable_baselines3.common.sb2_compat.rmsprop_tf_like
 PLAIN = {"n_timesteps": "total_timesteps", "n_envs": "num_envs", "frame_stack": "env.frame_stack",
          "env_kwargs": "env.kwargs"}  # fmt: skip
 LISTS = {"env_wrapper": ("env.wrappers", "wrapper"), "callback": ("callbacks", "callback")}
-STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_steps")  # fasttrain's defaults differ
+STOCK = ("n_steps", "batch_size", "learning_starts", "train_freq", "gradient_steps")  # get SB3's default if missing
 NORMALIZE = {"training": True, "clip_obs": 10.0, "clip_reward": 10.0, "epsilon": 1e-8}  # VecNormalize's defaults
 NO_PLACE = {
     "vec_env_wrapper": "there is no place for wrappers of all envs at once, but env.frame_stack and env.normalize",
@@ -89,7 +89,7 @@ def taken(entry: Mapping[str, Any], env: str, spec: AlgorithmSpec) -> Taken:
 
 
 def nested(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
-    """`values` with the dotted settings added in their groups."""
+    """`values` with each dotted setting added to the mapping of its group."""
     for key, value in settings.items():
         set_key(values, key, value)
     return values
@@ -108,7 +108,7 @@ def _told(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec
 
 
 def _settings(key: str, value: object, entry: Mapping[str, Any], spec: AlgorithmSpec) -> Iterator[tuple[str, Any]]:
-    """The settings for one key of an entry as (setting, value); (name, ConfigError) for a part without a setting."""
+    """The settings for one key of an entry as (setting, value); (name, ConfigError) if none exists."""
     if key in PLAIN:
         value = {"frame_stack": 1, "env_kwargs": {}}.get(key) if value is None else value
         yield PLAIN[key], int(value) if isinstance(value, float) and value.is_integer() else value
