@@ -112,8 +112,8 @@ def test_a_training_goes_on_after_warnings(fasttrain: RunCommand):
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (["env.kwargs.faults=[array]"], "env.entry_point=walk:Walk: the checkup found errors that stop every training\n  error "
-         "reward_not_scalar: "),
+        (["env.kwargs.faults=[array]"], "env.entry_point=walk:Walk: the checkup found errors that "
+         "stop every training\n  error reward_not_scalar: "),
         (["env.kwargs.faults=[unseeded]", "checkup=strict"], "checkup=strict: 1 finding in env.entry_point=walk:Walk"),
     ],
 )  # fmt: skip

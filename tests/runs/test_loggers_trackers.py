@@ -201,7 +201,9 @@ def test_a_missing_package_is_told_at_first(fasttrain: RunCommand, tmp_path: Pat
         def __init__(self, *_: object) -> None:
             import nothing_such  # noqa: F401
 
-    with pytest.raises(ConfigError, match=r"^loggers: theirs needs a package that is not installed \(No module [^;]*\)$"):
+    with pytest.raises(
+        ConfigError, match=r"^loggers: theirs needs a package that is not installed \(No module [^;]*\)"
+    ):
         start_tracker(Theirs, Home(tmp_path), {}, {})
 
 

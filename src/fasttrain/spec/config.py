@@ -262,9 +262,7 @@ class Config:
         10, "Gradient updates between two [PERF] lines and log rows.", "exact", least=1, may_change=True
     )
     train_log_enabled: bool = setting(True, "Records training statistics.", "exact", may_change=True)
-    train_log_to_console: bool = setting(
-        True, "Prints training statistics and the [PERF] line.", "exact", may_change=True
-    )
+    train_log_to_console: bool = setting(True, "Prints statistics and the [PERF] line.", "exact", may_change=True)
     train_log_to_file: bool = setting(True, "Writes training statistics to progress.csv.", "exact", may_change=True)
     reward_debug: bool = setting(False, "Reports the terms of the reward one by one.", "exact")
     eval_every: int = setting(
