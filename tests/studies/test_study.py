@@ -132,6 +132,11 @@ def test_the_command_that_uses_it_is_said(tmp_path: Path, capsys: pytest.Capture
     Study("tune", tmp_path / "a b", [], make_console()).say_profile("mine", tmp_path / "mine.yaml")
     told = f"written to {tmp_path}/mine.yaml: fasttrain --config-dir '{tmp_path}/a b/conf' +profile=mine"
     assert told in capsys.readouterr().out
+    typed = ["--config-dir=own", "+profile=[speed,theirs]", "env.id=CartPole-v1"]
+    Study("tune", tmp_path / "b", [], make_console()).say_profile("mine", tmp_path / "mine.yaml", typed)
+    told = capsys.readouterr().out
+    assert f"fasttrain 'hydra.searchpath=['\"'\"'file://{tmp_path}/b/conf'" in told
+    assert "'+profile=[speed,theirs,mine]' --config-dir=own env.id=CartPole-v1" in told
 
 
 # --- cells: a process each, told apart by what they left behind

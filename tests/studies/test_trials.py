@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-import platform
-import time
 from pathlib import Path
 
 import pytest
 
 from fasttrain.errors import ConfigError
 from fasttrain.studies.space import Range, Space
-from fasttrain.studies.trials import JOURNAL, WORKED_BY, Trials, lock_of
+from fasttrain.studies.trials import JOURNAL, Trials, lock_of
 
 SPACE: Space = {"num_envs": [8, 16], "algo.gamma": Range(0.9, 0.99), "algo.n_epochs": Range(1, 9)}
 
@@ -64,10 +61,12 @@ def test_processes_share_the_trials_of_the_same_objective_and_space(tmp_path: Pa
 
 
 def test_a_trial_of_a_killed_process_is_tried_again_and_one_that_runs_is_not(tmp_path: Path):
-    trials = trials_in(tmp_path)
-    lost, running = trials.ask(), trials.ask()
-    lost.set_user_attr(WORKED_BY, [platform.node(), os.getppid(), time.time() - 10**9])  # not that process
-    running.set_user_attr(WORKED_BY, ["another machine", 1, time.time()])
+    trials, other, killed = trials_in(tmp_path), trials_in(tmp_path, seed=None), trials_in(tmp_path, seed=None)
+    lost, running = killed.ask(), other.ask()
+    killed.begin(lost)
+    other.begin(running)
+    assert trials.running() == {lost.number, running.number}
+    killed.leave()  # as if the process had ended
     assert trials.running() == {running.number}
     again = trials.ask()
     assert again.params == lost.params

@@ -84,7 +84,7 @@ def test_more_reward_is_confirmed_on_fresh_seeds(fasttrain: RunCommand, monkeypa
     assert study["result"]["difference"] == pytest.approx(1000 * (best - 1e-3))
     assert study["result"]["low"] > 0
     assert profile_of(done.folder)["algo"]["learning_rate"] == best
-    assert f"--config-dir {done.folder / 'conf'} +profile=tuned total_timesteps=10000" in done.out
+    assert f"--config-dir {done.folder / 'conf'} '+profile=[speed,tuned]' total_timesteps=10000" in done.out
 
 
 def test_luck_is_not_written(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):
@@ -144,9 +144,8 @@ def test_a_stopped_search_goes_on_with_the_trial_that_was_killed(fasttrain, monk
     stopped = fasttrain(*REWARD, "tune.trials=4")
     assert stopped.exit_code == 4
     assert f"fasttrain tune run={stopped.folder} goes on" in stopped.out
-    monkeypatch.setattr(trials, "lived_at", lambda pid, at_s: False)  # its process is this one, and lives
-    monkeypatch.setattr(trials.os, "getpid", lambda: -1)
     with lock_folder(stopped.folder):  # another process leads
+        monkeypatch.setattr("os.getpid", lambda: -1)  # not the process that holds the lock
         guest = Fakes(reward, PLAN).use(monkeypatch)
         assert main(["tune", f"run={stopped.folder}"]) == 0
     assert "continues the search, then confirms the best settings" in capfd.readouterr().out
@@ -159,9 +158,8 @@ def test_the_last_trial_is_also_tried_again_after_it_was_killed(fasttrain, monke
     Fakes(reward, PLAN, stop_at=5).use(monkeypatch)
     stopped = fasttrain(*REWARD, "tune.trials=2")
     assert stopped.exit_code == 4
-    monkeypatch.setattr(trials, "lived_at", lambda pid, at_s: False)
-    monkeypatch.setattr(trials.os, "getpid", lambda: -1)
     with lock_folder(stopped.folder):
+        monkeypatch.setattr("os.getpid", lambda: -1)  # not the process that holds the lock
         guest = Fakes(reward, PLAN).use(monkeypatch)
         assert main(["tune", f"run={stopped.folder}"]) == 0
     assert [seed for _, seed in guest.ran] == [1]
@@ -209,6 +207,20 @@ def test_cells_of_another_process_in_the_same_study_stay(fasttrain, monkeypatch,
     Fakes(beside, PLAN).use(monkeypatch)
     done = fasttrain(*TWO).ok()
     assert [cell["seed"] for cell in done.json("study.json")["cells"] if cell["label"] == "other"] == [7] * 4
+
+
+def test_a_process_that_joins_has_the_settings_of_the_search(fasttrain, monkeypatch, capfd):
+    Fakes(rate, PLAN).use(monkeypatch)
+    folder = fasttrain(*TWO).ok().folder
+    monkeypatch.setattr("fasttrain.studies.tune.holder", lambda _: "1")
+    assert main(["tune", f"run={folder}", "tune.trials=5", "minutes=1"]) == 0, "limits may differ"
+    assert main(["tune", f"run={folder}", "seed=7"]) == 2
+    assert "another process searches there with other settings (+profile=speed tune.space" in capfd.readouterr().err
+
+
+def test_a_search_of_which_all_settings_are_refused_says_why(fasttrain, monkeypatch):
+    Fakes(rate, PLAN).use(monkeypatch)
+    fasttrain(*TWO[:2], "tune.space={batch_size:[10000000]}").refused("no trial could be run; the last one: ")
 
 
 def test_without_optuna_it_says_what_to_install(fasttrain: RunCommand, monkeypatch: pytest.MonkeyPatch):

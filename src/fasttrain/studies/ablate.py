@@ -274,7 +274,7 @@ class Ablation:
         self.study.notes["kept"] = kept
         self.study.notes["result"] = result and result.to_dict()
         self.study.say(f"kept: {', '.join(kept) or 'nothing'}; the result is {said}")
-        self.study.say_profile(MEASURED, path)
+        self.study.say_profile(MEASURED, path, self.base)
 
     def _write_profile(self, findings: Sequence[Finding], applied: Sequence[str], said: str) -> Path:
         values = values_with(self.before, self.after, self.all_levers, applied)

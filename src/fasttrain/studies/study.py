@@ -345,10 +345,13 @@ class Study:
         return [f"hydra.searchpath=['file://{place}']", f"+profile={name}"]
 
     def say_profile(self, name: str, path: Path, typed: Sequence[str] = ()) -> None:
-        """Print where a profile is, and the command that trains with it and with the settings `typed`."""
-        config_dir = shlex.quote(str(self.folder / "conf"))
-        more = "".join(f" {shlex.quote(text)}" for text in typed)
-        self.say(f"written to {path}: {command()} --config-dir {config_dir} +profile={name}{more}")
+        """Print where a profile is, and the command that trains with it and with the arguments `typed`."""
+        files = [text for text in typed if text.startswith("--")]
+        before = [text.partition("=")[2].strip("[]") for text in typed if key_of(text) == "profile"]
+        place = self.use_profile(name)[:1] if files else ["--config-dir", str(self.folder / "conf")]
+        profiles = f"+profile=[{','.join([*before, name])}]" if before else f"+profile={name}"
+        words = [*place, profiles, *(text for text in typed if key_of(text) != "profile")]
+        self.say(f"written to {path}: {command()} {shlex.join(words)}")
 
 
 def settings(config: Config) -> dict[str, Any]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
-import platform
-import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from fasttrain.errors import ConfigError
-from fasttrain.machine import lived_at
+from fasttrain.saving.files import holder, lock_folder
 from fasttrain.studies.space import Point, Range, Space
 from fasttrain.terminal import spelt
 
@@ -26,6 +24,7 @@ JOURNAL, LOCK = "trials.jsonl", ".trials.lock"
 RANDOM = 5  # trials with random settings before TPE begins
 JUDGED = 4  # trials that must be complete before any trial can end early
 WORKED_BY, WHY = "worked_by", "why"  # user attributes of a trial
+WORKERS = ".workers"  # a folder for each process of the search; the process holds its lock until it ends
 
 
 def check_installed() -> None:
@@ -57,7 +56,10 @@ class Trials:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         kinds, self._states = optuna.distributions, optuna.trial.TrialState
-        self._space = space
+        self._space, self._folder = space, folder / WORKERS
+        self._worker, self._held = uuid4().hex, ExitStack()
+        (self._folder / self._worker).mkdir(parents=True, exist_ok=True)
+        self._held.enter_context(lock_folder(self._folder / self._worker))
         self._texts = {key: {spelt(each): each for each in own} for key, own in space.items() if isinstance(own, list)}
         self._distributions: dict[str, Any] = {
             key: kinds.CategoricalDistribution([*self._texts[key]]) if isinstance(own, list)
@@ -80,6 +82,10 @@ class Trials:
                 f"{folder / JOURNAL} cannot be read ({type(error).__name__}: {error}): remove it, and the search "
                 "begins again"
             ) from error
+
+    def leave(self) -> None:
+        """Let other processes try the unfinished trials of this one again."""
+        self._held.close()
 
     def add_start(self, start: Point) -> None:
         """Let the first trial have the settings of `start`, without values outside of the space."""
@@ -104,7 +110,7 @@ class Trials:
 
     def begin(self, trial: Trial) -> None:
         """Note that this process runs the trial."""
-        trial.set_user_attr(WORKED_BY, [platform.node(), os.getpid(), time.time()])
+        trial.set_user_attr(WORKED_BY, self._worker)
 
     def end(self, trial: Trial, value: float | None, why: str = "") -> None:
         """Tell Optuna the value. None: the trial was refused or ended early; `why` is stored."""
@@ -128,9 +134,9 @@ class Trials:
         """Numbers of the trials that other processes run. `alive=False`: of trials whose process was killed."""
         found = set()
         for each in self.known():
-            host, pid, began_s = each.user_attrs[WORKED_BY]
-            lives = host != platform.node() or lived_at(pid, began_s)
-            if each.state == self._states.RUNNING and pid != os.getpid() and lives == alive:
+            worker = str(each.user_attrs[WORKED_BY])
+            others = each.state == self._states.RUNNING and worker != self._worker
+            if others and bool(holder(self._folder / worker)) == alive:
                 found.add(each.number)
         return found
 

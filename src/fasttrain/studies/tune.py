@@ -24,7 +24,7 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_STOPPED, ConfigError
 from fasttrain.machine import free_memory, usable_cores
 from fasttrain.runs.logs import EvaluationLog
 from fasttrain.runs.view import make_console
-from fasttrain.saving.files import holder
+from fasttrain.saving.files import holder, read_json
 from fasttrain.spec.checks import BY_NAME
 from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import key_of
@@ -98,6 +98,9 @@ class Objective(NamedTuple):
         return rate_text(value) if self.threshold is None else with_interval(self.told(value), None, "{:.3g} s")
 
 
+LIMITS = ("run", "on_existing", "minutes", "tune.trials")  # processes of one search can have different ones
+
+
 def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Sequence[str], compose: Compose) -> int:
     """Search, compare the best settings with the profile; write study.json, profile/tuned.yaml and the report.
 
@@ -108,6 +111,13 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     space.check_space(config)
     check_installed()
     number = config.seeds if "seeds" in sources else 1 if objective.speed else SEEDS
+    stored = read_json(folder / "study.json").get("arguments", overrides)
+    searched, theirs = ({text for text in texts if key_of(text) not in LIMITS} for texts in (overrides, stored))
+    if searched != theirs and holder(folder) not in ("", str(os.getpid())):
+        raise ConfigError(
+            f"run={folder}: another process searches there with other settings ({' '.join(stored)}): give the same "
+            "ones, wait until it ends, or use another folder"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna's warnings name options that users of fasttrain cannot set
         study = Study("tune", folder, overrides, make_console(), config.on_existing == "overwrite", lock_of(folder))
@@ -117,6 +127,9 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
         except KeyboardInterrupt:
             search.store()
             return EXIT_STOPPED
+        finally:
+            if search.trials is not None:
+                search.trials.leave()
 
 
 class Search:
@@ -133,6 +146,7 @@ class Search:
         self.memory_bytes = FREE_SHARE * free_memory()
         self.start: Point = {}
         self.trials: Trials | None = None
+        self.refused = ""  # why the last settings were refused without a run
 
     def run(self) -> int:
         """Run the profile and the trials, and confirm the best settings. Returns the exit code."""
@@ -165,6 +179,8 @@ class Search:
         while repeats < MOST_REPEATS and not self._over(self.trials):
             repeats = 0 if self._trial(self.trials) else repeats + 1
             self.store()
+        if self.refused and not self.trials.known():
+            raise ConfigError(f"tune: no trial could be run; the last one: {self.refused}")
         return self._finish(self.trials)
 
     def _leads(self) -> bool:
@@ -204,7 +220,7 @@ class Search:
             wanted = [self._wanted(point, seed) for seed in self.seeds]
             if trials.repeat(trial):
                 return False
-            why = self._not_worth(point, wanted[0]) if point else ""
+            self.refused = why = self._not_worth(point, wanted[0]) if point else ""
             if why or not point:
                 trials.end(trial, None if why else self.start_value, why)
                 return False
@@ -334,5 +350,5 @@ class Search:
         if changed and self.objective.speed:
             said = f"{', '.join(changed)} change{'s' if len(changed) == 1 else ''} what is learned"
             self.study.say(f"{said}: check the learning by {command()} compare before you rely on it")
-        typed = [text for text in self.base if key_of(text) not in {*point, "profile", ""}]  # the env and the algorithm
+        typed = [text for text in self.base if key_of(text) not in point]
         self.study.say_profile("tuned", path, typed)
