@@ -19,7 +19,9 @@ from untouched import untouched
 
 import pig_games
 from conftest import RunCommand, configured
+from fasttrain.envs.retrace import Retrace
 from fasttrain.errors import ConfigError, EnvError
+from fasttrain.runs.envs import build_vec_env
 from fasttrain.runs.evaluate import evaluate, load_run, mean_interval, summarise
 from fasttrain.saving.env_state import own_random_state
 from fasttrain.spec.config import Config
@@ -56,6 +58,31 @@ def test_every_env_plays_its_share_so_short_episodes_are_not_favoured(policy: PP
     assert result["win_rate"] == 0.5
     assert result["mean_length"] == 5.0
     assert result["end_reason"] == {"terminated": 1.0}
+
+
+def test_an_env_that_has_played_its_episodes_makes_no_further_step():
+    config = configured("+profile=speed", "env.id=CartPole-v1", "algo=ppo", "vec_env=dummy", "num_envs=3")
+    model = PPO("MlpPolicy", "CartPole-v1", device="cpu", seed=1)
+    found, stepped = [], []
+    for rests in (False, True):
+        env = build_vec_env(dataclasses.replace(config, vec_env="dummy"), 3, 0)
+        bases = [each.unwrapped for each in env.unwrapped.envs]  # type: ignore[attr-defined]
+        counts = dict.fromkeys(map(id, bases), 0)
+        for base in bases:
+            step = base.step
+
+            def counted(action: Any, base: Any = base, step: Any = step, counts: Any = counts) -> Any:
+                counts[id(base)] += 1
+                return step(action)
+
+            base.step = counted  # type: ignore[method-assign]
+        found.append(evaluate(model, env, 30, False, 7, rests=rests))
+        stepped.append([*counts.values()])
+        assert all(isinstance(each, Retrace) for each in env.unwrapped.envs)  # type: ignore[attr-defined]
+        env.close()
+    assert found[0] == found[1]
+    assert sum(stepped[1]) == round(30 * found[1]["mean_length"]) < sum(stepped[0])
+    assert max(stepped[1]) == max(stepped[0])
 
 
 def test_the_training_random_state_is_untouched_by_an_evaluation_and_by_one_that_fails(policy: PPO):

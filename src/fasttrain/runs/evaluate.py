@@ -48,6 +48,7 @@ from fasttrain.spec.reading import (
 from fasttrain.spec.removed import rows_without_removed, without_removed
 from fasttrain.terminal import near, one_line
 from fasttrain.vec.base import close_envs, resets_and_rests
+from fasttrain.vec.stock import resting
 
 LONGEST_REASON, MOST_REASONS = 200, 100  # summary.json: most characters of an end reason, most reasons
 MAX_EPISODE_STEPS = 27_000  # Atari's usual limit; without a limit a greedy policy may never end its episode
@@ -65,6 +66,7 @@ def evaluate(
     reader: InfoReader | None = None,
     monitored: bool = False,
     max_steps: int = MAX_EPISODE_STEPS,
+    rests: bool = False,
 ) -> dict[str, Any]:
     """Play `episodes` episodes and return what `summarise` computes from them.
 
@@ -74,15 +76,15 @@ def evaluate(
         keep_on: is called after every step with the number of episodes so far; False ends the evaluation.
         monitored: the envs have a Monitor, whose records are the episodes: in Atari whole games with all lives.
         max_steps: a longer episode is cut off, and is included with end reason `NOT_ENDED`.
+        rests: an env of a DummyVecEnv that has played its episodes makes no further step.
     """
     predict: Any = model.predict
     masked = "action_masks" in inspect.signature(predict).parameters and env.has_attr("action_masks")
     quota = np.array([(episodes + i) // env.num_envs for i in range(env.num_envs)])
-    returns = np.zeros(env.num_envs)
-    lengths = np.zeros(env.num_envs, dtype=np.int64)
+    returns, lengths = np.zeros(env.num_envs), np.zeros(env.num_envs, np.int64)
     finished: list[tuple[float, int, dict[str, Any]]] = []
     checksums = EpisodeChecksums(env)
-    with own_random_state(seed):
+    with own_random_state(seed), resting(env, rests) as rest:
         env.seed(seed)
         observations: Any = env.reset()
         states: Any = None
@@ -116,6 +118,8 @@ def evaluate(
                     totals = (record["r"], record["l"]) if monitored and record else (returns[index], lengths[index])
                     finished.append((*totals, infos[index]))
                     checksums.end(index, lengths[index], returns[index])
+                    if not quota[index]:
+                        rest(int(index))
                 returns[index] = lengths[index] = checksums.running[index] = 0
             for index in np.flatnonzero((lengths >= max_steps) & (quota > 0)):
                 quota[index] = 0
@@ -237,7 +241,7 @@ def evaluate_both(
     if not config.eval.episodes:
         return quality
     with activity(console, "evaluating") as doing, ExitStack() as opened:
-        if env is None:
+        if new := env is None:
             # Warnings that the training gave are not repeated. The second process of `eval_async` gives none.
             old = {*process_settings()} if console.quiet else getattr(model.env and model.env.unwrapped, "warned", None)
             env = build_vec_env(own, evaluation_envs(config), config.eval.seed, statistics, doing.now, reported=old)
@@ -251,7 +255,7 @@ def evaluate_both(
 
             quality[way] = evaluate(
                 model, env, config.eval.episodes, way == "greedy", config.eval.seed, keep_on, reader,
-                has_monitor_wrapper(config), config.eval.max_steps,
+                has_monitor_wrapper(config), config.eval.max_steps, rests=new,
             )  # fmt: skip
     for way, found in quality.items():
         if cut := round(found["end_reason"].get(NOT_ENDED, 0.0) * found["episodes"]):

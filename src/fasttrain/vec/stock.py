@@ -232,6 +232,37 @@ class ActionLogVecEnv(DummyVecEnv):
         self._most = 2 * len(self.rows) + MIN_ROWS
 
 
+class Resting:
+    """An env that makes no steps: the last observation, without reward and end."""
+
+    def __init__(self, env: Any, observation: Any) -> None:
+        self.env, self.observation = env, observation
+
+    def step(self, _: object) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return self.observation, 0.0, False, False, {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+
+@contextmanager
+def resting(env: VecEnv, wanted: bool) -> Iterator[Callable[[int], None]]:
+    """A function that lets one env of a DummyVecEnv rest until the block ends. Other vec envs step all their envs."""
+    base: Any = env.unwrapped
+    if not (wanted and isinstance(base, ActionLogVecEnv)):
+        yield lambda _: None
+        return
+    before = [*base.envs]
+
+    def rest(index: int) -> None:
+        base.envs[index] = Resting(base.envs[index], base.observation_of(index))  # type: ignore[call-overload]
+
+    try:
+        yield rest
+    finally:
+        base.envs[:] = before
+
+
 NotedVecEnv = ActionLogVecEnv  # the former name of ActionLogVecEnv, for scripts
 
 
