@@ -161,7 +161,7 @@ def test_what_is_not_of_this_network_is_refused_by_name():
         "policy_optimizer/0/exp_avg",
     )
     wrong: list[tuple[str, dict[str, Any]]] = [
-        ("another network: value_net.bias", without(arrays, bias)),
+        ("another network: only one of the two has value_net.bias", without(arrays, bias)),
         ("value_net.bias has numbers that are not finite", {**arrays, bias: np.full_like(arrays[bias], np.nan)}),
         ("exp_avg has numbers that are not finite", {**arrays, moment: np.full_like(arrays[moment], np.nan)}),
         (f"the checkpoint's {obs} ", {**arrays, obs: np.zeros((1, 4), np.float32)}),
