@@ -57,7 +57,7 @@ SRC = Path(__file__).resolve().parent.parent / "src"
 # 290 and a module for envs that go on stepping while PPO updates. 210 and a module for sweeps by launcher plugins.
 # 387 and a module for hindsight: a buffer that draws as SB3's does, in a time that its size does not change.
 CEILINGS = {
-    "fasttrain": {"lines": 47_068, "modules": 204, ": Any": 657},
+    "fasttrain": {"lines": 47_071, "modules": 204, ": Any": 657},
     "fasttrain_engines": {"lines": 3_189, "modules": 14, ": Any": 16},
     "fasttrain_games": {"lines": 4_815, "modules": 33, ": Any": 12},
 }
@@ -77,7 +77,7 @@ def test_src_is_not_above_its_ceilings(package: str) -> None:
 # another, as reading them room by room has shown, so lines go where tests share their set-up. 298 of tests are the
 # search by Optuna: its space, its journal that processes share, what ends early, and the confirmation.
 # 70 of tests: the last killed trial, other settings in one folder, a failed seed, algorithms without minibatches.
-LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 53_633}
+LABORATORY = {"scripts": 419, "benchmarks": 4_143, "tests": 53_634}
 
 
 def test_what_lies_beside_src_is_not_above_its_ceilings() -> None:

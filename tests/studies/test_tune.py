@@ -237,6 +237,7 @@ def test_without_optuna_it_says_what_to_install(fasttrain: RunCommand, monkeypat
         ),
         (["tune.objective=time_to"], "tune.objective=time_to: not one of"),
         (["tune.objective=time_to:inf"], "tune.objective=time_to:inf: not one of"),
+        (["tune.objective=reward", "eval.episodes=0"], "eval.episodes=0: tune.objective=reward needs evaluations"),
         (["tune.trials=0"], "tune.trials=0: must be at least 1"),
     ],
 )

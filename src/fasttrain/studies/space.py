@@ -128,7 +128,8 @@ def space_of(config: Config, start: Point, cores: int, typed: Container[str], sp
 def _around(config: Config, start: Point) -> Space:
     """Values around those of `start` (`SEARCHED`), for settings that the algorithm has."""
     space, spec = Space(), config.algo.spec
-    one_env = spec.off_policy and train_frequency(config.algo.train_freq)[1] == "episode"  # SB3 allows one env
+    episodes = spec.off_policy and train_frequency(config.algo.train_freq)[1] == "episode"
+    one_env = episodes or spec.name == "ars"  # SB3 and contrib allow one env then
     for name, searched in SEARCHED.items():
         flag = BY_NAME.get(name)
         key = f"algo.{name}" if flag is None else name

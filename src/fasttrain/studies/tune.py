@@ -110,6 +110,8 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     objective = Objective.of(config.tune.objective)
     space.check_space(config)
     check_installed()
+    if objective.evaluated and not config.eval.episodes:
+        raise ConfigError(f"eval.episodes=0: tune.objective={objective.name} needs evaluations; remove eval.episodes")
     number = config.seeds if "seeds" in sources else 1 if objective.speed else SEEDS
     stored = read_json(folder / "study.json").get("arguments", overrides)
     searched, theirs = ({text for text in texts if key_of(text) not in LIMITS} for texts in (overrides, stored))
