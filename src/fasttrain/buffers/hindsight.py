@@ -294,7 +294,7 @@ class PrioritizedHindsightStorage(HindsightStorage, PrioritizedReplayBuffer):  #
         return self._highest
 
     def virtual(self, batch_size: int) -> BoolArray:
-        """True in rows spread over the batch: draws are in the order of the ring, so the first rows are not random."""
+        """(B,) True for the rows that get a goal. The batch is in storage order, so they cannot be its first rows."""
         spread: BoolArray = np.arange(batch_size) % (self.n_sampled_goal + 1) != 0
         return spread
 

@@ -22,7 +22,7 @@ from fasttrain.envs.probe import SEED, Moment, Play, PlayError, ProbeResult
 HORIZON = 200  # most steps of an episode that are compared
 RECORDED_STEPS = 300
 MAX_PAIRS, MAX_SHORT_PAIRS = 60, 80
-MIN_EPISODES = 30  # episodes with an unusual reward; with fewer, an effect in 10 % of episodes is missed too often
+MIN_EPISODES = 30  # with fewer episodes, an effect that 10 % of episodes show is missed too often
 UNTOUCHED_PAIRS = 6  # if the reward (or mask) never varied in this number of pairs, more pairs show nothing new
 
 

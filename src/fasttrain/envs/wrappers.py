@@ -295,7 +295,7 @@ class OldGym(AdaptsOld, gymnasium.Env[Any, Any]):
         return True
 
     def __getattr__(self, name: str) -> Any:
-        if name == "old":  # `old` is not set yet while unpickling
+        if name == "old":  # while unpickling, `self.old` does not exist yet
             raise AttributeError(name)
         return getattr(self.old, name)
 

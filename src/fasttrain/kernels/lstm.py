@@ -4,7 +4,7 @@ Rows are ordered by step, and in each step the longest sequences come first. So 
 first n sequences of the previous step. The caller computes products with inputs, and gradients of weights, in one
 product over all rows. Gates are side by side as in torch: input, forget, cell, output.
 
-Legend: B rows, S sequences, T steps, H units, a multiple of `simd.PAD`. Working rows are S rounded up to TILE_ROWS.
+Legend: B rows, S sequences, T steps, H units, a multiple of `simd.PAD`. W is S rounded up to TILE_ROWS.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def lstm_forward(
     cells: Float32Array,  # (B, H) out
     squashed: Float32Array,  # (B, H) out: tanh of the cells
     hidden: Float32Array,  # (B, H) out
-    rows: Float32Array,  # (working rows, H), zero at the call
-    sums: Float32Array,  # (working rows, 4H), zero at the call
+    rows: Float32Array,  # (W, H), the caller fills it with zeros
+    sums: Float32Array,  # (W, 4H), the caller fills it with zeros
 ) -> None:
     """Compute the hidden states of all rows."""
     units, first, last = w.shape[0], 0, 0
@@ -122,9 +122,9 @@ def lstm_backward(
     cells: Float32Array,  # (B, H)
     squashed: Float32Array,  # (B, H)
     d_gates: Float32Array,  # (B, 4H) out
-    d_rows: Float32Array,  # (working rows, H), zero at the call
-    d_cells: Float32Array,  # (working rows, H), zero at the call
-    sums: Float32Array,  # (working rows, 4H), zero at the call
+    d_rows: Float32Array,  # (W, H), the caller fills it with zeros
+    d_cells: Float32Array,  # (W, H), the caller fills it with zeros
+    sums: Float32Array,  # (W, 4H), the caller fills it with zeros
     nothing: Float32Array,  # (H,) zeros
 ) -> None:
     """Compute the gradient of the gates' sums, from the last step to the first."""

@@ -41,7 +41,7 @@ class Alias(NamedTuple):
     key: str
     values: Mapping[str, str | None] | None = None  # value of the alias → value of the setting; None: equal values
     usual: tuple[str, ...] = ()  # values of the alias that change nothing
-    refines: bool = False  # the setting is a switch; the alias names the value that "on" or "auto" stands for
+    refines: bool = False  # True: where the setting is on or auto, the alias's value replaces it
 
 
 # Other names of settings: those of SB3, and those that users' scripts have.

@@ -18,7 +18,7 @@ class Rates(NamedTuple):
     env: float | None = None
     policy: float | None = None
     update: float | None = None  # gradient updates, with the drawing of replay batches
-    replay: float | None = None  # part of `update`
+    replay: float | None = None  # drawing replay batches; also counted in `update`
     transport: float | None = None  # part of `env`: its time without the work of the slowest worker process
     logging: float | None = None
     storing: float | None = None  # storing transitions, ending episodes, computing advantages

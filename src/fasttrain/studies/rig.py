@@ -269,7 +269,7 @@ def _one_update(rig: Rig, model: Any) -> float:
         begun = time.perf_counter()
         if rig.stock:
             model.train()
-        elif len(model.rollout_buffer.storage.rows):  # a policy may have decided nothing
+        elif len(model.rollout_buffer.storage.rows):  # empty if this policy made no decision
             model.update()
         return (time.perf_counter() - begun) * epochs / model.n_epochs  # type: ignore[no-any-return]
     finally:

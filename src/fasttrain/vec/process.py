@@ -101,7 +101,7 @@ class WorkerProcess:
     def assign(self, settings: Settings, num_envs: int, keeps: bool, timeout_s: float) -> None:
         """Assign envs to a process that ran tasks. `keeps`: the env of the tasks becomes the first env."""
         self._set_envs(settings, num_envs)
-        with suppress(DeadlineError, OSError):  # `ready` reports the failure
+        with suppress(DeadlineError, OSError):  # the method `ready` raises this error later
             self.channel.send(pack(Assignment(settings, keeps)), timeout_s)
 
     def ready(self, timeout_s: float) -> Ready:
@@ -115,7 +115,7 @@ class WorkerProcess:
 
     def attach(self, layout: Layout, block: SharedBlock, control: Int64Array, timeout_s: float) -> None:
         """Send the shared memory to the worker. `control` is the worker's row of control words."""
-        control[:STEP_NS] = 0  # the words from STEP_NS on keep the sums of a replaced worker
+        control[:STEP_NS] = 0  # from STEP_NS on: sums, which a replaced worker's successor continues
         control[ROW] = NO_ROW
         self.control = control
         try:
