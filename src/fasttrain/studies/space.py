@@ -129,7 +129,7 @@ def _around(config: Config, start: Point) -> Space:
     """Values around those of `start` (`SEARCHED`), for settings that the algorithm has."""
     space, spec = Space(), config.algo.spec
     episodes = spec.off_policy and train_frequency(config.algo.train_freq)[1] == "episode"
-    one_env = episodes or spec.name == "ars"  # SB3 and contrib allow one env then
+    one_env = episodes or spec.flags.get("num_envs") == 1  # SB3 or sb3-contrib allows one env
     for name, searched in SEARCHED.items():
         flag = BY_NAME.get(name)
         key = f"algo.{name}" if flag is None else name
