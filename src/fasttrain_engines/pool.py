@@ -61,7 +61,7 @@ def ports_of(text: str, part: int = 0, parts: int = 1) -> list[int]:
 
 
 def playing(daemon: Daemon) -> int:
-    """The number of connections on which a daemon plays. Its other seats still wait for a first answer."""
+    """The number of connections on which a daemon plays. Its other connections wait for a first answer."""
     return sum(channel.failure is None for channel in daemon.served)
 
 

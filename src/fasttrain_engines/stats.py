@@ -185,7 +185,7 @@ def summary_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def figures(found: Mapping[str, Any], tally: Tally) -> Iterator[tuple[Any, ...]]:
-    """For each metric the fields of a `vec.external.Figure`, from a `summary` and a tally."""
+    """For each metric the fields of a `vec.external.Figure`, from `found`, as `summary` gives it, and a tally."""
     yield ("counter", "decisions", "Decisions of the policy in games with engines.", found["decisions"])
     yield ("counter", "games", "Games that ended by their rules or limits.", found["games"])
     lost = {cause: one["games"] for cause, one in found["lost_games"].items()}

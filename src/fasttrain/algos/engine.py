@@ -360,7 +360,7 @@ class Fast(BaseAlgorithm):
         self.collector.clock = self.engine.clock = clock
 
     def prepare(self, env: VecEnv) -> str:
-        """Run torch.compile if the settings ask for it, in phase `other`. Returns why that failed, or an empty text."""
+        """Run torch.compile if it is set; its time belongs to phase `other`. Returns why it failed, or ""."""
         if self.engine.settings.compile_mode is None:
             return ""
         with self.collector.clock.phase("other"):

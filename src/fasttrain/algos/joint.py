@@ -77,7 +77,7 @@ class JointEngine(Engine):
     """Acts by the engine of the policy that decides in each row.
 
     Args:
-        members: the models by name; their engines act. None: new engines are made, for an opponent.
+        members: models by name, whose engines act. None: makes engines of its own, for an opponent.
     """
 
     kind: ClassVar[str] = "torch"

@@ -80,7 +80,7 @@ SPREAD = 400.0  # rating difference at which the stronger player is expected to 
 class Snapshot:
     """One version of the learner."""
 
-    number: int  # 0: the untrained policy
+    number: int  # of the snapshot; 0: the untrained policy
     env_steps: int  # the run's env steps when the snapshot was taken
     weights: Weights
     rating: float = FIRST_RATING  # Elo

@@ -75,7 +75,7 @@ class HindsightStorage(ReplayStorage, HerReplayBuffer):  # type: ignore[misc]
                 f"{' and '.join(missing)} is missing"
             )
         if self.n_steps > 1 or self.optimize_memory_usage:
-            raise ConfigError("hindsight gives each step its own reward: use n_steps=1, optimize_memory_usage=False")
+            raise ConfigError("hindsight supports only n_steps=1 and optimize_memory_usage=False")
         self.n_sampled_goal, self.strategy = n_sampled_goal, strategy
         self.her_ratio = 1 - 1.0 / (n_sampled_goal + 1)
         self.ep_start, self.ep_length = np.zeros((2, self.buffer_size, self.n_envs), np.int32)

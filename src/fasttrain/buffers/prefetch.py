@@ -72,7 +72,7 @@ def draw_block(
         next_rows, following = (last_rows + 1) % storage.buffer_size * width + envs, views.observations
     seen: Any = views.observations
     rows, actions = rows * width + envs, views.actions
-    if isinstance(seen, dict) and isinstance(following, dict):  # copy the drawn rows, as flat observations
+    if isinstance(seen, dict) and isinstance(following, dict):  # copy the drawn rows of each key
         if isinstance(storage, HindsightStorage):
             virtual = np.tile(storage.virtual(batch_size), gradient_steps)
             seen, following, returns, masks = storage.relabelled(*np.divmod(rows, width), virtual, rng)

@@ -235,7 +235,7 @@ class PrioritizedReplayBuffer(ReplayStorage):
         self,
         indices: NDArray[np.integer[Any]],  # (B,) from a draw
         td_errors: NDArray[np.floating[Any]] | torch.Tensor,  # (B,) or (B, 1), positive or negative
-        generation: int | Int64Array | None = None,  # `generation` of the draw, or (B,) for several draws; None: now
+        generation: int | Int64Array | None = None,  # `self.generation` at the draw; None: as now
     ) -> int:
         """Set priorities to (|td_error| + eps)^alpha; return how many were set. Overwritten slots are not changed.
 

@@ -152,7 +152,7 @@ class ReplayStorage(ReplayBuffer):
         if self.mask_width is not None and self.mask_width < 1:
             raise ConfigError(f"mask_width={self.mask_width} must be at least 1, or None without masks")
         if self.frame_stack and (self.optimize_memory_usage or self._keyed or self.obs_shape[0] % self.frame_stack):
-            raise ConfigError(f"frame_stack={self.frame_stack} is for images that consist of so many frames")
+            raise ConfigError(f"frame_stack={self.frame_stack} needs images of {self.frame_stack} stacked frames")
         if not self.optimize_memory_usage:
             return
         if self.handle_timeout_termination:

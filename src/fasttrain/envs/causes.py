@@ -96,7 +96,7 @@ def _start_after(play: Play, actions_seed: int, steps: int) -> tuple[Frame, int]
 
 
 def _renumbered(playing: Playing) -> str:
-    """Examples, as text, of integers in observations that a second play always replaces ("1 → 4"); or empty."""
+    """Integers of observations that are others in a second play, the same ones each time: "1 → 4". Empty: none."""
     with playing() as play:
         first, actions = _flat_observations(play, PAST_STEPS)
         second, _ = _flat_observations(play, len(actions), lambda _: actions[play.length])

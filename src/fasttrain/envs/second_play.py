@@ -158,7 +158,7 @@ class Branches:
     def __init__(self, play: Play, costs: ProbeResult, deadline: float) -> None:
         self.pairs: list[Pair] = []
         self.short_pairs: list[Pair] = []  # pairs that end two steps after the common actions, to compare masks
-        self.episodes: list[list[Frame]] = []  # the first episode of each pair, and episodes with one legal action
+        self.episodes: list[list[Frame]] = []  # of each compared pair the first; all that had one legal action
         self.wrong_mask = ""  # text about two equal states with different masks
         self.carries_over: Difference | None = None  # difference in a replayed episode, caused by earlier episodes
         self.in_time = True
@@ -242,7 +242,7 @@ class Branches:
             moment = self._play.step(action)
             other.append(frame_of(moment))
         if not moments[-1].ended and len(other) > len(one):
-            other.pop()  # the first episode did not end: it was stopped here
+            other.pop()  # the first episode was stopped before this step
         return Pair(one, other, common, same_next)
 
     def _replay(self, seed: int, prefix: Sequence[Frame]) -> list[Frame] | None:

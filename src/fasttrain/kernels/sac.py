@@ -100,8 +100,8 @@ class SACScratch(NamedTuple):
     q_deltas: Float32Array  # (parts, BLOCK, S)
     targets: Float32Array  # (parts, BLOCK)
     chosen: Int64Array  # (parts, BLOCK) row indices from `lowest_rows`
-    actor_ahead: Float32Array  # (F,) layers for the forward pass
-    actor_back: Float32Array  # (F,) layers for the backward pass
+    actor_ahead: Float32Array  # (F,) weights in the order of the forward pass
+    actor_back: Float32Array  # (F,) weights in the order of the backward pass
     critics_ahead: Float32Array  # (N, F)
     critics_back: Float32Array  # (N, F)
     targets_ahead: Float32Array  # (N, F)

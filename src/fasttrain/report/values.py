@@ -36,7 +36,7 @@ def as_list(value: object) -> list[Any]:
 
 
 class Estimate(NamedTuple):
-    """A value with its interval. What the file does not have is None."""
+    """A value with its interval. None for what the run's file lacks."""
 
     value: float | None
     low: float | None = None

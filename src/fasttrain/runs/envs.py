@@ -148,9 +148,9 @@ def env_facts(
     Raises EnvSpecError or ConfigError if the env cannot be built or does not suit the algorithm or an option.
 
     Args:
-        survey: the survey of a training, which uses the survey's process afterwards.
-        measure: runs the checkup. If it returns times of the env, the env is not timed again.
-        look: runs the checkup of one game with an external engine.
+        survey: the process that builds and checks the env; a training uses it as a worker afterwards.
+        measure: plays the env to find faults. If it returns the env's times, the env is not timed again.
+        look: plays one game of an external engine to find faults.
     """
     if config.env.backend != "gymnasium" or config.vec_env == "vector":
         what, actions, observations = check_batch(config, look)

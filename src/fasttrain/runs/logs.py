@@ -214,7 +214,7 @@ def _number(text: str | None) -> float | int | None:
 # --- reading episodes.csv: the columns that reports need, and only some blocks of a large file
 
 Floats = NDArray[np.float64]
-# A native game writes 14 million episodes an hour, 800 MB. Reading 250,000 of its rows takes half a second.
+# Larger files are not read whole. A native game writes 800 MB an hour; reading 250,000 rows takes half a second.
 WHOLE_BYTES = 20_000_000
 BLOCK_BYTES, BLOCKS = 65_536, 256
 NEEDED = ("env_steps", "return")

@@ -69,7 +69,7 @@ def _write_perf(run: Parts, window: PerfWindow, engines: Mapping[str, Any]) -> N
     if empty := run.empty_masks.count:
         run.say(f"  {empty:,} action masks allowed no action; in their states every action counted as legal")
     if left_out := run.episodes.left_out:
-        run.say(f"  {left_out:,} episodes are missing in episodes.csv, which could not be written for too long")
+        run.say(f"  {left_out:,} episodes are missing in episodes.csv: writing it failed for too long")
     if terms := run.progress.mean_terms():
         parts = ", ".join(f"{name} {value:+.3g}" for name, value in terms.items())
         run.say(f"  reward per episode, last {len(run.progress.returns):,} episodes: {parts}")

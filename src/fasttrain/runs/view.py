@@ -343,7 +343,7 @@ def moving(console: Console, draw: Callable[[], RenderableType]) -> Iterator[Non
 
 @contextmanager
 def activity(console: Console, title: str, ask: Callable[[], str] | None = None) -> Iterator[Activity]:
-    """Show `title`, the detail of `now`, `count` or `ask`, and the time, while the block runs."""
+    """While the block runs, show `title`, the time, and a detail: what `ask` returns, or what the Activity was told."""
     doing = Activity(title, ask)
     wheel = next(wheel for encoding, wheel in WHEELS.items() if console.encoding.startswith(encoding))
 

@@ -67,7 +67,7 @@ class AlgorithmSpec:
     masks: Literal["no", "may", "must"] = "no"  # whether action masks are used; may: only by fasttrain's class
     actions: tuple[str, ...]  # names of Gymnasium's spaces
     stock_actions: tuple[str, ...] | None = None  # action spaces of the stock class, if fewer
-    greedy: bool = False  # evaluated only with greedy actions; the quality varies from update to update
+    greedy: bool = False  # evaluated with greedy actions only, because the policy changes much in an update
     policies: tuple[str, ...] = ("MlpPolicy", "CnnPolicy", "MultiInputPolicy")
     exports: Literal["logits", "q_values", "no"] = "no"
     # Defaults by tier: batch_size, learning_rate, rollout_size, … An algorithm lacks settings that are not named here.

@@ -55,7 +55,7 @@ class Backend:
     vec_env: str = "vector"  # vec_env in the plan; native: all envs step at once, daemons: each at its own pace
     why: str = "a VectorEnv steps all envs"  # reason in the plan
     what: str = ""  # says who steps the envs, in messages about a setting in `refuses`
-    instead: str = "env.backend=gymnasium"  # what these messages suggest in place of the backend
+    instead: str = "env.backend=gymnasium"  # what messages suggest in place of this backend
     refuses: tuple[str, ...] = ("max_episode_steps",)  # keys below `env.` that have no effect with this backend
     masked: bool = True  # whether the envs can have action masks
     lends: bool = False  # builds an `ExternalVecEnv`, whose games are also used by evaluations and the checkup

@@ -114,7 +114,7 @@ def num_guests(config: Config) -> int:
 
 def evaluation_envs(config: Config) -> int:
     if config.env.backend == VECTOR or evaluates_in_training_env(config):
-        return config.num_envs  # because a VectorEnv may accept only multiples of its number of agents
+        return config.num_envs  # not fewer: a VectorEnv may need multiples of its agents
     usual = 64 if config.vec_env in BATCHED else 8
     count = min(config.eval.episodes, config.eval.num_envs or usual)
     return min(count, config.num_envs) if lends_games(config) else count

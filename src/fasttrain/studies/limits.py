@@ -57,7 +57,7 @@ def composed_limit(rates: Rates, flow: Flow) -> float:
 
 
 def expected_s(present_s: float, before: tuple[Rates, Flow], after: tuple[Rates, Flow]) -> float:
-    """Seconds per env step after a change, but not below the new limit. Time outside of the parts does not change."""
+    """Seconds per env step after a change, at least the limit of `after`. Time that no rate covers stays the same."""
     changed = present_s + limit_s(*after, whole=True) - limit_s(*before, whole=True)
     return max(changed, limit_s(*after))
 

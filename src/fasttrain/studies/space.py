@@ -32,7 +32,7 @@ class Range(NamedTuple):
 
 
 class Searched(NamedTuple):
-    """Values to try: `values`, `factors` × the profile's value, or its value ÷ `log` to × `log` on a log scale."""
+    """Values to try: `values`, `factors` × the profile's value v, or from v ÷ `log` to v × `log` (log scale)."""
 
     values: tuple[float, ...] = ()
     factors: tuple[float, ...] = ()
@@ -189,7 +189,7 @@ def _rollout(value: Point) -> int:
 
 
 def not_worth(config: Config, point: Point, start: Point, least_ratio: float) -> str:
-    """Why `point` is not tried; empty if it is. 2 % below `least_ratio` is allowed, because rollouts are rounded."""
+    """Why `point` is not tried; empty if it is. `least_ratio`: updates per env step, of which 98 % suffice."""
     value = {**start, **point}
     rollout = config.algo.spec.on_policy and (_rollout(value) if value["algo.n_steps"] else value["algo.rollout_size"])
     batch_size = (config.algo.spec.minibatches and value.get("batch_size")) or 1

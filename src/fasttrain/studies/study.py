@@ -40,7 +40,7 @@ from fasttrain.terminal import command, one_line, rate_text
 
 # Called about every second with the folder of a running cell. If a reason is returned, the cell saves and ends.
 Ended = Callable[[Path], str] | None
-LOOK_S = 1.0  # seconds between two calls of `Ended`
+LOOK_S = 1.0  # seconds between two calls of such a function
 LEAST_WINDOWS = 3  # with fewer windows `Cell.rate` also uses the first window
 STATUS = {EXIT_DONE: "done", EXIT_WRONG_INPUT: "illegal", EXIT_STOPPED: "stopped"}
 

@@ -242,7 +242,7 @@ def _swept_keys(given: Sequence[str]) -> dict[str, int]:
 
 
 def _search_path(job: Any) -> list[str]:
-    """The typed folders in which a cell looks for configuration files."""
+    """The folders from the command line in which a run of the sweep looks for configuration files."""
     return [text for text in job.overrides.hydra if key_of(text) == "hydra.searchpath"]
 
 

@@ -208,7 +208,7 @@ class Search:
         return Wanted(label_of(point), seed, tuple(merged(merged(usual, self.base), typed)))
 
     def _eval_every(self) -> int:
-        """Env steps between two evaluations of a trial: ten in a training, if none is typed."""
+        """Env steps between two evaluations of a trial. Without eval_every a training has ten evaluations."""
         typed = self.config.eval_every if "eval_every" in map(key_of, self.base) else None
         return typed or max(1, self.config.total_timesteps // EVALUATIONS)
 

@@ -321,7 +321,7 @@ class Crew:
         each_array(np.copyto, (rows.observations[self.buffers[index]], rows.action_masks), state)
 
     def _truncate_episodes(self, worker: WorkerProcess) -> None:
-        """End the worker's episodes as truncated and lost, in the state before the last step."""
+        """Truncate the worker's episodes at the state before the last step, and mark them as `lost`."""
         rows = self._rows(worker)
         rows.rewards[:] = 0.0
         rows.terminations[:] = False

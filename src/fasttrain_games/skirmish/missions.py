@@ -87,7 +87,7 @@ def _mission(content: Mapping[str, Any], name: str, where: str, width: int, heig
         box = (left, bottom, right, top)
         turned = (width - right, height - top, width - left, height - bottom)
         terrain += [box, turned] if right > left and top > bottom else []
-    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # turned ones may be equal
+    markers, terrain = list(dict.fromkeys(markers)), list(dict.fromkeys(terrain))  # a copy may equal its original
     if not 1 <= len(markers) <= MAX_MARKERS:
         raise ConfigError(f"{where}: markers: 1 to {MAX_MARKERS} with copies turned 180 degrees, got {len(markers)}")
     if len(terrain) > MAX_TERRAIN:

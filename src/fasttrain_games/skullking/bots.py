@@ -141,7 +141,7 @@ def _medium_play(game: Record, numbers: int, specials: int, wants_trick: bool) -
 
 @njit
 def _strongest(numbers: int, specials: int, tigress: int) -> int:
-    """The strongest code of a non-empty set. A Tigress in it counts as the code `tigress`."""
+    """The code of the strongest card in two bit sets, not both empty. A Tigress counts as the code `tigress`."""
     best = -1
     best_strength = -1
     while numbers != 0:

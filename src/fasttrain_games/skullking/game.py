@@ -22,7 +22,7 @@ from fasttrain_games.skullking.opponents import OpponentMix, cumulative_mix, lev
 from fasttrain_games.skullking.rules import MAX_PLAYERS, MIN_PLAYERS, NUM_ACTIONS, NUM_NUMBERED, NUM_ROUNDS
 from fasttrain_games.skullking.state import ENDED, GAME, NUM_WEIGHTS, UNSTARTED, impossible
 
-_SCRATCH_SHAPE = (2, 12)  # row 0: probabilities of winning 0 to 10 tricks, row 1: chances of held cards (`hard`)
+_SCRATCH_SHAPE = (2, 12)  # row 0: probabilities of winning 0 to 10 tricks, row 1 (bot `hard`): for each held card
 
 
 class GameView(NamedTuple):
