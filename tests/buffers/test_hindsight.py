@@ -207,7 +207,7 @@ def test_an_env_in_a_worker_computes_rewards_by_what_it_is_now():
         ({"goal_selection_strategy": "past"}, "choose future, final, episode"),
         ({"n_sampled_goal": 0}, "n_sampled_goal=0 must be at least 1"),
         ({"copy_info_dict": True}, "only in SB3's HerReplayBuffer"),
-        ({"n_steps": 2}, "use n_steps=1"),
+        ({"n_steps": 2}, "hindsight supports only n_steps=1"),
         ({"optimize_memory_usage": True, "handle_timeout_termination": False}, "optimize_memory_usage=False"),
     ],
 )
