@@ -99,7 +99,7 @@ class DaemonVecEnv(ExternalVecEnv):
                 zip(self._shared_out(num_envs), self._shared_out(self.num_daemons), strict=True)
             )
         ]  # fmt: skip
-        self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}  # row → its news
+        self._news: dict[int, tuple[int, dict[str, Any] | None]] = {}  # row → (READY, STEP or AGAIN; last info)
         self._tallies = [Tally() for _ in self._workers]
         self._failure: FastTrainError | None = None  # the failure that a worker reported
         # `host` is the training's env, also in the env that `guests()` returns. Its `guests_play`: an evaluation has

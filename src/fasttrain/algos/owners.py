@@ -87,7 +87,7 @@ class Viewed(VecEnvWrapper):
         if chosen is not None and isinstance(actions, spaces.MultiDiscrete):
             sizes = actions.nvec[chosen]
             actions = spaces.Discrete(sizes[0]) if len(sizes) == 1 else spaces.MultiDiscrete(sizes)
-        elif chosen is not None:  # of a Box
+        elif chosen is not None:  # actions of a Box space
             low, high = actions.low[chosen], actions.high[chosen]
             sets_goals = chosen.start is not None
             actions = spaces.Discrete(int(high[0]) + 1) if sets_goals else spaces.Box(low, high, dtype=np.float32)

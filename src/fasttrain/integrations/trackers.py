@@ -48,7 +48,7 @@ class TensorBoard(TensorBoardOutputFormat, Tracker):
         return self._look
 
 
-MOST_ROWS = 100  # most rows in a request to MLflow, whose servers allow no more parameters
+MOST_ROWS = 100  # most rows (parameters) in a request: the limit of MLflow's servers
 EVERY_S = 20.0  # seconds between two requests to MLflow; a request takes 46 ms
 STATES = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 

@@ -18,7 +18,7 @@ from fasttrain.terminal import one_line
 
 FILE = "study.json"
 Runs = dict[str, list[tuple[dict[str, Any], Episodes]]]
-# Of a large episodes.csv only 32 blocks (2 MB, 30,000 episodes) are read: 30 whole ones would take half a gigabyte.
+# Of a large episodes.csv only 32 blocks (2 MB, 30,000 episodes) are read: 30 whole files would take half a gigabyte.
 CELL_BYTES, CELL_BLOCKS = 2_000_000, 32
 FIGURES = (
     "steps_per_s", "speed_up", "win_rate", "mean_reward", "tail", "score_diff", "draw_rate", "mean_turns", "difference",

@@ -54,7 +54,7 @@ class RunCallback(BaseCallback):
     def _on_training_start(self) -> None:
         # fasttrain's algorithms count their updates, because a hook on the optimizer would disable the fused kernels.
         self._ours = self.model if isinstance(self.model, Fast) else None
-        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # Fast checks losses itself
+        self._checks_steps = self.run.config.nan_guard != "off" and self._ours is None  # a `Fast` checks its losses
         if self._ours is not None and self._ours.engine.guard is not None:
             self._ours.engine.guard.say = self.run.say
         self._counts_itself = not isinstance(self.model, OnPolicyAlgorithm)

@@ -301,7 +301,7 @@ def env_times(env: VecEnv, config: Config, opponents_ns: int, counted: bool) -> 
     """The times of the envs, for [PERF]. `opponents_ns`: from info["perf"]; `counted`: envs count opponents' time."""
     self_play, in_step = env if isinstance(env, SelfPlayVecEnv) else None, config.schedule == "lockstep"
     stepping = env.unwrapped if self_play is None else self_play.inner
-    if self_play is not None:  # opponents act in the trainer, and its count includes that of the envs
+    if self_play is not None:  # opponents act in the trainer; its measured time includes the envs' opponents
         opponents_ns = self_play.opponents_ns
     elif counted and not isinstance(stepping, ExternalVecEnv):
         counts = env.get_attr("opponents_ns")

@@ -129,7 +129,7 @@ def course_state(course: Course, takes_snapshots: bool) -> dict[str, Any]:
 
 
 def load_course(course: Course, state: Mapping[str, Any], progress: Progress) -> None:
-    """Restore the intervals. An interval whose length was changed starts at the present step."""
+    """Restore the intervals of logs, checkpoints and so on. One whose length was changed starts at the present step."""
     for name in DUE:
         interval: Interval = getattr(course, name)
         every, following = state["intervals"].get(name, (None, 0))  # None: an older version wrote the checkpoint

@@ -164,7 +164,7 @@ class Crew:
         self.workers[index].post(HOLD if index in self._unreported else STEP)
 
     def align(self) -> None:
-        """Copy observations, so that the last ones of all workers are in the same of the two observation arrays."""
+        """Copy observations, so that one of the two arrays holds the last observations of all workers."""
         buffer = self.buffers[0]
         for index, worker in enumerate(self.workers):
             if self.buffers[index] != buffer:

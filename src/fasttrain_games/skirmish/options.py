@@ -41,7 +41,7 @@ class Options:
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Sizes of the heads: move and target per unit, stratagem, its unit; one head if action_mode="units"."""
+        """Sizes of the heads: a move and a target per unit, a stratagem, the stratagem's unit; with "units" one."""
         own, enemies = len(self.rosters[0]), len(self.rosters[1])
         if self.action_mode == "units":
             return (25 + enemies + 1,)

@@ -37,7 +37,7 @@ DUCKING = 0.5  # how often a player who needs no trick must play a card that win
 
 @njit
 def _add_card(counts: Float64Array, num_cards: int, chance: float) -> None:
-    """Add a card that wins with `chance` to `counts`, the probabilities of 0..num_cards tricks before."""
+    """Update `counts`, probabilities of 0..num_cards tricks, for one more card that wins with `chance`."""
     counts[num_cards + 1] = 0.0
     for won in range(num_cards + 1, 0, -1):
         counts[won] = counts[won] * (1.0 - chance) + counts[won - 1] * chance
