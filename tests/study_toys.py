@@ -13,7 +13,7 @@ import pytest
 from fasttrain.errors import EXIT_STOPPED
 from fasttrain.runs.logs import EvaluationLog
 from fasttrain.spec.precedence import key_of
-from fasttrain.studies.study import Cell, Ended
+from fasttrain.studies.study import Cell, Ended, Place
 
 Behaviour = Callable[[dict[str, str], int], Mapping[str, Any]]  # (settings typed, seed) → what summary.json says
 
@@ -46,7 +46,7 @@ class Fakes:
 
     def __call__(
         self, command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None,
-        ended: Ended = None,
+        ended: Ended = None, place: Place | None = None,
     ) -> tuple[Cell, bool]:  # fmt: skip
         assert command == "train"
         self.ran.append((label, seed))

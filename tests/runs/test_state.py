@@ -72,7 +72,7 @@ def test_rules_that_stop_decide_as_if_never_interrupted(rising: bool):
             if step % 10 == 0:
                 stopping.add(step, step / 100 if rising or step < 20_000 else 200.0 + step % 7)
     assert stopping_state(second) == stopping_state(whole)
-    assert (second.reason(0.0) is None) == rising
+    assert (second.reason(0.0, 0) is None) == rising
 
 
 def test_intervals_go_on_and_changed_ones_begin_from_here():

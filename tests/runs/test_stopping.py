@@ -23,7 +23,7 @@ def stop_of(
     rules = Stopping(StopConfig(patience=patience), TOTAL)
     for share, value in zip(shares.tolist(), returns.tolist(), strict=True):
         rules.add(round(share * TOTAL), value)
-        if (found := rules.reason(0.0)) is not None:
+        if (found := rules.reason(0.0, 0)) is not None:
             assert found.by == "plateau"
             return share
     return None
@@ -85,19 +85,19 @@ def test_at_reward_takes_the_last_hundred_episodes_and_minutes_count():
     rules = Stopping(StopConfig(at_reward=195.0), TOTAL)
     for step in range(200):
         rules.add(step, 400.0, learned=False)
-    assert rules.reason(0.0) is None, "before the first update it is chance"
+    assert rules.reason(0.0, 0) is None, "before the first update it is chance"
     for step in range(99):
         rules.add(step, 400.0)
-    assert rules.reason(0.0) is None, "of 99 episodes there is no mean of 100"
+    assert rules.reason(0.0, 0) is None, "of 99 episodes there is no mean of 100"
     rules.add(99, -50_000.0)
-    assert rules.reason(0.0) is None
+    assert rules.reason(0.0, 0) is None
     for step in range(100):
         rules.add(100 + step, 195.21 if step < 99 else 195.2)
-    found = rules.reason(0.0)
+    found = rules.reason(0.0, 0)
     assert found == ("reward", "mean return of the last 100 episodes reached 195.2 (stop.at_reward=195)")
     rules = Stopping(StopConfig(max_minutes=1.5), TOTAL)
-    assert rules.reason(89.9) is None
-    found = rules.reason(90.6)
+    assert rules.reason(89.9, 0) is None
+    found = rules.reason(90.6, 0)
     assert found is not None
     assert (found.by, found.text) == (
         "time",

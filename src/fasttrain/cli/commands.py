@@ -33,6 +33,7 @@ MODULES = {
     "export": "fasttrain.deploy.export",
     "clone": "fasttrain.runs.clone",
     "compare": "fasttrain.studies.compare",
+    "population": "fasttrain.studies.population",
     "tune": "fasttrain.studies.tune",
     "doctor": "fasttrain.studies.doctor",
     "report": "fasttrain.report.index",
@@ -42,8 +43,9 @@ PLAIN = {"new": "fasttrain.cli.new", "settings": "fasttrain.cli.settings", "watc
 COMMANDS = (*MODULES, *PLAIN)
 # Short word → the command, and the setting that the word adds.
 OTHER_WORDS = {"ablate": ("compare", "candidates=ablate"), "warmup": ("train", "warmup=only")}
-STUDIES = ("compare", "tune")  # many runs in one folder, each in a process of its own
+STUDIES = ("compare", "population", "tune")  # many runs in one folder, each in a process of its own
 RUNS = ("train", "resume")
+WITH_SEEDS = ("compare", "tune")  # read `seeds` and `minutes`
 OF_A_RUN = ("resume", "eval", "play", "export", "report")  # need run=FOLDER
 STARTS_RUNS = (*STUDIES, "doctor")  # get Hydra's --config-dir among their overrides, and pass it to their runs
 SWEEPABLE = ("train", "eval", "check", "export")
@@ -68,15 +70,16 @@ OWNERS = {
     "play.": Owner(("play",), "to watch a run: fasttrain play run=…"),
     "clone.": Owner(("clone",), "to imitate somebody: fasttrain clone clone.of=hard"),
     "candidates": Owner(("compare",), "to compare: fasttrain compare candidates=[baseline,speed]"),
-    "seeds": Owner(STUDIES, "a single run takes seed=…"),
+    "seeds": Owner(WITH_SEEDS, "a single run takes seed=…"),
     "gate.": Owner(("compare",), "to judge candidates: fasttrain compare candidates=[baseline,speed]"),
     "stop.": Owner(
         ("train", "resume", *STUDIES, "doctor"), "to end a training early: fasttrain +profile=speed stop.max_minutes=…"
     ),
     "on_existing": Owner(("train", *STUDIES), "use another folder: hydra.run.dir=…"),
-    "minutes": Owner(STUDIES, "a single run takes stop.max_minutes=…"),
+    "minutes": Owner(WITH_SEEDS, "a single run takes stop.max_minutes=…"),
     "warmup": Owner(("train",), "to compile the kernels of a run: fasttrain train warmup=only"),
     "tune.": Owner(("tune",), "to search for the best values: fasttrain tune +profile=speed"),
+    "population.": Owner(("population",), "to train several models: fasttrain population=8 +profile=speed"),
     "doctor.": Owner(("doctor",), "to look for the bottleneck: fasttrain doctor +profile=speed"),
 }
 
@@ -113,6 +116,13 @@ class _Options(argparse.ArgumentParser):
             plus = "+" * (key in ("profile", "tuned"))
             raise ConfigError(f"--{typed[1]}: settings are typed without dashes, {plus}{key}=VALUE")
         raise ConfigError(f"{message}; fasttrain --help lists commands and settings")
+
+
+def as_population(command: str, typed: Sequence[str]) -> tuple[str, list[str]]:
+    """`train population=8` → `population population.size=8`."""
+    words = [re.sub(r"^\+*population=(?=\d)", "population.size=", text) for text in typed]
+    sized = any(key_of(text) == "population.size" for text in words)
+    return "population" if sized and command == "train" else command, words
 
 
 def read_options(typed: Sequence[str]) -> argparse.Namespace:

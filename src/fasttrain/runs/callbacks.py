@@ -175,7 +175,7 @@ class RunCallback(BaseCallback):
         run, course = self.run, self.course
         if course.stopped is None:
             course.stopped = self._reason()
-        if course.stopped is None or not run.checkpoints.may_stop(for_signal=run.stop.requested):
+        if course.stopped is None or not run.checkpoints.may_stop(for_signal=run.stop.requested or course.continues):
             return True
         course.at_rest = False
         run.say(f"stopped at {self.num_timesteps:,} steps: {course.stopped.text}")
@@ -190,7 +190,7 @@ class RunCallback(BaseCallback):
         if not run.stopping.active:
             return None
         with run.clock.phase("log"):
-            return run.stopping.reason(time.perf_counter() - run.progress.started)
+            return run.stopping.reason(time.perf_counter() - run.progress.started, self.num_timesteps)
 
     def _collect_episodes(self) -> None:
         run, infos, dones = self.run, self.locals["infos"], self.locals["dones"]

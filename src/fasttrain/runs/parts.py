@@ -22,7 +22,7 @@ from fasttrain.runs.logs import EpisodeLog
 from fasttrain.runs.models import save_model
 from fasttrain.runs.phases import Phases
 from fasttrain.runs.progress import Progress, StatusFile
-from fasttrain.runs.stopping import Stop, StopFlag, Stopping
+from fasttrain.runs.stopping import STEPS, Stop, StopFlag, Stopping
 from fasttrain.runs.view import LiveView, Voice
 from fasttrain.saving.checkpointing import Checkpoints
 from fasttrain.saving.files import Saving, into_place, write_json
@@ -59,6 +59,11 @@ class Course:
         self.stopped: Stop | None = None  # set when a rule of `stop`, a callback or a signal ends the training early
         self.at_rest = True  # False: the training ended inside a rollout
         self.noise = list[Any]()  # in a resumed run: the action noise of each env; None: the env begins an episode
+
+    @property
+    def continues(self) -> bool:
+        """Whether the training ends at `stop.at_steps`, so that it is stored for a resume."""
+        return self.stopped is not None and self.stopped.by == STEPS
 
 
 @dataclass(eq=False)

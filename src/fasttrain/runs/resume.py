@@ -15,6 +15,7 @@ from rich.console import Console
 
 from fasttrain.errors import EXIT_DONE, ConfigError
 from fasttrain.runs.evaluate import config_of, flags_of
+from fasttrain.runs.exchange import Exchange
 from fasttrain.runs.folders import provenance
 from fasttrain.runs.loggers import cut_logs
 from fasttrain.runs.parts import Parts
@@ -63,13 +64,15 @@ def open_run(
         with ExitStack() as files:
             point = newest_point(where, plan.config.checkpoint.keep, files, console)
             done, wanted = int(point[1]["env_steps"]), plan.config.total_timesteps
+            exchange = Exchange.of(where, done)
+            plan = plan if exchange is None else exchange.changed(plan)
             if done >= wanted:
                 left = "nothing is left to do; a larger total_timesteps=… continues it"
                 say(console, f"{config.run} has {done:,} of {wanted:,} steps: {left}")
                 yield None
                 return
             with activity(console, f"going back to {point[0].name}"):
-                run = _restored(plan, where, point, console)
+                run = _restored(plan, where, point, console, exchange)
         before = read_json(where / "plan.json")
         resumed = [*before.get("resumed", ()), provenance(overrides)]
         if (minutes := before["config"].get("checkpoint_every_minutes")) and plan.config.checkpoint_interval[0]:
@@ -81,11 +84,13 @@ def open_run(
         yield run, [*(map(str, first) if isinstance(first, list) else ()), *own]
 
 
-def _restored(plan: RunSpec, where: Path, point: Point, console: Console) -> Parts:
+def _restored(plan: RunSpec, where: Path, point: Point, console: Console, exchange: Exchange | None) -> Parts:
     """Restore the run from the checkpoint `point`. Entries of later steps are removed from the run's files."""
     run, (folder, state, arrays) = build(plan, where, console, resumes=True), point
     try:
-        anew, lost = restore(run, state, arrays)
+        anew, lost = restore(run, state, arrays, {} if exchange is None else exchange.settings)
+        if exchange is not None:
+            exchange.take_weights(where, run.config, run.model, run.say)
         _cut_files_back(run, state["run"])
     except BaseException as error:
         run.model.logger.close()

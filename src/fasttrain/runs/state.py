@@ -14,7 +14,7 @@ import re
 import time
 import zipfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, NoReturn, cast
 
@@ -217,8 +217,10 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def check_identity(stored: object, config: Config) -> None:
-    """Raises ConfigError for a checkpoint of another run. Settings that only one of the runs has are not compared."""
+def check_identity(stored: object, config: Config, changed: Container[str] = ()) -> None:
+    """Raises ConfigError for a checkpoint of another run. Settings that only one of the runs has, and settings that
+    were `changed`, are not compared.
+    """
     stored, own = stored if isinstance(stored, dict) else {}, identity(config)
     known, settings = stored.get("settings", {}), own.pop("settings")
     key, places = "env.id" if config.env.id else "env.entry_point", former_paths(str(own["env"]))
@@ -227,19 +229,19 @@ def check_identity(stored: object, config: Config) -> None:
     if any(stored.get(key) != value for key, value in own.items()):
         told = {key: stored.get(key) for key in own}
         raise ConfigError(f"the checkpoint is of {OTHER_RUN}: {told}, not {own}")
-    if differ := sorted(key for key in {*known} & {*settings} if known[key] != settings[key]):
+    if differ := sorted(key for key in {*known} & {*settings} if known[key] != settings[key] and key not in changed):
         raise ConfigError(f"the checkpoint is of another run: it was trained with another {', '.join(differ)}")
 
 
 def restore(
-    run: Parts, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
+    run: Parts, state: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], changed: Container[str] = ()
 ) -> tuple[list[int], dict[int, list[str]]]:
-    """Restore a new run from a checkpoint.
+    """Restore a new run from a checkpoint. `changed`: keys of settings that may differ from the checkpoint's.
 
     Returns the envs that begin a new episode, and env → names of its attributes that could not be restored. Raises
     ConfigError if the checkpoint does not fit.
     """
-    check_identity(state.get("of"), run.config)
+    check_identity(state.get("of"), run.config, changed)
     try:
         return _restore(run, state, arrays)
     except WRONG as error:

@@ -106,6 +106,9 @@ def _is_flat(blocks: list[Block], mean_slope: float) -> bool:
     return line.slope + ERRORS * line.error(variance) < mean_slope / 2 if mean_slope else line.slope <= 0
 
 
+STEPS = "steps"  # `Stop.by` of stop.at_steps: as after a signal, the state is stored, so that the run can continue
+
+
 class Stopping:
     """The rules of `stop`. `self.active`: at least one rule is set."""
 
@@ -114,7 +117,7 @@ class Stopping:
         self._patience_steps = (config.patience or 0.0) * total_timesteps
         self._plateau = Plateau(self._patience_steps) if config.patience else None
         self._recent: deque[float] = deque(maxlen=RECENT_EPISODES)
-        self.active = bool(config.patience) or config.at_reward is not None or config.max_minutes is not None
+        self.active = any((config.patience, config.max_minutes, config.at_steps)) or config.at_reward is not None
 
     def add(self, env_steps: int, episode_return: float, learned: bool = True) -> None:
         """Add a training episode. `learned`: False before the first update, while the policy is random."""
@@ -123,9 +126,9 @@ class Stopping:
         if self._plateau is not None:
             self._plateau.add(env_steps, episode_return)
 
-    def reason(self, wall_s: float) -> Stop | None:
-        """Why to stop now, after `wall_s` seconds of training; None: no rule applies."""
-        wanted, most = self._config.at_reward, self._config.max_minutes
+    def reason(self, wall_s: float, env_steps: int) -> Stop | None:
+        """Why to stop now, after `env_steps` in `wall_s` seconds of training; None: no rule applies."""
+        wanted, most, last = self._config.at_reward, self._config.max_minutes, self._config.at_steps
         mean = sum(self._recent) / RECENT_EPISODES
         if wanted is not None and len(self._recent) == RECENT_EPISODES and mean >= wanted:
             reached = f"mean return of the last {RECENT_EPISODES} episodes reached {mean:.4g}"
@@ -138,6 +141,8 @@ class Stopping:
                 f"{self._patience_steps:,.0f} steps, {before.mean:.4g} ± {before.error:.2g} before "
                 f"(stop.patience={self._config.patience:g})",
             )
+        if last is not None and env_steps >= last:
+            return Stop(STEPS, f"stop.at_steps={last:,} is reached")
         if most is not None and wall_s >= 60 * most:
             return Stop("time", f"{wall_s / 60:.2f} minutes of training are over (stop.max_minutes={most:g})")
         return None

@@ -153,7 +153,8 @@ def learn(run: Parts) -> PerfWindow:
         run.model.learn(run.config.total_timesteps - run.model.num_timesteps, callbacks.callbacks_of(run), **more)
         window = run.meter.overall(run.progress.env_steps, run.progress.updates)  # measured before the last checkpoint
         with activity(run.console, "writing the last checkpoint"):
-            run.checkpoints.finish(run.model.num_timesteps, run.course.at_rest, run.stop.requested)
+            wanted = run.stop.requested or run.course.continues
+            run.checkpoints.finish(run.model.num_timesteps, run.course.at_rest, wanted)
         return window
 
 

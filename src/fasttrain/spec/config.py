@@ -22,6 +22,7 @@ from fasttrain.spec.groups import (
     EvalConfig,
     GateConfig,
     PlayConfig,
+    PopulationConfig,
     SelfPlayConfig,
     StopConfig,
     SweepConfig,
@@ -370,6 +371,7 @@ class Config:
     gate: GateConfig = GateConfig()
     tune: TuneConfig = TuneConfig()
     sweep: SweepConfig = SweepConfig()
+    population: PopulationConfig = PopulationConfig()
     doctor: DoctorConfig = DoctorConfig()
 
     @property

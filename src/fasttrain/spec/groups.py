@@ -54,12 +54,41 @@ class SweepConfig:
 
     max_parallel: int | Literal["auto"] = setting(
         "auto",
-        "With a launcher plugin of Hydra: cells side by side on one machine, each on cores of its own. auto is n_jobs "
-        "of joblib, or the cores divided by cpus_per_task of submitit.",
+        "Trainings side by side on one machine, each on cores of its own: of a sweep by a launcher plugin of Hydra, of "
+        "compare or of a population. auto: n_jobs of joblib, the cores divided by cpus_per_task of submitit, 1 of "
+        "compare, the number of cores of a population.",
         least=1,
     )
     minutes: float | None = setting(None, "After this time no further cell of a sweep begins.", least=0)
     stop_on_error: bool = setting(False, "After a failed cell no further cell of a sweep begins.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PopulationConfig:
+    """Several models that are trained side by side (`population=8`)."""
+
+    size: int = setting(
+        1,
+        "Number of models, trained side by side; also typed as population=8. They differ in their seed, or by "
+        "population.settings.",
+        least=1,
+        most=1000,
+    )
+    settings: tuple[dict[str, Any], ...] = setting(
+        (),
+        "Settings in which the models differ: [{algo.learning_rate: 1e-3}, {algo.learning_rate: 1e-4}]. With more "
+        "models than entries, the entries repeat with the next seed.",
+    )
+    exchange_every: int = setting(
+        0,
+        "Env steps between two exchanges of population-based training. In an exchange the worst quarter of the models "
+        "continues with the weights of the best quarter. 0: never.",
+        least=0,
+    )
+    explore: dict[str, tuple[Any, ...] | dict[str, int | float | bool]] = setting(
+        {},
+        "Settings that an exchange changes, with their limits or values: {algo.ent_coef: {low: 1e-4, high: 0.1}}.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,6 +180,12 @@ class StopConfig:
     )
     max_minutes: float | None = setting(
         None, "Ends the training after this number of minutes, without start-up.", least=0.001
+    )
+    at_steps: int | None = setting(
+        None,
+        "Ends the training at this env step. Schedules still count to total_timesteps, so a resumed run continues "
+        "them.",
+        least=1,
     )
     patience: float | None = setting(
         None,

@@ -18,6 +18,7 @@ from fasttrain.errors import EXIT_CRASHED, EXIT_DONE, EXIT_GATE_FAILED, EXIT_STO
 from fasttrain.runs.view import FittingTable, make_console, say
 from fasttrain.spec.config import Config
 from fasttrain.studies.ablate import ablate, is_ablation
+from fasttrain.studies.beside import run_beside
 from fasttrain.studies.judge import FIGURES, Row, choose_metric, choose_threshold, is_rate, judge, read_outcome
 from fasttrain.studies.statistics import FAIL, MIN_PAIRS, MIN_SPEED_UP, OPEN, PASS, Interval
 from fasttrain.studies.study import Compose, Study, Wanted, base_overrides, merged
@@ -53,7 +54,10 @@ def main(config: Config, sources: Mapping[str, str], folder: Path, overrides: Se
     wanted = [Wanted(name, seed, cells[name]) for seed in seeds for name in cells]
     stopped = False
     try:
-        study.run(wanted)
+        if config.sweep.max_parallel in ("auto", 1):
+            study.run(wanted)
+        else:
+            run_beside(study, wanted, int(config.sweep.max_parallel))
     except KeyboardInterrupt:
         stopped = True
     rows = conclude(study, config, candidates, wanted, algorithms)

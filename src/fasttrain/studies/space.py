@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import fields
 from functools import reduce
 from pathlib import Path
@@ -63,13 +63,14 @@ BOTH = ("num_envs", "batch_size", "updates_per_step")  # these settings change t
 
 def check_space(config: Config) -> None:
     """Raises ConfigError: `tune.space` has an unknown key, or a value that its setting cannot have."""
-    known = all_keys()
-    for key, values in (config.tune.space or {}).items():
-        where, example = f"tune.space: {key}", "{low: 1e-4, high: 1e-2, log: true}"
-        if key not in known:
-            raise ConfigError(f"tune.space: unknown key '{key}'{did_you_mean(key, known)}")
-        if key.split(".")[0] in OWN_KEYS:
-            raise ConfigError(f"{where} is no setting of a training; remove it")
+    check_ranges(config, "tune.space", config.tune.space or {})
+
+
+def check_ranges(config: Config, of: str, space: Mapping[str, Any]) -> None:
+    """Raises ConfigError: the setting `of` has an unknown key, or a value that this key cannot have."""
+    for key, values in space.items():
+        where, example = f"{of}: {key}", "{low: 1e-4, high: 1e-2, log: true}"
+        check_key(of, key)
         if isinstance(values, dict):
             low, high, log = (values.get(name) for name in ("low", "high", "log"))
             rest, least = {*values} - {"low", "high", "log"}, 0 if log else -math.inf
@@ -79,14 +80,22 @@ def check_space(config: Config) -> None:
         elif values is not None and not values:
             raise ConfigError(f"{where} has no values to try")
         if values is None and key.split(".")[-1] not in (*SEARCHED, *COMPUTING):
-            raise ConfigError(f"tune.space: {key} has no usual values; write {{{key}: [first, second]}}")
-        _converted(config, key, values or ())
+            raise ConfigError(f"{of}: {key} has no usual values; write {{{key}: [first, second]}}")
+        converted(config, where, key, values or ())
 
 
-def _converted(config: Config, key: str, values: Iterable[object]) -> list[Any]:
+def check_key(of: str, key: str) -> None:
+    """Raises ConfigError: the key is no setting of a training."""
+    if key not in (known := all_keys()):
+        raise ConfigError(f"{of}: unknown key '{key}'{did_you_mean(key, known)}")
+    if key.split(".")[0] in OWN_KEYS:
+        raise ConfigError(f"{of}: {key} is no setting of a training; remove it")
+
+
+def converted(config: Config, where: str, key: str, values: Iterable[object]) -> list[Any]:
     """The values in the type of their setting. Raises ConfigError: the setting cannot have such a value."""
     *groups, name = key.split(".")
-    group, where = type(reduce(getattr, groups, config)), f"tune.space: {key}"
+    group = type(reduce(getattr, groups, config))
     one = {each.name: each for each in fields(group)}.get(name)
     if one is None:
         raise ConfigError(f"{where} is no setting of {config.algo.name}")
@@ -117,12 +126,16 @@ def space_of(config: Config, start: Point, cores: int, typed: Container[str], sp
     for key, wanted in config.tune.space.items():
         if wanted is None and key not in every:
             raise ConfigError(f"tune.space: {key} has no usual values here; write {{{key}: [first, second]}}")
-        if isinstance(wanted, dict):
-            low, high = _converted(config, key, (wanted["low"], wanted["high"]))
-            space[key] = Range(low, high, bool(wanted.get("log")))
-        else:
-            space[key] = every[key] if wanted is None else [*wanted]
+        space[key] = every[key] if wanted is None else range_of(config, key, wanted)
     return space
+
+
+def range_of(config: Config, key: str, wanted: Any) -> list[Any] | Range:
+    """The typed values of a key in the type of their setting; `check_ranges` has accepted them."""
+    if not isinstance(wanted, dict):
+        return [*wanted]
+    low, high = converted(config, key, key, (wanted["low"], wanted["high"]))
+    return Range(low, high, bool(wanted.get("log")))
 
 
 def _around(config: Config, start: Point) -> Space:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import platform
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,11 +32,13 @@ from fasttrain.runs.folders import CELLS, GROUP, PARENT, clear, override
 from fasttrain.runs.progress import clock_text
 from fasttrain.runs.view import activity, say
 from fasttrain.saving.files import holder, read_json, write_json, write_whole
-from fasttrain.spec.checks import FLAGS, batch_size_of
+from fasttrain.spec.checks import FLAGS, NOT_APPLICABLE, batch_size_of
 from fasttrain.spec.config import Config
 from fasttrain.spec.precedence import COMPILES_FIRST, key_of
 from fasttrain.spec.removed import texts_without_removed
-from fasttrain.terminal import command, one_line, rate_text
+from fasttrain.studies import warm
+from fasttrain.studies.warm import Process
+from fasttrain.terminal import command, one_line, rate_text, spelt
 
 # Called about every second with the folder of a running cell. If a reason is returned, the cell saves and ends.
 Ended = Callable[[Path], str] | None
@@ -99,22 +101,32 @@ class Cell:
         return cls(overrides=typed, folder=folder, summary=read_json(folder / "summary.json"), **fields)
 
 
+class Place(NamedTuple):
+    """The cores of a cell that has others beside it, and the list that holds its process while it runs."""
+
+    cores: Sequence[int]
+    processes: list[Process]
+
+
 def run_cell(
-    command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None, ended: Ended = None
-) -> tuple[Cell, bool]:
+    command: str, overrides: Sequence[str], folder: Path, label: str = "", seed: int | None = None,
+    ended: Ended = None, place: Place | None = None,
+) -> tuple[Cell, bool]:  # fmt: skip
     """Run `fasttrain COMMAND overrides…` into `folder`. The output goes into log.txt in this folder.
 
     Returns the cell, and whether SIGINT or SIGTERM came while it ran. The cell also gets the signal, saves and ends.
+    `place`: None for a cell that may use all cores.
     """
     folder.mkdir(parents=True, exist_ok=True)
     begun = time.perf_counter()
-    one = [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # a profile may choose MULTIRUN
-    command_line = [sys.executable, "-u", "-m", "fasttrain", command, *overrides, *one]
+    one = [] if command == "resume" else [override("hydra.run.dir", folder), "hydra.mode=RUN"]  # a profile may sweep
     group = folder.parent.parent if folder.parent.name == CELLS else folder.parent
-    environment = {**COMPILES_FIRST, **os.environ, GROUP: str(group), PARENT: str(os.getpid())}
-    with (folder / "log.txt").open("a" if "on_existing=resume" in overrides else "w", encoding="utf-8") as log:
-        process = subprocess.Popen(command_line, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        with _passing_on_signals(process) as signals:
+    environment = {**COMPILES_FIRST, **os.environ, GROUP: str(group)}
+    goes_on = command == "resume" or "on_existing=resume" in overrides
+    with (folder / "log.txt").open("a" if goes_on else "w", encoding="utf-8") as log:
+        cores = None if place is None else place.cores
+        process = warm.start([command, *overrides, *one], log, environment, PARENT, cores)
+        with passing_on_signals([process]) if place is None else _standing_in(place, process) as signals:
             reason, exit_code = "", None
             while exit_code is None:
                 with suppress(subprocess.TimeoutExpired):
@@ -126,6 +138,13 @@ def run_cell(
     return Cell(label, list(overrides), folder, exit_code, error, took, seed, read_json(summary)), bool(signals)
 
 
+@contextmanager
+def _standing_in(place: Place, process: Process) -> Iterator[list[int]]:
+    place.processes.append(process)
+    yield []
+    place.processes.remove(process)
+
+
 def last_line(folder: Path) -> str:
     """The last line of a running cell's log. Raises OSError if the cell has not begun."""
     with (folder / "log.txt").open("rb") as log:
@@ -135,9 +154,9 @@ def last_line(folder: Path) -> str:
 
 
 @contextmanager
-def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """Catch SIGINT and SIGTERM inside the block and yield a list of received signals. After the first the cell saves
-    and stops, after the second it is killed. Ctrl-C at a terminal also reaches the cell, so only SIGTERM is passed on.
+def passing_on_signals(processes: Sequence[Process]) -> Iterator[list[int]]:
+    """Catch SIGINT and SIGTERM inside the block and yield a list of received signals. After the first the cells save
+    and stop, after the second they are killed. Ctrl-C at a terminal also reaches them, so only SIGTERM is passed on.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -146,10 +165,11 @@ def _passing_on_signals(process: subprocess.Popen[bytes]) -> Iterator[list[int]]
 
     def receive(number: int, _: FrameType | None) -> None:
         received.append(number)
-        if len(received) > 1:
-            process.kill()
-        elif number == signal.SIGTERM:
-            process.terminate()
+        for process in [*processes]:
+            if len(received) > 1:
+                process.kill()
+            elif number == signal.SIGTERM:
+                process.terminate()
 
     previous = [(number, signal.signal(number, receive)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
@@ -178,7 +198,8 @@ def why(exit_code: int, log: Path) -> str:
 
 STUDY_SCHEMA = 1
 # Settings of the study, not of the cells.
-OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gate", "tune", "report", "live")
+OWN_KEYS = ("candidates", "on_existing", "seeds", "minutes", "run", "seed", "gate", "tune", "sweep", "population",
+            "report", "live")  # fmt: skip
 MINUTES = 10.0  # length of an ablation or a search, if minutes=… is not given
 FIXED = ("schema", "command", "arguments", "cells")  # entries of study.json that are not notes
 CELL_OVERRIDES = ("live=off", "report=false")
@@ -223,6 +244,7 @@ class Study:
         self.cells: list[Cell] = []
         self.lock = lock or nullcontext()
         self.ended: Ended = None
+        self.parallel = 1  # cells that run side by side
         self.begun = time.perf_counter()
         self.store()  # study.json marks the folder as a study
 
@@ -231,7 +253,7 @@ class Study:
         return next((cell for cell in self.cells if cell.done and self._is(cell, wanted)), None)
 
     def _is(self, cell: Cell, wanted: Wanted) -> bool:
-        return cell.label == wanted.label and cell.overrides == self._overrides(wanted)
+        return cell.label == wanted.label and cell.overrides == self.overrides_of(wanted)
 
     def run(self, cells: Iterable[Wanted], until_s: float = math.inf) -> dict[str, dict[int, Cell]]:
         """Run the cells that are not finished, in this order. Returns the finished cells by label and seed.
@@ -272,38 +294,63 @@ class Study:
         self.store()
 
     def _run(self, wanted: Wanted, place: str, later: Sequence[Wanted], until_s: float) -> Cell:
-        title, folder = f"{place} {wanted.label} seed {wanted.seed}", self._folder_of(wanted)
-        with activity(self.console, title + self._eta([wanted, *later], until_s), lambda: last_line(folder)):
-            overrides = self._overrides(wanted)
-            while holder(folder):  # the cell of a killed study may still run
-                time.sleep(0.2)
-            typed = merged(CELL_DEFAULTS, overrides)
-            cell, stopped = run_cell("train", typed, folder, wanted.label, wanted.seed, self.ended)
-            cell.overrides = overrides
-        self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
-        self.store()
-        self.say(f"{title}: {cell.described()} · {cell.seconds:.0f} s{self._eta(later, until_s)}")
+        title, folder = f"{place} {wanted.label} seed {wanted.seed}", self.folder_of(wanted)
+        with activity(self.console, title + self.eta([wanted, *later], until_s), lambda: last_line(folder)):
+            cell, stopped = self.start(wanted)
+        self.keep(wanted, cell)
+        self.say(f"{title}: {cell.described()} · {cell.seconds:.0f} s{self.eta(later, until_s)}")
         if stopped or (cell.exit_code == EXIT_STOPPED and not cell.error):
             raise KeyboardInterrupt
         return cell
 
-    def _overrides(self, wanted: Wanted) -> list[str]:
+    def start(self, wanted: Wanted, place: Place | None = None) -> tuple[Cell, bool]:
+        """Run the cell; returns the result of `run_cell`."""
+        overrides, folder = self.overrides_of(wanted), self.folder_of(wanted)
+        while holder(folder):  # the cell of a killed study may still run
+            time.sleep(0.2)
+        typed, beside = merged(self.usual(wanted), overrides), {} if place is None else {"place": place}
+        cell, stopped = run_cell("train", typed, folder, wanted.label, wanted.seed, self.ended, **beside)
+        cell.overrides = overrides
+        return cell, stopped
+
+    def usual(self, wanted: Wanted) -> list[str]:
+        """Overrides under the typed ones. Another seed on this computer takes over what the first seed's plan chose
+        for `auto`, so that all seeds have one plan, and neither checkup nor trial runs again.
+        """
+        here = platform.platform()
+        for cell in self.cells:
+            if cell.done and (cell.label, cell.overrides[:-1]) == (wanted.label, self.overrides_of(wanted)[:-1]):
+                plan = read_json(cell.folder / "plan.json")
+                if plan.get("provenance", {}).get("machine", {}).get("system") == here:
+                    rows = [row for row in plan["flags"] if row["requested"] == "auto"]
+                    chosen = [
+                        f"{row['flag']}={spelt(row['effective'])}" for row in rows if row["effective"] != NOT_APPLICABLE
+                    ]
+                    return [*CELL_DEFAULTS, "checkup=off", *chosen]
+        return [*CELL_DEFAULTS]
+
+    def keep(self, wanted: Wanted, cell: Cell) -> None:
+        """Store the cell in place of an earlier one."""
+        self.cells = [*(other for other in self.cells if not self._is(other, wanted)), cell]
+        self.store()
+
+    def overrides_of(self, wanted: Wanted) -> list[str]:
         return [*wanted.overrides, *CELL_OVERRIDES, f"seed={wanted.seed}"]
 
-    def _folder_of(self, wanted: Wanted) -> Path:
+    def folder_of(self, wanted: Wanted) -> Path:
         """The cell's folder. A hash of the overrides is in the name, because a label may later get other overrides."""
-        mark = hashlib.sha256("\n".join(self._overrides(wanted)).encode()).hexdigest()[:6]
+        mark = hashlib.sha256("\n".join(self.overrides_of(wanted)).encode()).hexdigest()[:6]
         name = "".join(letter if letter.isalnum() or letter in "-+.=_" else "-" for letter in wanted.label)[:60]
         return self.folder / CELLS / f"{name}_seed{wanted.seed}_{mark}"
 
-    def _eta(self, later: Sequence[Wanted], until_s: float) -> str:
+    def eta(self, later: Sequence[Wanted], until_s: float = math.inf) -> str:
         """The remaining time, estimated from finished cells of the same label, or from all if no such cell exists."""
         done = [cell for cell in self.cells if cell.done]
         todo = [wanted for wanted in later if self.find(wanted) is None]
         if not done or not todo:
             return ""
         same = ([cell.seconds for cell in done if cell.label == wanted.label] for wanted in todo)
-        total = sum(fmean(seconds or [cell.seconds for cell in done]) for seconds in same)
+        total = sum(fmean(seconds or [cell.seconds for cell in done]) for seconds in same) / self.parallel
         return f" · ETA {clock_text(min(total, max(0.0, until_s - self.spent_s())))}"
 
     def store(self) -> None:
